@@ -160,3 +160,24 @@ def test_outputs_that_follow_from_what_is_allowed_may_differ() -> None:
     assert not assert_same_attention(a, b, inputs, allow="scale").same
     b.register_forward_hook(lambda _, __, output: 2 * output)
     assert "1 output of 1 not the same" in difference(a, b, inputs, allow="scale")
+
+
+class Whole(nn.Module):
+    """A model that is one attention, which can't be put in the place of another."""
+
+    def __init__(self, scale: float | None, factor: float = 1.0) -> None:
+        super().__init__()
+        self.q, self.k, self.scale, self.factor = nn.Linear(16, 16), nn.Linear(16, 16), scale, factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * functional.scaled_dot_product_attention(self.q(x), self.k(x), x, scale=self.scale)
+
+
+def test_an_output_whose_way_is_not_known_is_not_forgiven() -> None:
+    torch.manual_seed(3)
+    a = Whole(None)
+    b = Whole(1.0, factor=2.0)
+    b.load_state_dict(a.state_dict())
+    x = torch.randn(2, 5, 16)
+    assert "1 output of 1 not the same" in difference(a, b, x, allow="scale")
+    assert_same_attention(a, b, x, allow="scale", attention_only=True)

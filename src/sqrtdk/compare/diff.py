@@ -182,7 +182,7 @@ def sides_diff(
         forwards=(side_a.forwards, side_b.forwards),
         seed=seed,
         command=command,
-        environment=environment() | {"notes": _notes(side_a, side_b)},
+        environment=environment() | {"notes": [*_notes(side_a, side_b), *ends.notes]},
         fail_on=fail_on,
         outputs=ends.outputs,
         first_module=ends.first_module,
@@ -229,7 +229,8 @@ def _compared(a: Side, b: Side, alignment: Alignment) -> tuple[tuple[PairDiff, .
         judged.append(_judged(one, other, earlier, declared))
     refuse_unlike(judged)
     blind = blind_rows(calls, judged)
-    returned, missing = pair_outputs(a, b, blind)
+    ends = pair_outputs(a, b, blind)
+    returned = ends.both
     far = is_apart(returned, a, b, UNMEASURED * math.sqrt(len(calls) + 1))
     entering = compare_inputs(a, b, calls, judged, listen=far)
     judged = _as_they_leave(a, b, calls, judged, entering, blind)
@@ -244,11 +245,11 @@ def _compared(a: Side, b: Side, alignment: Alignment) -> tuple[tuple[PairDiff, .
     outputs = compare_outputs(returned, a, b, exact)
     differ = [one.difference or 0.0 for one in outputs if one.same is False]
     if not differ and not any(_entered(pair) for pair in pairs):
-        return tuple(pairs), Ends.of(outputs, missing)
+        return tuple(pairs), Ends.of((*outputs, *ends.unlike), ends.missing, notes=ends.notes)
     way = follow(a, b, pairs, blind, max(differ, default=0.0))
     if way.found is not None and not way.beside:
         pairs = [_placed(pair, way.found.inside) if _entered(pair) else pair for pair in pairs]
-    return tuple(pairs), Ends.of(outputs, missing, way)
+    return tuple(pairs), Ends.of((*outputs, *ends.unlike), ends.missing, way, ends.notes)
 
 
 def _as_they_leave(

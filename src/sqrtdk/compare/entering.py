@@ -26,6 +26,7 @@ from sqrtdk.errors import SqrtdkError
 from sqrtdk.tracing.tensors import CallTensors
 
 Blind = dict[tuple[int, int], Tensor]  # (B, L) by B and L, True where the row sees no key on one side
+ANOTHER = 0.1  # of the size, and beyond: a run in float64 that is off by so much computes something else
 SLACK = 4.0  # two draws of roundings of one size, and what the order of operations makes of it
 UNMEASURED = (
     16.0  # roundings of the dtype, times the root of the number of attentions before, where nothing is measured
@@ -95,8 +96,8 @@ def compare_inputs(
     blind: Blind = {}
     both = [_both(one, other, own, blind) for (one, other), own in zip(calls, judged, strict=True)]
     gaps = [_gap(pair) for pair in both]
-    roundings = _roundings(a, b, calls, both, listen) if any(gap for gap in gaps) else [0.0] * len(calls)
-    return [_entering(pair, gap, rounding) for pair, gap, rounding in zip(both, gaps, roundings, strict=True)]
+    roundings = _roundings(a, b, calls, both, listen) if any(gap for gap in gaps) else [(0.0, 0.0)] * len(calls)
+    return [_entering(pair, gap, *rounding) for pair, gap, rounding in zip(both, gaps, roundings, strict=True)]
 
 
 def blind_rows(calls: Sequence[tuple[CallTensors, CallTensors]], judged: Sequence[Judged]) -> Blind:
@@ -155,19 +156,32 @@ def _gap(both: _Both) -> float | None:
 
 def _roundings(
     a: Side, b: Side, calls: Sequence[tuple[CallTensors, CallTensors]], both: Sequence[_Both], listen: bool
-) -> list[float]:
-    """Of every pair, how far what comes in may be apart by rounding, as a root mean square."""
+) -> list[tuple[float, float]]:
+    """Of every pair, how far what comes in may be apart by rounding, as a root mean square.
+
+    And how far it may be if all that float64 changes is taken for rounding.
+    """
     exact = [exact_of(side, listen) for side in (a, b)]
     return [_rounding(number, pair, both[number], exact) for number, pair in enumerate(calls)]
 
 
-def _rounding(number: int, calls: tuple[CallTensors, CallTensors], both: _Both, exact: Sequence[Exact | None]) -> float:
+def _rounding(
+    number: int, calls: tuple[CallTensors, CallTensors], both: _Both, exact: Sequence[Exact | None]
+) -> tuple[float, float]:
     units = [_unit(call) for call in calls]
-    errors = [
+    measured = [
         None if x is None else _error(call, x, both, reference)
         for call, x, reference in zip(calls, (both.a, both.b), exact, strict=True)
     ]
-    return apart(errors, units, 0.0 if both.a is None else both.size(both.a), number)
+    sizes = [0.0 if x is None else both.size(x) for x in (both.a, both.b)]
+    known = [as_rounding(error, size) for error, size in zip(measured, sizes, strict=True)]
+    allowed, most = (apart(errors, units, sizes[0], number) for errors in (known, measured))
+    return allowed, max(allowed, most) if known != measured else allowed
+
+
+def as_rounding(error: float | None, size: float) -> float | None:
+    """An error against float64; None where it is none: noise that a model draws is another in float64."""
+    return None if error is None or not error <= ANOTHER * size else error
 
 
 def apart(errors: Sequence[float | None], units: Sequence[float], size: float, before: int) -> float:
@@ -217,11 +231,13 @@ def _unit(call: CallTensors) -> float:
     return float(torch.finfo(dtype).eps) / 2
 
 
-def _entering(both: _Both, gap: float | None, allowed: float) -> Entering:
+def _entering(both: _Both, gap: float | None, allowed: float, most: float) -> Entering:
     if gap is None or both.a is None or both.b is None:
         return Entering(None, StageDiff("input", None, reason="not recorded, or of other shapes"))
     if math.isnan(gap) or math.isnan(allowed):
         return Entering(None, StageDiff("input", None, reason="not finite on both sides"))
+    if allowed < gap and not most < gap:
+        return Entering(None, StageDiff("input", None, gap, reason="the run in float64 is another computation"))
     same = gap <= allowed
     sizes = [both.size(x) for x in (both.a, both.b)]
     share, most = (x / sizes[1] if sizes[1] else math.inf for x in (gap, allowed))

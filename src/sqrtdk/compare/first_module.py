@@ -108,6 +108,8 @@ def follow(a: Side, b: Side, pairs: Sequence[PairDiff], blind: Blind, share: flo
         patched = a.again(True, returned)
     except (SqrtdkError, RuntimeError, TypeError, ValueError, NotImplementedError):
         return Traced()
+    if patched.replaced != set(returned):
+        return Traced()  # A returns a tensor of another shape, or one that can't be put in
     steps = align_steps(patched.steps, exact[1].steps, sites)
     steps = [pair for pair in steps if not _within(pair[0].place[0], [one.site_a for one in own])]
     found = _first(steps, sites, agreeing, blind, level)

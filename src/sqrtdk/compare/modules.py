@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +29,7 @@ class Kept:
 
     Attributes:
         shape: of all of it.
-        stride: every how manieth entry is kept, row by row.
+        stride: keeps each n-th entry, row by row.
         values: those that are kept, on the CPU.
     """
 
@@ -66,6 +68,7 @@ class Listener:
 
     Attributes:
         steps: one for every call.
+        replaced: places that gave another tensor in place of their own.
     """
 
     def __init__(self, whole: frozenset[str] = frozenset(), returned: Returned | None = None) -> None:
@@ -75,6 +78,7 @@ class Listener:
             returned: by place, tensors that a call gives in place of its own of that shape.
         """
         self.steps: list[ModuleStep] = []
+        self.replaced: set[Place] = set()
         self._whole, self._returned = whole, returned or {}
         self._open: list[tuple[int, tuple[Kept, ...]]] = []
         self._begun = 0
@@ -84,10 +88,11 @@ class Listener:
     def on(self, model: nn.Module) -> Iterator[None]:
         """Listen to every module for the time of the block."""
         self.steps.clear()
+        self.replaced.clear()
         self._open.clear()
         self._counts.clear()
         self._begun = 0
-        handles = []
+        handles: list[Any] = []
         try:
             for path, module in model.named_modules():
                 if isinstance(module, torch.jit.ScriptModule):
@@ -114,6 +119,8 @@ class Listener:
             with torch.no_grad(), unseen():
                 if place in self._returned:
                     changed = replaced(output, list(self._returned[place]))
+                    if changed is not output:
+                        self.replaced.add(place)
                 tensors = tuple(_tensors(changed))
                 whole = tuple(x.detach().clone() for x in tensors) if path in self._whole else ()
                 gives = tuple(map(_kept, tensors))
@@ -134,8 +141,9 @@ def _tensors(value: Any, depth: int = 0) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         if value.layout is torch.strided and not value.is_nested and not value.is_meta:
             yield value
-    elif depth < _DEEPEST and isinstance(value, tuple | list | Mapping):
-        for part in value.values() if isinstance(value, Mapping) else value:
+    elif depth < _DEEPEST:
+        parts = value if isinstance(value, tuple | list) else [part for _, part in _named(value)]
+        for part in parts:
             yield from _tensors(part, depth + 1)
 
 
@@ -145,19 +153,44 @@ def replaced(value: Any, others: list[Tensor]) -> Any:
     Example:
         >>> replaced((torch.ones(2), None), [torch.zeros(3), torch.zeros(2)])
         (tensor([0., 0.]), None)
+        >>> replaced({"weights": None, "out": torch.ones(2)}, [torch.zeros(2)])
+        {'weights': None, 'out': tensor([0., 0.])}
     """
     if isinstance(value, Tensor):
         fits = (x for x in others if x.shape == value.shape and x.is_floating_point() and value.is_floating_point())
         found = next(fits, None)
         return value if found is None else found.to(value)
     if not isinstance(value, tuple | list):
-        return value
+        return _replaced_within(value, others)
     for place, part in enumerate(value):
         other = replaced(part, others)
         if other is not part:
             parts = [*value[:place], other, *value[place + 1 :]]
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
+
+
+def _replaced_within(value: Any, others: list[Tensor]) -> Any:
+    """A copy of a mapping or a dataclass, as `replaced`; anything else as it is."""
+    for name, part in _named(value):
+        other = replaced(part, others)
+        if other is not part:
+            changed = copy.copy(value)
+            if isinstance(value, Mapping):
+                changed[name] = other
+            else:
+                object.__setattr__(changed, name, other)
+            return changed
+    return value
+
+
+def _named(value: Any) -> list[tuple[Any, Any]]:
+    """What a mapping or a dataclass holds."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return []
 
 
 # -- which calls belong together ---------------------------------------------------------------------------------------

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqrtdk.compare.first_module import Traced
+from sqrtdk.compare.outputs import MOST_NAMES
 from sqrtdk.compare.records import FirstModule, OutputDiff, PairDiff
 from sqrtdk.compare.words import short
 
 FOLLOWS = "which follows from the attentions"
 BESIDE = "which the attentions alone do not explain"
 NOT_FINITE = "one side has a number where the other has none"
-_MOST_NAMES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,28 +25,42 @@ class Ends:
         first_module: where they begin to differ.
         since: half a sentence on it.
         missing: why they were not compared.
+        notes: sentences on those that are left out.
     """
 
     outputs: tuple[OutputDiff, ...] = ()
     first_module: FirstModule | None = None
     since: str = ""
     missing: str | None = None
+    notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, outputs: tuple[OutputDiff, ...], missing: str, way: Traced | None = None) -> Ends:
+    def of(
+        cls, outputs: tuple[OutputDiff, ...], missing: str, way: Traced | None = None, notes: tuple[str, ...] = ()
+    ) -> Ends:
         """With what was found of the way of a difference."""
         reason = missing or None
         if way is None or (way.found is None and not way.follows):
-            return cls(outputs, missing=reason)
+            return cls(outputs, missing=reason, notes=notes)
         if way.found is None:
-            return cls(outputs, None, FOLLOWS if differing(outputs) else "", reason)
+            return cls(outputs, None, FOLLOWS if differing(outputs) else "", reason, notes)
         since = f"{BESIDE}; {way.found.since}" if way.beside else way.found.since
-        return cls(outputs, way.found.module, since if differing(outputs) else "", reason)
+        return cls(outputs, way.found.module, since if differing(outputs) else "", reason, notes)
 
 
 def differing(outputs: Sequence[OutputDiff]) -> list[OutputDiff]:
-    """The outputs that differ."""
-    return [one for one in outputs if one.same is False]
+    """The outputs whose numbers differ."""
+    return [one for one in outputs if one.same is False and one.reason is None]
+
+
+def unlike(outputs: Sequence[OutputDiff]) -> list[OutputDiff]:
+    """The outputs that have another shape on each side."""
+    return [one for one in outputs if one.same is False and one.reason is not None]
+
+
+def unjudged_by_reason(output: OutputDiff) -> bool:
+    """Whether an output was not judged, for another reason than NaN on both sides."""
+    return output.same is None and output.reason is not None
 
 
 def percent(share: float) -> str:
@@ -64,8 +78,8 @@ def sizes(outputs: Sequence[OutputDiff]) -> tuple[str, str]:
     off = differing(outputs)
     by = max((one.difference or 0.0 for one in off), default=0.0)
     names = [f"`{one.name}`" for one in off]
-    more = f", {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    listed = f"{', '.join(names[:_MOST_NAMES])}{more}" if len(outputs) > 1 else ""
+    more = f", {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    listed = f"{', '.join(names[:MOST_NAMES])}{more}" if len(outputs) > 1 else ""
     return percent(by) if math.isfinite(by) else "", listed
 
 
@@ -80,15 +94,20 @@ def of_outputs(pairs: Sequence[PairDiff], ends: Ends) -> tuple[list[str], list[s
     """
     if ends.missing:
         return [], [f"The models' outputs were not compared: {ends.missing}."]
-    unjudged = [f"`{one.name}`" for one in ends.outputs if one.same is None]
-    after = [f"The models' outputs have NaN on both sides and were not judged: {', '.join(unjudged)}."]
+    unjudged = [f"`{one.name}`" for one in ends.outputs if one.same is None and one.reason is None]
+    nan = [f"The models' outputs have NaN on both sides and were not judged: {', '.join(unjudged)}."]
+    after = [
+        f"The output `{one.name}` was not judged: {one.reason}." for one in ends.outputs if unjudged_by_reason(one)
+    ]
+    after = (nan if unjudged else []) + after
+    before = [f"The output `{one.name}` has another shape: {one.reason}." for one in unlike(ends.outputs)]
     if not differing(ends.outputs):
-        return [], after if unjudged else []
+        return before, after
     by, names = sizes(ends.outputs)
     size = f" by {'up to ' if names else ''}{by}" if by else f", {NOT_FINITE}"
     mark = ":" if ends.since.startswith("the ") else ","
     said = f"outputs differ{size}{f' ({names})' if names else ''}{f'{mark} {ends.since}' if ends.since else ''}."
     if pairs and all(pair.same for pair in pairs):
         agree = "The attention agrees" if len(pairs) == 1 else "The attentions agree"
-        return [f"{agree}; {said}"], after if unjudged else []
-    return [], [f"The {said}", *(after if unjudged else [])]
+        return [f"{agree}; {said}", *before], after
+    return before, [f"The {said}", *after]

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.entering import SLACK, Blind, apart, rows_of
+from sqrtdk.compare.entering import SLACK, Blind, apart, as_rounding, rows_of
 from sqrtdk.compare.precision import unit
 from sqrtdk.compare.records import OutputDiff
 from sqrtdk.compare.sides import Exact, Side
 
 _HIDING = 1e30  # and beyond: no number that a model computes with
+MOST_NAMES = 4  # in a sentence
 _FEW = 64  # entries: an error that was measured on fewer may be small by luck
 Measured = tuple[float, float]  # root mean square, largest entry
 
@@ -64,11 +65,28 @@ class Both:
         return (float(values.square().mean().sqrt()), float(values.abs().max())) if values.numel() else (0.0, 0.0)
 
 
-def pair_outputs(a: Side, b: Side, blind: Blind) -> tuple[list[Both], str]:
-    """The outputs that both sides have, and why none is compared where there is none.
+@dataclass(frozen=True, slots=True, eq=False)
+class Paired:
+    """The outputs of both sides.
+
+    Attributes:
+        both: those that are compared.
+        missing: why there are none.
+        unlike: those of one name and two shapes.
+        notes: sentences on those that one side alone returns.
+    """
+
+    both: tuple[Both, ...] = ()
+    missing: str = ""
+    unlike: tuple[OutputDiff, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def pair_outputs(a: Side, b: Side, blind: Blind) -> Paired:
+    """The outputs that both sides have.
 
     They belong together by name; of those that are left, the first of each side, where they have one shape: a model of
-    transformers returns `logits`, its port a tensor.
+    transformers returns `logits`, its port a tensor. The place in a tuple is a name where both have the same places.
 
     Args:
         a: A.
@@ -77,9 +95,9 @@ def pair_outputs(a: Side, b: Side, blind: Blind) -> tuple[list[Both], str]:
     """
     for letter, side in (("A", a), ("B", b)):
         if side.outputs is None:
-            return [], f"{letter} is a {side.info.kind}"
+            return Paired(missing=f"{letter} is a {side.info.kind}")
         if not side.outputs:
-            return [], f"{letter} returns no floating tensor"
+            return Paired(missing=f"{letter} returns no floating tensor")
     one, other = a.outputs or {}, b.outputs or {}
     names = {name: name for name in one if name in other and one[name].shape == other[name].shape}
     left = [next((name for name in side if name not in names), "") for side in (one, other)]
@@ -87,13 +105,30 @@ def pair_outputs(a: Side, b: Side, blind: Blind) -> tuple[list[Both], str]:
         names[left[0]] = left[1]
     if not names:
         shapes = [tuple(next(iter(side.values())).shape) for side in (one, other)]
-        return [], f"A returns {shapes[0]}, B {shapes[1]}"
+        return Paired(missing=f"A returns {shapes[0]}, B {shapes[1]}")
     paired = []
     for name in one:
         if name in names:
             x, y = one[name].cpu(), other[names[name]].cpu()
             paired.append(Both(name, names[name], x, y, rows_of(x.shape, blind)))
-    return paired, ""
+    taken = {*names.values()}
+    shared = [name for name in one if name in other and name not in names and name not in taken]
+    unlike = [name for name in shared if not name.isdecimal() or set(one) == set(other)]
+    differ = tuple(_unlike(name, one[name], other[name]) for name in unlike)
+    alone = ("A", [name for name in one if name not in names]), ("B", [name for name in other if name not in taken])
+    notes = [_alone(letter, [name for name in lost if name not in unlike]) for letter, lost in alone]
+    return Paired(tuple(paired), unlike=differ, notes=tuple(filter(None, notes)))
+
+
+def _unlike(name: str, a: Tensor, b: Tensor) -> OutputDiff:
+    return OutputDiff(name, False, None, None, f"A returns {tuple(a.shape)}, B {tuple(b.shape)}")
+
+
+def _alone(letter: str, names: Sequence[str]) -> str:
+    """A note on the outputs that one side alone returns; "" where there are none."""
+    listed = [f"`{name}`" for name in names[:MOST_NAMES]]
+    more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
+    return f"{letter} alone returns {', '.join(listed + more)}: not compared" if names else ""
 
 
 def units_of(both: Both, a: Side, b: Side) -> list[float]:
@@ -114,10 +149,11 @@ def compare_outputs(
         exact: both in float64, as far as they ran so; None where one rounding explains every difference.
     """
     errors = [_errors(both, exact, units_of(both, a, b)) for both in paired]
-    least = [_largest_share(paired, [pair[side] for pair in errors], side) for side in (0, 1)]
+    known = [_known(both, own) for both, own in zip(paired, errors, strict=True)]
+    least = [_largest_share(paired, [pair[side] for pair in known], side) for side in (0, 1)]
     return tuple(
-        _compared(both, units_of(both, a, b), own, least, len(a.calls))
-        for both, own in zip(paired, errors, strict=True)
+        _judged(both, units_of(both, a, b), measured, own, least, len(a.calls))
+        for both, measured, own in zip(paired, errors, known, strict=True)
     )
 
 
@@ -137,6 +173,15 @@ def _errors(both: Both, exact: Sequence[Exact | None] | None, units: Sequence[fl
     return found
 
 
+def _known(both: Both, errors: Sequence[Measured | None]) -> list[Measured | None]:
+    """The errors that are rounding: noise that a model draws is another in float64, and no rounding."""
+    sizes = [both.size(x)[0] for x in (both.a, both.b)]
+    return [
+        None if error is None or as_rounding(error[0], size) is None else error
+        for error, size in zip(errors, sizes, strict=True)
+    ]
+
+
 def _largest_share(paired: Sequence[Both], errors: Sequence[Measured | None], side: int) -> float:
     """The largest error of a side, as a share of the size, over its outputs of many entries."""
     shares = [0.0]
@@ -146,6 +191,27 @@ def _largest_share(paired: Sequence[Both], errors: Sequence[Measured | None], si
         if error is not None and x.numel() >= _FEW and 0.0 < size < math.inf and math.isfinite(error[0]):
             shares.append(error[0] / size)
     return max(shares)
+
+
+def _judged(
+    both: Both,
+    units: Sequence[float],
+    measured: Sequence[Measured | None],
+    known: Sequence[Measured | None],
+    least: Sequence[float],
+    attentions: int,
+) -> OutputDiff:
+    """One output; it differs for certain where it would even if all that float64 changes were rounding."""
+    found = _compared(both, units, known, least, attentions)
+    other = [
+        letter for letter, error, own in zip("AB", measured, known, strict=True) if error is not None and own is None
+    ]
+    if found.same is not False or not other or not math.isfinite(found.difference or 0.0):
+        return found
+    if _compared(both, units, measured, least, attentions).same is False:
+        return found
+    who = "A and B" if len(other) > 1 else other[0]
+    return OutputDiff(found.name, None, found.difference, None, f"the float64 run of {who} is another computation")
 
 
 def _compared(
@@ -165,9 +231,9 @@ def _compared(
     difference, allowed = shown[1] if off[1] and not off[0] else shown[0]
     if not math.isfinite(gap[1]):
         return OutputDiff(both.name, False, math.inf, allowed if math.isfinite(allowed) else None)
-    if both.nan():
+    if both.nan() and not any(off):
         return OutputDiff(both.name, None, None, None)
-    return OutputDiff(both.name, not any(off), difference, allowed)
+    return OutputDiff(both.name, not any(off), difference, allowed if math.isfinite(allowed) else None)
 
 
 def is_apart(paired: Sequence[Both], a: Side, b: Side, roundings: float = SLACK) -> bool:

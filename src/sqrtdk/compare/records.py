@@ -179,16 +179,18 @@ class OutputDiff:
 
     Attributes:
         name: its place in what A returns: "logits", "0", "past_key_values.0.key".
-        same: within rounding; None where both sides have NaN.
+        same: within rounding; None where that can't be told: both sides have NaN, or by `reason`.
         difference: root mean square of the difference, as a share of that of A's tensor; where only single entries are
             off, the largest of each. None where it can't be told.
         allowed: what the rounding of both sides allows, as the same share.
+        reason: why it has no figures: another shape, or a rounding that can't be measured.
     """
 
     name: str
     same: bool | None
     difference: float | None
     allowed: float | None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

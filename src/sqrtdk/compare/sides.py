@@ -19,7 +19,7 @@ from sqrtdk.audit.switch import implementation, offers_choice
 from sqrtdk.audit.tokens import Tokens, tokens_of
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.compare.align import name_of
-from sqrtdk.compare.modules import Listener, ModuleStep, Returned
+from sqrtdk.compare.modules import Listener, ModuleStep, Place, Returned
 from sqrtdk.compare.records import SideInfo, Unpaired
 from sqrtdk.compare.returned import tensors_of
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, UnsupportedError
@@ -50,12 +50,14 @@ class Exact:
         inputs: what comes into its attentions, by `name_of`.
         outputs: every floating tensor that its forward returned.
         steps: calls of its modules, in the order of their ends; empty where they were not kept.
+        replaced: calls of modules that returned what they were asked to in place of their own.
     """
 
     dtype: torch.dtype
     inputs: Mapping[str, Mapping[str, Tensor]]
     outputs: Mapping[str, Tensor]
     steps: tuple[ModuleStep, ...] = ()
+    replaced: frozenset[Place] = frozenset()
 
 
 @dataclass(slots=True, eq=False)
@@ -285,7 +287,8 @@ def _finer(loaded: LoadedModel, dtype: torch.dtype, seed: int, attn: str | None,
     twin = copy.deepcopy(loaded.module).to(dtype)
     run, returned = _traced(twin, inputs, seed, attn, listener)
     steps = () if listener is None else tuple(listener.steps)
-    return Exact(dtype, inputs_of(run.tensors), tensors_of(returned), steps)
+    replaced = frozenset() if listener is None else frozenset(listener.replaced)
+    return Exact(dtype, inputs_of(run.tensors), tensors_of(returned), steps, replaced)
 
 
 def inputs_of(calls: tuple[CallTensors, ...]) -> dict[str, dict[str, Tensor]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from sqrtdk.compare.output_words import differing, sizes
+from sqrtdk.compare.output_words import differing, sizes, unjudged_by_reason, unlike
 from sqrtdk.compare.records import DiffReport, PairDiff
 from sqrtdk.compare.words import (
     Group,
@@ -73,17 +73,23 @@ def _of_outputs(report: DiffReport) -> tuple[list[str], list[str]]:
     """As `sqrtdk.compare.output_words.of_outputs`."""
     if report.outputs_missing:
         return [], [f"模型的输出未比较：{caused(report.outputs_missing, 'zh')}。"]
-    unjudged = [f"`{one.name}`" for one in report.outputs if one.same is None]
+    unjudged = [f"`{one.name}`" for one in report.outputs if one.same is None and one.reason is None]
     after = [f"两侧模型的输出都含有 NaN，未能判定：{COMMA.join(unjudged)}。"] if unjudged else []
+    after += [
+        f"输出 `{one.name}` 未能判定：{caused(one.reason or '', 'zh')}。"
+        for one in report.outputs
+        if unjudged_by_reason(one)
+    ]
+    before = [f"输出 `{one.name}` 的形状不同：{caused(one.reason or '', 'zh')}。" for one in unlike(report.outputs)]
     if not differing(report.outputs):
-        return [], after
+        return before, after
     by, names = sizes(report.outputs)
     size = f"相差{'至多 ' if names else ' '}{by}" if by else "不同，一侧是数而另一侧不是"
     since = f"，{caused(report.outputs_from, 'zh')}" if report.outputs_from else ""
     said = f"输出{f'（{names}）' if names else ''}{size}{since}。"
     if report.pairs and all(pair.same for pair in report.pairs):
-        return [f"注意力一致；{said}"], after
-    return [], [f"模型的{said}", *after]
+        return [f"注意力一致；{said}", *before], after
+    return before, [f"模型的{said}", *after]
 
 
 def _allows(report: DiffReport) -> str:

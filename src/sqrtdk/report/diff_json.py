@@ -10,7 +10,7 @@ import importlib.metadata
 from typing import Any
 
 from sqrtdk._json import document
-from sqrtdk.compare.records import DiffReport
+from sqrtdk.compare.records import DiffReport, OutputDiff
 
 SCHEMA_VERSION = 1
 _DRAWN = ("scatter",)  # thousands of points, in the HTML report only
@@ -51,7 +51,7 @@ def to_json(report: DiffReport) -> str:
             "paragraphs": report.paragraphs,
             "fail_on": report.fail_on,
             "exit_code": report.exit_code,
-            "outputs": report.outputs,
+            "outputs": [_without_empty(one) for one in report.outputs],
             "first_module": report.first_module,
             "outputs_from": report.outputs_from,
             "outputs_missing": report.outputs_missing,
@@ -62,3 +62,9 @@ def to_json(report: DiffReport) -> str:
 def _fields(record: Any) -> dict[str, Any]:
     names = (field.name for field in dataclasses.fields(record))
     return {name: getattr(record, name) for name in names if name not in _DRAWN}
+
+
+def _without_empty(output: OutputDiff) -> dict[str, Any]:
+    """An output, with a reason where there is one."""
+    fields = dataclasses.asdict(output)
+    return fields if output.reason else {name: value for name, value in fields.items() if name != "reason"}

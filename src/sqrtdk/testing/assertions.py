@@ -12,6 +12,7 @@ from sqrtdk.audit.check import check
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.diff import diff
+from sqrtdk.compare.output_words import FOLLOWS
 from sqrtdk.compare.records import DiffReport, OutputDiff, PairDiff
 from sqrtdk.compare.sides import Given
 from sqrtdk.testing.standing import as_allowed, check_fail_on, check_names, failing, is_allowed, matches
@@ -144,7 +145,7 @@ def _outputs(
     standing = [pair for pair in report.pairs if pair.same is not True and pair not in bad]
     entered = any(cause.name == "input" for pair in standing for cause in pair.causes)
     alone = (report.unpaired_a or report.unpaired_b) and not lonely
-    if entered or alone or (standing and report.first_module is None):
+    if entered or alone or (standing and report.outputs_from == FOLLOWS):
         return []
     return [one for one in report.outputs if one.same is False or (one.same is None and NOT_COMPARED not in allowed)]
 

@@ -136,7 +136,9 @@ def outputs_lines(report: DiffReport, outputs: Sequence[OutputDiff]) -> list[str
     lines = []
     for one in outputs:
         if one.same is None:
-            lines.append(f"output {plain(one.name)}  NaN on both sides")
+            lines.append(f"output {plain(one.name)}  {plain(one.reason or 'NaN on both sides')}")
+        elif one.reason:
+            lines.append(f"output {plain(one.name)}  has another shape: {plain(one.reason)}")
         else:
             by = "" if one.difference is None else f"by {percent(one.difference)}, "
             allowed = "-" if one.allowed is None else percent(one.allowed)

@@ -1,0 +1,132 @@
+"""`diff` on what the models return: which outputs belong together, and what no rounding explains."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sqrtdk.app.rebuilt import diff_report
+from sqrtdk.compare.diff import diff
+from sqrtdk.compare.output_words import FOLLOWS
+from sqrtdk.report.diff_chinese import paragraphs
+from sqrtdk.report.diff_json import to_json
+from tests.compare.decoders import IDS, Attend, Decoder, changed, decoder, doubled_head, first, unscaled
+
+
+class Noisy(nn.Module):
+    """A model that adds noise in evaluation mode: float64 draws other numbers."""
+
+    def __init__(self, model: Decoder, before: float = 0.0, behind: float = 0.0) -> None:
+        super().__init__()
+        self.model, self.before, self.behind = model, before, behind
+        model.embed.register_forward_hook(lambda _, __, y: y + self.before * torch.randn_like(y))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        y = self.model(ids)
+        return y + self.behind * torch.randn_like(y)
+
+
+@pytest.mark.parametrize("noise", [{"behind": 1.0}, {"before": 1.0}])
+def test_noise_hides_no_difference(noise: dict[str, float]) -> None:
+    assert diff(Noisy(decoder(), **noise), Noisy(decoder(), **noise), IDS).same is True
+    report = diff(Noisy(decoder(), **noise), Noisy(changed(doubled_head), **noise), IDS)
+    assert report.same is not True
+    (logits,) = report.outputs
+    if logits.same is None:
+        assert logits.reason == "the float64 run of A and B is another computation"
+        assert "was not judged: the float64 run of A and B is another computation." in " ".join(report.paragraphs)
+        assert "A 和 B 以 float64 运行时是另一种计算" in "".join(paragraphs(report))
+
+
+def with_width(width: int) -> Decoder:
+    return decoder(returned=lambda logits, hidden: {"logits": logits[..., :width], "hidden": hidden})
+
+
+def test_one_name_and_two_shapes_is_a_difference() -> None:
+    report = diff(with_width(10), with_width(11), IDS)
+    assert {one.name: one.same for one in report.outputs} == {"hidden": True, "logits": False}
+    assert report.same is False
+    said = "The output `logits` has another shape: A returns (2, 7, 10), B (2, 7, 11)."
+    assert report.paragraphs[0] == said
+    assert paragraphs(report)[0] == "输出 `logits` 的形状不同：A 返回 (2, 7, 10)，B 返回 (2, 7, 11)。"
+    document = json.loads(to_json(report))
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "diff.schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(document)
+    assert diff_report(document).outputs == report.outputs
+
+
+def test_an_output_of_one_side_alone_is_named() -> None:
+    both = decoder(returned=lambda logits, hidden: {"logits": logits, "hidden": hidden})
+    report = diff(both, decoder(returned=lambda logits, _: {"logits": logits}), IDS)
+    assert report.same is True
+    assert "A alone returns `hidden`: not compared" in report.environment["notes"]
+
+
+@torch.no_grad()
+def not_a_number(model: Decoder) -> None:
+    model.head.weight[2] = float("nan")
+
+
+def test_nan_on_both_sides_hides_no_difference_elsewhere() -> None:
+    report = diff(changed(not_a_number), changed(not_a_number, doubled_head), IDS)
+    assert report.same is False
+
+
+class Held(nn.Module):
+    """An attention that puts what it returns into a structure."""
+
+    def __init__(self, attend: Attend, how: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.qkv, self.out, self.how = attend.qkv, attend.out, how
+        self.scale, self.transposed = attend.scale, True
+
+    def forward(self, x: Tensor) -> Any:
+        return self.how(Attend.forward(self, x))  # type: ignore[arg-type]
+
+
+class Taken(nn.Module):
+    """And who takes it out."""
+
+    def __init__(self, held: Held, taken: Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        self.held, self.taken = held, taken
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.taken(self.held(x)).view(x.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gave:
+    out: Tensor
+
+
+def held(model: Decoder, how: Callable[[Tensor], Any], taken: Callable[[Any], Tensor]) -> Decoder:
+    for layer in model.layers:
+        layer.attend = Taken(Held(layer.attend, how), taken)  # type: ignore[arg-type]
+    return model
+
+
+STRUCTURES = [(lambda y: {"out": y}, lambda y: y["out"]), (Gave, lambda y: y.out)]
+
+
+@pytest.mark.parametrize("ways", STRUCTURES)
+def test_an_attention_that_returns_a_structure_is_replaced(ways: Any) -> None:
+    report = diff(held(decoder(), *ways), held(changed(unscaled), *ways), IDS)
+    assert (report.outputs_from, report.first_module) == (FOLLOWS, None)
+    report = diff(held(decoder(), *ways), held(changed(unscaled, doubled_head), *ways), IDS)
+    assert first(report) == ("head", "head")
+
+
+def test_a_replacement_that_does_not_fit_explains_nothing() -> None:
+    a = held(decoder(), lambda y: y.flatten(0, 1), lambda y: y)
+    report = diff(a, held(changed(unscaled), lambda y: y, lambda y: y), IDS)
+    assert [cause.name for pair in report.pairs for cause in pair.causes] == ["scale"]
+    assert (report.outputs_from, report.first_module) == ("", None)
