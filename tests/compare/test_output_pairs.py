@@ -18,7 +18,7 @@ from sqrtdk.compare.diff import diff
 from sqrtdk.compare.output_words import FOLLOWS
 from sqrtdk.report.diff_chinese import paragraphs
 from sqrtdk.report.diff_json import to_json
-from tests.compare.decoders import IDS, Attend, Decoder, changed, decoder, doubled_head, first, unscaled
+from tests.compare.decoders import IDS, WIDTH, Attend, Decoder, changed, decoder, doubled_head, first, unscaled
 
 
 class Noisy(nn.Module):
@@ -130,3 +130,28 @@ def test_a_replacement_that_does_not_fit_explains_nothing() -> None:
     report = diff(a, held(changed(unscaled), lambda y: y, lambda y: y), IDS)
     assert [cause.name for pair in report.pairs for cause in pair.causes] == ["scale"]
     assert (report.outputs_from, report.first_module) == ("", None)
+
+
+class Block(nn.Module):
+    """A block with its attention in its own forward; where `out` is zero, nothing of the attention leaves it."""
+
+    def __init__(self, scale: float | None, out: float) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.qkv, self.out, self.scale = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), scale
+        with torch.no_grad():
+            for parameter in self.out.parameters():
+                parameter.mul_(out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        weights = (q @ k.mT * (WIDTH**-0.5 if self.scale is None else self.scale)).softmax(-1)
+        return x + self.out(weights @ v)
+
+
+def test_an_output_that_ignores_the_attention_hides_no_scale() -> None:
+    x = torch.randn(2, 9, WIDTH, generator=torch.Generator().manual_seed(6))
+    for model in (nn.Sequential, lambda *blocks: blocks[0]):
+        report = diff(model(*(Block(None, 0.0) for _ in range(2))), model(*(Block(1.0, 0.0) for _ in range(2))), x)
+        assert {cause.name for pair in report.pairs for cause in pair.causes} == {"scale"}
+        assert [pair.same for pair in report.pairs] == [False] * len(report.pairs)

@@ -18,7 +18,8 @@ from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.cutting import cut_alike
 from sqrtdk.compare.entering import UNMEASURED, Blind, Entering, blind_rows, compare_inputs, exact_of
 from sqrtdk.compare.explain import UNKNOWN, first_stage
-from sqrtdk.compare.first_module import follow, leaves_alike
+from sqrtdk.compare.first_module import follow
+from sqrtdk.compare.leaving import leaves_alike
 from sqrtdk.compare.opening import open_sides
 from sqrtdk.compare.output_words import Ends, of_outputs
 from sqrtdk.compare.outputs import compare_outputs, is_apart, pair_outputs

@@ -14,7 +14,7 @@ import torch
 
 from sqrtdk._sites import ROOT
 from sqrtdk.compare.entering import UNMEASURED, Blind, exact_of, rows_of
-from sqrtdk.compare.modules import Kept, ModuleStep, Place, Returned, align_steps
+from sqrtdk.compare.modules import Kept, ModuleStep, Returned, align_steps
 from sqrtdk.compare.precision import unit
 from sqrtdk.compare.records import FirstModule, PairDiff
 from sqrtdk.compare.sides import Exact, Side
@@ -93,7 +93,7 @@ def follow(a: Side, b: Side, pairs: Sequence[PairDiff], blind: Blind, share: flo
     own = [pair for pair in pairs if pair.same is False and any(cause.name != "input" for cause in pair.causes)]
     own += [pair for pair in pairs if pair.same is False and not pair.causes and pair.follows_from is None]
     agreeing = {pair.site_a for pair in pairs} - {pair.site_a for pair in own}
-    level = _level(exact, share)
+    level = level_of(exact, share)
     steps = align_steps(exact[0].steps, exact[1].steps, sites)
     found = _first(steps, sites, agreeing, blind, level)
     if found is None:
@@ -116,46 +116,7 @@ def follow(a: Side, b: Side, pairs: Sequence[PairDiff], blind: Blind, share: flo
     return Traced(follows=True) if found is None else Traced(found, beside=True)
 
 
-def leaves_alike(a: Side, b: Side, pairs: Sequence[tuple[Place, Place]], blind: Blind) -> list[bool]:
-    """Whether modules get the same and give the same, whatever their attentions do on the way.
-
-    `(weights @ v) * sigmoid(lse - sink)` is attention with a sink: other weights, and the same output. A module that
-    gives nothing but zeros, or fewer rows than it gets, as one that returns the last token, tells nothing.
-
-    Args:
-        a: A.
-        b: B.
-        pairs: places of modules of A and of B.
-        blind: rows that see no key on one side.
-    """
-    exact = [exact_of(side, listen=True) for side in (a, b)]
-    if exact[0] is None or exact[1] is None:
-        return [False] * len(pairs)
-    steps = [{step.place: step for step in one.steps} for one in exact if one is not None]
-    allowed = _level(exact, 0.0)[0]
-    alike = []
-    for place_a, place_b in pairs:
-        one, other = steps[0].get(place_a), steps[1].get(place_b)
-        if one is None or other is None or not one.gives or not _rows(one.gives[0]) >= _rows_taken(one):
-            alike.append(False)
-            continue
-        takes, gives = _matched(one.takes, other.takes), _matched(one.gives[:1], other.gives)
-        same = [bool(pairs) and all(_gap(x, y, blind) <= allowed for x, y in pairs) for pairs in (takes, gives)]
-        alike.append(all(same) and bool(one.gives[0].values.any()))
-    return alike
-
-
-def _rows(kept: Kept) -> int:
-    return math.prod(kept.shape[:-1])
-
-
-def _rows_taken(step: ModuleStep) -> int:
-    """Rows of its main argument; of ids, one each."""
-    main = step.takes[0] if step.takes else None
-    return 0 if main is None else _rows(main) if main.values.is_floating_point() else math.prod(main.shape)
-
-
-def _level(exact: Sequence[Exact | None], share: float) -> tuple[float, float]:
+def level_of(exact: Sequence[Exact | None], share: float) -> tuple[float, float]:
     """Relative rounding of one step, and the most that is taken for rounding.
 
     Models cast to float32 on their way (`x.float()` in a norm), so that is the dtype that is allowed for.
@@ -196,7 +157,7 @@ def _first(
 
     def alike(one: Sequence[Kept], other: Sequence[Kept], order: int) -> bool | None:
         allowed = min(each * math.sqrt(order + 1), most)
-        gaps = [_gap(x, y, blind) for x, y in _matched(one, other)]
+        gaps = [gap_of(x, y, blind) for x, y in matched(one, other)]
         return None if not gaps else all(gap <= allowed for gap in gaps)
 
     gave: list[tuple[ModuleStep, bool | None, bool | None]] = []
@@ -227,7 +188,7 @@ def _inside(module: FirstModule, inside: Sequence[tuple[ModuleStep, bool | None,
     return Found(module, behind, before, leaf=False)
 
 
-def _matched(one: Sequence[Kept], other: Sequence[Kept]) -> list[tuple[Kept, Kept]]:
+def matched(one: Sequence[Kept], other: Sequence[Kept]) -> list[tuple[Kept, Kept]]:
     """Tensors of one kind and shape, in order; those that only one side has are left out."""
     left = list(other)
     pairs = []
@@ -240,7 +201,7 @@ def _matched(one: Sequence[Kept], other: Sequence[Kept]) -> list[tuple[Kept, Kep
     return pairs
 
 
-def _gap(x: Kept, y: Kept, blind: Blind) -> float:
+def gap_of(x: Kept, y: Kept, blind: Blind) -> float:
     """Root mean square of the difference, as a share of the size of A's."""
     one, other = x.values, y.values
     if not one.is_floating_point():
