@@ -12,13 +12,25 @@ import jsonschema
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from sqrtdk.app.rebuilt import diff_report
 from sqrtdk.compare.diff import diff
 from sqrtdk.compare.output_words import FOLLOWS
 from sqrtdk.report.diff_chinese import paragraphs
 from sqrtdk.report.diff_json import to_json
-from tests.compare.decoders import IDS, WIDTH, Attend, Decoder, changed, decoder, doubled_head, first, unscaled
+from tests.compare.decoders import (
+    IDS,
+    VOCABULARY,
+    WIDTH,
+    Attend,
+    Decoder,
+    changed,
+    decoder,
+    doubled_head,
+    first,
+    unscaled,
+)
 
 
 class Noisy(nn.Module):
@@ -155,3 +167,32 @@ def test_an_output_that_ignores_the_attention_hides_no_scale() -> None:
         report = diff(model(*(Block(None, 0.0) for _ in range(2))), model(*(Block(1.0, 0.0) for _ in range(2))), x)
         assert {cause.name for pair in report.pairs for cause in pair.causes} == {"scale"}
         assert [pair.same for pair in report.pairs] == [False] * len(report.pairs)
+
+
+class Padded(nn.Module):
+    """Attention over tokens that are no padding; what it returns of padding is zero, or is not."""
+
+    def __init__(self, zeroes: bool, factor: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(8)
+        self.embed, self.qkv = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.head, self.zeroes, self.factor = nn.Linear(WIDTH, 5), zeroes, factor
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x, seen = self.embed(input_ids), attention_mask.bool()
+        for _ in range(2):
+            q, k, v = (part.unsqueeze(1) for part in self.qkv(x).chunk(3, -1))
+            heads = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None, None])
+            x = x + heads.squeeze(1) * (seen.unsqueeze(-1) if self.zeroes else 1)
+        return self.factor * self.head(x) * (seen.unsqueeze(-1) if self.zeroes else 1)
+
+
+def test_what_a_model_returns_of_padding_is_left_out() -> None:
+    mask = torch.ones_like(IDS)
+    mask[1, 4:] = 0
+    inputs = {"input_ids": IDS, "attention_mask": mask}
+    report = diff(Padded(False), Padded(True), inputs)
+    assert report.same is True
+    assert "rows of padding are left out of what the models return: 3 of 14" in report.environment["notes"]
+    assert diff(Padded(False), Padded(True, 1.01), inputs).same is False
+    assert diff(Padded(False), Padded(True), {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}).same is True

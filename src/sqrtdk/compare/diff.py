@@ -229,7 +229,7 @@ def _compared(a: Side, b: Side, alignment: Alignment) -> tuple[tuple[PairDiff, .
         declared = (a.declared.get(name_of(one), ""), b.declared.get(name_of(other), ""))
         judged.append(_judged(one, other, earlier, declared))
     refuse_unlike(judged)
-    blind = blind_rows(calls, judged)
+    blind = blind_rows(a, b, calls, judged)
     ends = pair_outputs(a, b, blind)
     returned = ends.both
     far = is_apart(returned, a, b, UNMEASURED * math.sqrt(len(calls) + 1))

@@ -25,7 +25,7 @@ from sqrtdk.compare.words import short
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.tracing.tensors import CallTensors
 
-Blind = dict[tuple[int, int], Tensor]  # (B, L) by B and L, True where the row sees no key on one side
+Blind = dict[tuple[int, int], Tensor]  # (B, L) by B and L, True where the row sees no key on one side, or is padding
 ANOTHER = 0.1  # of the size, and beyond: a run in float64 that is off by so much computes something else
 SLACK = 4.0  # two draws of roundings of one size, and what the order of operations makes of it
 UNMEASURED = (
@@ -93,16 +93,33 @@ def compare_inputs(
         judged: what each is by itself.
         listen: a run in float64 keeps what the modules take and give as well.
     """
-    blind: Blind = {}
+    blind = padding_of(a, b)
     both = [_both(one, other, own, blind) for (one, other), own in zip(calls, judged, strict=True)]
     gaps = [_gap(pair) for pair in both]
     roundings = _roundings(a, b, calls, both, listen) if any(gap for gap in gaps) else [(0.0, 0.0)] * len(calls)
     return [_entering(pair, gap, *rounding) for pair, gap, rounding in zip(both, gaps, roundings, strict=True)]
 
 
-def blind_rows(calls: Sequence[tuple[CallTensors, CallTensors]], judged: Sequence[Judged]) -> Blind:
-    """The rows that see no key in some pair."""
-    blind: Blind = {}
+def padding_of(a: Side, b: Side) -> Blind:
+    """The rows that are padding: a model may do with them what it likes, as return zeros.
+
+    Where an encoder and a decoder have rows of one size, those that are padding of both.
+    """
+    padding: Blind = {}
+    for side in (a, b):
+        own: Blind = {}
+        for mask in side.tokens.masks.values():
+            if mask.dim() == 2:
+                rows, hidden = (mask.shape[0], mask.shape[1]), ~mask.bool().cpu()
+                own[rows] = own[rows] & hidden if rows in own else hidden
+        for rows, hidden in own.items():
+            padding[rows] = padding[rows] | hidden if rows in padding else hidden
+    return {rows: hidden for rows, hidden in padding.items() if bool(hidden.any())}
+
+
+def blind_rows(a: Side, b: Side, calls: Sequence[tuple[CallTensors, CallTensors]], judged: Sequence[Judged]) -> Blind:
+    """The rows that see no key in some pair, and those of padding."""
+    blind = padding_of(a, b)
     for (one, other), own in zip(calls, judged, strict=True):
         _both(one, other, own, blind)
     return blind

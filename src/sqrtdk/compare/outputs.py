@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.entering import SLACK, Blind, apart, as_rounding, rows_of
+from sqrtdk.compare.entering import SLACK, Blind, apart, as_rounding, padding_of, rows_of
 from sqrtdk.compare.precision import unit
 from sqrtdk.compare.records import OutputDiff
 from sqrtdk.compare.sides import Exact, Side
@@ -117,6 +117,11 @@ def pair_outputs(a: Side, b: Side, blind: Blind) -> Paired:
     differ = tuple(_unlike(name, one[name], other[name]) for name in unlike)
     alone = ("A", [name for name in one if name not in names]), ("B", [name for name in other if name not in taken])
     notes = [_alone(letter, [name for name in lost if name not in unlike]) for letter, lost in alone]
+    notes += [
+        f"rows of padding are left out of what the models return: {int(hidden.sum())} of {hidden.numel()}"
+        for hidden in padding_of(a, b).values()
+        if any(both.rows is not None for both in paired)
+    ]
     return Paired(tuple(paired), unlike=differ, notes=tuple(filter(None, notes)))
 
 
