@@ -171,6 +171,9 @@ def sides_diff(
     alignment = align(side_a.calls, side_b.calls, _cut_sites(side_a, side_b) | dict(named))
     refuse_strangers(side_a, side_b, alignment, named)
     pairs, ends = _compared(side_a, side_b, alignment)
+    for side in (side_a, side_b):  # what the modules took and gave is large, and serves this pair of sides alone
+        if side.exact is not None and side.exact.listened:
+            side.exact = replace(side.exact, steps=(), listened=False)
     unpaired_a = _alone(side_a, alignment.alone_a, "B")
     unpaired_b = _alone(side_b, alignment.alone_b, "A")
     return DiffReport(

@@ -226,7 +226,7 @@ def apart(errors: Sequence[float | None], units: Sequence[float], size: float, b
 
 def exact_of(side: Side, listen: bool = False) -> Exact | None:
     """A side in float64, with what its modules took and gave where that is asked for; None where it can't run so."""
-    if side.again is None or (side.exact is not None and (side.exact.steps or not listen)):
+    if side.again is None or (side.exact is not None and (side.exact.listened or not listen)):
         return side.exact
     side.forwards += 1
     try:

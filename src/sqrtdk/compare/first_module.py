@@ -7,6 +7,7 @@ whether anything differs behind it is seen where that attention of A returns wha
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -100,7 +101,7 @@ def follow(a: Side, b: Side, pairs: Sequence[PairDiff], blind: Blind, share: flo
         return Traced()
     if not any(_related(found.module.a, pair.site_a) for pair in own):
         return Traced(found)
-    returned = _returned(own, exact[1])
+    returned = _returned(own, (a, b), exact)
     if returned is None or a.again is None:
         return Traced()
     a.forwards += 1
@@ -134,14 +135,18 @@ def _within(path: str, sites: Collection[str]) -> bool:
     return any(path == site or not site or path.startswith(f"{site}.") for site in sites)
 
 
-def _returned(own: Sequence[PairDiff], exact: Exact) -> Returned | None:
+def _returned(own: Sequence[PairDiff], sides: tuple[Side, Side], exact: Sequence[Exact | None]) -> Returned | None:
     """What the modules of B with the attentions that differ return, by the place of their partners in A.
 
     None where one of them is the whole model, or was called another number of times than its attention ran.
     """
-    by_place = {step.place: step for step in exact.steps}
+    ran = [Counter(call.site for call in side.calls) for side in sides]
+    called = [Counter(step.place[0] for step in one.steps) for one in exact if one is not None]
+    by_place = {step.place: step for one in exact[1:] if one is not None for step in one.steps}
     returned = {}
     for pair in own:
+        if any(ran[i][site] != called[i][site] for i, site in enumerate((pair.site_a, pair.site_b))):
+            return None
         step = by_place.get((pair.site_b, pair.index_b))
         if step is None or not pair.site_a or not pair.site_b or not step.whole:
             return None
@@ -203,13 +208,14 @@ def matched(one: Sequence[Kept], other: Sequence[Kept]) -> list[tuple[Kept, Kept
 
 def gap_of(x: Kept, y: Kept, blind: Blind) -> float:
     """Root mean square of the difference, as a share of the size of A's."""
-    one, other = x.values, y.values
+    stride = math.lcm(x.stride, y.stride)
+    one, other = x.values[:: stride // x.stride], y.values[:: stride // y.stride]
     if not one.is_floating_point():
         return 0.0 if torch.equal(one, other) else math.inf
     one, other = one.double(), other.double()
     rows = rows_of(x.shape, blind)
     if rows is not None:
-        counted = rows.reshape(-1)[:: x.stride]
+        counted = rows.reshape(-1)[::stride]
         one, other = one[counted], other[counted]
     one, other = one.clamp_min(_HIDDEN), other.clamp_min(_HIDDEN)
     alike = (one == other) | (one.isnan() & other.isnan())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from sqrtdk.tracing.watch.recorder import unseen
 Place = tuple[str, int]  # path of a module, and which call of it
 Returned = Mapping[Place, tuple[Tensor, ...]]
 _MOST = 2**20  # entries of one tensor that are kept
+_MOST_BYTES = 2**28  # of one run; from there on
+_FEWEST = 2**12  # entries of one tensor
 _DEEPEST = 6
 
 
@@ -80,7 +83,9 @@ class Listener:
         self.steps: list[ModuleStep] = []
         self.replaced: set[Place] = set()
         self._whole, self._returned = whole, returned or {}
-        self._open: list[tuple[int, tuple[Kept, ...]]] = []
+        self._open: list[tuple[int, str, tuple[Kept, ...]]] = []
+        self._given: list[tuple[weakref.ref[Tensor], int, Kept]] = []  # of the call that ended last
+        self._bytes = 0
         self._begun = 0
         self._counts: Counter[str] = Counter()
 
@@ -91,28 +96,43 @@ class Listener:
         self.replaced.clear()
         self._open.clear()
         self._counts.clear()
-        self._begun = 0
+        self._given.clear()
+        self._begun = self._bytes = 0
         handles: list[Any] = []
         try:
             for path, module in model.named_modules():
                 if isinstance(module, torch.jit.ScriptModule):
                     continue
                 size = sum(p.numel() for p in module.parameters())
-                handles.append(module.register_forward_pre_hook(self._begin, with_kwargs=True))
+                handles.append(module.register_forward_pre_hook(self._beginning(path), with_kwargs=True))
                 handles.append(module.register_forward_hook(self._ended(path, type(module).__name__, size)))
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with torch.no_grad(), unseen():
-            self._open.append((self._begun, tuple(map(_kept, _tensors((args, kwargs))))))
-        self._begun += 1
+    def _beginning(self, path: str) -> Any:
+        def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            with torch.no_grad(), unseen():
+                self._open.append((self._begun, path, tuple(map(self._kept, _tensors((args, kwargs))))))
+            self._begun += 1
+
+        return begin
+
+    def _kept(self, tensor: Tensor) -> Kept:
+        """A copy; what the call before gave, and nothing has written into since, has one already."""
+        for known, version, kept in self._given:
+            if known() is tensor and tensor._version == version:
+                return kept
+        kept = keep(tensor, _MOST if self._bytes < _MOST_BYTES else _FEWEST)
+        self._bytes += kept.values.nbytes
+        return kept
 
     def _ended(self, path: str, kind: str, size: int) -> Any:
         def end(_: nn.Module, __: Any, output: Any) -> Any:
-            number, takes = self._open.pop()
+            number, own, takes = self._open.pop()
+            while own != path:  # a module inside it raised, and never ended
+                number, own, takes = self._open.pop()
             place = path, self._counts[path]
             self._counts[path] += 1
             changed = output
@@ -123,7 +143,9 @@ class Listener:
                         self.replaced.add(place)
                 tensors = tuple(_tensors(changed))
                 whole = tuple(x.detach().clone() for x in tensors) if path in self._whole else ()
-                gives = tuple(map(_kept, tensors))
+                gives = tuple(map(self._kept, tensors))
+                pairs = zip(tensors, gives, strict=True)
+                self._given = [(weakref.ref(x), x._version, kept) for x, kept in pairs if not x.is_inference()]
             parent = self._open[-1][0] if self._open else -1
             self.steps.append(ModuleStep(place, parent, number, kind, size, takes, gives, whole))
             return None if changed is output else changed
@@ -131,8 +153,15 @@ class Listener:
         return end
 
 
-def _kept(tensor: Tensor) -> Kept:
-    stride = tensor.numel() // _MOST | 1 if tensor.numel() > _MOST else 1  # odd: rows of 2^n entries are not cut alike
+def keep(tensor: Tensor, most: int) -> Kept:
+    """A tensor as it is now, about `most` entries of it.
+
+    Example:
+        >>> kept = keep(torch.arange(10.0), 3)
+        >>> kept.stride, kept.values.tolist()
+        (3, [0.0, 3.0, 6.0, 9.0])
+    """
+    stride = tensor.numel() // most | 1 if tensor.numel() > most else 1  # odd: rows of 2^n entries are not cut alike
     return Kept(tensor.shape, stride, tensor.detach().reshape(-1)[::stride].clone().cpu())
 
 

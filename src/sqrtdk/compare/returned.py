@@ -27,7 +27,7 @@ def tensors_of(returned: Any) -> dict[str, Tensor]:
         (['0'], ['0', '2'])
     """
     found: dict[str, Tensor] = {}
-    for name, tensor in _walk(returned, "", 0, set()):
+    for name, tensor in _walk(returned, "", 0, {}):
         if len(found) >= _MOST:
             break
         if tensor.is_floating_point() or tensor.is_complex():
@@ -45,14 +45,15 @@ def _plain(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor).clone() if tensor.is_complex() else tensor.clone()
 
 
-def _walk(value: Any, name: str, depth: int, above: set[int]) -> Iterator[tuple[str, Tensor]]:
+def _walk(value: Any, name: str, depth: int, seen: dict[int, Any]) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name, value
         return
-    if depth > _DEEPEST or id(value) in above:
+    if depth > _DEEPEST or id(value) in seen:
         return
+    seen[id(value)] = value  # kept, so that no other object gets its id; one that is held twice is walked once
     for key, part in _parts(value):
-        yield from _walk(part, f"{name}.{key}" if name else key, depth + 1, above | {id(value)})
+        yield from _walk(part, f"{name}.{key}" if name else key, depth + 1, seen)
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

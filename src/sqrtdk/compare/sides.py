@@ -50,6 +50,7 @@ class Exact:
         inputs: what comes into its attentions, by `name_of`.
         outputs: every floating tensor that its forward returned.
         steps: calls of its modules, in the order of their ends; empty where they were not kept.
+        listened: they were; a scripted model has none.
         replaced: calls of modules that returned what they were asked to in place of their own.
     """
 
@@ -58,6 +59,7 @@ class Exact:
     outputs: Mapping[str, Tensor]
     steps: tuple[ModuleStep, ...] = ()
     replaced: frozenset[Place] = frozenset()
+    listened: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -288,7 +290,7 @@ def _finer(loaded: LoadedModel, dtype: torch.dtype, seed: int, attn: str | None,
     run, returned = _traced(twin, inputs, seed, attn, listener)
     steps = () if listener is None else tuple(listener.steps)
     replaced = frozenset() if listener is None else frozenset(listener.replaced)
-    return Exact(dtype, inputs_of(run.tensors), tensors_of(returned), steps, replaced)
+    return Exact(dtype, inputs_of(run.tensors), tensors_of(returned), steps, replaced, listener is not None)
 
 
 def inputs_of(calls: tuple[CallTensors, ...]) -> dict[str, dict[str, Tensor]]:
