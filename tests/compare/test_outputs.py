@@ -66,6 +66,7 @@ def test_attentions_agree_and_outputs_do_not(change: Callable[[Decoder], None], 
     assert (logits.difference or 0) > (logits.allowed or 0)
     assert report.paragraphs[0].startswith("The attentions agree; outputs differ")
     assert report.paragraphs[0].endswith(words)
+    assert report.paragraphs[1].startswith("The largest difference of the attentions is ")
     assert report.forwards == (2, 2)
 
 
@@ -93,7 +94,7 @@ def test_what_follows_from_an_attention_has_no_module() -> None:
     report = diff(decoder(), changed(unscaled), IDS)
     assert [cause.name for pair in report.pairs for cause in pair.causes] == ["scale"]
     assert (report.same, report.first_module) == (False, None)
-    assert report.paragraphs[1].endswith("which follows from the attentions.")
+    assert report.paragraphs[1].endswith(". The attentions explain all of it.")
 
 
 @pytest.mark.parametrize(("change", "module"), [(doubled_head, "head"), (other_activation_first, "layers.0.mlp.1")])
@@ -101,7 +102,7 @@ def test_a_difference_beside_that_of_an_attention(change: Callable[[Decoder], No
     report = diff(decoder(), changed(unscaled, change), IDS)
     assert [cause.name for pair in report.pairs for cause in pair.causes] == ["scale"]
     assert first(report) == (module, module)
-    assert f"which the attentions alone do not explain; from `{module}` on." in report.paragraphs[1]
+    assert f" The attentions explain a part. Another difference begins at `{module}`." in report.paragraphs[1]
 
 
 class Port(nn.Module):

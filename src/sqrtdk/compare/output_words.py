@@ -110,4 +110,18 @@ def of_outputs(pairs: Sequence[PairDiff], ends: Ends) -> tuple[list[str], list[s
     if pairs and all(pair.same for pair in pairs):
         agree = "The attention agrees" if len(pairs) == 1 else "The attentions agree"
         return [f"{agree}; {said}", *before], after
-    return before, [f"The {said}", *after]
+    returned = f"What the models return differs{size}{f' ({names})' if names else ''}"
+    return before, [f"{returned}{_since(ends.since)}", *after]
+
+
+def _since(since: str) -> str:
+    """The end of the sentence, and what explains the difference."""
+    if since == FOLLOWS:
+        return ". The attentions explain all of it."
+    if since.startswith(BESIDE):
+        place = since.removeprefix(f"{BESIDE}; ").removeprefix("the difference enters ")
+        begins = place.removeprefix("from ").removesuffix(" on")
+        where = f"at {begins}" if begins != place else place
+        return f". The attentions explain a part. Another difference begins {where}."
+    mark = ":" if since.startswith("the ") else ","
+    return f"{mark} {since}." if since else "."

@@ -93,7 +93,7 @@ def paragraphs(
     if not pairs:
         sentences.append("No attention of A has a partner in B: nothing was compared.")
     if same := [pair for pair in pairs if pair.same]:
-        sentences.append(_same(same, len(pairs), allows(a, b)))
+        sentences.append(_same(same, len(pairs), allows(a, b), any(map(says_agreement, of_outputs[0]))))
     sentences += [_cancelling(stages, members, pairs) for stages, members in cancelling(pairs).items()]
     sentences += [
         f"{rows_without_key(out, rows)} left out {where(members, pairs)}."
@@ -310,15 +310,24 @@ def _differences(members: Sequence[PairDiff]) -> str:
     return f"The difference{'' if len(members) == 1 else 's'} at {listed([place_of(pair) for pair in members])}"
 
 
-def _same(same: Sequence[PairDiff], total: int, rounding: str) -> str:
+def says_agreement(sentence: str) -> bool:
+    """Whether a sentence on the models' outputs says that the attentions agree."""
+    return sentence.startswith(("The attention agrees;", "The attentions agree;"))
+
+
+def _same(same: Sequence[PairDiff], total: int, rounding: str, said: bool) -> str:
+    """What agrees, and how well; with `said`, the sentence before has said that all do."""
     worst = largest(same, _size)
+    figures = f"largest difference is {short(_size(worst))}, {rounding} allows {short(worst.allowed)}."
+    if said:
+        return f"The {figures.replace('difference', 'difference of the attentions', 1)}"
     which = f"All {counted(total)}" if len(same) == total else f"The other {counted(len(same))}"
     if len(same) == total == 2:
         which = "Both attentions"
     if len(same) == 1:
         which = "The one attention" if total == 1 else "The other attention"
     verb = "agrees" if len(same) == 1 else "agree"
-    return f"{which} {verb}: the largest difference is {short(_size(worst))}, {rounding} allows {short(worst.allowed)}."
+    return f"{which} {verb}: the {figures}"
 
 
 def _cancelling(stages: Sequence[str], members: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> str:

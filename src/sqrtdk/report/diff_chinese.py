@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from sqrtdk.compare.output_words import differing, sizes, unjudged_by_reason, unlike
+from sqrtdk.compare.output_words import BESIDE, FOLLOWS, differing, sizes, unjudged_by_reason, unlike
 from sqrtdk.compare.records import DiffReport, PairDiff
 from sqrtdk.compare.words import (
     Group,
@@ -59,8 +59,10 @@ def paragraphs(report: DiffReport) -> tuple[str, ...]:
         sentences.append("A 的注意力在 B 中都没有对应：没有可比较的。")
     if same := [pair for pair in report.pairs if pair.same]:
         worst = largest(same, largest_left)
+        figures = f"最大差异 {short(largest_left(worst))}，{allows} {short(worst.allowed)}。"
         which = f"全部 {len(same)} 对" if len(same) == len(report.pairs) else f"其余 {len(same)} 对"
-        sentences.append(f"{which}一致：最大差异 {short(largest_left(worst))}，{allows} {short(worst.allowed)}。")
+        agreed = any(sentence.startswith("注意力一致；") for sentence in first)
+        sentences.append(f"注意力的{figures}" if agreed else f"{which}一致：{figures}")
     for stages, members in cancelling(report.pairs).items():
         names = COMMA.join(map(_stage, stages))
         sentences.append(f"{_at(members, report)}，{names}阶段不同，但不影响结果：从输入到输出两侧一致。")
@@ -89,7 +91,16 @@ def _of_outputs(report: DiffReport) -> tuple[list[str], list[str]]:
     said = f"输出{f'（{names}）' if names else ''}{size}{since}。"
     if report.pairs and all(pair.same for pair in report.pairs):
         return [f"注意力一致；{said}", *before], after
-    return before, [f"模型的{said}", *after]
+    returned = f"模型返回的结果{f'（{names}）' if names else ''}{size}"
+    return before, [f"{returned}{_since(report.outputs_from)}", *after]
+
+
+def _since(since: str) -> str:
+    if since == FOLLOWS:
+        return "。注意力的差异可解释全部。"
+    if since.startswith(BESIDE):
+        return f"。注意力的差异只解释其中一部分。另一处差异：{caused(since.removeprefix(f'{BESIDE}; '), 'zh')}。"
+    return f"，{caused(since, 'zh')}。" if since else "。"
 
 
 def _allows(report: DiffReport) -> str:
