@@ -64,6 +64,7 @@ def test_a_new_score_is_what_its_formula_says(
     assert "equal to the formula written out: True" in _printed("new_score.py", capsys, monkeypatch)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("accelerate_anew")
 def test_a_trainer_is_watched(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     printed = _printed("watch_trainer.py", capsys, monkeypatch)

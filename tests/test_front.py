@@ -89,6 +89,7 @@ def test_the_output_shown_is_real(name: str) -> None:
             assert before == "" or before.endswith("\n")
 
 
+@pytest.mark.full
 def test_the_comparison_shown_is_real() -> None:
     """Word by word: how many blanks and line breaks there are, the width of the numbers decides."""
     (sample,) = [block for block in blocks("docs/en/start.md", "text") if "pairs of attentions:" in block]

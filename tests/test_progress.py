@@ -40,6 +40,7 @@ TOLD = (
 )
 
 
+@pytest.mark.full
 def test_a_terminal_shows_how_far_it_is() -> None:
     with terminal() as (name, shown):
         done = warm()(WORK, verb="-c", stderr=name, TERM="xterm", COLUMNS="120")

@@ -71,6 +71,7 @@ def test_a_sample_and_the_rest_are_the_whole(folder: Path) -> None:
     assert len(whole) == 82
 
 
+@pytest.mark.full
 def test_functions_of_a_file_draw_the_same_cases_and_a_named_one_runs(folder: Path) -> None:
     drawn, _ = run(folder, "-m", TIERS["test"])
     some, same = (
@@ -83,6 +84,7 @@ def test_functions_of_a_file_draw_the_same_cases_and_a_named_one_runs(folder: Pa
     assert run(folder, "-m", TIERS["test"], f"test_small.py::{left_out}")[0] == {left_out}
 
 
+@pytest.mark.full
 def test_the_seconds_of_a_test_are_told(folder: Path) -> None:
     _, output = run(folder, "-n", "2", "-m", TIERS["test"])
     report = output.partition("CPU seconds")[2]

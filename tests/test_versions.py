@@ -54,6 +54,7 @@ def test_what_is_installed_and_run_is_there() -> None:
     assert len(versions._requirements()) == len(versions.NEEDED)
 
 
+@pytest.mark.full
 def test_failures_are_counted_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "test_small.py").write_text(TESTS)
     (tmp_path / "conftest.py").write_text(

@@ -154,6 +154,7 @@ def test_other_weights_are_one_cause() -> None:
     assert rows[1][2] == "weights q, k, v; scale 0.125 -> 1"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_run_is_shown(sick_run: str, language: str) -> None:
     page = HtmlPage(draw(sick_run, "watch", language))
@@ -163,6 +164,7 @@ def test_a_run_is_shown(sick_run: str, language: str) -> None:
     assert {plain(site) for site in sites} <= {row[0] for row in page.rows}
 
 
+@pytest.mark.full
 def test_two_runs_are_shown_one_by_one(tmp_path: Path) -> None:
     one = summarise(read_run(watched_runs.write_sick(tmp_path / "sick")))
     document = watch_json.comparison_json(one, one, compare(one, one))

@@ -131,6 +131,7 @@ def test_no_damage_of_many_ends_a_process(tmp_path: Path, warm: Warm) -> None:
     judge(warm, many, tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["a pipe", pytest.param("a folder", marks=pytest.mark.full)])
 def test_a_build_puts_a_whole_library_in_its_place(name: str, tmp_path: Path, warm: Warm) -> None:
     (path := planted(tmp_path)).touch()

@@ -20,6 +20,7 @@ from tests.support.kernel_here import needs_kernel
 from tests.support.program import Warm
 
 
+@pytest.mark.full
 @needs_kernel
 def test_a_damaged_library_is_named_and_built_again(tmp_path: Path, warm: Warm) -> None:
     broken, trace = planted(tmp_path), tmp_path / "started"

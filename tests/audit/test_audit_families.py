@@ -117,7 +117,7 @@ def kinds(report):
     return {judged.call.kind for judged in report.calls}
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("name", "attn"), CASES)
 def test_a_family_is_right(name, attn):
     report = check(build(FAMILIES[name](), attn), **SIZES)

@@ -132,7 +132,7 @@ def strided(tensor: Tensor, kind: str) -> Tensor:
     return torch.cat([tensor.new_zeros(3), tensor.flatten()])[3:].view(tensor.shape)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["heads after positions", "columns far apart", "every second column", "off the start"])
 @pytest.mark.parametrize("length", [3, 18])
 def test_where_numbers_lie_does_not_matter(kind: str, length: int) -> None:

@@ -58,6 +58,7 @@ GIVEN: dict[str, Callable[[], tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

@@ -77,6 +77,7 @@ def test_this_python_is_probed_as_it_is() -> None:
     assert GPU["complete"](sys.executable, told) == sys.executable  # nothing is missing: nothing is made
 
 
+@pytest.mark.full
 def test_the_record_of_the_tests_has_each_of_them(tmp_path: Path) -> None:
     code = (
         "import pytest\ndef test_a(): pass\ndef test_b(): assert 0\n@pytest.mark.skip(reason='why')\ndef test_c(): pass"

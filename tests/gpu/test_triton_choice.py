@@ -85,6 +85,7 @@ print([name for name in sys.modules if name.split(".")[0] == "triton" or name ==
 """
 
 
+@pytest.mark.full
 def test_nothing_is_imported_for_calls_on_a_cpu() -> None:
     refused, *state, imported = python(UNUSED).splitlines()
     assert refused == "impl='triton' can't run this call: Triton runs on GPUs, and the tensors are on cpu"

@@ -120,6 +120,7 @@ def _sparse(path: Path, head: bytes, entries: int, kind: bytes, size: int) -> Pa
     return path
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("entries", "kind", "size", "message"),
     [

@@ -44,6 +44,7 @@ def test_a_family(name: str, kind: str, tmp_path: Path) -> None:
     ALIKE[f"families {kind}"] += len(own.calls)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("style", "mistake", "kind"), later(MISTAKES))
 def test_a_mistake(style: str, mistake: str | None, kind: str, tmp_path: Path) -> None:
     model, inputs = mistaken(style, mistake, tmp_path)

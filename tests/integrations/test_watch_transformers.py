@@ -63,6 +63,7 @@ def test_losses_and_weights_are_those_of_a_run_without(tmp_path: Path) -> None:
         assert torch.equal(weight, watched.model.state_dict()[name]), name
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("evaluated", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_step_is_one_of_the_optimizer(tmp_path: Path, evaluated: bool) -> None:
     """15 rows are 5 batches of 3: steps of 2, 2 and 1 batches, and no row of an evaluation among them."""
@@ -83,6 +84,7 @@ def test_a_step_is_one_of_the_optimizer(tmp_path: Path, evaluated: bool) -> None
     assert evaluated is any("eval_loss" in entry for entry in trainer.state.log_history)
 
 
+@pytest.mark.full
 def test_the_loss_is_the_mean_that_is_logged(tmp_path: Path) -> None:
     callback = AttentionWatch(every=1)
     trainer = _trainer(tmp_path, callback, logging_steps=3)
@@ -127,6 +129,7 @@ def test_a_training_that_raised_is_closed_by_the_next(tmp_path: Path) -> None:
     callback.close()
 
 
+@pytest.mark.full
 def test_an_alarm_may_stop_the_training(tmp_path: Path) -> None:
     callback = AttentionWatch(every=2, on_alarm="raise")
     trainer = _trainer(tmp_path, callback, gain=2e3)

@@ -94,6 +94,7 @@ def test_millions_of_cells_are_not_read_at_once(engines: dict[str, Engine]) -> N
     assert len(read) < 15
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", HERE)
 def test_a_cell_that_fails_is_named(name: str, engines: dict[str, Engine]) -> None:
     with pytest.raises(LabError, match=r"the cell \(x=3, scale=none\) failed: ValueError: three is not") as raised:
@@ -117,6 +118,7 @@ def test_a_result_that_cannot_be_pickled_names_its_cell(engines: dict[str, Engin
         list(engines["pool"].results(not_picklable, cells(1)))
 
 
+@pytest.mark.full
 def test_pool_a_worker_that_is_killed_loses_nothing(engines: dict[str, Engine], tmp_path: Path) -> None:
     seen: list[int] = []
     for index, result in engines["pool"].results(slow_square, cells(8, folder=str(tmp_path))):

@@ -312,6 +312,7 @@ def test_a_name_server_that_never_answers_is_given_up(monkeypatch: pytest.Monkey
         over.set()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["nosuchdir", "org/name"])
 @pytest.mark.parametrize("offline", ["0", "1"])
 def test_the_program_says_so_before_it_imports_torch(tmp_path: Path, name: str, offline: str) -> None:

@@ -55,6 +55,7 @@ def test_the_embedded_text_is_english_and_chinese() -> None:
     assert sum("一" <= c <= "鿿" for c in text) > 50
 
 
+@pytest.mark.full
 def test_ids_come_from_the_models_own_tokenizer(llama: str) -> None:
     add_tokenizer(llama)
     loaded = resolve(llama, LoadOptions(batch=2, seq_len=20))
@@ -303,6 +304,7 @@ def test_a_window_that_differs_from_layer_to_layer_says_nothing_of_the_length() 
     assert made["input_ids"].shape == (1, 128)
 
 
+@pytest.mark.full
 def test_a_text_of_unknown_tokens_is_told(llama: str, tmp_path: Path) -> None:
     """A vocabulary of other characters than the text's, as of molecules: its figures are those of one token."""
     add_tokenizer(llama)

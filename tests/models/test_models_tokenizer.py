@@ -43,6 +43,7 @@ def long_text(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.full
 def test_ids_up_to_the_number_wanted_and_the_largest_of_all(llama: Path) -> None:
     save(llama, by_letters())
     tokens = tokenize(llama, "abcz", most=3)
@@ -85,6 +86,7 @@ def test_one_that_takes_all_memory_ends_its_own_process_only(llama: Path, monkey
         tokenize(llama, "e" * 2**10, most=3)
 
 
+@pytest.mark.full
 def test_what_it_raises_is_the_reason(llama: Path) -> None:
     (llama / "tokenizer.json").write_text("{")
     with pytest.raises(TokenizerError, match=r"^\w+: \w"):

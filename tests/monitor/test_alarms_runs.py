@@ -211,6 +211,7 @@ def test_the_range_of_float16_is_that_of_what_the_product_stores(
     assert all(alarm.value == product * before for alarm in told)
 
 
+@pytest.mark.full
 def test_falling_entropy_of_a_run_is_told_before_its_bar() -> None:
     def start(model: Model) -> None:
         for layer in ("first", "second"):

@@ -209,6 +209,7 @@ def test_rows_and_the_content_of_files_decide_too(saved: Path, tmp_path: Path) -
         assert [row["keys"] for row in rows(output)["heads"]] == [2.0] * LAYERS * HEADS
 
 
+@pytest.mark.full
 def test_an_interrupted_call_goes_on(saved: Path, measured: Path, tmp_path: Path) -> None:
     def interrupt(done: int, total: int) -> None:
         if done == 2:

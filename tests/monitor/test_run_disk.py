@@ -134,6 +134,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert "No space left on device" in again
 
 
+@pytest.mark.full
 @_mounts
 def test_a_disk_that_is_full_for_a_while_loses_nothing(tmp_path: Path) -> None:
     done = _mounted(tmp_path, _FULL_FOR_A_WHILE, "1m")

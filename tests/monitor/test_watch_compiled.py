@@ -137,6 +137,7 @@ def test_a_model_that_is_not_compiled_runs_as_it_is_although_others_are() -> Non
     assert {sample.how for sample in health.samples} == {"as is"}
 
 
+@pytest.mark.full
 def test_a_training_step_that_is_compiled_as_a_whole() -> None:
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

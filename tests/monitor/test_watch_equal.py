@@ -77,6 +77,7 @@ def _marks(way: str, steps: int, every: int) -> Any:
     return () if not long else pytest.mark.full if long == 1 else pytest.mark.slow
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("way", "steps", "every"),
     [pytest.param(way, *run, marks=_marks(way, *run)) for way in WAYS for run in ((12, 5), (50, 5), (50, 1))],

@@ -153,6 +153,7 @@ def test_a_forward_that_raises_leaves_no_trace_running() -> None:
     assert clip.step() != ()
 
 
+@pytest.mark.full
 def test_a_compiled_model_is_traced_from_outside() -> None:
     model, x = randomised(Attention()).train(), states()
     compiled = torch.compile(model, backend="eager")
@@ -261,6 +262,7 @@ def test_a_trainer_is_kept_under_the_threshold(tmp_path: Path) -> None:
     assert not trainer.model._forward_hooks
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("first", ["watch", "clip"])
 def test_a_trainer_that_is_watched_clips_by_the_watch(tmp_path: Path, first: str) -> None:
     from sqrtdk.integrations.trainer import QKClipCallback

@@ -45,6 +45,7 @@ def test_two_ranks_give_the_weights_of_one_process(ranks: list[dict[Any, Any]], 
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
+@pytest.mark.full
 def test_sharded_copies_of_an_optimizer_agree_with_the_shards(ranks: list[dict[Any, Any]]) -> None:
     """Each rank has held its weights against the copies: here that it did, and that they are one another's."""
     results = [rank["separate", "masters"] for rank in ranks]

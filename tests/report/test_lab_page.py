@@ -43,6 +43,7 @@ def _letters(text: Text | str, language: str = "en") -> str:
     return html.unescape(re.sub(r"<[^>]*>", "", inner[1] if inner else shown))
 
 
+@pytest.mark.full
 def test_every_figure_stands_in_its_table_and_every_check_with_its_bar(page: HtmlPage) -> None:
     rows = {tuple(map(_seen, row)) for row in page.rows}
     results = {True: "✓ met满足", False: "✗ missed不满足", None: "? undecided未定"}

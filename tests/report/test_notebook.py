@@ -194,6 +194,7 @@ ENGLISH = (
 ENGLISH += ("against", "explained", "residue", "differs", "follows from", "outputs agree", "not judged", "more lines")
 
 
+@pytest.mark.full
 def test_in_chinese_nothing_english_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     report = sqrtdk.check("demo:unscaled", seq_len=16)
     records = (report, report.calls[0], sqrtdk.diff("demo", "demo:unscaled", seq_len=16), sample_diff.unpaired())

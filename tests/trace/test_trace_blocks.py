@@ -246,6 +246,7 @@ def test_a_softmax_by_hand_is_as_before() -> None:
     assert (call.formula, call.blocks, call.op) == ("softmax(0.25 * q.k)", (), "aten.div")
 
 
+@pytest.mark.full
 def test_nothing_is_held_after_the_block() -> None:
     model, x = Attend(online("running", ONE, hide=True)), torch.randn(B, L, 32)
     with torch.no_grad():

@@ -282,6 +282,7 @@ class Recurrence(nn.Module):
         return state
 
 
+@pytest.mark.full
 @each(
     "step",
     [

@@ -75,6 +75,7 @@ def test_an_exported_program_names_its_sites(scale: float, fused: bool, decompos
     check_calls(calls_of(program.module()), scale, SITES)
 
 
+@pytest.mark.full
 def test_an_exported_program_runs_at_other_sizes() -> None:
     sizes = {0: torch.export.Dim("rows", min=2, max=8), 1: torch.export.Dim("tokens", min=2, max=64)}
     program = torch.export.export(Net().eval(), (torch.randn(2, 6, WIDTH),), dynamic_shapes={"x": sizes})
@@ -288,6 +289,7 @@ def test_a_model_that_recomputes_its_layers_is_counted_once(reentrant: bool, imp
     assert run.not_attention == run.not_measured == ()
 
 
+@pytest.mark.full
 def test_an_exported_language_model_keeps_its_mask_and_its_heads() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
