@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from sqrtdk.lab.cells import Cells
 from sqrtdk.lab.claim import GROUPS, Claim
@@ -82,11 +81,8 @@ CJK = re.compile(r"[\u3000-\u9fff\uff00-\uffef]")
 NARROW = re.compile("(?<=[\u4e00-\u9fff])[,:;]|[,:;](?=[\u4e00-\u9fff])")  # ASCII punctuation in Chinese
 
 
-# Trainings of a minute and more; heads-differ trains in every run. Where a CPU has no products of bfloat16, theirs take
-# five minutes.
-LONG = {"small-dk", "train-instability"} | (
-    {"amp-scaling"} if not torch.ops.mkldnn._is_mkldnn_bf16_supported() else set()
-)
+# Trainings of a minute and more, five where a CPU has no products of bfloat16; heads-differ trains in every run.
+LONG = {"small-dk", "train-instability", "amp-scaling"}
 TINY = {"steps": 2, "rows": 2, "length": 8, "points": 2}
 TRAINED = {"seeds": 2, "rates": (1e-3,), "text": TINY, "strings": TINY}
 # Claims whose quick run takes half a second of CPU or more, and sizes at which all of their code runs in a moment.
