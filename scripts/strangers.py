@@ -277,9 +277,9 @@ def main() -> int:
         if arguments.only not in name:
             continue
         right, answer = ask()
-        word = "right" if right else f"waits, {waits}:" if waits else "WRONG"
+        word = "right" if right else f"waits ({waits})" if waits else "WRONG"
         counts[word] += 1
-        print(f"{word:8} {name}: {answer[:200]}", flush=True)
+        print(f"{word}: {name}: {answer[:200]}", flush=True)
     print(", ".join(f"{count} {word}" for word, count in counts.most_common()) or "no such question")
     return int(counts["WRONG"] > 0 or not counts)
 

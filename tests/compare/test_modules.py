@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from sqrtdk.compare import modules
 from sqrtdk.compare.modules import Listener
-from sqrtdk.compare.returned import tensors_of
 from sqrtdk.compare.sides import load_side, run_side
 from sqrtdk.models.options import LoadOptions
+from sqrtdk.models.returned import tensors_of
 from tests.compare.decoders import IDS, decoder
 
 

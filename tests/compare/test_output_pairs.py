@@ -75,6 +75,18 @@ def test_one_name_and_two_shapes_is_a_difference() -> None:
     assert diff_report(document).outputs == report.outputs
 
 
+@pytest.mark.parametrize("name", ["logits", "0"])
+def test_the_only_output_has_two_shapes(name: str) -> None:
+    def with_columns(count: int) -> Decoder:
+        wrap: Callable[[Tensor], Any] = (lambda x: {name: x}) if name == "logits" else (lambda x: x)
+        return decoder(returned=lambda logits, _: wrap(logits[..., :count]))
+
+    report = diff(with_columns(10), with_columns(11), IDS)
+    assert [(one.name, one.same) for one in report.outputs] == [(name, False)]
+    assert (report.same, report.outputs_missing) == (False, None)
+    assert report.paragraphs[0] == f"The output `{name}` has another shape: A returns (2, 7, 10), B (2, 7, 11)."
+
+
 def test_an_output_of_one_side_alone_is_named() -> None:
     both = decoder(returned=lambda logits, hidden: {"logits": logits, "hidden": hidden})
     report = diff(both, decoder(returned=lambda logits, _: {"logits": logits}), IDS)
@@ -196,3 +208,31 @@ def test_what_a_model_returns_of_padding_is_left_out() -> None:
     assert "rows of padding are left out of what the models return: 3 of 14" in report.environment["notes"]
     assert diff(Padded(False), Padded(True, 1.01), inputs).same is False
     assert diff(Padded(False), Padded(True), {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}).same is True
+
+
+class TwoInOne(nn.Module):
+    """Two attentions in each of two calls of one module: the second of the four ran in the first call."""
+
+    def __init__(self, scales: tuple[float | None, ...]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.attend, self.head = nn.Embedding(VOCABULARY, WIDTH), Attend(), nn.Linear(WIDTH, VOCABULARY)
+        self.scales = scales
+        self.attend.forward = self._both  # type: ignore[method-assign]
+
+    def _both(self, x: Tensor, scales: tuple[float | None, ...]) -> Tensor:
+        for scale in scales:
+            q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.attend.qkv(x).chunk(3, -1))
+            heads = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+            x = x + heads.transpose(1, 2).flatten(2)
+        return self.attend.out(x)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.attend(self.embed(ids), self.scales[:2])
+        return self.head(self.attend(x, self.scales[2:]))
+
+
+def test_calls_that_cannot_be_told_apart_explain_nothing() -> None:
+    report = diff(TwoInOne((None, None, None, None)), TwoInOne((None, 1.0, None, None)), IDS)
+    assert [pair.index_a for pair in report.pairs if any(cause.name == "scale" for cause in pair.causes)] == [1]
+    assert (report.same, report.outputs_from, report.first_module) == (False, "", None)

@@ -19,7 +19,7 @@ import sqrtdk
 from sqrtdk.app.rebuilt import diff_report
 from sqrtdk.compare.diff import diff
 from sqrtdk.compare.records import FirstModule
-from sqrtdk.compare.returned import tensors_of
+from sqrtdk.models.returned import tensors_of
 from sqrtdk.report.diff import summary_line
 from sqrtdk.report.diff_chinese import paragraphs
 from sqrtdk.report.diff_html import to_html

@@ -18,47 +18,10 @@ import sqrtdk
 from sqrtdk.errors import TraceFileError
 from sqrtdk.recording import limits, read_trace_file
 from sqrtdk.recording.codec import record_to_json
-from sqrtdk.recording.format import DTYPES
 from sqrtdk.recording.header import read_header, read_tensor
+from tests.recording_files.forged import GOOD, Tensors, forge, refused
 
-Tensors = dict[str, tuple[str, list[int]]]
-SIZES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 LOGITS = [1, 1, 3, 5]
-
-
-def forge(
-    path: Path,
-    tensors: Tensors | None = None,
-    document: Any = None,
-    *,
-    header: Callable[[dict[str, Any]], Any] = lambda header: header,
-    content: bytes | None = None,
-    text: str | None = None,
-) -> Path:
-    """Write a trace file by hand: two heads of q, one of k, of zeros; `document` is what differs of its one call."""
-    tensors = {**GOOD, **(tensors or {})}
-    entries: dict[str, Any] = {}
-    place = 0
-    for name, (dtype, shape) in tensors.items():
-        end = place + math.prod(shape) * SIZES.get(dtype, 4)
-        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [place, end]}
-        place = end
-    whole = {"schema_version": 1, "calls": [{"site": "a"}]}
-    if isinstance(document, dict):
-        whole = {**whole, **document}
-    told = json.dumps(whole) if text is None else text
-    made = header({"__metadata__": {"sqrtdk_trace": told}, **entries})
-    raw = made if isinstance(made, bytes) else json.dumps(made).encode()
-    path.write_bytes(len(raw).to_bytes(8, "little") + raw + (bytes(place) if content is None else content))
-    return path
-
-
-GOOD: Tensors = {
-    "calls.0.q": ("F32", [1, 2, 3, 4]),
-    "calls.0.k": ("F32", [1, 1, 5, 4]),
-    "calls.0.v": ("F32", [1, 1, 5, 6]),
-    "calls.0.output": ("F32", [1, 2, 3, 6]),
-}
 
 
 def call(**fields: Any) -> dict[str, Any]:
@@ -132,7 +95,7 @@ DOCUMENTS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_documents(tmp_path: Path, name: str) -> None:
     document, message = DOCUMENTS[name]
-    _refused(forge(tmp_path / "a", document=document), message)
+    refused(forge(tmp_path / "a", document=document), message)
 
 
 TENSORS: dict[str, tuple[Tensors, dict[str, Any], str]] = {
@@ -182,7 +145,7 @@ TENSORS: dict[str, tuple[Tensors, dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", TENSORS)
 def test_tensors_that_do_not_fit(tmp_path: Path, name: str) -> None:
     tensors, document, message = TENSORS[name]
-    _refused(forge(tmp_path / "a", tensors, document), message)
+    refused(forge(tmp_path / "a", tensors, document), message)
 
 
 def _offsets(name: str, start: int, end: int) -> Callable[[dict[str, Any]], Any]:
@@ -234,7 +197,7 @@ HEADERS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 @pytest.mark.parametrize("name", HEADERS)
 def test_headers(tmp_path: Path, name: str) -> None:
     change, message = HEADERS[name]
-    _refused(forge(tmp_path / "a", header=change), message)
+    refused(forge(tmp_path / "a", header=change), message)
 
 
 @pytest.mark.parametrize(
@@ -242,17 +205,17 @@ def test_headers(tmp_path: Path, name: str) -> None:
     [("", "not JSON"), ("[]", "schema_version"), ('{"schema_version": 1, "schema_version": 1}', "twice")],
 )
 def test_documents_that_are_none(tmp_path: Path, text: str, message: str) -> None:
-    _refused(forge(tmp_path / "a", text=text), message)
+    refused(forge(tmp_path / "a", text=text), message)
 
 
 def test_many_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sqrtdk.recording.header.MAX_TENSORS", 3)
-    _refused(forge(tmp_path / "a"), "4 tensors; at most 3")
+    refused(forge(tmp_path / "a"), "4 tensors; at most 3")
 
 
 def test_many_names_that_stand_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sqrtdk.recording.source.MAX_TENSORS", 1)
-    _refused(
+    refused(
         forge(tmp_path / "a", document={"same": {"calls.0.lse": "calls.0.q", "x": "calls.0.q"}}), "2 names in 'same'"
     )
 
@@ -284,13 +247,13 @@ def test_records_that_are_none(tmp_path: Path, name: str) -> None:
     text = json.dumps({**json.loads(_record()), **document} if whole else document).encode()
     path = forge(tmp_path / "a", {"calls.0.record": ("U8", [len(text)])})
     path.write_bytes(path.read_bytes()[: -len(text)] + text)
-    _refused(path, message)
+    refused(path, message)
 
 
 def test_two_calls_of_one_index(tmp_path: Path) -> None:
     second = {name.replace("calls.0", "calls.1"): spec for name, spec in GOOD.items()}
     calls = [{"site": "a", "index": 1}, {"site": "a"}]
-    _refused(forge(tmp_path / "a", second, {"calls": calls}), "site 'a' with index 1")
+    refused(forge(tmp_path / "a", second, {"calls": calls}), "site 'a' with index 1")
     counted = read_trace_file(forge(tmp_path / "b", second, {"calls": [{"site": "a"}, {"site": "a"}]}))
     assert [call.index for call in counted.calls] == [0, 1]
 
@@ -301,17 +264,17 @@ def test_numbers_of_a_mask_that_are_neither_0_nor_1(tmp_path: Path) -> None:
     assert read.terms is not None
     assert torch.equal(read.terms[0].value, torch.zeros(LOGITS, dtype=torch.bool))  # type: ignore[arg-type]
     path.write_bytes(path.read_bytes()[:-1] + b"\x02")
-    _refused(path, "holds 2")
+    refused(path, "holds 2")
 
 
-def test_every_truncation_is_refused(tmp_path: Path) -> None:
+def test_every_truncation_isrefused(tmp_path: Path) -> None:
     whole = forge(tmp_path / "a").read_bytes()
     for size in (0, 7, 8, 9, 100, len(whole) - 1):
         (tmp_path / "b").write_bytes(whole[:size])
         whole_header = size == len(whole) - 1
-        _refused(tmp_path / "b", "439 are there" if whole_header else "cut off" if size > 7 else "takes 8")
+        refused(tmp_path / "b", "439 are there" if whole_header else "cut off" if size > 7 else "takes 8")
     (tmp_path / "b").write_bytes(whole + b"\0")
-    _refused(tmp_path / "b", "1 bytes follow")
+    refused(tmp_path / "b", "1 bytes follow")
 
 
 def test_a_file_that_becomes_shorter_while_it_is_read(tmp_path: Path) -> None:
@@ -326,15 +289,15 @@ def test_a_file_that_becomes_shorter_while_it_is_read(tmp_path: Path) -> None:
 def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "none", tmp_path, tmp_path / "pipe", Path("/dev/zero")):
-        _refused(path, "")
+        refused(path, "")
     (tmp_path / "pickle").write_bytes(b"\x80\x04\x95" + b"\xff" * 100)
-    _refused(tmp_path / "pickle", "header of")
+    refused(tmp_path / "pickle", "header of")
 
 
 def test_large_files_are_refused_by_their_size(tmp_path: Path) -> None:
     with open(tmp_path / "a", "wb") as file:
         file.truncate(limits.MAX_FILE_BYTES + 1)
-    _refused(tmp_path / "a", "17179869185 bytes")
+    refused(tmp_path / "a", "17179869185 bytes")
 
 
 def test_nothing_large_is_made_before_the_checks(tmp_path: Path) -> None:
@@ -348,14 +311,14 @@ def test_nothing_large_is_made_before_the_checks(tmp_path: Path) -> None:
     }
     assert rows * rows > limits.MAX_MASK
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    _refused(forge(tmp_path / "a", long, terms(name="mask", least=0)), "4294967296 entries in the mask")
+    refused(forge(tmp_path / "a", long, terms(name="mask", least=0)), "4294967296 entries in the mask")
     eighth = [1, 1, rows, rows // 8]
     many = {name: (kind, [1, 1, rows // 8, 1] if name[-1] in "kv" else shape) for name, (kind, shape) in long.items()}
     windows = [{"name": "mask", "least": 0, "greatest": size, "shape": eighth} for size in range(9)]
-    _refused(forge(tmp_path / "b", many, call(terms=windows)), "entries in all masks")
+    refused(forge(tmp_path / "b", many, call(terms=windows)), "entries in all masks")
     path = forge(tmp_path / "c", {"calls.0.q": ("F32", [1, 2, 2**28, 4])}, content=b"")
     os.truncate(path, path.stat().st_size + 2**33 + 344)
-    _refused(path, "output has shape")
+    refused(path, "output has shape")
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert after - before < 2**16  # KiB
 
@@ -369,87 +332,3 @@ def test_nan_and_infinity_are_read_and_told(tmp_path: Path) -> None:
     read = read_trace_file(path)
     assert read.notes == (r"output of 'a\n#0' holds 1 NaN and 1 infinite of 36 numbers",)
     assert read.calls[0].output[0, 1, 2, 4:].tolist()[0] == -math.inf
-
-
-def _refused(path: Path, message: str) -> None:
-    with pytest.raises(TraceFileError) as caught:
-        read_trace_file(path)
-    begin, _, text = str(caught.value).partition(
-        " can't be read as a trace file: "
-    )  # the path has the test's name in it
-    assert begin == repr(str(path))
-    assert message in text
-    assert caught.value.hint
-    assert len(text) < 600
-    assert text.isprintable()
-
-
-def _row_file(path: Path, rows: int, keys: int, width: int, calls: int = 1, **one: Any) -> Path:
-    """Calls of one set of tensors; every one of them asks for rows x keys logits."""
-    shapes = {"q": rows, "k": keys, "v": keys, "output": rows}
-    tensors = {f"calls.0.{name}": ("F32", [1, 1, length, width]) for name, length in shapes.items()}
-    same = {f"calls.{number}.{name}": f"calls.0.{name}" for number in range(1, calls) for name in shapes}
-    listed = [{"site": "a", "index": number, **one} for number in range(calls)]
-    return forge(path, tensors, {"calls": listed, "same": same})
-
-
-@pytest.mark.parametrize(
-    ("shape", "calls", "one"),
-    [
-        ((4096, 4096, 1), 1, {"terms": [{"name": "mask", "least": 0}]}),
-        ((4096, 4096, 1), 1, {}),
-        ((32768, 32768, 1), 1, {"terms": [{"name": "mask", "least": 0}]}),
-        ((2048, 2048, 1), 1, {}),
-        ((900, 900, 1), 64, {}),  # many calls of one set of tensors
-        ((700, 700, 1), 1, {"terms": [{"name": "mask", "least": at, "greatest": at + 9} for at in range(60)]}),
-    ],
-)
-def test_work_is_bounded_by_the_size_of_the_file(
-    shape: tuple[int, int, int], calls: int, one: dict[str, Any], tmp_path: Path
-) -> None:
-    path = _row_file(tmp_path / "a", *shape, calls, **one)
-    size = path.stat().st_size
-    most = max(limits.LEAST_WORK, limits.WORK_A_BYTE * size)
-    _refused(path, f"in a file of {size} bytes; at most {most} are computed, 32 a byte")
-
-
-@pytest.mark.parametrize(("shape", "calls"), [((512, 512, 8), 1), ((64, 8192, 16), 4), ((1000, 1000, 1), 1)])
-def test_long_rows_of_wide_heads_are_read(shape: tuple[int, int, int], calls: int, tmp_path: Path) -> None:
-    assert len(read_trace_file(_row_file(tmp_path / "a", *shape, calls)).calls) == calls
-
-
-class Slow(io.FileIO):
-    """A file system that gives a few bytes at once, as Linux gives at most 2^31 - 4096."""
-
-    def readinto(self, into: Any) -> int | None:
-        return super().readinto(memoryview(into)[:7])
-
-    def read(self, count: int | None = -1) -> bytes:
-        return super().read(7 if count is None or count < 0 else min(count, 7))
-
-
-def test_a_file_that_comes_in_pieces_is_whole(tmp_path: Path) -> None:
-    path = forge(tmp_path / "a")
-    content = bytearray(path.read_bytes())
-    content[-4:] = b"\x00\x00\x80\x3f"
-    path.write_bytes(content)
-    with Slow(path) as file:
-        header = read_header(file, path.stat().st_size)
-        whole = {name: read_tensor(file, header, spec) for name, spec in header.specs.items()}
-    assert torch.equal(whole["calls.0.output"], read_trace_file(path).calls[0].output)
-    assert whole["calls.0.output"].flatten()[-1] == 1
-    with Slow(path) as file:  # it became shorter since its header was read
-        os.truncate(path, path.stat().st_size - 3)
-        with pytest.raises(TraceFileError, match=r"bytes were to come at \d+ and \d+ did: the file is cut off"):
-            read_tensor(file, header, header.specs["calls.0.output"])
-
-
-@pytest.mark.slow
-def test_a_tensor_of_2_gib_is_read(tmp_path: Path) -> None:
-    """More than one read gives; the file is sparse, the tensor is not."""
-    rows = 2**22
-    shapes = {"q": [1, 1, rows, 128], "k": [1, 1, 1, 128], "v": [1, 1, 1, 1], "output": [1, 1, rows, 1]}
-    path = forge(tmp_path / "a", {f"calls.0.{name}": ("F32", shape) for name, shape in shapes.items()}, content=b"")
-    os.truncate(path, path.stat().st_size + 4 * sum(map(math.prod, shapes.values())))
-    (call,) = read_trace_file(path).calls
-    assert call.query.values.nbytes == 2**31

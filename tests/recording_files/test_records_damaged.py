@@ -31,8 +31,8 @@ from sqrtdk.monitor.reading import read_run
 from sqrtdk.recording import read_trace_file
 from sqrtdk.report.baseline import to_file
 from tests.monitor.run_records import MODEL, SETTINGS, head, told, whole, writer, written
+from tests.recording_files.forged import forge
 from tests.recording_files.sample_calls import unlike
-from tests.recording_files.test_hostile import forge
 from tests.report.sample_report import sick
 
 FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

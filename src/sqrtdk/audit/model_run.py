@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -37,6 +37,7 @@ from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.modules import frozen_hint
 from sqrtdk.models.options import ATTN
 from sqrtdk.models.records import Inputs, LoadedModel
+from sqrtdk.models.returned import walk
 from sqrtdk.models.run import call as forward
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.records import NotAttention, NotMeasured
@@ -201,45 +202,11 @@ def _reruns(
         options: dict[str, Any] = {"enlarge": dict(enlarge)} if enlarge else {}
         with trace(module, stats=stats, **options) as again:
             output = forward(module, inputs)
-        return Rerun(again.calls, tuple(tensor for _, tensor in _tensors(output)), len(again.not_measured))
+        # no caches: what is compared here is the model's answer
+        tensors = tuple(tensor.detach() for _, tensor in walk(output, objects=False) if _has_numbers(tensor))
+        return Rerun(again.calls, tensors, len(again.not_measured))
 
     return rerun
-
-
-def _tensors(
-    output: Any, name: str = "", outer: tuple[int, ...] = (), *, caches: bool = False
-) -> Iterator[tuple[str, Tensor]]:
-    """The floating-point tensors of a model's output in order, each with its place: "logits", "past_key_values.0.1".
-
-    A container within itself, of which `outer` are those around, ends there. `caches` looks into caches of keys and
-    values that are objects as well.
-    """
-    named: Iterable[tuple[object, Any]] = ()
-    if isinstance(output, Tensor):
-        if output.is_floating_point() and not output.is_meta:
-            yield name, output.detach()
-    elif isinstance(output, Mapping):
-        named = output.items()
-    elif isinstance(output, list | tuple):
-        named = enumerate(output)
-    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
-        named = ((field.name, getattr(output, field.name, None)) for field in dataclasses.fields(output))
-    elif caches:
-        named = _of_cache(output)
-    for key, value in named if id(output) not in outer else ():
-        yield from _tensors(value, f"{name}.{key}" if name else str(key), (*outer, id(output)), caches=caches)
-
-
-def _of_cache(output: Any) -> Iterator[tuple[str, Any]]:
-    """Keys and values of transformers' `DynamicCache`: `layers[0].keys`; a list a kind in older releases."""
-    fields = getattr(output, "__dict__", None)
-    if not isinstance(fields, dict) or isinstance(output, nn.Module | type):
-        return
-    layers = fields.get("layers")
-    for place, layer in enumerate(layers if isinstance(layers, list) else ()):
-        yield f"{place}.key", getattr(layer, "keys", None)
-        yield f"{place}.value", getattr(layer, "values", None)
-    yield from ((name, fields[name]) for name in ("key_cache", "value_cache") if isinstance(fields.get(name), list))
 
 
 def _spoiled(output: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -248,12 +215,18 @@ def _spoiled(output: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     Minus infinity is how a class or a token is ruled out.
     """
     spoiled, infinite = [], []
-    for name, tensor in _tensors(output, caches=True):
+    for name, tensor in walk(output):
+        if not _has_numbers(tensor):
+            continue
         with contextlib.suppress(Exception):  # a kind of tensor that lacks the operation
             nan, above = bool(tensor.isnan().any()), bool(tensor.isposinf().any())
             spoiled += [name] if nan or above else []
             infinite += [name] if above and not nan else []
     return tuple(spoiled), tuple(infinite)
+
+
+def _has_numbers(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and not tensor.is_meta
 
 
 def _version(package: str) -> str | None:

@@ -16,6 +16,7 @@ import torch
 from sqrtdk._sites import ROOT
 from sqrtdk.compare.entering import UNMEASURED, Blind, exact_of, rows_of
 from sqrtdk.compare.modules import Kept, ModuleStep, Returned, align_steps
+from sqrtdk.compare.numbers import difference
 from sqrtdk.compare.precision import unit
 from sqrtdk.compare.records import FirstModule, PairDiff
 from sqrtdk.compare.sides import Exact, Side
@@ -218,8 +219,7 @@ def gap_of(x: Kept, y: Kept, blind: Blind) -> float:
         counted = rows.reshape(-1)[::stride]
         one, other = one[counted], other[counted]
     one, other = one.clamp_min(_HIDDEN), other.clamp_min(_HIDDEN)
-    alike = (one == other) | (one.isnan() & other.isnan())
-    off = torch.where(alike, 0.0, (one - other).nan_to_num(nan=math.inf))
+    off = difference(one, other)
     size = float(torch.where(torch.isfinite(one), one, 0.0).square().mean().sqrt()) if one.numel() else 0.0
     gap = float(off.square().mean().sqrt()) if off.numel() else 0.0
     return gap / size if size else gap and math.inf

@@ -92,6 +92,18 @@ def total(formula: Formula) -> Value:
     return times(formula.scale, formula.after)
 
 
+def difference(a: Tensor, b: Tensor) -> Tensor:
+    """Entry by entry; 0 where both are the same infinity or both NaN, infinite where one alone is no number.
+
+    Example:
+        >>> inf, nan = math.inf, math.nan
+        >>> difference(torch.tensor([3.0, inf, nan, nan]), torch.tensor([1.0, inf, nan, 0.0])).tolist()
+        [2.0, 0.0, 0.0, inf]
+    """
+    alike = (a == b) | (a.isnan() & b.isnan())
+    return torch.where(alike, 0.0, (a - b).nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf))
+
+
 def told_apart(a: float, b: float, digits: int = 4) -> tuple[str, str]:
     """Two numbers that are not the same, in as few digits as show it.
 

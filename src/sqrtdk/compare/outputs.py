@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.entering import SLACK, Blind, apart, as_rounding, padding_of, rows_of
+from sqrtdk.compare.numbers import difference
 from sqrtdk.compare.precision import unit
 from sqrtdk.compare.records import OutputDiff
 from sqrtdk.compare.sides import Exact, Side
@@ -50,9 +51,7 @@ class Both:
 
     def gap(self) -> Measured:
         """Size of the difference; equal infinities, and NaN on both sides, are none."""
-        one, other = self.a.double(), self.b.double()
-        alike = (one == other) | (one.isnan() & other.isnan())
-        return self._measured(torch.where(alike, 0.0, (one - other).nan_to_num(nan=math.inf)))
+        return self._measured(difference(self.a.double(), self.b.double()))
 
     def nan(self) -> bool:
         """Whether both have NaN at an entry that counts."""
@@ -103,9 +102,6 @@ def pair_outputs(a: Side, b: Side, blind: Blind) -> Paired:
     left = [next((name for name in side if name not in names), "") for side in (one, other)]
     if all(left) and next(iter(one)) == left[0] and one[left[0]].shape == other[left[1]].shape:
         names[left[0]] = left[1]
-    if not names:
-        shapes = [tuple(next(iter(side.values())).shape) for side in (one, other)]
-        return Paired(missing=f"A returns {shapes[0]}, B {shapes[1]}")
     paired = []
     for name in one:
         if name in names:
@@ -115,6 +111,9 @@ def pair_outputs(a: Side, b: Side, blind: Blind) -> Paired:
     shared = [name for name in one if name in other and name not in names and name not in taken]
     unlike = [name for name in shared if not name.isdecimal() or set(one) == set(other)]
     differ = tuple(_unlike(name, one[name], other[name]) for name in unlike)
+    if not names and not unlike:
+        shapes = [tuple(next(iter(side.values())).shape) for side in (one, other)]
+        return Paired(missing=f"A returns {shapes[0]}, B {shapes[1]}")
     alone = ("A", [name for name in one if name not in names]), ("B", [name for name in other if name not in taken])
     notes = [_alone(letter, [name for name in lost if name not in unlike]) for letter, lost in alone]
     notes += [

@@ -225,8 +225,9 @@ class DiffReport(Saved, Shown):
         outputs: what the models return, tensor by tensor; empty where that was not compared.
         first_module: where the models begin to differ apart from attentions with causes of their own; None where they
             do not, or that is not known.
-        outputs_from: half a sentence on it: "from `lm_head` on"; "follow", where all that differs in the outputs
-            follows from the attentions; "beside from `lm_head` on", where something else differs behind these.
+        outputs_from: half a sentence on it: "from `lm_head` on"; "which follows from the attentions", where they
+            explain all of it; "which the attentions alone do not explain; from `lm_head` on", where something else
+            differs behind them.
         outputs_missing: why the outputs were not compared.
     """
 

@@ -21,12 +21,12 @@ from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.compare.align import name_of
 from sqrtdk.compare.modules import Listener, ModuleStep, Place, Returned
 from sqrtdk.compare.records import SideInfo, Unpaired
-from sqrtdk.compare.returned import tensors_of
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, UnsupportedError
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
+from sqrtdk.models.returned import tensors_of
 from sqrtdk.models.run import by_default_of
 from sqrtdk.models.run import call as forward
 from sqrtdk.models.signature import forward_arguments

@@ -1,4 +1,4 @@
-"""What a forward returned: every floating tensor of it, by a dotted name."""
+"""What a forward returned: every tensor of it, by a dotted name."""
 
 from __future__ import annotations
 
@@ -27,12 +27,26 @@ def tensors_of(returned: Any) -> dict[str, Tensor]:
         (['0'], ['0', '2'])
     """
     found: dict[str, Tensor] = {}
-    for name, tensor in _walk(returned, "", 0, {}):
+    for name, tensor in walk(returned):
         if len(found) >= _MOST:
             break
         if tensor.is_floating_point() or tensor.is_complex():
             found.setdefault(name or "0", _plain(tensor))
     return found
+
+
+def walk(returned: Any, *, objects: bool = True) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of what a forward returned with its name, "" of one that is returned alone.
+
+    Args:
+        returned: tensors in mappings, sequences and dataclasses, in any depth.
+        objects: look into other objects too, as caches of keys and values are.
+
+    Example:
+        >>> [name for name, _ in walk({"logits": torch.ones(2), "past": [torch.ones(2)]})]
+        ['logits', 'past.0']
+    """
+    yield from _walk(returned, "", 0, {}, objects)
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -45,18 +59,18 @@ def _plain(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor).clone() if tensor.is_complex() else tensor.clone()
 
 
-def _walk(value: Any, name: str, depth: int, seen: dict[int, Any]) -> Iterator[tuple[str, Tensor]]:
+def _walk(value: Any, name: str, depth: int, seen: dict[int, Any], objects: bool) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name, value
         return
     if depth > _DEEPEST or id(value) in seen:
         return
     seen[id(value)] = value  # kept, so that no other object gets its id; one that is held twice is walked once
-    for key, part in _parts(value):
-        yield from _walk(part, f"{name}.{key}" if name else key, depth + 1, seen)
+    for key, part in _parts(value, objects):
+        yield from _walk(part, f"{name}.{key}" if name else key, depth + 1, seen, objects)
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def _parts(value: Any, objects: bool) -> Iterator[tuple[str, Any]]:
     """What a structure holds: a mapping, a sequence, a cache of keys and values, or fields of an object."""
     if isinstance(value, Mapping):
         yield from ((str(key), part) for key, part in value.items())
@@ -65,8 +79,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, tuple | list):
         yield from ((str(place), part) for place, part in enumerate(value))
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from ((one.name, getattr(value, one.name)) for one in dataclasses.fields(value))
-    else:
+        yield from ((one.name, getattr(value, one.name, None)) for one in dataclasses.fields(value))
+    elif objects:
         yield from _of_object(value)
 
 
