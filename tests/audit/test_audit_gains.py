@@ -39,7 +39,7 @@ def test_a_norm_on_q_only_in_a_run(x):
     assert told(check(Normed(), x).calls[0]) == ("unexplained", "unknown")
     both = check(Normed(8), x).calls[0]
     assert told(both) == ("declared", None)
-    assert both.declared_by == "q/k norm (l2): cosine with fixed gain 8 (Henry et al. 2020, QKNorm)"
+    assert both.declared_by == "q/k norm (l2): cosine with fixed gain 8 (learned in Henry et al. 2020, QKNorm)"
 
 
 def test_a_norm_that_runs_on_one_side_leaves_the_other_idle(make_call):

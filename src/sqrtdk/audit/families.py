@@ -66,7 +66,7 @@ def _heads(call: AttentionCall, config: Any) -> Values:
 
 _T5 = "the factor is folded into the initialisation of q (Raffel et al. 2019; mesh-tensorflow attention.py)"
 _DEBERTA = "c2c, c2p and p2c share the variance (He et al. 2020, section 3.1)"
-_COSINE = "cosine attention with a learned gain per head (Liu et al. 2021, Swin Transformer V2, section 3.3)"
+_COSINE = "cosine attention with a learned gain per head (Liu et al. 2021, Swin Transformer V2, section 3.2)"
 _PER_DIM = "learned per-dimension gain, softplus (Das et al. 2023, TimesFM; lingvo PerDimScale)"
 _QK_RMS = "q and k are RMS-normalised, the gain is in the norms' weights"
 

@@ -102,4 +102,4 @@ def cosine_gain(call: AttentionCall, effective: tuple[float, ...]) -> str | None
     if normalised(call) != "l2" or low < 1.0:
         return None
     gain = f"{low:.6g}" if close(high, low) else f"{low:.6g} to {high:.6g}"
-    return f"q/k norm (l2): cosine with fixed gain {gain} (Henry et al. 2020, QKNorm)"
+    return f"q/k norm (l2): cosine with fixed gain {gain} (learned in Henry et al. 2020, QKNorm)"

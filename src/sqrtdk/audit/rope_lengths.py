@@ -61,7 +61,7 @@ class RopeBlock:
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
-    """YaRN's attention temperature `0.1 mscale ln(factor) + 1` (Peng et al. 2023, section 3.4).
+    """YaRN's attention temperature `0.1 mscale ln(factor) + 1` (Peng et al. 2023, section 3.4 of version 2).
 
     >>> round(yarn_mscale(40.0, 1.0), 4)
     1.3689

@@ -1,9 +1,9 @@
 """What declares that a row sees a window of keys, and how many.
 
 The number counts the row's own key: transformers' masking_utils.sliding_window_overlay lets a row i see the keys
-j > i - sliding_window (Jiang et al. 2023, Mistral), as GPT-Neo, Gemma and litgpt do. Without a causal mask it is
-counted in more than one way, in transformers as well: see `sides`. flash attention's pair (left, right) does not count
-it.
+j > i - sliding_window, as GPT-Neo, Gemma and litgpt do. In Mistral's paper (Jiang et al. 2023) figure 1 counts so, at
+most W tokens; its text has positions from i - W on, one more. Without a causal mask it is counted in more than one way,
+in transformers as well: see `sides`. flash attention's pair (left, right) does not count it.
 """
 
 from __future__ import annotations

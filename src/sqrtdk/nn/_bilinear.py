@@ -40,7 +40,7 @@ class BilinearAttention(ScoreAttention):
         (torch.Size([2, 3, 7]), 24)
 
     Reference:
-        Luong et al. 2015, arXiv:1508.04025, equation 8.
+        Luong et al. 2015, arXiv:1508.04025, section 3.1.
     """
 
     def __init__(

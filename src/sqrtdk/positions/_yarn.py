@@ -42,7 +42,7 @@ def yarn_attention_factor(factor: float, mscale: float = 1.0, mscale_all_dim: fl
         1.0
 
     Reference:
-        Peng, Quesnelle, Fan, Shippole: YaRN, 2023, section 3.4; DeepSeek-V2, 2024, for `mscale_all_dim`.
+        Peng, Quesnelle, Fan, Shippole: YaRN, 2023, section 3.4 of version 2; DeepSeek-V2, 2024, for `mscale_all_dim`.
     """
     return yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all_dim)
 

@@ -38,6 +38,7 @@ def fixed(value: float) -> Fixed:
         0.0625
 
     Reference:
-        Gemma Team 2024 (Gemma 2), arXiv:2408.00118, whose 27B model scales by (model dim / heads)^-1/2.
+        Gemma Team 2024 (Gemma 2), arXiv:2408.00118. That its 27B model scales by (model dim / heads)^-1/2 is in the
+        published code (google/gemma_pytorch, gemma/config.py).
     """
     return Fixed(finite(value, "a fixed scale"))

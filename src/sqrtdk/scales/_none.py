@@ -28,6 +28,7 @@ def none() -> Unscaled:
         1.0
 
     Reference:
-        Raffel et al. 2020 (T5), arXiv:1910.10683.
+        Raffel et al. 2020 (T5), arXiv:1910.10683. The initialisation is in the published code (tensorflow/mesh,
+        mesh_tensorflow/transformer/attention.py): entries of W_q have the deviation (d_model d)^-1/2.
     """
     return Unscaled()

@@ -1,6 +1,6 @@
 """beta = mscale^2 / sqrt(d), mscale = 0.1 m ln(factor) + 1: longer contexts get a lower temperature.
 
-Peng et al. 2023, "YaRN", arXiv:2309.00071, section 3.4 (1 / t = mscale^2); DeepSeek-V2 and V3 apply it to the scale.
+Peng et al. 2023, "YaRN", arXiv:2309.00071v2, section 3.4: 1 / t = mscale^2. DeepSeek-V2 and V3 apply it to the scale.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def yarn_mscale(factor: float, m: float = 1.0) -> float:
         1.3689
 
     Reference:
-        Peng et al. 2023, arXiv:2309.00071, section 3.4.
+        Peng et al. 2023, arXiv:2309.00071v2, section 3.4.
     """
     ratio = positive(factor, "the factor of yarn_mscale")
     multiplier = finite(m, "m of yarn_mscale")

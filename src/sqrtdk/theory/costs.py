@@ -163,7 +163,7 @@ def projection_flops(
         True
 
     Reference:
-        J. Kaplan et al. 2020, arXiv:2001.08361, table 1 (2 a weight and token, and twice that backward).
+        J. Kaplan et al. 2020, arXiv:2001.08361, section 2.1 (2 a weight and token, and twice that backward).
     """
     _wholes(batch=batch, query_len=query_len, d_model=d_model, heads=heads)
     keys = whole(query_len if key_len is None else key_len, "key_len", 1)

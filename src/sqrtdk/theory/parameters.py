@@ -249,14 +249,17 @@ _T5_SMALL = (
     Layers("decoder cross-attention", 6, 512, 8, 8, 64),
 )
 
+_GPT2 = "Radford et al. 2019, table 2; heads: hparams.json of the released weights"
+_LLAMA2 = "arXiv:2307.09288, section 2.2 (as Llama 1); arXiv:2302.13971, table 2"
+
 # Sizes of the published configs; parameters are counted with the output matrix tied where the model ties it, and for
 # BERT with the pooler.
 PRESETS: dict[str, Preset] = {
-    "gpt2": Preset(_stack(12, 768, 12, 12, True), 124_439_808, "Radford et al. 2019, table 2"),
-    "gpt2-medium": Preset(_stack(24, 1024, 16, 16, True), 354_823_168, "Radford et al. 2019, table 2"),
-    "gpt2-large": Preset(_stack(36, 1280, 20, 20, True), 774_030_080, "Radford et al. 2019, table 2"),
-    "gpt2-xl": Preset(_stack(48, 1600, 25, 25, True), 1_557_611_200, "Radford et al. 2019, table 2"),
-    "llama-2-7b": Preset(_stack(32, 4096, 32, 32, False), 6_738_415_616, "arXiv:2307.09288"),
+    "gpt2": Preset(_stack(12, 768, 12, 12, True), 124_439_808, _GPT2),
+    "gpt2-medium": Preset(_stack(24, 1024, 16, 16, True), 354_823_168, _GPT2),
+    "gpt2-large": Preset(_stack(36, 1280, 20, 20, True), 774_030_080, _GPT2),
+    "gpt2-xl": Preset(_stack(48, 1600, 25, 25, True), 1_557_611_200, _GPT2),
+    "llama-2-7b": Preset(_stack(32, 4096, 32, 32, False), 6_738_415_616, _LLAMA2),
     "llama-3-8b": Preset(_stack(32, 4096, 32, 8, False), 8_030_261_248, "arXiv:2407.21783, table 3"),
     "llama-3-70b": Preset(_stack(80, 8192, 64, 8, False), 70_553_706_496, "arXiv:2407.21783, table 3"),
     "mistral-7b": Preset(_stack(32, 4096, 32, 8, False), 7_241_732_096, "arXiv:2310.06825, table 1"),

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import Finding
 
-SOURCE = "Srivastava et al. 2014, section 2: at test time the whole network is used, without dropout"
+SOURCE = "Srivastava et al. 2014, section 4: at test time the whole network is used, without dropout"
 
 
 def check(context: Context) -> Iterable[Finding]:

@@ -16,7 +16,7 @@ from sqrtdk.audit.records import Finding
 from sqrtdk.audit.windows import Window, declared_window
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
 
-SOURCE = "Jiang et al. 2023, section 2; transformers masking_utils.sliding_window_overlay: j > i - sliding_window"
+SOURCE = "Jiang et al. 2023, figure 1: W tokens; transformers sliding_window_overlay: j > i - sliding_window"
 
 
 def _judge(call: AttentionCall, window: Window) -> Finding | None:

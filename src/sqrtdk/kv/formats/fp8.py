@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-SOURCE = "OCP FP8 (Micikevicius et al. 2022); scale max|x| / largest as in transformers' Fp8QuantizedLayer"
+SOURCE = "FP8 (Micikevicius et al. 2022); scale max|x| / largest as in transformers' Fp8QuantizedLayer"
 
 
 def store_e4m3(x: Tensor, low: Tensor, high: Tensor) -> Tensor:

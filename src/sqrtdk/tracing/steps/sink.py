@@ -1,4 +1,7 @@
-"""A learned sink: one more term in the softmax's denominator, which takes weight from the keys (arXiv:2309.17453)."""
+"""A learned sink: one more term in the softmax's denominator, which takes weight from the keys.
+
+As in gpt-oss (arXiv:2508.10925, section 2.2). The sinks of Xiao et al. 2023 (arXiv:2309.17453) are tokens.
+"""
 
 from __future__ import annotations
 
