@@ -114,6 +114,8 @@ def test_a_bar_goes_also_where_the_work_raises(stand_in: Callable[[float], Termi
     def work() -> None:
         with shown("work"):
             _until(lambda: "work" in stream.text)
+            tell("half", 1, 1)
+            assert "work: half" in stream.text
             raise KeyError
 
     with pytest.raises(KeyError):

@@ -17,7 +17,7 @@ from tests.support.paths import with_tests
 HOME = Path(sqrtdk.__file__).parent
 FINDER = Path(__file__).with_name("find_planted.py")
 CHEAP = "lse's gradient left out"  # of the Python part: nothing is compiled
-MARKS = dict.fromkeys(MUTANTS, pytest.mark.slow) | {CHEAP: ()}
+MARKS = dict.fromkeys(MUTANTS, pytest.mark.slow) | {CHEAP: pytest.mark.full}
 pytestmark = needs_kernel
 
 

@@ -239,7 +239,7 @@ CALLS: dict[str, Any] = {
 }
 
 
-@pytest.mark.sampled(2)  # by finite differences, a second each
+@pytest.mark.sampled(1)  # by finite differences, a second each
 @pytest.mark.parametrize("impl", ["dense", "tiled"])
 @pytest.mark.parametrize("name", CALLS)
 def test_first_and_second_derivatives(name: str, impl: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,6 +157,7 @@ def test_operations_are_of_the_products_alone() -> None:
 # the flow
 
 
+@pytest.mark.full
 @needs_triton
 def test_the_whole_flow_runs_in_the_interpreter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "gpu.json"

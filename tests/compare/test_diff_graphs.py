@@ -268,6 +268,7 @@ LATER = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("a", "b", "from_file"), [*TAKEN, *(pytest.param(*case, marks=pytest.mark.full) for case in LATER)]
 )

@@ -15,9 +15,9 @@ from tests.support.paths import ROOT, with_tests
 from tests.support.triton_here import in_the_interpreter, needs_triton
 
 HERE = Path(__file__).parent
-CHEAP = "ties counted once"  # at once; two more in CI
+CHEAP = "ties counted once"
 SOME = {"block that begins the band seen in full": pytest.mark.full, "gradients of one query head": pytest.mark.full}
-MARKS = dict.fromkeys(MUTANTS, pytest.mark.slow) | SOME | {CHEAP: ()}
+MARKS = dict.fromkeys(MUTANTS, pytest.mark.slow) | SOME | {CHEAP: pytest.mark.full}
 RUN = """
 import sys, pytest
 code = pytest.main(sys.argv[1:])

@@ -139,6 +139,7 @@ TRITONS = {
 }
 
 
+@pytest.mark.full
 def test_without_triton_and_with_one_that_does_not_do(tmp_path: Path) -> None:
     home = tmp_path / "all_else"
     home.mkdir()

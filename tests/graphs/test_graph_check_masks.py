@@ -103,6 +103,7 @@ CASES: dict[str, tuple[type[nn.Module], tuple[Tensor, ...], str | None, str]] = 
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", [".pt2", ".onnx"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_mask_of_an_exported_graph(case: str, kind: str, tmp_path: Path) -> None:
@@ -146,6 +147,7 @@ def test_the_causal_attribute_of_an_operator(
         assert f"{keys - rows} of {keys} keys are seen by no row" in masks[0].message
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [".pt2", ".onnx"])
 @pytest.mark.parametrize("several", [False, True])
 def test_weights_that_are_not_finite(several: bool, kind: str, tmp_path: Path) -> None:

@@ -122,6 +122,7 @@ def check(read: Read, family: str, attn: str, dynamo: bool, **options: Any) -> G
     return run
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("family", "attn", "dynamo"), FAST)
 def test_a_graph_tells_what_the_module_computed_with(read: Read, family: str, attn: str, dynamo: bool) -> None:
     check(read, family, attn, dynamo)

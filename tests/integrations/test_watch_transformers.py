@@ -49,6 +49,7 @@ def _losses(trainer: Trainer) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
+@pytest.mark.full
 def test_losses_and_weights_are_those_of_a_run_without(tmp_path: Path) -> None:
     """Bit by bit, dropout included, so no random number was drawn either."""
     watched = _trainer(tmp_path, AttentionWatch(every=2), max_steps=STEPS)

@@ -79,6 +79,7 @@ def test_the_same_bits_and_this_process_keeps_its_threads(engines: dict[str, Eng
     assert len({result["sum"] for result in found[0].values()}) == 4
 
 
+@pytest.mark.full
 def test_millions_of_cells_are_not_read_at_once(engines: dict[str, Engine]) -> None:
     read = []
 
@@ -118,7 +119,6 @@ def test_a_result_that_cannot_be_pickled_names_its_cell(engines: dict[str, Engin
         list(engines["pool"].results(not_picklable, cells(1)))
 
 
-@pytest.mark.full
 def test_pool_a_worker_that_is_killed_loses_nothing(engines: dict[str, Engine], tmp_path: Path) -> None:
     seen: list[int] = []
     for index, result in engines["pool"].results(slow_square, cells(8, folder=str(tmp_path))):
@@ -138,6 +138,7 @@ def test_pool_an_idle_worker_that_is_killed_loses_nothing(engines: dict[str, Eng
     assert len(list(engines["pool"].results(square, cells(4)))) == 4
 
 
+@pytest.mark.full
 def test_pool_a_cell_that_always_kills_its_process_is_given_up(
     engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:

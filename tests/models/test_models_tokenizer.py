@@ -50,6 +50,7 @@ def test_ids_up_to_the_number_wanted_and_the_largest_of_all(llama: Path) -> None
     assert (tokens.head, tokens.body, tokens.tail, tokens.largest) == ([], [97, 98, 99], [], 122)
 
 
+@pytest.mark.full
 def test_one_that_takes_for_ever_is_cut_off(llama: Path, long_text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "TOKENIZER_SECONDS", 1)
     save(llama, Tokenizer(models.WordPiece(LETTERS, unk_token="[UNK]", max_input_chars_per_word=10**9)))

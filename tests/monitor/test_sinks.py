@@ -260,7 +260,7 @@ def _kept(name: str) -> Callable[[], object]:
     return {"tensorboard": tensorboard, "wandb": wandb}[name]  # type: ignore[return-value]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_a_run_of_the_loop_stays_open(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop logs to it too, before and after, with steps of its own."""

@@ -54,6 +54,7 @@ def test_sharded_copies_of_an_optimizer_agree_with_the_shards(ranks: list[dict[A
     assert all(torch.equal(results[0][3][key], results[1][3][key]) for key in results[0][3])
 
 
+@pytest.mark.full
 def test_parts_of_a_weight_are_refused(ranks: list[dict[Any, Any]]) -> None:
     """Of tensor-parallel layers: each rank has the maxima of its own heads alone."""
     for rank in ranks:

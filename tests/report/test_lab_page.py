@@ -63,6 +63,7 @@ def test_every_figure_stands_in_its_table_and_every_check_with_its_bar(page: Htm
                 assert any(row[0] == figure.name and row[2:] == (*cells, results[check.met]) for row in rows)
 
 
+@pytest.mark.full
 def test_every_text_stands_in_both_languages(page: HtmlPage) -> None:
     seen = _seen("".join(page.texts))
     for record in records():
