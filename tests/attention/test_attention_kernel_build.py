@@ -124,7 +124,9 @@ def test_two_builds_at_once_leave_one_whole_library(tmp_path: Path) -> None:
     given = os.environ | settings(tmp_path / "cache", CXX=str(cxx))
     command = [sys.executable, "-m", "sqrtdk", "build"]
     running = [subprocess.Popen(command, env=given, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [(each.communicate()[1], each.returncode) for each in running] == [("", 0)] * 2
+    told = [each.communicate()[1] for each in running]
+    assert [each.returncode for each in running] == [0, 0]
+    assert not any("Error" in text for text in told)  # torch may warn there of what it has not found
     (made,) = (tmp_path / "cache/sqrtdk").iterdir()
     assert made.name == built().name
     assert made.read_bytes() == built().read_bytes()
