@@ -56,6 +56,32 @@ def test_a_model_is_the_same_as_its_copy() -> None:
     assert said(report) == [(True, [], None)] * 3
 
 
+class WithRelu(nn.Module):
+    """An attention, and relu(q . k) v, which has no softmax to be read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.known, self.relu = Stack(), nn.Module()
+        self.relu.qkv = nn.Linear(16, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.relu.qkv(x).chunk(3, -1))
+        return self.known(x) + ((q @ k.mT).relu() @ v).transpose(1, 2).flatten(-2)
+
+
+def test_what_neither_side_lets_be_read_is_not_judged_and_no_difference() -> None:
+    report = diff(WithRelu(), WithRelu(), X)
+    assert report.same is None
+    assert (report.exit_code, report.unpaired_a, report.unpaired_b) == (0, (), ())
+    *known, unread = report.pairs
+    assert [pair.same for pair in known] == [True] * 3
+    assert unread.reason is not None
+    assert unread.reason.startswith("neither could be read: ReLU attention")
+    assert "1 of 4 attentions could not be compared" in report.paragraphs[0]
+    assert diff(WithRelu(), WithRelu(), X, fail_on="unmeasured").exit_code == 1
+
+
 def test_a_stage_that_differs_by_a_number_is_off_by_more_than_rounding() -> None:
     stages = [stage for pair in diff("demo", "demo:unscaled", seq_len=16).pairs for stage in pair.stages]
     values = [stage for stage in stages if stage.stage == "value" and stage.same is False]

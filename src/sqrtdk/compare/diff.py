@@ -174,8 +174,10 @@ def sides_diff(
     for side in (side_a, side_b):  # what the modules took and gave is large, and serves this pair of sides alone
         if side.exact is not None and side.exact.listened:
             side.exact = replace(side.exact, steps=(), listened=False)
-    unpaired_a = _alone(side_a, alignment.alone_a, "B")
-    unpaired_b = _alone(side_b, alignment.alone_b, "A")
+    unread = _unread(side_a, side_b)
+    pairs = (*pairs, *unread.values())
+    unpaired_a = _alone(side_a, alignment.alone_a, "B", unread)
+    unpaired_b = _alone(side_b, alignment.alone_b, "A", unread)
     return DiffReport(
         a=side_a.info,
         b=side_b.info,
@@ -208,14 +210,27 @@ def _notes(a: Side, b: Side) -> list[str]:
     return list(dict.fromkeys(note if note in of_both else f"{label}: {note}" for label, note in told))
 
 
-def _alone(side: Side, places: Sequence[int], other: str) -> tuple[Unpaired, ...]:
+def _unread(a: Side, b: Side) -> dict[str, PairDiff]:
+    """Attentions that neither side lets be read, at one site in both and for one reason: what they do is not known."""
+    seen = {(entry.site, entry.formula, entry.reason) for entry in a.missed}
+    both = [entry for entry in b.missed if (entry.site, entry.formula, entry.reason) in seen]
+    return {
+        entry.site: PairDiff(
+            entry.site, entry.site, entry.index, entry.index, None, None, None, (), None, None,
+            formula_a=entry.formula, formula_b=entry.formula, reason=f"neither could be read: {entry.reason}",
+        )
+        for entry in both
+    }  # fmt: skip
+
+
+def _alone(side: Side, places: Sequence[int], other: str, unread: Mapping[str, PairDiff]) -> tuple[Unpaired, ...]:
     calls = [side.calls[place] for place in places]
     formulas = [None if call.call is None else call.call.formula for call in calls]
     alone = [
         Unpaired(call.site, call.index, formula, f"no attention of {other} belongs to it")
         for call, formula in zip(calls, formulas, strict=True)
     ]
-    return (*alone, *side.missed)
+    return (*alone, *(entry for entry in side.missed if entry.site not in unread))
 
 
 # -- the pairs ---------------------------------------------------------------------------------------------------------
