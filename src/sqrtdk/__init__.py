@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sqrtdk import errors as errors
     from sqrtdk import lab as lab
+    from sqrtdk import laws as laws
     from sqrtdk import monitor as monitor
     from sqrtdk import nn as nn
     from sqrtdk import positions as positions
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from sqrtdk import tracing as tracing
     from sqrtdk._attention import attention as attention
     from sqrtdk._attention import explain as explain
+    from sqrtdk._check import check as check
     from sqrtdk._measure import measure as measure
-    from sqrtdk.audit.check import check as check
     from sqrtdk.audit.records import CheckReport as CheckReport
     from sqrtdk.compare.diff import diff as diff
     from sqrtdk.compare.records import DiffReport as DiffReport
@@ -46,7 +47,7 @@ __version__ = "0.1.0"
 _HOME = {
     "attention": "sqrtdk._attention",
     "AuxRequest": "sqrtdk.stats.request",
-    "check": "sqrtdk.audit.check",
+    "check": "sqrtdk._check",
     "CheckReport": "sqrtdk.audit.records",
     "diff": "sqrtdk.compare.diff",
     "DiffReport": "sqrtdk.compare.records",
@@ -62,8 +63,8 @@ _HOME = {
 }
 __all__ = [*_HOME]
 _ROOMS = (
-    "errors", "integrations", "kv", "lab", "monitor", "nn", "positions", "recording", "repair", "report", "scales",
-    "scores", "stats", "testing", "theory", "tracing",
+    "errors", "integrations", "kv", "lab", "laws", "monitor", "nn", "positions", "recording", "repair", "report",
+    "scales", "scores", "stats", "testing", "theory", "tracing",
 )  # fmt: skip
 
 

@@ -42,8 +42,15 @@ from tests.report.html_page import HtmlPage
 from tests.report.sample_lab import hostile, records
 from tests.report.sample_report import EVIL
 
-CHECKS = ("healthy", "static", "sick", "leaking", "unjudged")
-PASSED = {"healthy": "passed", "static": "scales", "sick": "failed", "leaking": "failed", "unjudged": "incomplete"}
+CHECKS = ("healthy", "static", "sick", "lawless", "leaking", "unjudged")
+PASSED = {
+    "healthy": "passed",
+    "static": "scales",
+    "sick": "failed",
+    "lawless": "failed",
+    "leaking": "failed",
+    "unjudged": "incomplete",
+}
 
 
 @pytest.fixture(scope="module")

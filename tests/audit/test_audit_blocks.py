@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.report.json import to_json
 from sqrtdk.report.terminal import to_text

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from sqrtdk.audit.records import SEVERITIES
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 from tests.attentions.each import each

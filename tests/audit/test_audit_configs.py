@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from sqrtdk.audit.governing import CONFIG_NAMES, config_at
 from tests.attentions.each import each
 from tests.support.optional import optional

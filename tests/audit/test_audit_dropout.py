@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from tests.attentions.each import each
 
 RATE = 0.25

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from sqrtdk.errors import ModelError
 
 hf = pytest.importorskip("transformers")

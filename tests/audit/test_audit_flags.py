@@ -5,7 +5,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from tests.attentions.each import each
 from tests.audit.rules_by_hand import mask, model_with, run
 from tests.hf.families import BERT, build

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.verdicts import judge, judge_all

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from sqrtdk.audit.configs import field, held, module_at, present
 from sqrtdk.audit.declared import declared
 from sqrtdk.errors import ModelError

@@ -6,7 +6,7 @@ import transformers as hf
 from torch import nn
 from torch.nn import functional as F
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from tests.attentions.each import each
 from tests.attentions.plain import Plain
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from sqrtdk.audit.mistakes import MISTAKES
 from tests.attentions.each import each
 from tests.attentions.planted import PLANTED, STYLES, planted

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from tests.attentions.each import each
 from tests.hf.families import FAMILIES, build
 

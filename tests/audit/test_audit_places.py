@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from sqrtdk.audit.records import CheckReport, Finding
 from sqrtdk.errors import ModelError
 from sqrtdk.report.html import to_html

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from sqrtdk.audit.context import Context, Rerun
 from sqrtdk.audit.rules import eager_vs_sdpa, responsiveness
 from sqrtdk.audit.switch import implementation

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from sqrtdk._check import check
 from sqrtdk.audit.attributes import scale_attributes
-from sqrtdk.audit.check import check
 from sqrtdk.audit.configs import number
 from sqrtdk.audit.context import Context, Rerun
 from sqrtdk.audit.declared import declared

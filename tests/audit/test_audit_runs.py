@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sqrtdk.audit.check import _worst_first, check
+from sqrtdk._check import _worst_first, check
 from sqrtdk.audit.model_run import ModelRun
 from sqrtdk.audit.records import Finding, ModelInfo
 from sqrtdk.audit.rules import eager_vs_sdpa

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from sqrtdk.audit.records import CheckReport
 from tests.attentions.each import each
 from tests.trace.sides_by_hand import DIM, ROOT, Attention, B, E, L, everywhere, scores

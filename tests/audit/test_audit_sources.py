@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from sqrtdk.audit.config_lines import declared_at, field_lines
 from sqrtdk.audit.places import each
 from sqrtdk.audit.records import Source

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.errors import ModelError
 from sqrtdk.report.html import to_html

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sqrtdk
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from tests.attentions.each import each
 from tests.hf.families import GROUPED, build
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import masking_utils
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from tests.attentions.each import each
 from tests.hf.families import GROUPED, LLAMA, build
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from sqrtdk.errors import ModelError
 from tests.attentions.each import each
 from tests.audit.stranger_modules import ROOT, Attention, Lenient, told

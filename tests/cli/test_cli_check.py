@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sqrtdk.audit.check import check as audit
+from sqrtdk._check import check as audit
 from sqrtdk.errors import ModelError
 from sqrtdk.models.options import LoadOptions
 from tests.cli.errors import check_error
@@ -68,7 +68,7 @@ def test_every_option_of_loading_arrives(monkeypatch: pytest.MonkeyPatch) -> Non
         arrived.append(options)
         raise ModelError("enough")
 
-    for place in ("sqrtdk.audit.check", "sqrtdk.kv.request"):  # of the function, and of the command
+    for place in ("sqrtdk._check", "sqrtdk.kv.request"):  # of the function, and of the command
         monkeypatch.setattr(f"{place}.check_with", stop)
     words: list[str] = []
     for name, value in options.items():

@@ -79,7 +79,7 @@ def test_a_call_a_fork_and_a_fresh_start_say_the_same(
     start = fresh("nets:loud", cwd=nets)
     fork = sqrtdk("nets:loud", cwd=nets, to_the_end=True)
     monkeypatch.setattr(atexit, "register", lambda *_: None)  # this process has another end
-    assert start.stdout == fork.stdout == called("check", "nets:loud", cwd=nets).stdout
+    assert start.stdout == fork.stdout == called("check", "nets:loud", "--laws", "all", cwd=nets).stdout
     assert "1 attention call" in start.stdout
     for done in (start, fork):
         assert done.returncode == 0

@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 import sqrtdk
-from sqrtdk.audit.check import check_with
+from sqrtdk._check import check_with
 from sqrtdk.cli import _app as app
 from sqrtdk.errors import InvalidValueError, ModelError
 from sqrtdk.models.options import LoadOptions

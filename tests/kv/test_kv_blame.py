@@ -9,8 +9,8 @@ import torch
 import transformers as hf
 from torch import nn
 
+from sqrtdk._check import check
 from sqrtdk.audit.cache import OTHER_HEAD, OUTLIERS, PRECISION, ROWS, VALUES, CacheCall
-from sqrtdk.audit.check import check
 from sqrtdk.kv import forecast_calls, kv_forecast
 from sqrtdk.kv.bars import KL_BARS
 from sqrtdk.kv.findings import with_forecast

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sqrtdk import cli
+from sqrtdk._check import check
 from sqrtdk.audit.cache import CacheForecast, StoredWay
-from sqrtdk.audit.check import check
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.kv import FORMATS, OUTLIER, kv_forecast
 from sqrtdk.kv.bars import KL_BARS, OUTPUT_BARS

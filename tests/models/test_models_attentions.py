@@ -11,7 +11,7 @@ import transformers as hf
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from sqrtdk.models.attentions import IDLE, silent_attentions
 
 

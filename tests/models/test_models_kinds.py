@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from sqrtdk.errors import ModelError
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions

@@ -12,7 +12,7 @@ import huggingface_hub
 import pytest
 from transformers import AutoModelForCausalLM
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from sqrtdk.errors import ModelError
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions

@@ -3,7 +3,7 @@
 import pytest
 import transformers as hf
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from sqrtdk.models.inputs import make_inputs
 from tests.hf.families import SEQ2SEQ, TEXT
 

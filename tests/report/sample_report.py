@@ -7,7 +7,17 @@ import math
 import random
 
 from sqrtdk.audit.health import health
-from sqrtdk.audit.records import UNMEASURED, CheckReport, Finding, JudgedCall, ModelInfo
+from sqrtdk.audit.records import (
+    BROKEN,
+    KEPT,
+    NOT_ASKED,
+    UNMEASURED,
+    CheckReport,
+    Finding,
+    JudgedCall,
+    LawAnswer,
+    ModelInfo,
+)
 from sqrtdk.stats.heads import HeadStats, Histogram
 from sqrtdk.tracing.records import AttentionCall, Factor, Mask, NotAttention, NotMeasured, Scale, Stage
 
@@ -252,6 +262,28 @@ def leaking() -> CheckReport:
     return dataclasses.replace(report, findings=(leak,))
 
 
+def lawless() -> CheckReport:
+    """The right scale everywhere; later tokens move earlier outputs, and one of two masks never arrives."""
+    calls = tuple(judged(f"h.{i}.attn", stats=head_stats(4, 1.0, seed=i)) for i in range(3))
+    leak = "outputs of 8 earlier positions of 64 move with later tokens, though the model says that it is causal"
+    idle = "encoder_attention_mask changes nothing: the outputs are the same whatever it hides"
+    findings = (
+        Finding("law_causal", "critical", "h.1.attn", 8.0, 0.0, leak, "pass the causal mask to this attention", "s"),
+        Finding("law_padding", "warn", "", None, None, idle, "pass it down, or do not take it", "s"),
+    )
+    moved = tuple(56 <= position < 128 for position in range(128))
+    laws = (
+        LawAnswer("finite", "", KEPT),
+        LawAnswer("samples", "", NOT_ASKED, "no output has one entry a sample"),
+        LawAnswer("causal", "input_ids", BROKEN, leak, "h.1.attn", moved, findings[0]),
+        LawAnswer("padding", "attention_mask", KEPT),
+        LawAnswer("padding", "encoder_attention_mask", BROKEN, idle, finding=findings[1]),
+        LawAnswer("documents", "", NOT_ASKED, "every row is one document: no position_ids restart"),
+    )
+    report = _report("org/lawless", "GPT", 1000, _with_health(calls, findings))
+    return dataclasses.replace(report, findings=findings, laws=laws)
+
+
 def unjudged() -> CheckReport:
     """Nothing wrong was found, and one of two layers could not be judged; a third is idle."""
     why = "the two readings disagree: 0.125 by the factors, 0.06 by the logits"
@@ -297,6 +329,10 @@ def hostile() -> CheckReport:
         not_attention=(NotAttention(EVIL, 0, (1,), EVIL, EVIL, EVIL),),
         not_measured=(NotMeasured(EVIL, EVIL, EVIL, EVIL),),
         findings=(Finding(EVIL, "warn", EVIL, EVIL, EVIL, EVIL, EVIL, EVIL, EVIL),),
+        laws=(
+            LawAnswer("finite", EVIL, BROKEN, EVIL, EVIL, (True, False, True)),
+            LawAnswer("padding", EVIL, NOT_ASKED, EVIL),
+        ),
         command=f"sqrtdk check {EVIL}",
         environment={EVIL: EVIL},
     )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sqrtdk.audit.mistakes import MISTAKES
-from sqrtdk.audit.records import FAIL_ON, HEALTH, OUTCOMES, CheckReport
+from sqrtdk.audit.records import FAIL_ON, HEALTH, OUTCOMES, STATES, CheckReport, LawAnswer
 from sqrtdk.compare.records import FAIL_ON as DIFF_FAIL_ON
 from sqrtdk.compare.records import Cause, DiffReport, PairDiff, SideInfo, StageDiff, Unpaired
 from sqrtdk.compare.suspect import STAGES
@@ -28,7 +28,7 @@ from tests.support.optional import jsonschema
 
 DOCS = Path(__file__).parents[2] / "docs"
 SCHEMAS = {name: json.loads((DOCS / f"{name}.schema.json").read_text()) for name in ("check", "diff", "watch")}
-CHECKS = ("healthy", "static", "sick", "hostile")
+CHECKS = ("healthy", "static", "sick", "lawless", "hostile")
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +158,9 @@ def test_the_words_of_the_records_are_those_of_the_schemas_and_of_the_reports() 
     call = SCHEMAS["check"]["$defs"]["call"]["properties"]
     assert set(call["health"]["enum"]) == set(HEALTH)
     assert call["mistake"]["enum"] == [None, *MISTAKES]
+    law = SCHEMAS["check"]["$defs"]["law"]["properties"]
+    assert tuple(law["state"]["enum"]) == STATES
+    assert set(law) == {field.name for field in dataclasses.fields(LawAnswer)} - {"finding"}
     assert set(SCHEMAS["check"]["properties"]["fail_on"]["enum"]) == set(FAIL_ON)
     assert set(terminal._OUTCOME_STYLE) == set(RESULTS) == set(OUTCOMES)
     assert tuple(SCHEMAS["diff"]["properties"]["fail_on"]["enum"]) == DIFF_FAIL_ON

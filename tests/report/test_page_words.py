@@ -31,12 +31,12 @@ TABLES = {
     ),
 }  # fmt: skip
 USERS = {  # of the words of the page: templates and the module that fills them
-    "check": (check_words.WORDS, "report.html report_parts.html kv_cache.html languages.js", "html.py"),
+    "check": (check_words.WORDS, "report.html report_parts.html kv_cache.html laws.html languages.js", "html.py"),
     "diff": (diff_words.WORDS, "diff.html diff_parts.html", "diff_html.py"),
     "lab": (lab_words.WORDS, "lab.html lab_parts.html", "lab_page.py"),
 }
 OWN = {  # names, signs and nothing to translate
-    "report.html report_parts.html kv_cache.html": {"sqrtdk", "check", "English", "中文", "softmax", "R²"},
+    "report.html report_parts.html kv_cache.html laws.html": {"sqrtdk", "check", "English", "中文", "softmax", "R²"},
     "diff.html": {"sqrtdk", "diff", "English", "中文"},
     "lab.html": {"sqrtdk", "lab", "English", "中文"},
 }

@@ -13,13 +13,15 @@ import pytest
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.report.html import to_html
 from tests.report.contrast import LEAST, contrasts
-from tests.report.sample_report import leaking, sick, static
+from tests.report.sample_report import lawless, leaking, sick, static
 from tests.support.playwright_here import Browser, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 Opener = Callable[..., Page]
-REPORTS: dict[str, Callable[[], CheckReport]] = {"sick": sick, "static": static, "leaking": leaking}
+REPORTS: dict[str, Callable[[], CheckReport]] = {
+    "sick": sick, "static": static, "leaking": leaking, "lawless": lawless,
+}  # fmt: skip
 
 
 @pytest.fixture

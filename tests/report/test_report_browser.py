@@ -10,7 +10,7 @@ import pytest
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.report.html import to_html
 from sqrtdk.report.plain import plain
-from tests.report.sample_report import EVIL, healthy, hostile, sick
+from tests.report.sample_report import EVIL, healthy, hostile, lawless, sick
 from tests.support.playwright_here import Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
@@ -129,6 +129,20 @@ def test_the_name_of_a_rule_stays_whole(show: Opener, width: int) -> None:
     assert names.count() > 3
     assert [one.inner_text() for one in names.all() if one.evaluate("one => one.getClientRects().length") > 1] == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.parametrize("report", [lawless, hostile])
+def test_the_laws_fit(show: Opener, report: Callable[[], CheckReport], width: int) -> None:
+    """Every square of a picture is seen, filled or empty, at any width."""
+    page = show(report(), width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    boxes = page.locator("#laws rect").evaluate_all(
+        "all => all.map(one => [one.className.baseVal, one.getBoundingClientRect().right, getComputedStyle(one).fill])"
+    )
+    assert len(boxes) == sum(min(len(answer.moved), 64) for answer in report().laws)
+    assert max(right for _, right, _ in boxes) <= width
+    assert all((fill == "none") is (kind == "still") for kind, _, fill in boxes)
 
 
 def test_hostile_texts_are_shown_and_run_nothing(show: Opener) -> None:

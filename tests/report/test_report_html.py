@@ -15,7 +15,18 @@ from sqrtdk.report.plain import plain
 from sqrtdk.stats.heads import HeadStats
 from sqrtdk.theory.gaussian import expected_entropy_nats
 from tests.report.html_page import HtmlPage
-from tests.report.sample_report import EVIL, head_stats, healthy, hostile, judged, leaking, sick, static, unjudged
+from tests.report.sample_report import (
+    EVIL,
+    head_stats,
+    healthy,
+    hostile,
+    judged,
+    lawless,
+    leaking,
+    sick,
+    static,
+    unjudged,
+)
 
 
 def test_hostile_texts_are_texts() -> None:
@@ -90,6 +101,21 @@ def test_a_call_with_a_failing_finding_is_nowhere_green() -> None:
         assert sum("v-exact" in name for name in classes) == 2 + 3
         assert sum("v-failing" in name for name in classes) == 2
         assert classes.count("badge s-critical") == 2  # of the finding, and of the call's health
+
+
+def test_the_laws_are_a_table_in_both_languages() -> None:
+    text = to_html(lawless())
+    page = HtmlPage(text)
+    classes = [attributes.get("class") for name, attributes in page.elements if name == "rect"]
+    assert (classes.count("still"), classes.count("moved")) == (28, 36)
+    for english, chinese in (
+        ("broken: critical", "不成立：严重"),
+        ("not asked", "未检验"),
+        ("every row is one document: no position_ids restart", "每一行都是一个文档：没有重新开始的 position_ids"),
+    ):
+        assert f'<span class="en" lang="en">{english}</span><span class="zh" lang="zh-CN">{chinese}</span>' in text
+    assert 'href="#laws"' in text
+    assert 'id="laws"' not in to_html(leaking())
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 
 from sqrtdk.audit.records import FAIL_ON, CheckReport, Finding, Source
 from sqrtdk.report.junit import to_junit
-from tests.report.sample_report import healthy, hostile, leaking, sick, static, unjudged
+from tests.report.sample_report import healthy, hostile, lawless, leaking, sick, static, unjudged
 
-REPORTS = (healthy, static, sick, hostile, leaking, unjudged)
+REPORTS = (healthy, static, sick, hostile, lawless, leaking, unjudged)
 
 
 def suite(report: CheckReport) -> ElementTree.Element:

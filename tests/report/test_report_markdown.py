@@ -11,9 +11,9 @@ from markdown_it import MarkdownIt
 from sqrtdk.audit.records import Finding
 from sqrtdk.report.markdown import MOST_CHARACTERS, code, table, text, to_markdown
 from sqrtdk.report.plain import plain
-from tests.report.sample_report import EVIL, healthy, hostile, judged, leaking, sick, static, unjudged
+from tests.report.sample_report import EVIL, healthy, hostile, judged, lawless, leaking, sick, static, unjudged
 
-REPORTS = (healthy, static, sick, hostile, leaking, unjudged)
+REPORTS = (healthy, static, sick, hostile, lawless, leaking, unjudged)
 OURS = {"h3", "p", "code", "table", "thead", "tbody", "tr", "th", "td", "ul", "li", "strong", "details", "summary"}
 RENDER = MarkdownIt("commonmark", {"html": True}).enable("table").enable("strikethrough")
 

@@ -7,13 +7,15 @@ import pytest
 from sqrtdk.audit.records import SEVERITIES, CheckReport, Finding, Source
 from sqrtdk.audit.rules import RULES
 from sqrtdk.report import rule_words
+from sqrtdk.report.laws import NAMES
 from sqrtdk.report.sarif import FINGERPRINT, LEVELS, to_sarif
 from tests.report import sarif_rules
-from tests.report.sample_report import EVIL, healthy, hostile, leaking, sick, static, unjudged
+from tests.report.sample_report import EVIL, healthy, hostile, lawless, leaking, sick, static, unjudged
 from tests.support.optional import jsonschema
 
 REPORTS = {
-    "healthy": healthy, "static": static, "sick": sick, "hostile": hostile, "leaking": leaking, "unjudged": unjudged,
+    "healthy": healthy, "static": static, "sick": sick, "hostile": hostile,
+    "lawless": lawless, "leaking": leaking, "unjudged": unjudged,
 }  # fmt: skip
 
 
@@ -62,7 +64,8 @@ def test_the_rules_of_the_log_refuse() -> None:
 
 
 def test_every_rule_has_words_and_every_severity_a_level() -> None:
-    assert set(rule_words.RULES) == {*RULES, "kv_cache", rule_words.NOT_MEASURED}
+    laws = {f"law_{name}" for name in NAMES} - {"law_finite"}  # whose finding is that of the rule nonfinite
+    assert set(rule_words.RULES) == {*RULES, *laws, "kv_cache", rule_words.NOT_MEASURED}
     assert set(LEVELS) == set(SEVERITIES)
     for said in rule_words.RULES.values():
         assert len(said.title) < 80

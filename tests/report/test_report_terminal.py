@@ -8,7 +8,7 @@ from sqrtdk.audit.records import CheckReport, Finding
 from sqrtdk.report.headline import headline
 from sqrtdk.report.terminal import summary_line, to_text
 from sqrtdk.tracing.records import NotMeasured
-from tests.report.sample_report import healthy, hostile, judged, leaking, sick, static, unjudged
+from tests.report.sample_report import healthy, hostile, judged, lawless, leaking, sick, static, unjudged
 from tests.report.terminal_text import check_colours, check_fits
 from tests.support.optional import SnapshotAssertion
 
@@ -32,6 +32,7 @@ REPORTS = {
     "healthy": healthy,
     "static": static,
     "sick": sick,
+    "lawless": lawless,
     "leaking": leaking,
     "unjudged": unjudged,
     "hostile": hostile,

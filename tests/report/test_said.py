@@ -42,6 +42,7 @@ SPEAKERS = (  # what is in them in English, and has a blank, is read by people
     "audit/verdicts.py",
     "compare/direct.py",
     "compare/pair.py",
+    "laws/*.py",
     "kv/blame.py",
     "kv/call.py",
     "kv/findings.py",
@@ -72,6 +73,11 @@ NO_SENTENCES = {  # names, sources, hints of errors, and what `diff_chinese` say
     "any attribute",
     "--kv-scale {}",
     "the text {}",
+    "LawReport({}; {})",
+    "broken: {}",
+    "no law was asked",
+    "config.{} = False",
+    "config.use_bidirectional_attention = {}",
     "Check config.json and the weight files; --static builds without weights.",
     "Install the package that the message names, or audit another model.",
     "A weight file is damaged or incomplete: download the model again, or pass --static.",
@@ -138,6 +144,28 @@ def test_every_text_of_a_rule_is_in_a_template(pattern: str) -> None:
     assert not missing, "\n".join(missing)
 
 
+def _reasons() -> Iterator[str]:
+    """Why a law is not asked: what is given to the exception that says so."""
+    for path in sorted(SOURCE.glob("laws/*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            call = node.exc if isinstance(node, ast.Raise) else None
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "NotAsked":
+                yield from filter(None, map(_text, call.args))
+
+
+def _text(node: ast.expr) -> str | None:
+    """A text with its places as {}; None of what is computed."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+    return str(node.value) if isinstance(node, ast.Constant) else None
+
+
+def test_every_reason_why_a_law_is_not_asked_is_in_a_template() -> None:
+    every = set(_reasons())
+    assert {"no input is a mask", "an input of type {} can't be copied"} <= every
+    assert [text for text in every if not _has_template(text, CATALOGUES)] == []
+
+
 @pytest.mark.parametrize("pattern", ["compare/causes/*.py", "compare/entering.py", "compare/stages.py"])
 def test_every_text_of_a_cause_is_in_a_template(pattern: str) -> None:
     missing = _missing(pattern, (*CATALOGUE, *TITLES, *CATALOGUES))
@@ -193,7 +221,7 @@ def test_a_comparison_in_chinese_has_the_sizes_and_no_english_words(b: str) -> N
     assert [word for word in words if word in chinese] == ["differ"]  # fail-on: different
 
 
-SOURCES = ("audit/**/*.py", "kv/**/*.py", "monitor/**/*.py")
+SOURCES = ("audit/**/*.py", "kv/**/*.py", "laws/*.py", "monitor/**/*.py")
 
 
 def thresholds() -> Iterator[str]:

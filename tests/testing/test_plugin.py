@@ -184,3 +184,60 @@ def test_its_words_are_those_of_the_audit() -> None:
     assert list(reversed(plugin.SEVERITIES)) == list(records.SEVERITIES)
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["entry-points"]["pytest11"] == {"sqrtdk": plugin.__name__}
+
+
+LAWS = """
+import pytest
+import torch
+from torch import nn
+
+
+class Layer(nn.Module):
+    def __init__(self, is_causal):
+        super().__init__()
+        torch.manual_seed(0)
+        self.is_causal, self.runs_causally = True, is_causal
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.runs_causally)
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_layer(is_causal):
+    state = torch.get_rng_state()
+    Layer(is_causal)(x=torch.ones(1, 2, 16).cumsum(1).expand(2, -1, -1).repeat(1, 4, 1) / 3)
+
+@pytest.mark.laws("causal", allow="law_causal")
+@pytest.mark.attention(allow=("mask_audit", "law_causal"))
+def test_allowed():
+    Layer(False)(torch.linspace(-1, 1, 2 * 8 * 16).view(2, 8, 16))
+
+@pytest.mark.laws(names="gravity")
+def test_slip():
+    pass
+
+@pytest.mark.laws
+def test_nothing():
+    nn.Linear(3, 3)(torch.ones(2, 3))
+
+def test_unmarked():
+    Layer(False)(torch.ones(2, 8, 16))
+"""
+
+
+def test_laws_are_asked_of_the_models_that_a_marked_test_calls(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_laws=LAWS)
+    run = forked(pytester, "--strict-markers")
+    text = run.stdout.str()
+    run.assert_outcomes(failed=2, passed=4)
+    assert "laws of Layer in test_layer[False] (fail_on: fail)" in text
+    assert "critical, law_causal" in text
+    assert "marker laws: there is no law 'gravity'" in text
+    assert "no law asked: test_laws.py::test_nothing: Linear: " in text
+    (line,) = re.findall(r"^sqrtdk laws: .*$", text, re.MULTILINE)
+    assert re.fullmatch(r"sqrtdk laws: 4 tests, \d+ answers kept, 2 broken, \d+ not asked", line)
+    assert "sqrtdk: 1 test, 1 attention" in text  # the runs of laws are not among them
+    assert "INTERNALERROR" not in text

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sqrtdk.audit.check import check
+from sqrtdk._check import check
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.tracing import AttentionCall, Mask, Scale, Stage, Trace
 from tests.attentions import cases as attention_cases

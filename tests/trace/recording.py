@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     home = config.getoption("--records")
     if home is None:
         return
-    from sqrtdk.audit import check
+    from sqrtdk import _check as check
     from sqrtdk.report.json import to_document
     from sqrtdk.tracing import Trace
 

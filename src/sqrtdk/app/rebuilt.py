@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from sqrtdk.app import fields
-from sqrtdk.audit.records import CheckReport, Finding, JudgedCall, ModelInfo
+from sqrtdk.audit.records import STATES, CheckReport, Finding, JudgedCall, LawAnswer, ModelInfo
 from sqrtdk.compare.records import DiffReport
 from sqrtdk.stats.heads import HeadStats
 from sqrtdk.tracing.records import NotAttention, NotMeasured
@@ -37,6 +37,7 @@ def check_report(document: Mapping[str, Any]) -> CheckReport:
         not_attention=tuple(record(NotAttention, one) for one in fields.listed(document["not_attention"])),
         not_measured=tuple(record(NotMeasured, one) for one in fields.listed(document["not_measured"])),
         findings=tuple(record(Finding, one) for one in fields.listed(document["findings"])),
+        laws=tuple(_law(one) for one in fields.listed(document.get("laws", []))),  # older documents lack them
     )
 
 
@@ -74,6 +75,12 @@ def record(of: type[T], value: Any) -> T:
         if one.default is dataclasses.MISSING is one.default_factory
     }
     return of(**{name: _value(hint, written[name]) for name, hint in hints.items() if name in needed | written.keys()})
+
+
+def _law(value: Any) -> LawAnswer:
+    answer = record(LawAnswer, value)
+    fields.of(answer.state, STATES)
+    return answer
 
 
 def _judged(document: Mapping[str, Any]) -> JudgedCall:

@@ -16,6 +16,7 @@ from sqrtdk.app.pieces import Cell, command, headline, lead, left, recorded, sho
 from sqrtdk.app.rebuilt import check_report
 from sqrtdk.audit.records import FAILING, HEALTH, SEVERITIES, UNMEASURED, VERDICTS, CheckReport
 from sqrtdk.report import headline as told
+from sqrtdk.report import laws
 from sqrtdk.report.figures import number, percent, ratio, worst_head
 from sqrtdk.report.fold import Fold, FoldedFinding, expected, fold_calls, values
 from sqrtdk.report.places import at_text
@@ -54,6 +55,10 @@ def check_html(document: Mapping[str, Any], words: Words) -> Markup:
         table(words("check.sites"), _head(words, _COLUMNS), [_call(one, words) for one in calls[: fields.MOST_ROWS]]),
         left(len(calls), words),
     ]
+    if report.laws:
+        rows = [_law(row, words) for row in laws.rows_of(report.laws)]
+        head = [words.of(laws.WORDS[name]) for name in ("law", "answer", "what")]
+        parts += [table(words.of(laws.WORDS["laws"]), head, rows[: fields.MOST_ROWS]), left(len(rows), words)]
     if report.not_measured:
         entries = fold(report.not_measured, lambda one: one.site, lambda one: one.reason)
         rows = [_unmeasured(site, group, words) for site, group in entries[: fields.MOST_ROWS]]
@@ -131,6 +136,11 @@ def _finding(folded: FoldedFinding, words: Words) -> Markup:
     tag = Markup('<b class="tag {}">{}</b>').format(_TONES.get(first.severity, ""), words.get("health", first.severity))
     message = Markup("<span>{}</span>").format(recorded(first.message, words))
     return Markup('<div>{} {}</div><div class="where">{}</div>').format(tag, message, Markup(" · ").join(said))
+
+
+def _law(row: laws.Row, words: Words) -> tuple[Cell, ...]:
+    names = word("list comma", words.language).join(words.of(laws.named_law(law)) for law in row.laws)
+    return names, words.of(laws.answer_of(row)), words.of(laws.what_of(row))
 
 
 def _unmeasured(site: str, group: Sequence[NotMeasured], words: Words) -> tuple[Cell, ...]:

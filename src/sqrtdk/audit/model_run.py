@@ -24,7 +24,7 @@ from sqrtdk.audit.guard import eval_mode, random_state, watch_norms
 from sqrtdk.audit.health import health
 from sqrtdk.audit.own_module import refuse_empty
 from sqrtdk.audit.probe import make_probe
-from sqrtdk.audit.records import Finding, JudgedCall, ModelInfo, Source
+from sqrtdk.audit.records import Finding, JudgedCall, LawAnswer, ModelInfo, Source
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.silence import silences
 from sqrtdk.audit.sources import named_at, sources
@@ -58,6 +58,7 @@ class ModelRun:
     not_measured: tuple[NotMeasured, ...]
     findings: tuple[Finding, ...]
     sources: tuple[Source, ...] = ()
+    laws: tuple[LawAnswer, ...] = ()
 
 
 def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> ModelRun:
@@ -135,6 +136,13 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
         findings=findings,
         sources=sources(loaded, told_calls, findings, (*traced.not_attention, *missed)),
     )
+
+
+def with_laws(run: ModelRun, answers: tuple[LawAnswer, ...]) -> ModelRun:
+    """The run with what laws answered; a broken one is a finding like any other, and counts for the calls there."""
+    findings = (*run.findings, *(answer.finding for answer in answers if answer.finding is not None))
+    calls = tuple(dataclasses.replace(judged, health=health(judged, findings)) for judged in run.calls)
+    return dataclasses.replace(run, laws=answers, findings=findings, calls=calls)
 
 
 def _traced(loaded: LoadedModel, seed: int, *, stats: bool, tokens: Tokens) -> tuple[Trace, Any]:

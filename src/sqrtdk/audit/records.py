@@ -22,6 +22,7 @@ HEALTH = (OK, *SEVERITIES, UNMEASURED)
 FAILING = ("fail", "critical")
 OUTCOMES = ("failed", "findings", "incomplete", "warnings", "scales", "passed")
 BASES = ("root", "packages", "elsewhere")
+KEPT, BROKEN, NOT_ASKED = STATES = ("kept", "broken", "not asked")  # of a law
 VERDICTS = ("exact", "declared", "unexplained", UNMEASURED)
 
 
@@ -47,6 +48,19 @@ class Finding:
     fix: str
     source: str  # where the threshold comes from
     at: str | None = None  # file and line of what is at fault, "myport.py:14"; several with commas
+
+
+@dataclass(frozen=True, slots=True)
+class LawAnswer:
+    """What a law (`sqrtdk.laws`) answered when it was asked of a model."""
+
+    law: str
+    about: str  # the input that was changed; "" where there is one question
+    state: str  # one of STATES
+    reason: str = ""  # why it was not asked, or what moved
+    site: str = ""  # the first module where it is broken
+    moved: tuple[bool, ...] = ()  # which positions of a sample moved
+    finding: Finding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +126,7 @@ class CheckReport(Saved, Shown):
     fail_on: str = "fail"
     sources: tuple[Source, ...] = ()  # of the files that the report names, as far as they are known
     root: str = ""  # the directory of the repository that the check ran in, else the working directory
+    laws: tuple[LawAnswer, ...] = ()
     kv_cache: CacheForecast | None = None  # of a cache in fewer bits, where one was asked for
 
     def __repr__(self) -> str:

@@ -99,7 +99,7 @@ def _on_logits(block: RopeBlock, *, states: bool) -> float:
     return 1.0 if reader is None else reader(block) ** 2
 
 
-def _parameters(config: Any, module: nn.Module | None, layer: int | None) -> Mapping[str, Any] | None:
+def rope_parameters(config: Any, module: nn.Module | None, layer: int | None) -> Mapping[str, Any] | None:
     """The RoPE block of a config; where there is one for each layer type, that of this layer."""
     for name in ROPE_BLOCKS:
         parameters = mapping(config, name)
@@ -119,7 +119,7 @@ def _parameters(config: Any, module: nn.Module | None, layer: int | None) -> Map
 
 def rope_block(config: Any, module: nn.Module | None, layer: int | None) -> RopeBlock | None:
     """What the config says of the rotary embedding of a layer, None where it says nothing."""
-    parameters = _parameters(config, module, layer)
+    parameters = rope_parameters(config, module, layer)
     if not parameters:
         return None
     rotated = number(parameters, "partial_rotary_factor") or number(config, "partial_rotary_factor") or 1.0

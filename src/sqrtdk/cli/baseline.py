@@ -43,6 +43,7 @@ def write(
     trust_remote_code: options.TrustRemoteCode = False,
     device_map: options.DeviceMap = None,
     offload_folder: options.OffloadFolder = None,
+    laws: options.Laws = None,
     force: options.Force = False,
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
@@ -81,6 +82,7 @@ def check(
     trust_remote_code: options.TrustRemoteCode = False,
     device_map: options.DeviceMap = None,
     offload_folder: options.OffloadFolder = None,
+    laws: options.Laws = None,
     json_: options.Json = False,
     output: options.Output = None,
     sarif: options.Sarif = None,
@@ -140,8 +142,10 @@ def _checked(model: str, fail_on: str, arguments: dict[str, Any]) -> CheckReport
         from sqrtdk.models.names import check_name
 
         check_name(model, arguments["revision"], announce)
-        from sqrtdk.audit.check import check_with
+        from sqrtdk._check import check_with
         from sqrtdk.models.options import LoadOptions
 
         command = shlex.join(["sqrtdk", *sys.argv[1:]])
-        return check_with(model, None, LoadOptions.of(arguments), fail_on=fail_on, command=command)
+        return check_with(
+            model, None, LoadOptions.of(arguments), laws=arguments["laws"], fail_on=fail_on, command=command
+        )

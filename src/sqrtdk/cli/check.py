@@ -52,6 +52,7 @@ def check(
     trust_remote_code: options.TrustRemoteCode = False,
     device_map: options.DeviceMap = None,
     offload_folder: options.OffloadFolder = None,
+    laws: options.Laws = None,
     like: Annotated[
         str | None,
         typer.Option(
@@ -97,7 +98,7 @@ def check(
             given = {
                 "--static": static, "--attn": attn, "--text": text, "--batch": batch, "--seq-len": seq_len,
                 "--device": device, "--dtype": dtype, "--revision": revision, "--device-map": device_map,
-                "--offload-folder": offload_folder, "--kv-dtype": kv_dtype, "--kv-scale": kv_scale,
+                "--offload-folder": offload_folder, "--laws": laws, "--kv-dtype": kv_dtype, "--kv-scale": kv_scale,
                 "--kv-rows": kv_rows, "--sarif": sarif, "--junit": junit, "--markdown": markdown,
                 f"--fail-on {fail_on}": fail_on not in _OF_A_DIFF,
             }  # fmt: skip
@@ -131,7 +132,7 @@ def check(
             loading = LoadOptions.of(locals())
             command = shlex.join(["sqrtdk", *sys.argv[1:]])
             report = check_and_forecast(
-                model, loading, cache, fail_on=fail_on, command=command, like=like, run_graph=run_graph
+                model, loading, cache, laws=laws, fail_on=fail_on, command=command, like=like, run_graph=run_graph
             )
             language = options.language(lang)
             documents: tuple[tuple[Path | None, Callable[[], str], str], ...] = (

@@ -28,7 +28,7 @@ def configs(
     """
     codes = {0}
     with reported(show_traceback):
-        from sqrtdk.audit.check import check_with
+        from sqrtdk._check import check_with
         from sqrtdk.cli.output import PIPE_WIDTH, colors, print_text, tell, width
         from sqrtdk.errors import SqrtdkError
         from sqrtdk.models.config import read_config_dict

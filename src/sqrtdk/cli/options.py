@@ -69,6 +69,15 @@ OffloadFolder = Annotated[
         "--offload-folder", metavar="DIR", help="Where weights that do not fit in memory go.", show_default="nowhere"
     ),
 ]
+Laws = Annotated[
+    str | None,
+    typer.Option(
+        "--laws",
+        metavar="NAMES",
+        help="Laws to ask: all, none, or names joined by commas, as causal,padding.",
+        show_default="all",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Output = Annotated[
     Path | None,

@@ -22,8 +22,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.program import Affine, Change, Formula, Norm, Opaque, Own, Rotation, Rounded, Way
+from sqrtdk.compare.program import Affine, Change, Formula, Norm, Opaque, Own, Rounded, Way
 from sqrtdk.errors import InvalidValueError
+from sqrtdk.tracing.probe.angles import apply_rotation as apply_rotation
 
 CHUNK = 2**22  # logits of all heads at a time: 32 MiB in float64
 FLOAT32_MOST = torch.finfo(torch.float32).max
@@ -112,26 +113,6 @@ def centred(norm: Norm, values: Tensor) -> tuple[Tensor, Tensor]:
     if norm.kind == "l2":
         return x, x.square().sum(over, keepdim=True).sqrt().clamp(min=norm.eps)
     return x, (x.square().mean(over, keepdim=True) + norm.eps).sqrt()
-
-
-def apply_rotation(rotation: Rotation, values: Tensor) -> Tensor:
-    """Values (B, H, L, E) after a rotary embedding; channels outside `first : first + width` stay.
-
-    Example:
-        >>> quarter = Rotation(torch.full((1, 1, 1), 1j), "half")
-        >>> apply_rotation(quarter, torch.tensor([3.0, 4.0]).reshape(1, 1, 1, 2)).flatten().tolist()
-        [-4.0, 3.0]
-    """
-    result, width = values.double().clone(), rotation.width
-    turning = result[..., rotation.first : rotation.first + width]
-    if rotation.layout == "half":
-        first, second = turning[..., : width // 2], turning[..., width // 2 :]
-    else:
-        first, second = turning[..., ::2], turning[..., 1::2]
-    turned = torch.complex(first, second) * rotation.table.to(torch.complex128)[:, None]
-    first.copy_(turned.real)  # views of `result`
-    second.copy_(turned.imag)
-    return result
 
 
 def spread(tensor: Tensor, count: int, heads: Tensor | None = None) -> Tensor:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from sqrtdk.compare.agreement import Steps
 from sqrtdk.compare.compute import apply_step, follow
-from sqrtdk.compare.fit.rotation import fit_rotation
 from sqrtdk.compare.program import Norm, Way
+from sqrtdk.tracing.probe.rotation import fit_rotation
 
 EPS = (1e-6, 1e-5)  # what norms add: where it shows, the two differ
 FEWEST = 3  # lengths a pair

@@ -19,9 +19,9 @@ from sqrtdk.compare.agreement import Steps, agrees, sizes_of, undone
 from sqrtdk.compare.causes._laws import law_of
 from sqrtdk.compare.causes._turns import Turn, take_apart
 from sqrtdk.compare.fit.norm import fit_norm
-from sqrtdk.compare.fit.rotation import fit_rotation
 from sqrtdk.compare.infer_vectors import infer_way
 from sqrtdk.compare.program import Affine, Rotation, Way
+from sqrtdk.tracing.probe.rotation import fit_rotation
 
 # of released models, commonest first
 BASES = (1e4, 5e5, 1e6, 1e5, 1e3, 5e6, 1e7, 2e5, 4e4, 1.6e5, 3e5, 8e6, 1.5e5, 1e8, 1e2)

@@ -18,9 +18,9 @@ from torch import Tensor
 from sqrtdk.compare.agreement import Steps, agrees, roundings, sizes_of, undone
 from sqrtdk.compare.compute import apply_step, follow
 from sqrtdk.compare.fit.norm import fit_norm
-from sqrtdk.compare.fit.rotation import fit_rotation
 from sqrtdk.compare.infer_lengths import both_unknown, other_eps
 from sqrtdk.compare.program import Affine, Change, Norm, Opaque, Rotation, Way
+from sqrtdk.tracing.probe.rotation import fit_rotation
 
 UNKNOWN_NORM, UNKNOWN_ROTATION = Opaque("norm"), Opaque("rotation")
 KINDS = ("rms", "layer", "l2")

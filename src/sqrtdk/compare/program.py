@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sqrtdk.tracing.probe.angles import Rotation as Rotation
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Norm:
@@ -29,26 +31,6 @@ class Norm:
     shift: Tensor | None = None
     eps: float = 0.0
     over: str = "head"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rotation:
-    """A rotary embedding, with the amplitude of its table.
-
-    Attributes:
-        table: (B or 1, L, R / 2) complex: by what pair i at row l is multiplied.
-        layout: "half": channel i with channel i + R / 2; "interleaved": 2 i with 2 i + 1.
-        first: the first channel that turns; R channels do from there on.
-    """
-
-    table: Tensor
-    layout: str
-    first: int = 0
-
-    @property
-    def width(self) -> int:
-        """R, the channels that turn."""
-        return 2 * self.table.shape[-1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sqrtdk._check import check_with
 from sqrtdk.audit.cache import CacheForecast
-from sqrtdk.audit.check import check_with
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.kv.call import Request

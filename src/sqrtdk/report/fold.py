@@ -16,6 +16,7 @@ from sqrtdk.report.places import in_files, places_text
 
 # Other rules have bounds.
 _EXACT = ("scale_ledger", "declared_vs_actual", "mask_audit", "sliding_window", "unused", "responsiveness")
+_OF_LAWS = "law_"  # what moves must not move at all
 _NEAR = 0.01
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 
@@ -121,7 +122,8 @@ def expected(folded: FoldedFinding) -> Text:
     if threshold is None or isinstance(threshold, str):
         return Text(threshold or "", threshold or "")
     shown = _figure(folded, threshold)
-    if finding.rule in _EXACT or not isinstance(value, (int, float)) or math.isnan(value) or value == threshold:
+    exact = finding.rule in _EXACT or finding.rule.startswith(_OF_LAWS)
+    if exact or not isinstance(value, (int, float)) or math.isnan(value) or value == threshold:
         return Text(shown, shown)
     if value > threshold:
         return Text(f"at most {shown}", f"不超过 {shown}")

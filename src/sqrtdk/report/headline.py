@@ -21,6 +21,10 @@ SCALE_RULES = ("scale_ledger", "declared_vs_actual", "blocks")
 TOO_LARGE = ("max_logit", "entropy", "saturation", "range_forecast")  # what a scale leads to that is too large
 TOO_SMALL = ("flat",)  # and one that is too small
 NOT_FINITE = "nonfinite"
+_LAWS_OF_MASKS = {
+    "mask_audit": "law_causal",
+    "padding": "law_padding",
+}  # what a rule reads in a mask, and the law shows
 _MOST = 2  # findings that a headline speaks of beside the scale
 
 
@@ -37,8 +41,8 @@ def consequences(findings: Iterable[Finding]) -> tuple[Caused, ...]:
 
     A scale that is too large leads to large logits, little entropy, saturated rows and logits that half precision
     cannot hold, one that is too small to flat rows, at the same sites. What NaN reaches stands under its beginning,
-    wherever it is; a scale that was not judged under a softmax over the wrong axis. What has no such cause stands
-    alone.
+    wherever it is; a scale that was not judged under a softmax over the wrong axis; outputs that move and must not
+    under the mask that lets them. What has no such cause stands alone.
 
     Args:
         findings: of a report, worst first.
@@ -70,7 +74,7 @@ def consequences(findings: Iterable[Finding]) -> tuple[Caused, ...]:
 
 
 def headline(report: CheckReport) -> Text:
-    """Say in one sentence what is wrong, NaN first, then the scale; or that nothing is.
+    """Say in one sentence what is wrong, NaN first, then the scale, then laws and masks; or that nothing is.
 
     Args:
         report: what `sqrtdk.check` returned.
@@ -95,7 +99,10 @@ def headline(report: CheckReport) -> Text:
         if len(others) > _MOST:
             shown.append(phrase("more", count=len(others) - _MOST))
         between = HEADLINE[("also" if wrong or nan else "but") if failing else "warned"]
-        told = joined([told, joined(shown, HEADLINE["joint"])], between)
+        if not (wrong or nan) and _broken_law(report):  # a model that breaks a law is not said to have a right scale
+            told = joined([*shown, *_unjudged(report)], HEADLINE["joint"])
+        else:
+            told = joined([told, joined(shown, HEADLINE["joint"])], between)
     return Text(told.en[0].upper() + told.en[1:], told.zh)
 
 
@@ -109,12 +116,19 @@ def _leads_to(finding: Finding) -> tuple[str, ...]:
         return () if finding.message.startswith(REACHES) else (NOT_FINITE,)
     if finding.rule == "softmax_axis":
         return (UNMEASURED,)
+    if finding.rule in _LAWS_OF_MASKS and finding.severity in FAILING:
+        return (_LAWS_OF_MASKS[finding.rule],)
     if finding.rule not in SCALE_RULES[:2] or SEVERITIES.index(finding.severity) < SEVERITIES.index("warn"):
         return ()
     if not isinstance(finding.value, (int, float)) or not isinstance(finding.threshold, (int, float)):
         return ()
     large = abs(finding.value) > abs(finding.threshold) and not close(finding.value, finding.threshold)
     return TOO_LARGE if large else TOO_SMALL
+
+
+def _broken_law(report: CheckReport) -> bool:
+    """Whether a law is broken that fails."""
+    return any(finding.rule.startswith("law_") and finding.severity in FAILING for finding in report.findings)
 
 
 def _not_finite(report: CheckReport) -> Text | None:

@@ -20,6 +20,7 @@ from sqrtdk._sites import site_name
 from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, JudgedCall
 from sqrtdk.lab.text import Text, filled, say
 from sqrtdk.report import figures, notebook, page
+from sqrtdk.report import laws as law_table
 from sqrtdk.report.check_words import HEALTH_WORDS, MODES, RESULTS, STEPS, VERDICT_WORDS, WORDS
 from sqrtdk.report.fold import Fold, expected, fold_calls, values
 from sqrtdk.report.headline import consequences, headline
@@ -80,6 +81,7 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
         "why_no_stats": sorted(set(without)),
         "has_stats": len(without) < len(calls),
         "kv_cache": section(report.kv_cache),
+        "laws": law_table.section(report.laws),
         "both": both,
         "say": _say,
         "said": _said,

@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any
 
 from sqrtdk._json import document
-from sqrtdk.audit.records import CheckReport, JudgedCall
+from sqrtdk.audit.records import CheckReport, JudgedCall, LawAnswer
 
 _BULKY = ("logit_histogram", "entropy_histogram")  # drawn in the HTML report only
 
@@ -22,8 +22,8 @@ def to_json(report: CheckReport) -> str:
 
     Returns:
         A document with the keys `schema_version`, `tool`, `environment`, `command`, `seed`, `model`, `mode`,
-        `calls`, `not_attention`, `not_measured`, `findings`, `sources`, `fail_on` and `exit_code`; with a forecast
-        of a quantised cache `kv_cache` as well.
+        `calls`, `not_attention`, `not_measured`, `findings`, `laws`, `sources`, `fail_on` and `exit_code`; with a
+        forecast of a quantised cache `kv_cache` as well.
 
     Example:
         >>> import json
@@ -49,6 +49,7 @@ def to_document(report: CheckReport) -> dict[str, Any]:
         "not_attention": [_fields(item) for item in report.not_attention],
         "not_measured": [_fields(item) for item in report.not_measured],
         "findings": [_fields(item) for item in report.findings],
+        "laws": [_law(answer) for answer in report.laws],
         "sources": [_fields(item) for item in report.sources],
         "fail_on": report.fail_on,
         "exit_code": report.exit_code,
@@ -70,6 +71,11 @@ def _call(judged: JudgedCall) -> dict[str, Any]:
         "reason": judged.reason,
     }
     return record | verdict | {"stats": stats}
+
+
+def _law(answer: LawAnswer) -> dict[str, Any]:
+    """Without its finding, which stands among the others."""
+    return {name: value for name, value in _fields(answer).items() if name != "finding"}
 
 
 def _fields(record: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The report as JUnit XML: one test case an attention."""
+"""The report as JUnit XML: one test case an attention, and one for each answer of a law."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from xml.etree import ElementTree
 
 from sqrtdk._sites import fold_sites, site_name
-from sqrtdk.audit.records import UNMEASURED, CheckReport, Finding, JudgedCall
+from sqrtdk.audit.records import BROKEN, NOT_ASKED, UNMEASURED, CheckReport, Finding, JudgedCall
 from sqrtdk.report.figures import ratio
+from sqrtdk.report.headline import NOT_FINITE
 from sqrtdk.report.plain import plain
 from sqrtdk.report.spots import about, at_lines, calls_at
 from sqrtdk.tracing.records import NotMeasured
@@ -24,14 +25,15 @@ class _Case:
     findings: tuple[Finding, ...]
     unjudged: str | None = None
     call: JudgedCall | None = None
+    skipped: str = "not judged"
 
 
 def to_junit(report: CheckReport) -> str:
-    """Draw the report as JUnit XML, one suite with one case for each attention.
+    """Draw the report as JUnit XML, one suite with one case for each attention and one for each answer of a law.
 
     A finding at `fail_on` or above is a failure of each call at its site. An attention that could not be judged is
-    skipped, with the reason; with `fail_on` "unmeasured" it fails. What is said of no call has a case of its own, so
-    there is a failure exactly where the exit code is 1.
+    skipped, with the reason; with `fail_on` "unmeasured" it fails. A law that was not asked is skipped. What is said of
+    no call has a case of its own, so there is a failure exactly where the exit code is 1.
 
     Args:
         report: what `sqrtdk.check` returned.
@@ -44,7 +46,7 @@ def to_junit(report: CheckReport) -> str:
         >>> print(to_junit(CheckReport(ModelInfo("demo", "Decoder", 1), "static", (), (), (), ())).split("\\n")[1])
         <testsuites name="sqrtdk" tests="0" failures="0" errors="0" skipped="0" time="0">
     """
-    cases = [*_of_calls(report), *_of_the_rest(report)]
+    cases = [*_of_calls(report), *_of_laws(report), *_of_the_rest(report)]
     elements = [_case(report, case) for case in cases]
     counts = {
         "tests": str(len(elements)),
@@ -77,9 +79,20 @@ def _of_calls(report: CheckReport) -> Iterable[_Case]:
         yield _Case(f"{name} ({call.kind})" if several_kinds else name, findings, "; ".join(lost) or None, judged)
 
 
+def _of_laws(report: CheckReport) -> Iterable[_Case]:
+    """The answers of laws; where the law `finite` is broken the rule of NaN says where."""
+    for answer in report.laws:
+        name = f"law {answer.law}" + (f" ({answer.about})" if answer.about else "")
+        findings = tuple(filter(None, [answer.finding]))
+        if answer.state == BROKEN and answer.finding is None:
+            findings = tuple(finding for finding in report.findings if finding.rule == NOT_FINITE)
+        yield _Case(name, findings, answer.reason if answer.state == NOT_ASKED else None, skipped=NOT_ASKED)
+
+
 def _of_the_rest(report: CheckReport) -> Iterable[_Case]:
     """What is said where no call was: attentions that did not run, findings on the whole model, checks not made."""
     told = {id(finding) for judged in report.calls for finding in about(report, judged)}
+    told |= {id(answer.finding) for answer in report.laws}
     by_site: dict[str, list[Finding]] = {}
     for finding in report.findings:
         if id(finding) not in told:
@@ -109,7 +122,7 @@ def _case(report: CheckReport, case: _Case) -> Element:
         said = {"type": plain(first.rule), "message": plain(f"{first.severity}: {first.message}")}
         ElementTree.SubElement(element, "failure", said).text = _text(failing)
     elif case.unjudged is not None:
-        ElementTree.SubElement(element, "skipped", {"message": plain(f"not judged: {case.unjudged}")})
+        ElementTree.SubElement(element, "skipped", {"message": plain(f"{case.skipped}: {case.unjudged}")})
     others = [finding for finding in case.findings if finding not in failing]
     lines = [_ledger(case.call)] if case.call else []
     if others:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT
 from sqrtdk.audit.records import OK, UNMEASURED, CheckReport
+from sqrtdk.lab.text import say
+from sqrtdk.report import laws
 from sqrtdk.report.check_words import VERDICT_WORDS
 from sqrtdk.report.console import listed
 from sqrtdk.report.figures import ratio
@@ -109,6 +111,10 @@ def _parts(report: CheckReport, language: Language) -> Iterator[str]:
         yield ""
         keys = ("more_findings_1", "more_findings") if failing else ("finding", "findings")
         yield details(counted(*keys, len(rest), language), (_finding(entry, language) for entry in rest[:40]))
+    if report.laws:
+        yield ""
+        title = say(laws.WORDS["laws"], language) + bracketed(say(laws.counts(report.laws), language), language)
+        yield details(title, _laws(report, language))
     yield from _asides(report, notes, language)
 
 
@@ -143,6 +149,14 @@ def _finding(entry: FoldedFinding, language: Language) -> str:
     severity = named(SEVERITIES, first.severity, language)
     message, fix = (text(said(one, language)) for one in (first.message, first.fix))
     return f"- **{severity}** {sites}{at}{word('colon', language)}{message}{word('bold_fix', language, fix=fix)}"
+
+
+def _laws(report: CheckReport, language: Language) -> Iterator[str]:
+    """A line for each law that is broken, and for those that are kept or not asked for one reason."""
+    for row in laws.rows_of(report.laws):
+        names = word("list comma", language).join(say(laws.named_law(law), language) for law in row.laws)
+        parts = (say(laws.answer_of(row), language), say(laws.what_of(row), language))
+        yield f"- **{text(names)}**{word('colon', language)}{text(word('comma', language).join(filter(None, parts)))}"
 
 
 def _asides(report: CheckReport, notes: Sequence[str], language: Language) -> Iterator[str]:

@@ -113,6 +113,62 @@ RULES: dict[str, Words] = {
         "With k and v stored in the format asked for, rows of a head weigh their keys otherwise, or its output moves. "
         "The message names the cause and what would mend it: a finer scale, a gain folded into q, a norm of q and k.",
     ),
+    "law_causal": Words(
+        "Later tokens that move earlier outputs",
+        "Other tokens were put behind a position, and its output moved, though the model says that it is causal: the "
+        "training loss is then worth nothing. Or no output moves with later tokens, though the config says that "
+        "attention is bidirectional. Pass the mask that was declared to the attention that the message names.",
+    ),
+    "law_samples": Words(
+        "Samples of a batch that see one another",
+        "The other samples of the batch were changed, and the outputs of this one moved. Look for batch_first, for a "
+        "view that mixes the batch with heads or positions, and for a mask that is tiled over heads.",
+    ),
+    "law_padding": Words(
+        "Padding that moves outputs, or a mask that changes nothing",
+        "What stands at the positions that a mask hides was changed, and other outputs moved; or the mask was flipped, "
+        "and nothing moved. Pass the mask to the attention, as -inf over the keys that it hides.",
+    ),
+    "law_documents": Words(
+        "Packed documents that see one another",
+        "Where position_ids restart another document begins, and what the first one holds moved outputs of the others. "
+        "Hide the keys of other documents beside the causal mask.",
+    ),
+    "law_left_padding": Words(
+        "Padding on the left that gives other outputs",
+        "The padding was moved from the right to the left, and outputs at real positions moved. Count the positions "
+        "from the first real token, and hide the keys of the padding.",
+    ),
+    "law_cache": Words(
+        "Decoding with a cache that differs from one pass",
+        "The tokens were run in steps, with the keys and values of earlier steps cached, and the outputs differ from "
+        "those of one pass. Align the causal mask with the last key, and count positions from the length of the cache.",
+    ),
+    "law_shift": Words(
+        "Relative positions that depend on where they begin",
+        "All positions were moved by a constant, and the outputs moved. Rotate q and k alike, once, by the positions "
+        "that were given.",
+    ),
+    "law_place": Words(
+        "Tokens or heads that change places",
+        "One token was changed, and q, k or v of another moved; or the value of a key went to another row. Split heads "
+        "by view(B, L, H, E).transpose(1, 2), and merge them by transpose(1, 2).reshape(B, L, H * E).",
+    ),
+    "law_configured": Words(
+        "Rotation other than the config's",
+        "What the run applies, read from its values, is not what a field of the config says: the base of the rotation, "
+        "its share of channels, its scaling law. Pass the field on to the layer.",
+    ),
+    "law_parameters": Words(
+        "Parameters of an attention without a part",
+        "A parameter that the attention holds was changed, and its output did not move. Append sinks to the logits as "
+        "one more key: a number that is added to every logit of a head cancels in the softmax. Pass it on, or remove "
+        "it.",
+    ),
+    "law_modes": Words(
+        "Outputs that depend on how the model is run",
+        "A sample gives other outputs alone than in a batch. Look for what counts over the whole batch.",
+    ),
     NOT_MEASURED: Words(
         "Check that was not made",
         "A check could not be made on this model with these inputs; the message says why.",

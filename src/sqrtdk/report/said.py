@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from sqrtdk._language import Language
 
-CATALOGUES = ("findings", "alarms", "reasons", "verbs", "sources")
+CATALOGUES = ("findings", "laws", "alarms", "reasons", "verbs", "sources")
 TITLES = ("titles",)
 Catalogues = tuple[str, ...]
 _NUMBER = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?")

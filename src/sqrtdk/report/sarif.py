@@ -82,6 +82,10 @@ def _run(report: CheckReport) -> dict[str, Any]:
             "failOn": report.fail_on,
             "attentionCalls": len(report.calls),
             "outcome": report.outcome,
+            "laws": {
+                plain(f"{answer.law} ({answer.about})" if answer.about else answer.law): answer.state
+                for answer in report.laws
+            },
             "notes": [plain(str(note)) for note in report.environment.get("notes") or ()],
         },
     }

@@ -20,6 +20,7 @@ from sqrtdk.report.figures import number, percent, ratio, worst_head
 from sqrtdk.report.fold import Fold, FoldedFinding, expected, fold_calls, values
 from sqrtdk.report.headline import consequences, headline
 from sqrtdk.report.kv_cache import draw_cache
+from sqrtdk.report.laws import draw_laws
 from sqrtdk.report.places import at_text, in_files, places_text
 from sqrtdk.report.plain import plain
 from sqrtdk.report.said import said
@@ -83,6 +84,7 @@ def to_text(report: CheckReport, *, width: int = 80, color: bool = False, langua
     def draw(console: Console) -> None:
         _head(console, report, language)
         _calls(console, report, language)
+        draw_laws(console, report.laws, language)
         draw_cache(console, report.kv_cache, language)
         _findings(console, report, language)
         _asides(console, report, language)

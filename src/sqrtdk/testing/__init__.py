@@ -1,7 +1,7 @@
-"""What tests are to ask of attention: two assertions, and a pytest plugin (`sqrtdk.testing.plugin`).
+"""What tests are to ask of attention: three assertions, and a pytest plugin (`sqrtdk.testing.plugin`).
 
-`assert_attention` audits a model as `sqrtdk check` does, `assert_same_attention` compares two as `sqrtdk diff` does.
-Both are imported on first use: pytest loads the plugin in every run.
+`assert_attention` audits a model as `sqrtdk check` does, `assert_laws` asks its laws, `assert_same_attention` compares
+two as `sqrtdk diff` does. All are imported on first use: pytest loads the plugin in every run.
 """
 
 from __future__ import annotations
@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sqrtdk.testing.assertions import assert_attention as assert_attention
     from sqrtdk.testing.assertions import assert_same_attention as assert_same_attention
+    from sqrtdk.testing.laws import assert_laws as assert_laws
 
-__all__ = ["assert_attention", "assert_same_attention"]
+_HOME = {
+    "assert_attention": "sqrtdk.testing.assertions",
+    "assert_laws": "sqrtdk.testing.laws",
+    "assert_same_attention": "sqrtdk.testing.assertions",
+}
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOME:
         raise AttributeError(f"module 'sqrtdk.testing' has no attribute {name!r}")
-    return getattr(import_module("sqrtdk.testing.assertions"), name)
+    return getattr(import_module(_HOME[name]), name)

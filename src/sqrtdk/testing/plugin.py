@@ -1,7 +1,8 @@
 """The pytest plugin: with `--sqrtdk` every attention that runs inside a test with the marker `attention` is audited.
 
-Pytest imports this file in every run, so it imports neither torch nor what needs it; without the option it does
-nothing but declare the marker. Records travel in the test reports, as pytest-xdist sends them from its workers.
+The marker `laws` is that of `sqrtdk.testing.plugin_laws`. Pytest imports this file in every run, so it imports neither
+torch nor what needs it; without the option it does nothing but declare the markers. Records travel in the test reports,
+as pytest-xdist sends them from its workers.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from sqrtdk.testing import plugin_laws
 
 if TYPE_CHECKING:
     from sqrtdk.testing.observe import AuditedTest
@@ -30,7 +33,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options."""
     group = parser.getgroup("sqrtdk", "audit of attention")
     group.addoption(
-        "--sqrtdk", action="store_true", help=f"Audit every attention that runs inside tests marked {MARKER}."
+        "--sqrtdk",
+        action="store_true",
+        help=f"Audit every attention that runs inside tests marked {MARKER}, and ask laws in those marked laws.",
     )
     group.addoption(
         "--sqrtdk-fail-on",
@@ -44,8 +49,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker; register the audit where it is asked for."""
     config.addinivalue_line("markers", _DECLARED)
+    config.addinivalue_line("markers", plugin_laws.DECLARED)
     if config.getoption("--sqrtdk"):
-        config.pluginmanager.register(Audit(config.getoption("--sqrtdk-fail-on")), "sqrtdk-audit")
+        fail_on = config.getoption("--sqrtdk-fail-on")
+        config.pluginmanager.register(Audit(fail_on), "sqrtdk-audit")
+        # registered last its hooks run around the audit's, which does not see the runs of laws
+        config.pluginmanager.register(plugin_laws.Laws(fail_on, FAIL_ON), "sqrtdk-laws")
 
 
 class Audit:

@@ -10,8 +10,9 @@ from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, UNMEASURED, Finding, JudgedCall
 from sqrtdk.audit.rules import RULES
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.laws.table import FINDINGS
 
-KINDS = frozenset({*RULES, *MISTAKES, "unexplained"})  # what `allow` may name besides sites
+KINDS = frozenset({*RULES, *FINDINGS, *MISTAKES, "unexplained"})  # what `allow` may name besides sites
 _OF_SCALE = ("scale_ledger", "declared_vs_actual", "blocks", "responsiveness")
 
 

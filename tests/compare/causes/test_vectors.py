@@ -18,9 +18,9 @@ from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.causes._parts import QKV, way, with_way
 from sqrtdk.compare.compute import apply_step, project
 from sqrtdk.compare.fit.norm import fit_norm
-from sqrtdk.compare.fit.rotation import fit_rotation
 from sqrtdk.compare.program import Norm, Program
 from sqrtdk.compare.suspect import STAGES, Suspicion
+from sqrtdk.tracing.probe.rotation import fit_rotation
 from tests.compare.causes.vector_plants import Plant, cases, planted, plants, style_of
 from tests.compare.causes.vector_programs import EXACT, STYLES, differ, entering, outputs_differ, program, sides
 

@@ -1,4 +1,4 @@
-"""What the table of a rotation says: frequencies, base, positions.
+"""A rotary embedding as data, and what its table says: frequencies, base, positions.
 
 Angles are told modulo a turn. A frequency is the step from one row to the next, which is less than half a turn, and is
 made sharper over steps of 2, 4, 8 rows, each of which is known well enough by the last to count its turns. It is the
@@ -14,10 +14,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.program import Rotation
-
 TURN = 2 * math.pi
 ANEW = 0.2  # radians that a step is off by where positions jump; half precision is off by less
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rotation:
+    """A rotary embedding, with the amplitude of its table.
+
+    Attributes:
+        table: (B or 1, L, R / 2) complex: by what pair i at row l is multiplied.
+        layout: "half": channel i with channel i + R / 2; "interleaved": 2 i with 2 i + 1.
+        first: the first channel that turns; R channels do from there on.
+    """
+
+    table: Tensor
+    layout: str
+    first: int = 0
+
+    @property
+    def width(self) -> int:
+        """R, the channels that turn."""
+        return 2 * self.table.shape[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +51,26 @@ class BaseFit:
     base: float
     stretch: float
     residual: float
+
+
+def apply_rotation(rotation: Rotation, values: Tensor) -> Tensor:
+    """Values (B, H, L, E) after a rotary embedding; channels outside `first : first + width` stay.
+
+    Example:
+        >>> quarter = Rotation(torch.full((1, 1, 1), 1j), "half")
+        >>> apply_rotation(quarter, torch.tensor([3.0, 4.0]).reshape(1, 1, 1, 2)).flatten().tolist()
+        [-4.0, 3.0]
+    """
+    result, width = values.double().clone(), rotation.width
+    turning = result[..., rotation.first : rotation.first + width]
+    if rotation.layout == "half":
+        first, second = turning[..., : width // 2], turning[..., width // 2 :]
+    else:
+        first, second = turning[..., ::2], turning[..., 1::2]
+    turned = torch.complex(first, second) * rotation.table.to(torch.complex128)[:, None]
+    first.copy_(turned.real)  # views of `result`
+    second.copy_(turned.imag)
+    return result
 
 
 def frequencies(rotation: Rotation) -> Tensor:

@@ -1,4 +1,4 @@
-"""`check`: run a model under a trace, judge every attention in it, apply every rule, and report."""
+"""`check`: run a model under a trace, judge every attention in it, apply every rule, ask the laws, and report."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from torch import nn
 
 from sqrtdk._progress import shown, tell
 from sqrtdk.audit.graphs import audit_graph
-from sqrtdk.audit.model_run import ModelRun, run_model
+from sqrtdk.audit.model_run import ModelRun, run_model, with_laws
 from sqrtdk.audit.own_module import as_inputs, choices, from_module
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, UNMEASURED, CheckReport, Finding
 from sqrtdk.audit.rules import RULES, unmeasured
 from sqrtdk.audit.sources import root
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.laws import table
+from sqrtdk.laws.answers import not_asked
+from sqrtdk.laws.table import FINDINGS, answers_of, names_of
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import iter_attn, resolve
 from sqrtdk.models.names import graph_kind
@@ -26,6 +29,8 @@ from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
 from sqrtdk.models.run import by_default_of
 from sqrtdk.tracing import hint_for
 from sqrtdk.tracing.records import NotMeasured
+
+_OF_A_GRAPH = "an exported graph is not run on changed inputs"
 
 
 def check(
@@ -45,13 +50,15 @@ def check(
     trust_remote_code: bool = False,
     device_map: str | None = None,
     offload_folder: str | Path | None = None,
+    laws: str | Sequence[str] | None = None,
     fail_on: str = "fail",
     command: str = "",
 ) -> CheckReport:
     """Audit the attention of a model.
 
     The model runs in evaluation mode, as a rule up to four times: judged, with a larger scale attribute, and once each
-    for eager and sdpa; with attn="both" up to six times. With `static` a copy of it on the meta device runs once. Where
+    for eager and sdpa; with attn="both" up to six times. The laws (`sqrtdk.laws`) take some ten runs without a trace,
+    two where the model has over 2e9 parameters. With `static` a copy of it on the meta device runs once. Where
     only an attribute declares a scale, up to three more runs ask whether the model follows it.
 
     Args:
@@ -72,6 +79,7 @@ def check(
         trust_remote_code: Let the model's own Python files run.
         device_map: "auto" spreads a checkpoint through accelerate.
         offload_folder: Directory for what fits nowhere else.
+        laws: "all", "none", or names of laws, in a sequence or joined by commas; None is "all".
         fail_on: Least severity that makes `exit_code` 1: "note", "warn", "fail", "critical"; "never"; or "unmeasured",
             which is "fail" and every attention that could not be judged.
         command: What the user typed, for the report.
@@ -94,7 +102,7 @@ def check(
     """
     options = LoadOptions.of(locals())
     with shown("check"):
-        return check_with(model, inputs, options, fail_on=fail_on, command=command)
+        return check_with(model, inputs, options, laws=laws, fail_on=fail_on, command=command)
 
 
 def check_with(
@@ -102,6 +110,7 @@ def check_with(
     inputs: Any,
     options: LoadOptions,
     *,
+    laws: str | Sequence[str] | None = None,
     fail_on: str = "fail",
     command: str = "",
     like: str | None = None,
@@ -118,12 +127,14 @@ def check_with(
         raise InvalidValueError(f"fail_on is {fail_on!r}", hint=f"Use one of: {', '.join(FAIL_ON)}.")
     if attn is not None and attn not in (*ATTN, "both"):
         raise InvalidValueError(f"attn is {attn!r}", hint=f"Use one of: {', '.join(ATTN)}, both.")
+    names = names_of(table.DEFAULT if laws is None else laws)
     check_seed(options.seed)
     check_sizes(options.rows, options.seq_len)
     if isinstance(model, str) and graph_kind(model) is not None:
         if inputs is not None:
             raise InvalidValueError("inputs given with a graph, which is not run", hint="Leave them out.")
         run, lost, told = audit_graph(model, options, like=like, run_it=run_graph)
+        run = dataclasses.replace(run, laws=tuple(not_asked(name, "", _OF_A_GRAPH) for name in names))
         return _report([run], lost, told, seed=options.seed, command=command, fail_on=fail_on)
     if like is not None or run_graph:
         raise InvalidValueError("--like and --run are for exported graphs", hint="Compare two models with sqrtdk diff.")
@@ -137,6 +148,9 @@ def check_with(
         if build.loaded is not None:
             with by_default_of(build.loaded.module):
                 run = run_model(build.loaded, build.attn, seed=options.seed, compare="never" if runs else compare)
+                if not runs:
+                    tell("asking the laws")
+                    run = with_laws(run, answers_of(build.loaded, run, names, options.seed))
             runs.append(run)
             if after is not None:
                 after(build.loaded)
@@ -183,6 +197,7 @@ def _report(
         fail_on=fail_on,
         sources=tuple(dict.fromkeys(source for run in runs for source in run.sources)),
         root=root(),
+        laws=first.laws,
     )
 
 
@@ -198,12 +213,12 @@ def _worst_first(runs: Sequence[ModelRun], others: Iterable[Finding] = ()) -> tu
     for run in runs:
         for finding in run.findings:
             alone = len(runs) > 1 and sum(kind(finding) in kinds for kinds in kinds_of_runs) == 1
-            if alone and finding.rule != "eager_vs_sdpa":
+            if alone and finding.rule not in ("eager_vs_sdpa", *FINDINGS):  # laws are asked of the first alone
                 finding = dataclasses.replace(finding, message=f"{finding.message} (only with {run.attn} attention)")
             kept.setdefault(kind(finding), finding)
-    order = {name: place for place, name in enumerate(RULES)}
-    return tuple(
-        sorted(
-            (*others, *kept.values()), key=lambda finding: (-SEVERITIES.index(finding.severity), order[finding.rule])
-        )
-    )
+    order = {name: place for place, name in enumerate((*RULES, *FINDINGS))}
+
+    def rank(finding: Finding) -> tuple[int, int]:
+        return -SEVERITIES.index(finding.severity), order.get(finding.rule, len(order))
+
+    return tuple(sorted((*others, *kept.values()), key=rank))

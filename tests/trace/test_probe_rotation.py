@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.fit import RotationFit, base_of, fit_rotation, frequencies, shift_of
-from sqrtdk.compare.program import Rotation
+from sqrtdk.tracing.probe.angles import Rotation, base_of, frequencies, shift_of
+from sqrtdk.tracing.probe.rotation import RotationFit, fit_rotation
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

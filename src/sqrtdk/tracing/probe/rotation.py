@@ -17,9 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import apply_rotation
-from sqrtdk.compare.fit.angles import base_of, would_not_show
-from sqrtdk.compare.program import Rotation
+from sqrtdk.tracing.probe.angles import Rotation, apply_rotation, base_of, would_not_show
 
 LIMIT = 12.0  # roundings: two products, their sum, two numbers of the table, and what the amplitude's own adds
 ROWS = 64  # rows by which layout and width are searched, evenly spaced

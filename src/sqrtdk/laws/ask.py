@@ -1,0 +1,132 @@
+"""`ask`: the laws of one model at hand, without the rest of a check."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from sqrtdk.audit.model_run import ModelRun, run_model
+from sqrtdk.audit.own_module import as_inputs, from_module
+from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, Finding, LawAnswer, ModelInfo
+from sqrtdk.audit.rules.nonfinite import REACHES
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.laws.answers import state_of
+from sqrtdk.laws.table import answers_of, names_of
+from sqrtdk.models.limits import check_seed
+from sqrtdk.models.load import resolve
+from sqrtdk.models.names import graph_kind
+from sqrtdk.models.options import LoadOptions
+from sqrtdk.models.records import Inputs
+from sqrtdk.models.run import by_default_of
+from sqrtdk.tracing import hint_for
+
+_NONFINITE = "nonfinite"  # the rule whose finding says where and why the law `finite` is broken
+
+
+@dataclass(frozen=True, slots=True)
+class LawReport:
+    """What laws answered of one model.
+
+    Attributes:
+        model: what was asked.
+        answers: in the order of `LAWS`; a law that asks of several inputs has an answer for each.
+    """
+
+    model: ModelInfo
+    answers: tuple[LawAnswer, ...]
+
+    @property
+    def broken(self) -> tuple[LawAnswer, ...]:
+        """The answers of laws that are broken."""
+        return tuple(answer for answer in self.answers if answer.state == BROKEN)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings of these: severity, place, what moved, fix, source."""
+        return tuple(answer.finding for answer in self.broken if answer.finding is not None)
+
+    def __repr__(self) -> str:
+        laws = dict.fromkeys(answer.law for answer in self.answers)
+        states = {law: state_of(answer for answer in self.answers if answer.law == law) for law in laws}
+        failed = [law for law in laws if states[law] == BROKEN]
+        told = [f"broken: {', '.join(failed)}"] if failed else []
+        told += [f"{count} {state}" for state in (KEPT, NOT_ASKED) if (count := list(states.values()).count(state))]
+        return f"LawReport({self.model.cls}; {'; '.join(told) or 'no law was asked'})"
+
+
+def ask(model: nn.Module | str, inputs: Any = None, laws: str | Sequence[str] = "all", seed: int = 0) -> LawReport:
+    """Ask laws of a model: change one thing, and look at what moves.
+
+    For a model f, inputs x, and x' that differs from x in one part alone, a law says of which outputs
+    |f(x')_i - f(x)_i| <= 2^10 eps max |f(x)| must hold: of `causal`, x' has other tokens from the middle on, and i are
+    the positions before it. eps is that of the outputs' dtype, float32's at least.
+
+    The model runs in evaluation mode, some ten times, and is left as it was: weights, buffers, random numbers.
+
+    Args:
+        model: A module, or a name that `sqrtdk check` takes; not an exported graph.
+        inputs: A dict or tuple for forward, or one tensor; None makes inputs from the config.
+        laws: "all", or names of laws, in a sequence or joined by commas.
+        seed: Of every run, and of what is put in the place of tokens and features.
+
+    Returns:
+        The answers. A law that does not apply, or can't be asked, says so and why.
+
+    Raises:
+        InvalidValueError: There is no such law; an exported graph; no inputs, and no config to make them from.
+        InvalidTypeError: `model` or `inputs` of another type.
+        ModelError: The model can't be built, its forward raises, or no attention runs in it.
+
+    Example:
+        >>> import torch
+        >>> class Attention(torch.nn.Module):
+        ...     is_causal = True
+        ...     def forward(self, q, k, v):
+        ...         return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        >>> class Decoder(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.qkv, self.attention = torch.nn.Linear(16, 48), Attention()
+        ...     def forward(self, x):
+        ...         q, k, v = self.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        ...         return self.attention(q, k, v).transpose(1, 2).flatten(2)
+        >>> report = ask(Decoder(), torch.randn(2, 8, 16), laws="causal")
+        >>> report
+        LawReport(Decoder; broken: causal)
+        >>> report.broken[0].site, report.findings[0].severity
+        ('attention', 'critical')
+    """
+    names = names_of(laws)
+    check_seed(seed)
+    options = LoadOptions(seed=seed)
+    own: Inputs | None = None if inputs is None else as_inputs(inputs)
+    if isinstance(model, str) and graph_kind(model) is not None:
+        raise InvalidValueError(
+            f"{model!r} is an exported graph, which is not run on changed inputs",
+            hint="Ask the model that was exported.",
+        )
+    if isinstance(model, nn.Module):
+        loaded = from_module(model, own, options)
+    elif isinstance(model, str):
+        loaded = resolve(model, options, own)
+    else:
+        raise InvalidTypeError(
+            f"model is a {type(model).__name__}", hint=hint_for(model, "Give a torch.nn.Module or a name.")
+        )
+    with by_default_of(loaded.module):
+        run = run_model(loaded, "own", seed=seed, compare="never")
+        answers = answers_of(loaded, run, names, seed)
+    return LawReport(run.model, tuple(_with_finding(answer, run) for answer in answers))
+
+
+def _with_finding(answer: LawAnswer, run: ModelRun) -> LawAnswer:
+    """The answer; where NaN breaks a law the rule's finding says where and why."""
+    if answer.state != BROKEN or answer.finding is not None:
+        return answer
+    found = [finding for finding in run.findings if finding.rule == _NONFINITE]
+    finding = next((one for one in found if not one.message.startswith(REACHES)), next(iter(found), None))
+    return dataclasses.replace(answer, finding=finding, site=finding.site if finding is not None else "")

@@ -1,0 +1,209 @@
+"""Law `cache`: prefill and decode in place of one pass move no output.
+
+Changed: the tokens (of the decoder's, where there are two kinds) are run in three steps with a cache: all but three,
+then one, then a chunk of two; one by one where a model of transformers says that it is stateful, and takes no chunk
+behind a state. Compared: the outputs at the last three positions with those of one pass. Asked are
+
+- "dynamic": the cache that the model makes itself;
+- "static": a StaticCache of transformers, with more slots than tokens: empty slots must not be seen;
+- "left padding": a sample that begins with padding, which the prefill hides;
+- "given keys", of a module that takes keys and values as tensors and does not return them: the keys of one pass, seen
+  by a trace, are given to it;
+- "empty slots", of a module that writes keys into a larger tensor: rows must not see slots that nothing was written to.
+
+Broken is a `fail`; behind given keys, where no mask is at fault, and of empty slots, which may be meant, a `warn`.
+Not asked: where the prefill alone gives other outputs, as later tokens move earlier outputs then; where forward takes
+no cache, or returns none; of `lengths`, which do not say whether they count cached tokens.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.audit.configs import field
+from sqrtdk.audit.records import BROKEN, LawAnswer
+from sqrtdk.laws.answers import broken, kept, not_asked, plural
+from sqrtdk.laws.causal import tokens_of_decoder
+from sqrtdk.laws.decoding import Step, cache_arguments, decoded, filled_caches, misaligned, switches
+from sqrtdk.laws.first_place import Protected, first_unlike
+from sqrtdk.laws.given_keys import empty_slots, given_keys
+from sqrtdk.laws.inputs import Content, lengths
+from sqrtdk.laws.moved import moved_positions, position_axis
+from sqrtdk.laws.padded import in_a_band, mask_name, padded, self_attentions, with_positions
+from sqrtdk.laws.subject import NotAsked, Outputs, Subject
+from sqrtdk.models.signature import forward_arguments
+
+LAW = "cache"
+SOURCE = "Pope et al. 2022: decoding with cached keys and values is the forward of one pass, in steps"
+_STEPS = (1, 2)  # tokens of each step behind the prefill
+_SPARE = 7  # slots of a static cache beyond the tokens
+_LEAST = 6  # tokens: three of them in the prefill
+
+
+def ask(subject: Subject) -> Iterator[LawAnswer]:
+    """An answer for each kind of cache that the model may have."""
+    slots = empty_slots(subject)
+    if slots is not None:
+        yield slots
+    try:
+        yield from _of_steps(subject.by_name())
+    except NotAsked:
+        if slots is None:
+            raise
+
+
+def _of_steps(named: Subject) -> Iterator[LawAnswer]:
+    if not cache_arguments(named):
+        raise NotAsked("forward takes no cache")
+    content = tokens_of_decoder(named)
+    length = int(content.tensor.shape[1])
+    if next(lengths(named), None) is not None:
+        raise NotAsked("it takes lengths of the samples, which may count cached tokens or not")
+    own = filled_caches(cache_arguments(named), named.returned(switches(named)))
+    if not own and not any(not isinstance(value, Tensor | tuple) for value in _given_caches(named).values()):
+        if not _given_caches(named):
+            raise NotAsked("it returns no cache")
+        yield from given_keys(named, content)
+        return
+    if length < _LEAST:
+        raise NotAsked(f"{plural(length, 'token')} are too few for a prefill and two steps: {_LEAST} are needed")
+    for about in ("dynamic", "static", "left padding"):
+        try:
+            yield _asked(named, content, about, own)
+        except NotAsked as reason:
+            yield not_asked(LAW, about, reason)
+
+
+def _asked(subject: Subject, content: Content, about: str, own: dict[str, Any]) -> LawAnswer:
+    whole, tokens = subject, content
+    if about == "left padding":
+        if mask_name(subject, content) is None:
+            raise NotAsked("forward takes no attention_mask of the tokens")
+        whole = padded(subject, content, last_sample=True).left
+        tokens = Content(content.name, whole.inputs[content.name])
+    caches = _given_caches(subject)
+    if about == "static":
+        if caches:
+            raise NotAsked("the inputs have a cache of their own")
+        caches = _static(subject, tokens, own)
+    answer = _compared(whole, tokens, caches, about)
+    if answer.state == BROKEN and about != "left padding" and _can_take_positions(subject):
+        again = _compared(with_positions(whole, tokens), tokens, caches, about)
+        if again.state != BROKEN:
+            return kept(LAW, about, "with position_ids; without them steps begin at position 0")
+    if answer.state == BROKEN and about == "static" and not all(map(in_a_band, self_attentions(subject, content))):
+        raise NotAsked("the data picks keys: among equal scores, as an indexer's zeros, slots change the pick")
+    return answer
+
+
+def _can_take_positions(subject: Subject) -> bool:
+    takes = "position_ids" in forward_arguments(subject.module)
+    return takes and "position_ids" not in subject.inputs and not _given_caches(subject)
+
+
+def _given_caches(subject: Subject) -> dict[str, Any]:
+    return {name: value for name in cache_arguments(subject) if (value := subject.inputs.get(name)) is not None}
+
+
+def _static(subject: Subject, content: Content, own: dict[str, Any]) -> dict[str, Any]:
+    """A StaticCache of transformers for a model whose own cache is one of its classes.
+
+    Raises:
+        NotAsked: There is no such library, cache or class.
+    """
+    library = sys.modules.get("transformers.cache_utils")
+    base = getattr(library, "Cache", None)
+    name = next((name for name, cache in own.items() if base is not None and isinstance(cache, base)), None)
+    if library is None or name is None:
+        raise NotAsked("its cache is none of transformers")
+    if field(subject.module, "_can_compile_fullgraph") is False:
+        raise NotAsked("the model says that it takes no static cache: _can_compile_fullgraph = False")
+    try:
+        config = subject.config.get_text_config(decoder=True)
+        cache = library.StaticCache(config=config, max_cache_len=content.tensor.shape[1] + _SPARE)
+        if isinstance(own[name], library.EncoderDecoderCache):
+            # the encoder's keys are all written at once: no slots, nor a window, as T5Gemma has it of its decoder alone
+            cache = library.EncoderDecoderCache(cache, library.DynamicCache())
+    except (AttributeError, TypeError, ValueError) as error:
+        raise NotAsked(f"no StaticCache can be made for its config: {error}") from error
+    return {name: cache}
+
+
+def _compared(subject: Subject, content: Content, caches: dict[str, Any], about: str) -> LawAnswer:
+    """One pass against a prefill and two steps."""
+    batch, length = content.tensor.shape[:2]
+    prefill = length - sum(_STEPS)
+    ends = [prefill, prefill + 1, length]
+    if field(subject.module, "_is_stateful") is True:
+        ends.insert(2, prefill + 2)
+    base, steps = subject.base, list(decoded(subject, content, tuple(ends), caches))
+    rows = [_unlike(base, step, batch, length) for step in steps]
+    if all(row is None for row in rows[1:]):
+        raise NotAsked("no output has a position for each token")
+    if rows[0] is not None and bool(_real(subject, content, rows[0]).any()) and about != "static":
+        raise NotAsked("the prefill alone gives other outputs: later tokens move earlier outputs, which no cache can")
+    moved = [None if row is None else _real(subject, content, row) for row in rows]
+    faulty = [step for step, row in zip(steps, moved, strict=True) if row is not None and bool(row.any())]
+    if not faulty:
+        return kept(LAW, about)
+    marks = torch.zeros(batch, length, dtype=torch.bool)
+    for step, row in zip(steps, moved, strict=True):
+        if row is not None:
+            marks[:, step.first : step.last] |= row.cpu()
+    return _broken(subject, content, faulty, marks, about)
+
+
+def _unlike(base: Outputs, step: Step, batch: int, length: int) -> Tensor | None:
+    """Which of its positions differ from those of one pass, (B, m); None where no output has these."""
+    found: Tensor | None = None
+    for name, one in base.items():
+        axis = position_axis(one, batch, length)
+        if axis is None or name not in step.outputs:
+            continue
+        part, other = one.narrow(axis, step.first, step.last - step.first), step.outputs[name]
+        if part.shape == other.shape:
+            rows = moved_positions(part, other, axis).cpu()
+            found = rows if found is None else found | rows
+    return found
+
+
+def _real(subject: Subject, content: Content, rows: Tensor) -> Tensor:
+    """The rows but for those of padding: what pads give is of no account."""
+    name = mask_name(subject, content)
+    mask = None if name is None else subject.inputs.get(name)
+    if isinstance(mask, Tensor) and mask.shape == content.tensor.shape[:2] and rows.shape[1] > max(_STEPS):
+        return rows & mask[:, : rows.shape[1]].bool().cpu()
+    return rows
+
+
+def _broken(subject: Subject, content: Content, faulty: list[Step], marks: Tensor, about: str) -> LawAnswer:
+    step, batch = faulty[0], marks.shape[0]
+    protected = torch.zeros_like(marks)
+    protected[:, step.first : step.last] = True
+    own = torch.ones(batch, step.last - step.first, dtype=torch.bool)
+    site = first_unlike(
+        (subject, Protected(protected, rest="nothing")),
+        (step.subject, Protected(own, rest="nothing")),
+        decoder=content.name.startswith("decoder"),
+    )
+    count, worst = int(marks.any(0).sum()), marks[int(marks.sum(1).argmax())]
+    tokens = step.last - step.first
+    what = f"a chunk of {tokens} tokens" if tokens > 1 else "a step of one token"
+    message = f"{what} behind {step.first} cached ones gives other outputs than one pass"
+    if step.first == 0:
+        message = f"the prefill of {tokens} tokens gives other outputs than one pass"
+    message += {"static": "; it is a static cache", "left padding": "; the batch has left padding"}.get(about, "")
+    for behind in faulty:
+        if behind.first and (seen := misaligned(behind.subject, behind.last - behind.first, behind.first)) is not None:
+            message += f"; {seen[1]}"
+            site = site or seen[0]
+            break
+    fix = "count positions from the cached tokens on, and align masks with the last key: tril(diagonal=keys - rows)"
+    if about == "static":
+        fix = "hide slots after the last written one from every row, and count positions from the cached tokens on"
+    return broken(LAW, about, "fail", site, message, fix, SOURCE, value=float(count), positions=worst)

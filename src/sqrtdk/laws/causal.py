@@ -1,0 +1,135 @@
+"""Law `causal`: a later token moves no output of an earlier position.
+
+Changed: the second half of the tokens (of the decoder's, where there are two kinds). Compared: the outputs that have
+these positions, in the first half.
+Broken is `critical` where module or config say that the model is causal, or where it returns keys for a cache: cached
+keys were computed without later tokens. A model of ids with logits over their vocabulary and nothing that says either
+gets a note. A config that says `is_causal = False`, or that attention is bidirectional, and a run in which nothing
+moves under causal masks is a `fail`. What declares a prefix, two directions or a lookahead is believed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from sqrtdk.audit.configs import field, module_at
+from sqrtdk.audit.governing import config_at
+from sqrtdk.audit.lookahead import lookahead, may_see_ahead
+from sqrtdk.audit.records import LawAnswer
+from sqrtdk.audit.sight import says_causal
+from sqrtdk.laws.answers import broken, calls_at, kept, plural
+from sqrtdk.laws.first_place import Protected, first_place
+from sqrtdk.laws.inputs import Content, contents, other
+from sqrtdk.laws.moved import moved_positions, position_axis
+from sqrtdk.laws.subject import NotAsked, Outputs, Subject
+from sqrtdk.tracing.records import AttentionCall
+
+LAW = "causal"
+SOURCE = "Vaswani et al. 2017, section 3.2.3: a position attends to those up to its own"
+_DECODER = re.compile(r"decoder|tgt|trg")
+_ENCODER = re.compile(r"encoder|memory|context|src")
+_CACHE = re.compile(r"past|cache|mems|present")
+_CAUSAL_KINDS = ("causal", "causal_lower_right")
+_FIX = "pass the causal mask to this attention"
+
+
+def ask(subject: Subject) -> Iterator[LawAnswer]:
+    """One answer."""
+    content = tokens_of_decoder(subject)
+    batch, length = content.tensor.shape[:2]
+    cut = length // 2
+    later = (torch.arange(length) >= cut).expand(batch, length)
+    changes = {content.name: other(subject, content, later)}
+    if torch.equal(changes[content.name], content.tensor):
+        raise NotAsked("its tokens can't be changed: all are special")
+    before, after = subject.base, subject.run(changes)
+    axes = {name: axis for name, x in before.items() if (axis := position_axis(x, batch, length)) is not None}
+    axes = {name: axis for name, axis in axes.items() if name in after and after[name].shape == before[name].shape}
+    if not axes:
+        raise NotAsked("no output has a position for each token")
+    rows = torch.stack([moved_positions(before[name], after[name], axis).cpu() for name, axis in axes.items()]).any(0)
+    leaked = int(rows[:, :cut].any(0).sum())
+    if not rows.any():
+        raise NotAsked("no output moves with the tokens at all")
+    owned = [call for call in calls_at(subject, None) if call.query_len == length and call.self_attention is not False]
+    if not leaked:
+        yield _without_leak(subject, content, owned)
+        return
+    said = _said(subject, owned, before, batch, length)
+    if said is None and not _language_model(subject, content, before):
+        yield kept(LAW, content.name, "every position sees later ones, and nothing says otherwise")
+        return
+    if any(_ahead(subject, call) for call in owned):
+        yield kept(LAW, content.name, "positions see later ones, as declared")
+        return
+    site = first_place(subject, {}, changes, Protected(~later))
+    shown = rows[int(rows[:, :cut].sum(1).argmax())] & (torch.arange(length) < cut)
+    if said is None:
+        message = "ids in, logits over their vocabulary out, and every row sees later keys: is it meant to be causal?"
+        fix = "pass a causal mask if it predicts the next token, or declare is_causal = False in the config"
+        yield broken(LAW, content.name, "note", site, message, fix, SOURCE, value=float(leaked), positions=shown)
+        return
+    message = f"outputs of {plural(leaked, 'earlier position')} of {cut} move with later tokens, though {said}"
+    yield broken(LAW, content.name, "critical", site, message, _FIX, SOURCE, value=float(leaked), positions=shown)
+
+
+def tokens_of_decoder(subject: Subject) -> Content:
+    """The tokens whose order counts: the decoder's where there are two kinds.
+
+    Raises:
+        NotAsked: There are no tokens.
+    """
+    found = [content for content in contents(subject) if content.length is not None]
+    decoder = [content for content in found if _DECODER.search(content.name)]
+    plain = [content for content in found if not _ENCODER.search(content.name)]
+    if not (decoder or plain):
+        raise NotAsked("no input is a sequence of tokens or features")
+    return (decoder or plain)[0]
+
+
+def _said(subject: Subject, calls: list[AttentionCall], outputs: Outputs, batch: int, length: int) -> str | None:
+    """What says that the model is causal; None where nothing does."""
+    for call in calls:
+        if says_causal(call, module_at(subject.module, call.site), config_at(subject.module, call.site)):
+            return "the model says that it is causal"
+    for owner in (subject.module, subject.config):
+        if field(owner, "is_causal") is True or field(owner, "causal") is True:
+            return "the model says that it is causal"
+    keys = (x for name, x in outputs.items() if _CACHE.search(name) and position_axis(x, batch, length) == 2)
+    return None if next(keys, None) is None else "the keys of every position are cached"
+
+
+def _ahead(subject: Subject, call: AttentionCall) -> bool:
+    """Whether something declares that rows see later keys."""
+    owners = module_at(subject.module, call.site), config_at(subject.module, call.site)
+    declared = may_see_ahead(owners, field(subject.module, "config"), call.mask)
+    return declared is not None or lookahead(owners) > 0
+
+
+def _language_model(subject: Subject, content: Content, outputs: Outputs) -> bool:
+    """Whether ids go in and logits over their vocabulary come out, and no config says of what kind it is."""
+    if not content.ids or (subject.config is not None and field(subject.config, "model_type") is not None):
+        return False
+    rows = {part.num_embeddings for part in subject.module.modules() if isinstance(part, nn.Embedding)}
+    heads = [x for x in outputs.values() if x.dim() == 3 and x.shape[:2] == content.tensor.shape]
+    return any(head.shape[2] in rows for head in heads) and field(subject.config, "is_causal") is not False
+
+
+def _without_leak(subject: Subject, content: Content, calls: list[AttentionCall]) -> LawAnswer:
+    """Kept, unless the config says that the model is not causal and its masks are."""
+    said = next((name for name in ("is_causal", "causal") if field(subject.config, name) is False), None)
+    words = f"config.{said} = False"
+    if said is None and (value := field(subject.config, "use_bidirectional_attention")) in (True, "all"):
+        words = f"config.use_bidirectional_attention = {value}"
+    elif said is None:
+        return kept(LAW, content.name)
+    causal = [call for call in calls if call.mask is not None and call.mask.kind in _CAUSAL_KINDS]
+    if not causal or len(causal) < len(calls):
+        return kept(LAW, content.name)
+    message = f"no output moves with later tokens, though {words}: attention runs causally"
+    fix = "pass no causal mask: is_causal=False for every layer of an encoder"
+    return broken(LAW, content.name, "fail", causal[0].site, message, fix, "the config of the model")

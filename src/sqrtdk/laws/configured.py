@@ -1,0 +1,230 @@
+"""Law `configured`: q and k turn as the config says: base, channels that turn, law of frequencies.
+
+Nothing is changed. The rotation of each layer is fitted to q and k before and after it, in one run with a trace. Its
+frequencies are radians from one row to the next, known to what 2^10 roundings of a cosine make of L rows. Compared: the
+channels that turn with `partial_rotary_factor`, `rotary_dim` and their like; the frequencies with those of
+`rope_theta` and of the law that `rope_parameters` or `rope_scaling` names. A frequency that the inputs are too short to
+tell from the config's is taken for it. What the config does not state is not asked, nor is a law that is not known, nor
+rows whose positions do not go up one by one, as those of images.
+Windows are the rule `sliding_window`'s: here they are kept where a mask shows the config's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sqrtdk.audit.configs import module_at, number
+from sqrtdk.audit.governing import config_at
+from sqrtdk.audit.layers import layer_of
+from sqrtdk.audit.records import KEPT, NOT_ASKED, LawAnswer
+from sqrtdk.audit.windows import declared_window
+from sqrtdk.laws.answers import broken, kept, not_asked
+from sqrtdk.laws.moved import ROUNDINGS
+from sqrtdk.laws.rotations import Declared, declared, plain
+from sqrtdk.laws.subject import NotAsked, Subject
+from sqrtdk.laws.traced import traced
+from sqrtdk.tracing.probe.angles import ANEW, base_of, frequencies
+from sqrtdk.tracing.probe.rotation import RotationFit, fit_rotation
+from sqrtdk.tracing.tensors import CallTensors, Vector
+
+LAW = "configured"
+CHANNELS, FREQUENCIES, WINDOW = "channels that turn", "frequencies", "window"
+SOURCE = "the config of the model; Su et al. 2021, section 3.2.2: channel pair i turns by base^(-2i/R) a position"
+LEAST_ROWS = 3
+STILL = 8.0  # times the noise, from which on a pair that should turn and does not stands still
+NEAR = 0.01  # relative, of a frequency: tables in half precision are off by 0.4%
+_FIX = "build the rotary embedding from this field of the config"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Turning:
+    """The rotation of q or k of one call.
+
+    Attributes:
+        call: whose.
+        fit: its rotation.
+        steps: radians from row to row, (R / 2,), not negative.
+        noise: radians a row that a step may be off by.
+    """
+
+    call: CallTensors
+    fit: RotationFit
+    steps: Tensor
+    noise: float
+
+
+def ask(subject: Subject) -> Iterator[LawAnswer]:
+    """An answer for each field: those that are broken once a message, else one that says that it is kept."""
+    answers = [*_windows(subject)]
+    turned = [turning for call in traced(subject).calls.values() for turning in _turnings(call)]
+    for turning in turned:
+        answers += _judged(subject, turning)
+    if not answers:
+        raise NotAsked("no rotation of q or k could be read" if not turned else "the config states nothing of it")
+    for about in dict.fromkeys(answer.about for answer in answers):
+        of_field = [answer for answer in answers if answer.about == about]
+        found: dict[str, LawAnswer] = {}  # a message once, at the first of its layers
+        for answer in of_field:
+            if answer.finding is not None:
+                found.setdefault(answer.reason, answer)
+        order = [answer for state in (KEPT, NOT_ASKED) for answer in of_field if answer.state == state]
+        yield from found.values() or order[:1]
+
+
+def _turnings(call: CallTensors) -> Iterator[_Turning]:
+    """The rotations of q and k, where rows are in order."""
+    for vector in (call.query, call.key):
+        for before, after in _rotated(vector):
+            fit = fit_rotation(before, after) if before.shape[2] >= LEAST_ROWS else None
+            if fit is None:
+                continue
+            rows = fit.rotation.table.shape[1]
+            noise = ROUNDINGS * torch.finfo(after.dtype).eps / (rows - 1)
+            yield _Turning(call, fit, frequencies(fit.rotation).abs().cpu(), noise)
+
+
+def _rotated(vector: Vector) -> Iterator[tuple[Tensor, Tensor]]:
+    """Values before and after each rotation."""
+    before = vector.projected
+    for step in vector.steps:
+        if step.name == "rope" and step.values is not None and before is not None:
+            yield before, step.values
+        before = step.values
+
+
+def _judged(subject: Subject, turning: _Turning) -> Iterator[LawAnswer]:
+    site = turning.call.site
+    module, config = module_at(subject.module, site), config_at(subject.module, site)
+    if config is None:
+        return
+    numbers = [int(part) for part in site.split(".") if part.isdecimal()]
+    layer = layer_of(module, numbers[-1] if numbers else 0)
+    head_dim = turning.call.query.values.shape[-1]
+    said = declared(config, module, layer, head_dim)
+    if said.width is None and said.base is None:
+        return
+    if not _in_order(turning):
+        yield not_asked(LAW, FREQUENCIES, "positions do not go up one by one")
+        return
+    yield from _channels(turning, said, head_dim)
+    if said.base is not None:
+        yield _frequencies(turning, said, head_dim, number(config, "max_position_embeddings"))
+
+
+def _in_order(turning: _Turning) -> bool:
+    """Whether most rows are one position behind the next: each pair turns by its own step."""
+    table = turning.fit.rotation.table.to(torch.complex128)
+    turned = (table[:, 1:] * table[:, :-1].conj()).angle()
+    off = turned - frequencies(turning.fit.rotation)
+    off = off - 2 * torch.pi * (off / (2 * torch.pi)).round()
+    return bool((off.abs() <= ANEW).all(-1).double().mean() >= 0.5)
+
+
+# -- channels ----------------------------------------------------------------------------------------------------------
+
+
+def _channels(turning: _Turning, said: Declared, head_dim: int) -> Iterator[LawAnswer]:
+    if said.width is None:
+        return
+    width = turning.fit.rotation.width
+    if any(width == wanted + wanted % 2 for wanted in said.widths) or _would_not_show(turning, said, head_dim):
+        yield kept(LAW, CHANNELS)
+        return
+    still = _still(turning, None, said.scaled)
+    pairs = len(turning.steps) - still
+    turns = f"rotates {width}" if not still else f"rotates {pairs} pairs, of channels {width // 2} apart,"
+    message = f"{turns} of {head_dim} channels, {said.width}"
+    yield broken(LAW, CHANNELS, "fail", turning.call.site, message, _FIX, SOURCE, value=float(width))
+
+
+def _still(turning: _Turning, table: Tensor | None, scaled: bool) -> int:
+    """Pairs that do not turn, though the base of the others, or else a table, has them turn by far more than is noise.
+
+    Their positions are those of another axis, as of columns within a row of an image; or they are left out.
+    """
+    base, pairs = base_of(turning.fit.rotation), len(turning.steps)
+    if base is not None and not (scaled and table is not None):
+        table = base.stretch * base.base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+    return 0 if table is None else int(((turning.steps <= turning.noise) & (table > STILL * turning.noise)).sum())
+
+
+def _would_not_show(turning: _Turning, said: Declared, head_dim: int) -> bool:
+    """Whether the pairs that the config turns and that stand still, as far as is seen, turn too little."""
+    width = turning.fit.rotation.width
+    for wanted in said.widths:
+        tables = said.tables(wanted, head_dim, turning.fit.rotation.table.shape[1], None) if wanted > width else None
+        if tables and any(bool((table[width // 2 :] <= turning.noise).all()) for table in tables):
+            return True
+    return False
+
+
+# -- frequencies -------------------------------------------------------------------------------------------------------
+
+
+def _frequencies(turning: _Turning, said: Declared, head_dim: int, longest: float | None) -> LawAnswer:
+    width, length = turning.fit.rotation.width, turning.fit.rotation.table.shape[1]
+    tables = said.tables(width, head_dim, length, longest)
+    if not tables:
+        return not_asked(LAW, FREQUENCIES, f"what {said.law} makes of them is not known")
+    if any(_same(turning, table) for table in _and_of_widths(said, tables, width, head_dim, length, longest)):
+        return kept(LAW, FREQUENCIES)
+    if not bool((turning.steps[1:] <= turning.steps[:-1] + turning.noise).all()) or _still(
+        turning, tables[0], said.scaled
+    ):
+        return not_asked(LAW, FREQUENCIES, "its pairs have positions of several axes")
+    message = _message(turning, said, tables[0], width)
+    return broken(LAW, FREQUENCIES, "fail", turning.call.site, message, _FIX, SOURCE)
+
+
+def _and_of_widths(
+    said: Declared, tables: list[Tensor], width: int, head_dim: int, length: int, longest: float | None
+) -> Iterator[Tensor]:
+    """Tables of the channels that turn, and what pairs of more have: a wrong width is no wrong base as well."""
+    yield from tables
+    for other in {head_dim - head_dim % 2, *said.widths} - {width}:
+        for table in said.tables(other, head_dim, length, longest) or ():
+            if len(table) >= width // 2:
+                yield table[: width // 2]
+
+
+def _same(turning: _Turning, table: Tensor) -> bool:
+    return len(table) == len(turning.steps) and bool(
+        ((turning.steps - table).abs() <= NEAR * table + turning.noise).all()
+    )
+
+
+def _message(turning: _Turning, said: Declared, table: Tensor, width: int) -> str:
+    """What is off, by the field that is."""
+    assert said.base is not None
+    base = base_of(turning.fit.rotation)
+    if said.scaled:
+        unscaled = Declared(said.base, said.bases, None, (), "default", {}).tables(width, width, 1, None)
+        if unscaled and any(_same(turning, one) for one in unscaled):
+            return f"rotates with unscaled frequencies, the config says {said}"
+    elif base is not None and abs(base.stretch - 1) <= NEAR:
+        return f"rotates with base {plain(base.base)}, {said.base}"
+    elif base is not None:
+        return f"rotates with base {plain(base.base)} and positions times {base.stretch:.4g}, {said.base}, no scaling"
+    pair = int(((turning.steps - table).abs() / (NEAR * table + turning.noise)).argmax())
+    told = f"{float(turning.steps[pair]):.4g} a position"
+    by = f"by {said} of {said.base} " if said.law != "default" else f"by {said.base} "
+    return f"pair {pair} turns by {told}, {by}it is {float(table[pair]):.4g}"
+
+
+# -- windows -----------------------------------------------------------------------------------------------------------
+
+
+def _windows(subject: Subject) -> Iterator[LawAnswer]:
+    """Windows that a mask shows as the config has them."""
+    for judged in subject.calls:
+        call, mask = judged.call, judged.call.mask
+        module, config = module_at(subject.module, call.site), config_at(subject.module, call.site)
+        window = declared_window(call.site, module, config)
+        if window is None or not window.keys or mask is None or mask.greatest is None or mask.least is None:
+            continue
+        if call.key_len > window.keys and mask.greatest + 1 in window.sides(mask.least < 0):
+            yield kept(LAW, WINDOW)

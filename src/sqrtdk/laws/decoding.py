@@ -1,0 +1,196 @@
+"""A model run in steps with a cache: which argument is the cache, and what each step is given.
+
+A cache is an argument that forward also returns filled (`past_key_values`, `cache_params`, a tuple of keys and values),
+or an object among the inputs that forward fills. A step gets its own tokens, masks of all tokens so far, its own
+positions, and everything else as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from sqrtdk.errors import INTERRUPTS
+from sqrtdk.laws.answers import plural
+from sqrtdk.laws.inputs import Content, contents, goes_with
+from sqrtdk.laws.subject import NotAsked, Outputs, Subject
+from sqrtdk.models.returned import tensors_of, walk
+from sqrtdk.models.signature import forward_arguments
+from sqrtdk.tracing.trace import trace
+
+_CACHE = re.compile(r"(^|_)(past|caches?|mems?|states?|kv|presents?|buckets)(_|$)")
+_NO_CACHE = re.compile(
+    r"^(use|return|output|no|update|encoder)_|position|hidden|implementation|length|len$|size|mask|config|dtype|offset|"
+    r"past_(values|time|observed|sequence|input)|index|step"
+)
+_SWITCH = re.compile(r"^(use|return)_(kv_?|new_?|key_values?_?)?(caches?|past|kv|presents?|mems?)$")
+_POSITIONS = re.compile(r"position|^pos(_ids?)?$")
+_MASK = re.compile(r"mask|keep|pad(?!ded)|valid")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """One run of tokens `first` to `last` (exclusive), behind those before them.
+
+    Attributes:
+        first: number of the first token.
+        last: of the first token that is not run.
+        subject: the model with the inputs of the step, the cache as it was before it.
+        outputs: what it returned.
+    """
+
+    first: int
+    last: int
+    subject: Subject
+    outputs: Outputs
+
+
+def cache_arguments(subject: Subject) -> list[str]:
+    """Names of forward's arguments that may be a cache."""
+    names = {**forward_arguments(subject.module), **subject.inputs}
+    return [name for name in names if _CACHE.search(name) and not _NO_CACHE.search(name)]
+
+
+def switches(subject: Subject) -> dict[str, bool]:
+    """The arguments that ask for a cache, as `use_cache`."""
+    return {name: True for name in forward_arguments(subject.module) if _SWITCH.search(name)}
+
+
+def decoded(subject: Subject, content: Content, ends: tuple[int, ...], caches: Mapping[str, Any]) -> Iterator[Step]:
+    """Run the tokens in chunks, each behind a cache of those before it.
+
+    Args:
+        subject: the model with the inputs of one pass, all by name.
+        content: the tokens.
+        ends: where the chunks end.
+        caches: that the first chunk is given, by their arguments.
+
+    Raises:
+        NotAsked: The model raises on a chunk, or returns no cache.
+    """
+    arguments = cache_arguments(subject)
+    first, held = 0, dict(caches)
+    for last in ends:
+        inputs = {**switches(subject), **_inputs(subject, content, first, last), **held}
+        step = subject.over(inputs)
+        given = {name: _copy(value) for name, value in held.items()}
+        returned = step.returned(given, shared=tuple(given))
+        yield Step(first, last, step, tensors_of(returned))
+        filled = filled_caches(arguments, returned)
+        objects = {name: value for name, value in given.items() if _is_object(value)}
+        if not filled and not objects and last != ends[-1]:
+            raise NotAsked("it returns no cache")
+        first, held = last, filled or objects
+
+
+def filled_caches(arguments: list[str], returned: Any) -> dict[str, Any]:
+    """What forward returned that can be given back, by the argument.
+
+    Of a mapping or a dataclass it is the field of the argument's name, or the only one that is named as a cache; of a
+    tuple the structure of tensors behind the output, or as many tensors behind it as there are such arguments.
+
+    Example:
+        >>> import torch
+        >>> y, k = torch.ones(2, 5, 8), torch.ones(2, 4, 5, 2)
+        >>> list(filled_caches(["past"], (y, (k, k)))), list(filled_caches(["past_k", "past_v"], (y, k, k)))
+        (['past'], ['past_k', 'past_v'])
+        >>> filled_caches(["past"], y)
+        {}
+    """
+    fields = _fields(returned)
+    if fields is not None:
+        filled = {name: fields[name] for name in arguments if _holds(fields.get(name))}
+        others = [x for name, x in fields.items() if _CACHE.search(name) and not _NO_CACHE.search(name) and _holds(x)]
+        if filled or not arguments or len(others) != 1:
+            return filled
+        return {arguments[0]: others[0]}
+    if not isinstance(returned, tuple | list) or len(returned) < 2 or not arguments:
+        return {}
+    structures = [x for x in returned[1:] if not isinstance(x, Tensor) and _holds(x)]
+    if len(structures) == 1:
+        whole = structures[0]
+        if len(arguments) > 1 and isinstance(whole, tuple | list) and len(whole) == len(arguments):
+            return dict(zip(arguments, whole, strict=True))
+        return {arguments[0]: whole}
+    tensors = [x for x in returned[1:] if isinstance(x, Tensor) and x.dim() > 2]
+    return dict(zip(arguments, tensors, strict=True)) if not structures and len(tensors) == len(arguments) else {}
+
+
+def _fields(returned: Any) -> dict[str, Any] | None:
+    if isinstance(returned, Mapping):
+        return {str(name): value for name, value in returned.items()}
+    names = getattr(returned, "_fields", None) or getattr(returned, "__dataclass_fields__", None)
+    return None if names is None else {name: getattr(returned, name, None) for name in names}
+
+
+def _holds(value: Any) -> bool:
+    """Whether it is, or holds, a tensor; a list of ids is no cache."""
+    return value is not None and next(walk(value), None) is not None
+
+
+def _is_object(value: Any) -> bool:
+    return value is not None and not isinstance(value, Tensor | tuple | str | int | float)
+
+
+def _copy(value: Any) -> Any:
+    try:
+        return value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+    except INTERRUPTS:
+        raise
+    except BaseException as error:  # whatever a __deepcopy__ of the user's raises
+        raise NotAsked(f"a cache of type {type(value).__name__} can't be copied") from error
+
+
+def _inputs(subject: Subject, content: Content, first: int, last: int) -> dict[str, Any]:
+    """The inputs of one chunk; a cache is none of them."""
+    assert content.length is not None
+    inputs: dict[str, Any] = {}
+    pixels = {other.name for other in contents(subject) if other.length is None}
+    caches = cache_arguments(subject)
+    for name, value in subject.inputs.items():
+        if name in caches or (
+            first and name in pixels and goes_with(name, content)
+        ):  # images were read with the tokens before
+            continue
+        inputs[name] = _cut(name, value, content, first, last) if goes_with(name, content) else value
+    return inputs
+
+
+def _cut(name: str, value: Any, content: Content, first: int, last: int) -> Any:
+    """An input for some of the tokens: a mask of all up to the last one, anything else of (B, n) of those alone."""
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    batch, length = content.tensor.shape[:2]
+    if _POSITIONS.search(name):
+        return value[..., first:last] if value.shape[-1] == length else value
+    if _MASK.search(name):
+        if value.dim() == 2 and value.shape[0] == batch and value.shape[1] >= length:
+            return value[:, : value.shape[1] - length + last]  # those of a cache that was given stand before
+        if value.shape[-2:] == (length, length):
+            return value[..., first:last, :last]
+        return value
+    return value[:, first:last] if value.shape[:2] == (batch, length) else value
+
+
+def misaligned(step: Subject, rows: int, cached: int) -> tuple[str, str] | None:
+    """Site and words of the first attention of a step that can't see its cached keys as it must; None without one.
+
+    Either its causal mask begins at the first key, though cached keys come before the rows, or it has no cached keys.
+    """
+    with trace(step.module, stats=False, numeric=False) as traced:
+        step.run({})
+    for call in traced.calls:
+        mask, keys = call.mask, call.key_len
+        if call.self_attention is False or call.axis != "positions" or call.query_len != rows:
+            continue
+        if keys == rows:
+            return call.site, f"{plural(rows, 'row')} there see {plural(keys, 'key')}, and none of {cached} cached ones"
+        if mask is not None and rows < keys and (mask.least, mask.greatest, mask.band) == (0, rows - 1, True):
+            what = "is_causal" if mask.form == "implicit" else "the causal mask"
+            return call.site, f"{what} with {plural(rows, 'row')} and {keys} keys: aligned to the upper left"
+    return None

@@ -1,0 +1,83 @@
+"""Law `documents`: where several documents share a row, what one holds moves no output of another.
+
+Documents begin where `position_ids` restart, or at `cu_seqlens`. Changed: the content of the first document. Compared:
+the outputs at the positions of the others. What is caught: packed rows under a plainly causal mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from sqrtdk.audit.records import LawAnswer
+from sqrtdk.laws.answers import broken, calls_at, kept, plural
+from sqrtdk.laws.first_place import Protected, first_place
+from sqrtdk.laws.inputs import contents, other, restarts
+from sqrtdk.laws.moved import moved_positions, position_axis
+from sqrtdk.laws.subject import NotAsked, Subject
+
+LAW = "documents"
+SOURCE = "transformers: position ids that restart mark packed sequences, which do not see one another"
+_OFFSETS = ("cu_seqlens", "cu_seqlens_q", "cu_seq_lens_q")
+
+
+def ask(subject: Subject) -> Iterator[LawAnswer]:
+    """One answer."""
+    document = _documents(subject)
+    found = [content for content in contents(subject) if content.tensor.shape[:2] == document.shape]
+    if not found:
+        raise NotAsked("no content has the shape of position_ids")
+    first = document == 0
+    changes = {content.name: other(subject, content, first, specials=True) for content in found}
+    before, after = subject.base, subject.run(changes)
+    judged = False
+    for name, one in before.items():
+        axis = position_axis(one, *document.shape)
+        if axis is None or name not in after or after[name].shape != one.shape:
+            continue
+        judged = True
+        rows = moved_positions(one, after[name], axis).cpu() & ~first.cpu()
+        if rows.any():
+            worst = int(rows.sum(1).argmax())
+            yield _broken(subject, changes, document, rows[worst], int((~first[worst]).sum()))
+            return
+    if not judged:
+        raise NotAsked("no output has a position for each token")
+    yield kept(LAW)
+
+
+def _broken(subject: Subject, changes: dict[str, Tensor], document: Tensor, rows: Tensor, of: int) -> LawAnswer:
+    site = first_place(subject, {}, changes, Protected(document > 0))
+    count = int(rows.sum())
+    message = (
+        f"tokens see another document: position_ids restart, and the first document moves "
+        f"{plural(count, 'position')} of {of} behind it"
+    )
+    if any(call.mask is not None and call.mask.kind == "causal" for call in calls_at(subject, site)):
+        message += "; the mask there is plainly causal"
+    fix = "hide keys of other documents: document[:, :, None] == document[:, None, :] beside the causal mask"
+    return broken(LAW, "position_ids", "fail", site, message, fix, SOURCE, value=float(count), positions=rows)
+
+
+def _documents(subject: Subject) -> Tensor:
+    """Number of the document of each position, (B, n).
+
+    Raises:
+        NotAsked: Every row is one document.
+    """
+    tensors = subject.tensors
+    positions = tensors.get("position_ids")
+    if positions is not None and positions.dim() == 2 and positions.shape[1] > 1:
+        documents = restarts(positions)
+        if documents.shape[0] == 1:
+            batch = max((content.tensor.shape[0] for content in contents(subject)), default=1)
+            documents = documents.expand(batch, -1)
+        if bool((documents.max(1).values > 0).all()):
+            return documents
+    offsets = next((tensors[name] for name in _OFFSETS if name in tensors), None)
+    if offsets is not None and offsets.dim() == 1 and offsets.numel() > 2:
+        sizes = offsets.diff().long()
+        return torch.repeat_interleave(torch.arange(len(sizes), device=offsets.device), sizes)[None]
+    raise NotAsked("every row is one document: no position_ids restart")

@@ -1,0 +1,186 @@
+"""The first module along the way whose output moved where it must not, while what it got did not.
+
+Two runs, with hooks that are removed afterwards, on a law that is broken alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk.laws.moved import moved
+from sqrtdk.laws.subject import NotAsked, Subject
+from sqrtdk.models.returned import walk
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Protected:
+    """Positions (B, n) whose numbers must not move.
+
+    `rest` says what must not move of tensors without positions: "samples" that are marked as a whole, "all", or
+    "nothing", which leaves out those of rows and keys (..., n, n) as well: two runs of the same tokens in other slots
+    have other masks.
+    """
+
+    marked: Tensor
+    rest: str = "samples"
+
+    def of(self, tensor: Tensor) -> Tensor | None:
+        """The entries of a tensor at these positions; None where it has no such axes.
+
+        (B, n, E), (n, B, E) and (B, H, n, E) hold positions; of (B, E) it is the samples that are marked as a whole.
+        """
+        batch, length = self.marked.shape
+        marked = self.marked.to(tensor.device)
+        if self.rest == "nothing" and tensor.shape[-2:] == (length, length):
+            return None
+        if tensor.shape[:2] == (batch, length):
+            return tensor[marked]
+        if tensor.shape[:2] == (length, batch):
+            return tensor.transpose(0, 1)[marked]
+        if tensor.dim() == 4 and tensor.shape[0] == batch and tensor.shape[2] == length:
+            return tensor.transpose(1, 2)[marked]
+        if self.rest == "all" and tensor.shape[:1] == (batch,):
+            return tensor
+        whole = marked.all(1)
+        if self.rest == "samples" and tensor.dim() > 1 and tensor.shape[0] == batch and bool(whole.any()):
+            return tensor[whole]
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """One call of a module: the protected entries of what it got and gave, by their names."""
+
+    path: str
+    takes: dict[str, Tensor]
+    gives: dict[str, Tensor]
+
+
+def first_place(
+    subject: Subject, before: Mapping[str, Any], after: Mapping[str, Any], protected: Protected
+) -> str | None:
+    """Path of the first module that spoils what must not move; None where no module shows it.
+
+    Args:
+        subject: the model.
+        before: changes of the inputs of the one run.
+        after: those of the other.
+        protected: what must not move.
+    """
+    runs = [(subject.over({**subject.inputs, **changes}), protected) for changes in (before, after)]
+    return first_unlike(runs[0], runs[1])
+
+
+def first_unlike(
+    one: tuple[Subject, Protected],
+    other: tuple[Subject, Protected],
+    *,
+    among: Container[str] | None = None,
+    decoder: bool = False,
+) -> str | None:
+    """Path of the first module that gives other numbers in one of two runs, for the same ones that it takes.
+
+    Args:
+        one: a model with its inputs, and the positions that are compared.
+        other: the same model with other inputs, where the same numbers stand at these positions.
+        among: paths of the modules that are asked, whatever they take; None asks all.
+        decoder: the positions are a decoder's; modules of an encoder beside it have others.
+    """
+    runs: list[list[_Step]] = []
+    for subject, protected in (one, other):
+        steps: list[_Step] = []
+        try:
+            with _listening(subject.module, protected, steps.append):
+                subject.run({})
+        except NotAsked:
+            return None
+        runs.append(steps)
+    for a, b in zip(runs[0], runs[1], strict=False):
+        if a.path != b.path:
+            return None  # the runs take other ways
+        if (among is not None and a.path not in among) or (decoder and in_encoder(a.path)):
+            continue
+        if _any_moved(a.gives, b.gives) and (among is not None or not _any_moved(a.takes, b.takes)):
+            return a.path
+    return None
+
+
+def in_encoder(path: str) -> bool:
+    """Whether a module is in an encoder, and not in a decoder.
+
+    Example:
+        >>> in_encoder("model.encoder.layers.0"), in_encoder("model.decoder.layers.0.encoder_attn")
+        (True, False)
+    """
+    return re.findall("encoder|decoder", path)[:1] == ["encoder"]
+
+
+def taken_by(subject: Subject, site: str, batch: int, length: int) -> Tensor | None:
+    """The hidden states (B, n, E), or heads (B, H, n, E), that the module at a path or one around it takes first.
+
+    Raises:
+        NotAsked: The model raises.
+    """
+    modules = dict(subject.module.named_modules())
+    paths = [site, *(site[:place] for place in range(len(site) - 1, 0, -1) if site[place] == ".")]
+    taken: dict[str, Tensor] = {}
+
+    def listen(path: str) -> Callable[..., None]:
+        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+            for _name, tensor in walk((args, kwargs), objects=False):
+                states = tensor.dim() == 3 and tensor.shape[:2] == (batch, length)
+                heads = tensor.dim() == 4 and (tensor.shape[0], tensor.shape[2]) == (batch, length)
+                if tensor.is_floating_point() and (states or heads):
+                    taken.setdefault(path, tensor.detach().clone())
+
+        return hook
+
+    handles = [
+        modules[path].register_forward_pre_hook(listen(path), with_kwargs=True) for path in paths if path in modules
+    ]
+    try:
+        subject.run({})
+    finally:
+        for handle in handles:
+            handle.remove()
+    return next((taken[path] for path in paths if path in taken), None)
+
+
+def _any_moved(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """What one run alone has, and tensors of other shapes, as masks of other keys, are not compared."""
+    return any(
+        name in other and x.shape == other[name].shape and bool(moved(x, other[name]).any()) for name, x in one.items()
+    )
+
+
+@contextmanager
+def _listening(module: nn.Module, protected: Protected, add: Callable[[_Step], None]) -> Iterator[None]:
+    """Call `add` with every call of a module, in the order in which they end."""
+
+    def kept(values: Any) -> dict[str, Tensor]:
+        tensors = ((name, x.detach()) for name, x in walk(values, objects=False) if x.is_floating_point())
+        entries = ((name, protected.of(x)) for name, x in tensors)
+        return {name: entry.clone() for name, entry in entries if entry is not None}
+
+    def listen(path: str) -> Callable[..., None]:
+        def hook(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            add(_Step(path, kept((args, kwargs)), kept(output)))
+
+        return hook
+
+    handles = []
+    try:
+        for path, part in module.named_modules():
+            if not isinstance(part, torch.jit.ScriptModule):
+                handles.append(part.register_forward_hook(listen(path), with_kwargs=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,172 @@
+"""Attention over keys that were computed before, seen in one module alone: given as tensors, or in slots of a buffer.
+
+Both are parts of the law `cache`. A module that takes keys and values and returns none is given those of one pass, as a
+trace sees them. Keys that are written into a larger tensor leave slots that are exactly zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.audit.records import LawAnswer
+from sqrtdk.laws.answers import broken, kept, not_asked, plural
+from sqrtdk.laws.decoding import cache_arguments, misaligned
+from sqrtdk.laws.inputs import Content, other
+from sqrtdk.laws.moved import moved, moved_positions, position_axis
+from sqrtdk.laws.subject import NotAsked, Outputs, Subject
+from sqrtdk.models.returned import tensors_of
+from sqrtdk.tracing.tensors import CallTensors
+from sqrtdk.tracing.trace import trace
+
+LAW = "cache"
+GIVEN, EMPTY = "given keys", "empty slots"
+_SOURCE = "Pope et al. 2022: decoding with cached keys and values is the forward of one pass, in steps"
+_SLOTS = "transformers StaticCache: slots after the last written one are masked"
+
+
+def given_keys(subject: Subject, content: Content) -> Iterator[LawAnswer]:
+    """One answer, of a module that takes cached keys and values as two tensors and returns none."""
+    try:
+        yield _given(subject, content)
+    except NotAsked as reason:
+        yield not_asked(LAW, GIVEN, reason)
+
+
+def _given(subject: Subject, content: Content) -> LawAnswer:
+    names = cache_arguments(subject)
+    given = [subject.inputs.get(name) for name in names]
+    if len(names) == 1 and isinstance(given[0], tuple | list):
+        given = list(given[0])
+    pair = [part for part in given if isinstance(part, Tensor) and part.dim() == 4]
+    if len(pair) != 2 or len(given) != 2:
+        raise NotAsked("it returns no cache, and takes no two tensors of keys and values")
+    if others := [name for name in subject.tensors if name not in (*names, content.name)]:
+        raise NotAsked(f"it returns no cache, and what {others[0]} must be behind another is not known")
+    _, step = _traced(subject)
+    new = int(content.tensor.shape[1])
+    axis, keys = _as_cached(step, pair, step.key.values.shape[2] - new)
+    cached = int(pair[0].shape[axis])
+    earlier = content.tensor[:, torch.arange(cached) % new]
+    earlier = other(subject, Content(content.name, earlier), torch.ones(earlier.shape[:2], dtype=torch.bool))
+
+    def caches(key: Tensor, value: Tensor) -> dict[str, Any]:
+        parts = [part.transpose(1, axis).transpose(1, 2) if axis == 1 else part for part in (key, value)]
+        return (
+            dict(zip(names, parts, strict=True))
+            if len(names) == 2
+            else {names[0]: type(subject.inputs[names[0]])(parts)}
+        )
+
+    empty = caches(step.key.values[:, :, :0], step.value.values[:, :, :0])
+    whole = {**subject.inputs, content.name: torch.cat((earlier, content.tensor), 1), **empty}
+    full, seen = _traced(subject.over(whole))
+    all_keys = seen.key.values if keys == "rotated" else seen.key.projected
+    if all_keys is None or seen.key.values.shape[2] != cached + new:
+        raise NotAsked("the keys of one pass could not be read")
+    behind = subject.over({**subject.inputs, **caches(all_keys[:, :, :cached], seen.value.values[:, :, :cached])})
+    rows = _unlike(full, behind.base, content, cached)
+    if not bool(rows.any()):
+        return kept(LAW, GIVEN)
+    return _broken(behind, rows, cached, seen, subject.over({**subject.inputs, **empty}))
+
+
+def _broken(behind: Subject, rows: Tensor, cached: int, seen: CallTensors, alone: Subject) -> LawAnswer:
+    count, worst = int(rows.any(0).sum()), rows[int(rows.sum(1).argmax())]
+    site = seen.site
+    if (corner := misaligned(behind, rows.shape[1], cached)) is not None:
+        message = f"{plural(count, 'new row')} behind {cached} given keys differ from those of one pass; {corner[1]}"
+        fix = "align the mask with the last key: tril(diagonal=keys - rows)"
+        return broken(LAW, GIVEN, "fail", corner[0], message, fix, _SOURCE, value=float(count), positions=worst)
+    keys, first = (_traced(run)[1].key.values for run in (behind, alone))
+    before, whole = (part[:, :, :cached] for part in (keys, seen.key.values))
+    new, whole_new = keys[:, :, cached:], seen.key.values[:, :, cached:]
+    message = f"{plural(count, 'new row')} behind {cached} given keys differ from those of one pass"
+    fix = "compute positions and masks of new rows from the number of keys before them"
+    if _equal(new, first) and not _equal(new, whole_new):
+        message = f"new rows are turned from position 0 behind {cached} cached keys"
+        fix = "give the rotation of new rows an offset: the number of cached keys"
+    elif _equal(new, whole_new) and not _equal(before, whole):
+        message += "; the cached keys meet q otherwise, as ones that are turned again"
+        fix = "turn each key once: before it is cached, or as it comes from the cache"
+    return broken(LAW, GIVEN, "warn", site, message, fix, _SOURCE, value=float(count), positions=worst)
+
+
+def _traced(subject: Subject) -> tuple[Outputs, CallTensors]:
+    """The outputs of a run, and the tensors of its one attention."""
+    with trace(subject.module, stats=False, numeric=False, keep=True) as traced:
+        outputs = tensors_of(subject.returned({}))
+    if len(traced.tensors) != 1:
+        raise NotAsked(f"it returns no cache, and has {plural(len(traced.tensors), 'attention')}")
+    return outputs, traced.tensors[0]
+
+
+def _as_cached(step: CallTensors, pair: list[Tensor], cached: int) -> tuple[int, str]:
+    """The axis of positions of given keys, and whether they are cached as they meet q, or as they were projected.
+
+    Raises:
+        NotAsked: They are changed on the way.
+    """
+    for axis in (2, 1):
+        key, value = (part if axis == 2 else part.transpose(1, 2) for part in pair)
+        if key.shape[2] != cached or not _equal(value, step.value.values[:, :, :cached]):
+            continue
+        if _equal(key, step.key.values[:, :, :cached]):
+            return axis, "rotated"
+        if step.key.projected is not None and _equal(key, step.key.projected[:, :, :cached]):
+            return axis, "projected"
+    raise NotAsked("the given keys are changed before they meet q")
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and not bool(moved(one, other).any())
+
+
+def _unlike(full: Outputs, step: Outputs, content: Content, cached: int) -> Tensor:
+    batch, new = content.tensor.shape[:2]
+    for name, one in full.items():
+        axis = position_axis(one, batch, cached + new)
+        if axis is not None and name in step:
+            part = one.narrow(axis, cached, new)
+            if part.shape == step[name].shape:
+                return moved_positions(part, step[name], axis).cpu()
+    raise NotAsked("no output has a position for each token")
+
+
+def empty_slots(subject: Subject) -> LawAnswer | None:
+    """Whether rows see slots of keys that nothing was written to; None where keys have no slots."""
+    if not any(_has_slots(judged.call) for judged in subject.calls):
+        return None
+    with trace(subject.module, stats=False, numeric=False, keep=True) as traced:
+        subject.run({})
+    for tensors in traced.tensors:
+        if tensors.call is None or not _has_slots(tensors.call):
+            continue
+        seen = _empty_and_visible(tensors)
+        if seen:
+            message = f"rows see {plural(seen, 'key')} that are exactly zero in k and v: empty slots of a cache"
+            fix = "hide slots after the last written one from every row: slots <= position of the row"
+            return broken(LAW, EMPTY, "warn", tensors.site, message, fix, _SLOTS, value=float(seen))
+    return kept(LAW, EMPTY)
+
+
+def _has_slots(call: Any) -> bool:
+    return any(stage.where == "k" and stage.name == "cache" for stage in call.stages)
+
+
+def _empty_and_visible(tensors: CallTensors) -> int:
+    """Keys at the end, zero in all heads, that a row sees; 0 where the last one is hidden, or the mask is not known."""
+    visible = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    for term in tensors.terms or ():
+        if term.name == "unknown" or (term.name == "mask" and not isinstance(term.value, Tensor)):
+            return 0
+        if term.name == "mask" and isinstance(term.value, Tensor):
+            visible = visible.to(term.value.device) & term.value
+    key, value = tensors.key.values, tensors.value.values
+    empty = ((key == 0).all(-1) & (value == 0).all(-1)).all(1)  # (B, S)
+    at_the_end = empty.flip(1).long().cumprod(1).flip(1).bool()
+    seen = at_the_end & visible.expand(key.shape[0], -1, -1, key.shape[2]).any(2).any(1).to(key.device)
+    return int(seen.sum(1).max()) if bool(seen[:, -1].any()) else 0

@@ -1,0 +1,183 @@
+"""What the inputs of a model are to it: content, masks, positions; and other content in their place.
+
+The name of an argument tells what it may be, its values what it is: `attention_mask` of 0 and 1, ids that are whole
+numbers of (batch, length), features of (batch, length, channels).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.audit.configs import field
+from sqrtdk.laws.subject import Subject
+
+LEAST_TOKENS = 4  # below it there is no earlier and later to speak of
+_MASK = re.compile(r"mask|keep|pad(?!ded)|valid")
+_LENGTHS = re.compile(r"(^|_)(lengths?|lens?|seqlens?)$")
+_BESIDE = re.compile(
+    r"position|type_id|segment|label|target|cache|past|step|time|thw|bbox|boxes|shape|grid|index|indices|sigma|"
+    r"embeddings|cos|sin|cu_seqlens|scale|bias|edge|adj"
+)
+_HIDES_TRUE = re.compile(r"key_padding_mask$|padding_mask$|pad_mask$")  # torch: True is padding
+_DECODER = re.compile(r"decoder|tgt|trg")
+_ENCODER = re.compile(r"encoder|memory|context|src|source")
+_IDS = re.compile(r"_token_id$|_token_index$|_token_ids$")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Content:
+    """An input that says something: ids (B, n), features (B, n, E), or pixels (B, C, H, W).
+
+    `length` is n, None for pixels.
+    """
+
+    name: str
+    tensor: Tensor
+
+    @property
+    def length(self) -> int | None:
+        """Positions a sample."""
+        return int(self.tensor.shape[1]) if self.tensor.dim() in (2, 3) else None
+
+    @property
+    def ids(self) -> bool:
+        """Whether it is whole numbers of a vocabulary."""
+        return not self.tensor.is_floating_point()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskInput:
+    """A mask of (B, n), True where a position is hidden, or one of another shape, whose `hidden` is None."""
+
+    name: str
+    tensor: Tensor
+    hidden: Tensor | None
+
+    def hiding(self, hidden: Tensor) -> Tensor:
+        """The mask that hides other positions: of its own dtype, with its own numbers for shown and hidden."""
+        inverted = _hides_true(self.name)
+        return (hidden if inverted else ~hidden).to(self.tensor.dtype)
+
+
+def contents(subject: Subject) -> list[Content]:
+    """The inputs that are content, those with positions first."""
+    kept = []
+    for name, value in subject.tensors.items():
+        if _MASK.search(name) or _BESIDE.search(name) or value.is_nested or value.dtype is torch.bool:
+            continue
+        dims = (2, 3, 4, 5) if value.is_floating_point() else (2,)
+        if value.dim() in dims and value.shape[0] and value.shape[1] >= (1 if value.dim() > 3 else LEAST_TOKENS):
+            kept.append(Content(name, value))
+    return sorted(kept, key=lambda content: content.length is None)
+
+
+def goes_with(name: str, content: Content) -> bool:
+    """Whether an input has to do with the tokens of a content, and not with those of an encoder beside it.
+
+    Example:
+        >>> tokens = Content("decoder_input_ids", torch.ones(2, 5, dtype=torch.long))
+        >>> goes_with("decoder_attention_mask", tokens), goes_with("attention_mask", tokens)
+        (True, False)
+    """
+    if name == content.name:
+        return True
+    return bool(_DECODER.search(name)) if _DECODER.search(content.name) else not _ENCODER.search(name)
+
+
+def masks(subject: Subject) -> Iterator[MaskInput]:
+    """The inputs that are masks: bool, 0 and 1, or 0 and numbers that hide."""
+    for name, value in subject.tensors.items():
+        if value.is_nested or not value.numel() or not (_MASK.search(name) or value.dtype is torch.bool):
+            continue
+        if _BESIDE.search(name) or value.dim() < 2:
+            continue
+        zero_one = value.dtype is torch.bool or bool(((value == 0) | (value == 1)).all())
+        if value.dim() == 2 and zero_one and value.shape[0] != value.shape[1]:
+            shown = value.bool()
+            yield MaskInput(name, value, shown if _hides_true(name) else ~shown)
+        elif zero_one or (value.is_floating_point() and bool((value <= 0).all())):
+            yield MaskInput(name, value, None)
+
+
+def lengths(subject: Subject) -> Iterator[str]:
+    """Names of the inputs that are lengths of the samples: whole numbers, or shares as `wav_lens` has them."""
+    for name, value in subject.tensors.items():
+        if _LENGTHS.search(name) and value.dim() == 1 and bool((value > 0).all()) and "cu_" not in name:
+            yield name
+
+
+def restarts(positions: Tensor) -> Tensor:
+    """Number of the document of each position, (B, n): another begins where position ids restart.
+
+    Example:
+        >>> restarts(torch.tensor([[0, 1, 2, 0, 1]])).tolist()
+        [[0, 0, 0, 1, 1]]
+    """
+    begins = torch.zeros_like(positions, dtype=torch.long)
+    begins[:, 1:] = (positions[:, 1:] < positions[:, :-1]).long()
+    return begins.cumsum(1)
+
+
+def content_of(subject: Subject, mask: MaskInput) -> list[Content]:
+    """The content that a mask of (B, n) speaks of: of its shape and, where several are, of its name.
+
+    `encoder_attention_mask` goes with `encoder_hidden_states`, `attention_mask` with `input_ids`.
+    """
+    fits = [content for content in contents(subject) if content.tensor.shape[:2] == mask.tensor.shape]
+    stem = re.sub(r"(_?(attention|key|padding|pad|features?))*_?mask$", "", mask.name).strip("_")
+    named = [content for content in fits if stem and stem.split("_")[0] in content.name]
+    plain = [content for content in fits if not re.search(r"encoder|decoder|memory|cross", content.name)]
+    return named or (plain if not stem and plain else fits)
+
+
+def other(subject: Subject, content: Content, where: Tensor, salt: int = 1, *, specials: bool = False) -> Tensor:
+    """The content with something else at the marked positions (B, n), or samples (B,).
+
+    Ids are drawn from those that the inputs have, but for the largest. Special ones (the config's `pad_token_id` and
+    its like) are put nowhere, as models count tokens and find their output by them; and they stay where they are,
+    unless `specials` says that they are replaced as well.
+    """
+    value = content.tensor
+    marked = where.to(value.device).reshape(where.shape + (1,) * (value.dim() - where.dim())).expand_as(value)
+    generator = torch.Generator().manual_seed(subject.seed + salt)
+    if not content.ids:
+        plain = value.detach().double()
+        spread = plain.std().nan_to_num().clamp_min(1e-3) if value.numel() > 1 else 1.0
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
+        return torch.where(marked, (noise * spread + plain.mean()).to(value.dtype), value)
+    special = torch.tensor(sorted(special_ids(subject.config)), dtype=value.dtype, device=value.device)
+    if not specials:
+        marked = marked & ~torch.isin(value, special)
+    pool = torch.unique(value[~torch.isin(value, special)])
+    if pool.numel() > 2:  # the largest stays where it is: CLIP takes its output at ids.argmax()
+        marked, pool = marked & (value != pool[-1]), pool[:-1]
+    if pool.numel() < 2:
+        pool = torch.unique(torch.cat((pool, (pool - 1).clamp_min(0))))
+    if pool.numel() < 2:
+        return value
+    place = torch.searchsorted(pool, value.clamp(int(pool[0]), int(pool[-1]))).clamp_max(pool.numel() - 1)
+    step = torch.randint(1, pool.numel(), value.shape, generator=generator).to(value.device)
+    return torch.where(marked, pool[(place + step) % pool.numel()], value)
+
+
+def special_ids(config: Any) -> set[int]:
+    """The ids that a config names: `pad_token_id`, `eos_token_id`, `image_token_index`, a list of them as well."""
+    ids: set[int] = set()
+    for part in (config, *(field(config, name) for name in ("text_config", "decoder", "encoder", "thinker_config"))):
+        values = part if isinstance(part, Mapping) else field(part, "__dict__") or {}
+        for name, value in values.items():
+            if isinstance(name, str) and _IDS.search(name):
+                ids |= {
+                    entry for entry in (value if isinstance(value, list | tuple) else [value]) if type(entry) is int
+                }
+    return ids
+
+
+def _hides_true(name: str) -> bool:
+    return _HIDES_TRUE.search(name) is not None

@@ -1,0 +1,103 @@
+"""Law `left_padding`: the same tokens give the same outputs with padding before them and behind them.
+
+Changed: padding, that of the inputs or the last quarter of the tokens, moves to the left, with everything that has a
+number for each token. Positions, where forward takes them, count the tokens in both runs. Compared: the outputs at
+tokens. What is caught: positions that count padding, an attention that sees it, a mask that is aligned to one side.
+Only of tokens that run causally: what is on the left is seen then, what is on the right is not.
+Not asked: where no argument hides padding; where attention is local by slot (chunks, blocks, hashes); where positions
+are absolute and can't be given, as the hidden states before the first attention move then; where the mask moves nothing
+at all, which the law `padding` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from sqrtdk.audit.records import LawAnswer
+from sqrtdk.laws.answers import broken, kept, plural
+from sqrtdk.laws.causal import tokens_of_decoder
+from sqrtdk.laws.first_place import Protected, first_unlike, in_encoder, taken_by
+from sqrtdk.laws.inputs import Content
+from sqrtdk.laws.moved import moved, position_axis
+from sqrtdk.laws.padded import Padded, mask_name, padded, self_attentions, takes_positions
+from sqrtdk.laws.subject import NotAsked, Outputs, Subject
+from sqrtdk.tracing.records import AttentionCall
+
+LAW = "left_padding"
+SOURCE = "transformers: decoders pad on the left for generation, with position_ids of cumsum(attention_mask) - 1"
+
+
+def ask(subject: Subject) -> Iterator[LawAnswer]:
+    """One answer."""
+    named = subject.by_name()
+    content = tokens_of_decoder(named)
+    both = padded(named, content)
+    name = mask_name(named, content) or ""
+    calls = self_attentions(named, content)
+    if not calls:
+        raise NotAsked("no self-attention has a row for each token")
+    if not all(_plain(call) for call in calls):
+        raise NotAsked("its self-attention is not plainly causal: what a row sees depends on its slot or on later ones")
+    if not all(bool(x.isfinite().all()) for x in named.base.values()):
+        raise NotAsked("its outputs are not finite")
+    unlike = _unlike(both, both.right.base, both.left.base)
+    if not bool(unlike.any()):
+        yield kept(LAW, name)
+        return
+    if not takes_positions(named, content) and _absolute(both, calls[0].site, content):
+        raise NotAsked("positions are absolute, and forward takes none: tokens move with the padding before them")
+    open_mask = {name: torch.ones_like(both.left.inputs[name])}
+    if not _any_moved(both.left.base, both.left.run(open_mask)):
+        raise NotAsked(f"{name} changes nothing")
+    site = first_unlike(
+        (both.right, Protected(~both.hidden_right, rest="nothing")),
+        (both.left, Protected(~both.hidden_left, rest="nothing")),
+        decoder=content.name.startswith("decoder"),
+    )
+    worst = int(unlike.sum(1).argmax())
+    count, of = int(unlike[worst].sum()), int((~both.hidden_left[worst]).sum())
+    message = f"padding on the left gives other outputs than on the right, at {plural(count, 'position')} of {of}"
+    fix = f"hide padding by {name} in every attention, and count positions by it: cumsum(attention_mask) - 1"
+    yield broken(LAW, name, "fail", site, message, fix, SOURCE, value=float(count), positions=unlike[worst])
+
+
+def _plain(call: AttentionCall) -> bool:
+    """Whether rows see themselves and all before, or a window of these."""
+    mask = call.mask
+    return call.axis == "positions" and mask is not None and mask.least == 0 and mask.band is True
+
+
+def _unlike(both: Padded, right: Outputs, left: Outputs) -> Tensor:
+    """Which positions with padding on the left, (B, n), have other outputs than their tokens have on the right.
+
+    Raises:
+        NotAsked: No output has a position for each token.
+    """
+    shown_right, shown_left = ~both.hidden_right, ~both.hidden_left
+    rows: Tensor | None = None
+    for name, one in right.items():
+        axis = position_axis(one, *shown_right.shape)
+        if axis != 1 or in_encoder(name) or name not in left or left[name].shape != one.shape:
+            continue
+        entries = moved(one[shown_right.to(one.device)], left[name][shown_left.to(one.device)]).cpu()
+        found = torch.zeros_like(shown_left)
+        found[shown_left] = entries.reshape(len(entries), -1).any(1)
+        rows = found if rows is None else rows | found
+    if rows is None:
+        raise NotAsked("no output has a position for each token")
+    return rows
+
+
+def _absolute(both: Padded, site: str, content: Content) -> bool:
+    batch, length = content.tensor.shape[:2]
+    right, left = (taken_by(subject, site, batch, length) for subject in (both.right, both.left))
+    if right is None or left is None:
+        return True
+    return bool(moved(right[~both.hidden_right.to(right.device)], left[~both.hidden_left.to(left.device)]).any())
+
+
+def _any_moved(before: Outputs, after: Outputs) -> bool:
+    return any(name in after and bool(moved(x, after[name]).any()) for name, x in before.items())

@@ -1,0 +1,54 @@
+"""Which numbers of an output moved: differ by more than rounding between two runs.
+
+Derivation of the bar: a forward rounds each number some 10^4 times, one after the other, by at most eps / 2 of its
+size. Such errors add as a random walk does, to 50 eps; layers enlarge them, in what was measured by up to 10. The bar
+is 2^10 eps of the largest entry of the output: 1.2e-4 in float32. What a broken law moves is a hundredth and more.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ROUNDINGS = 2.0**10
+
+
+def moved(before: Tensor, after: Tensor, roundings: float = ROUNDINGS) -> Tensor:
+    """Whether each entry of an output moved by more than so many eps; one that is finite in a single run did.
+
+    Example:
+        >>> moved(torch.tensor([1.0, 2.0, float("nan")]), torch.tensor([1.0, 2.1, float("nan")])).tolist()
+        [False, True, False]
+    """
+    if before.shape != after.shape:
+        return torch.ones(before.shape, dtype=torch.bool)
+    bar = roundings * max(torch.finfo(before.dtype).eps, torch.finfo(torch.float32).eps)
+    one, other = before.double(), after.double()
+    size = torch.where(one.isfinite(), one, 0.0).abs().max() if one.numel() else 0.0
+    same = (one == other) | (one.isnan() & other.isnan())
+    gap = (one - other).abs().nan_to_num(nan=torch.inf)
+    return ~same & (gap > bar * size)
+
+
+def position_axis(output: Tensor, batch: int, length: int) -> int | None:
+    """The axis of positions of an output, or None where it has none.
+
+    (B, n), (B, n, V) and (B, H, n, E), as a cache of keys has it, hold n positions a sample.
+
+    Example:
+        >>> position_axis(torch.ones(2, 5, 9), 2, 5), position_axis(torch.ones(2, 4, 5, 3), 2, 5)
+        (1, 2)
+        >>> position_axis(torch.ones(2, 9), 2, 5)
+    """
+    if output.dim() < 2 or output.shape[0] != batch:
+        return None
+    if output.shape[1] == length:
+        return 1
+    return 2 if output.dim() == 4 and output.shape[2] == length else None
+
+
+def moved_positions(before: Tensor, after: Tensor, axis: int) -> Tensor:
+    """Which positions of each sample moved, (B, n)."""
+    entries = moved(before, after)
+    others = [place for place in range(1, entries.dim()) if place != axis]
+    return entries.any(dim=others) if others else entries

@@ -1,0 +1,200 @@
+"""Law `padding`: what stands at hidden positions moves no other output, and a mask that is flipped moves some.
+
+Changed: the content at positions that a mask of (batch, length) hides; where it hides none, a third of them is hidden
+first. Compared: the outputs at the other positions; of outputs of another length, as those of a joint attention, as
+many positions may move as are hidden.
+Then the mask itself: the hidden positions are shown, or, of a mask of another shape, a quarter of its columns is
+flipped; lengths are halved. Something has to move, or the argument never arrives. What pads see is of no account.
+Not asked: features that a convolution shortens (its window reaches into the padding), and a mask of ones beside
+position ids that restart: these tell the documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk.audit.configs import module_at
+from sqrtdk.audit.records import LawAnswer
+from sqrtdk.laws.answers import broken, calls_at, kept, not_asked, plural
+from sqrtdk.laws.first_place import Protected, first_place
+from sqrtdk.laws.inputs import Content, MaskInput, content_of, contents, lengths, masks, other, restarts, special_ids
+from sqrtdk.laws.moved import moved, moved_positions, position_axis
+from sqrtdk.laws.subject import NotAsked, Outputs, Subject
+
+LAW = "padding"
+SOURCE = "transformers: attention_mask is 1 at tokens and 0 at padding; torch: key_padding_mask is True at padding"
+_SHARE = 3  # one of so many positions is hidden where a mask hides none
+_CAUSAL_KINDS = ("causal", "causal_lower_right", "window")
+
+
+def ask(subject: Subject) -> Iterator[LawAnswer]:
+    """An answer for each mask, and each argument of lengths."""
+    found, sizes = list(masks(subject)), list(lengths(subject))
+    if not (found or sizes):
+        raise NotAsked("no input is a mask")
+    for mask in found:
+        try:
+            yield _of_mask(subject, mask)
+        except NotAsked as reason:
+            yield not_asked(LAW, mask.name, reason)
+    for name in sizes:
+        try:
+            yield _of_lengths(subject, name)
+        except NotAsked as reason:
+            yield not_asked(LAW, name, reason)
+
+
+def _of_mask(subject: Subject, mask: MaskInput) -> LawAnswer:
+    if mask.name.startswith("pixel") and not any(content.length is None for content in contents(subject)):
+        raise NotAsked("the pixels that it speaks of are not given")
+    if mask.hidden is None:
+        return _effect(subject, mask.name, _flipped(mask.tensor))
+    content = next(iter(content_of(subject, mask)), None)
+    if content is None:
+        return _effect(subject, mask.name, _flipped(mask.tensor))
+    hidden = mask.hidden
+    if not hidden.any() and _restarts(subject):
+        raise NotAsked("it hides nothing, and position_ids that restart tell the documents")
+    causal = _causal_rows(subject, content)
+    tells = hidden[:, :-1] & ~hidden[:, 1:] if causal else hidden  # of causal rows: a hidden token before a shown one
+    if not tells.any() or bool(hidden.all()):
+        hidden = _some(subject, content, mask.tensor)
+    if not hidden.any():
+        raise NotAsked("all of its tokens are special")
+    hides, shows = mask.hiding(hidden), mask.hiding(torch.zeros_like(hidden))
+    changes = [
+        {mask.name: hides, content.name: other(subject, content, hidden, salt, specials=True)} for salt in (3, 4)
+    ]
+    before = subject.run(changes[0])
+    shown = subject.run({**changes[0], mask.name: shows})
+    arrives = _any_moved(before, shown)
+    seen, of, positions = 0, 0, None
+    if _keys_are_tokens(subject, content):
+        seen, of, positions = _seen(before, subject.run(changes[1]), hidden)
+    if arrives and not seen:
+        return kept(LAW, mask.name)
+    if not seen:
+        return _no_effect(mask.name)
+    elsewhere = positions is not None and seen == of != int((~hidden).sum(1).max())  # as a decoder's, across
+    site = first_place(subject, changes[0], changes[1], Protected(~hidden, rest="all" if elsewhere else "samples"))
+    severity = "fail"
+    if arrives and of and site and _mixes_neighbours(subject, site):
+        severity = "note"
+    what = "its content moves" if of == 0 else f"its content moves {plural(seen, 'position')} of {of}"
+    message = f"padding is seen: {mask.name} hides {_share(hidden)}, and {what} that must not move"
+    if not arrives:
+        message += f"; {mask.name} changes nothing at all"
+    fix = f"pass {mask.name} to this attention, as -inf over the keys that it hides"
+    return broken(LAW, mask.name, severity, site, message, fix, SOURCE, value=float(max(seen, 1)), positions=positions)
+
+
+def _mixes_neighbours(subject: Subject, site: str) -> bool:
+    """Whether a place reaches into the padding beside its attention: FastSpeech 2's feed-forward and ConvBERT's heads
+    convolve, MobileBERT's embeddings hold those of both neighbours.
+    """
+    place = module_at(subject.module, site)
+    if place is None:
+        return False
+    if any(isinstance(part, nn.Conv1d | nn.Conv2d) and max(part.kernel_size) > 1 for part in place.modules()):
+        return True
+    order = {path: number for number, (path, _) in enumerate(subject.module.named_modules())}
+    first = min((order.get(call.site, 0) for call in calls_at(subject, None)), default=0)
+    return next(calls_at(subject, site), None) is None and order[site] < first
+
+
+def _share(hidden: Tensor) -> str:
+    return f"{int(hidden.sum(1).max())} of {hidden.shape[1]} positions"
+
+
+def _seen(before: Outputs, after: Outputs, hidden: Tensor) -> tuple[int, int, Tensor | None]:
+    """Positions that moved and must not, of how many (0 where an output has none), and those of the worst sample."""
+    batch, length = hidden.shape
+    hidden = hidden.cpu()
+    for name, one in before.items():
+        two = after.get(name)
+        if two is None or one.dim() < 2 or one.shape[0] != batch or two.shape != one.shape:
+            continue
+        axis = position_axis(one, batch, length)
+        if axis is not None:
+            rows = moved_positions(one, two, axis).cpu() & ~hidden
+            if rows.any():
+                worst = int(rows.sum(1).argmax())
+                return int(rows[worst].sum()), int((~hidden[worst]).sum()), rows[worst]
+        elif one.dim() == 2:
+            if moved(one, two)[~hidden.all(1).to(one.device)].any():
+                return 1, 0, None
+        else:  # text and image in one sequence: the hidden tokens are positions of the output too
+            rows = moved_positions(one, two, 2 if one.dim() == 4 else 1).cpu()
+            over = rows.sum(1) - hidden.sum(1)
+            if bool((over > 0).any()):
+                worst = int(over.argmax())
+                return int(rows[worst].sum()), rows.shape[1], rows[worst]
+    return 0, 0, None
+
+
+def _keys_are_tokens(subject: Subject, content: Content) -> bool:
+    """Whether an attention has a key for each token: a convolution that shortens features mixes padding in."""
+    assert content.length is not None
+    return content.ids or any(call.key_len >= content.length for call in calls_at(subject, None))
+
+
+def _causal_rows(subject: Subject, content: Content) -> bool:
+    """Whether the rows of its tokens see only what comes before them."""
+    calls = (call for call in calls_at(subject, None) if call.query_len == content.length)
+    masks = [call.mask for call in calls if call.self_attention is not False]
+    return any(mask is not None and (mask.kind in _CAUSAL_KINDS or mask.least == 0) for mask in masks)
+
+
+def _some(subject: Subject, content: Content, mask: Tensor) -> Tensor:
+    """A third of the positions to hide: of ids the middle, of features the last, as their masks may tell lengths.
+
+    Models take their output at the first or the last token, at a special one, or at the largest id: these stay.
+    """
+    length = mask.shape[1]
+    count = max(length // _SHARE, 1)
+    first = (length - count) // 2 if content.ids else length - count
+    place = torch.arange(length, device=mask.device)
+    hidden = ((place >= first) & (place < first + count)).expand(mask.shape).clone()
+    if content.ids:
+        special = torch.tensor(sorted(special_ids(subject.config)), device=mask.device)
+        hidden &= ~torch.isin(content.tensor, special) & (content.tensor != content.tensor.max())
+    return hidden
+
+
+def _restarts(subject: Subject) -> bool:
+    positions = subject.tensors.get("position_ids")
+    return positions is not None and positions.dim() == 2 and bool(restarts(positions).any())
+
+
+def _flipped(mask: Tensor) -> Tensor:
+    """A mask of any shape with another last quarter of its columns; of pixels all but a quarter, as patches count."""
+    size, of = mask.shape[-1], (1, 4) if mask.dim() != 3 or mask.shape[-1] != mask.shape[-2] else (3, 4)
+    columns = torch.arange(size, device=mask.device) >= size - max(size * of[0] // of[1], 1)
+    if mask.dtype is torch.bool:
+        return mask ^ columns
+    if mask.is_floating_point() and bool((mask < 0).any()):
+        return torch.where(columns, torch.where(mask < 0, 0.0, mask.min()), mask)
+    if mask.is_floating_point() and not mask.any():
+        return torch.where(columns, -1e4, mask)
+    return torch.where(columns, 1 - mask, mask)
+
+
+def _of_lengths(subject: Subject, name: str) -> LawAnswer:
+    value = subject.tensors[name]
+    return _effect(subject, name, value / 2 if value.is_floating_point() else (value + 1) // 2)
+
+
+def _effect(subject: Subject, name: str, changed: Tensor) -> LawAnswer:
+    return kept(LAW, name) if _any_moved(subject.base, subject.run({name: changed})) else _no_effect(name)
+
+
+def _any_moved(before: Outputs, after: Outputs) -> bool:
+    return before.keys() != after.keys() or any(bool(moved(before[name], after[name]).any()) for name in before)
+
+
+def _no_effect(name: str) -> LawAnswer:
+    message = f"{name} changes nothing: the outputs are the same whatever it hides"
+    return broken(LAW, name, "warn", None, message, f"pass {name} down to the attention, or do not take it", SOURCE)

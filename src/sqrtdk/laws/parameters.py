@@ -1,0 +1,180 @@
+"""Law `parameters`: what an attention holds beside its projections has a part in its output.
+
+Changed: one parameter that the module of an attention itself holds, of one number a head (sinks, slopes, gains), or one
+that no operation read. Compared: what the module gives, which must move. The parameter is put back, bit for bit, and so
+is the output where the module ends, so that every class of module is asked in one run; there is none where no
+attention holds such a parameter. What is caught: sinks that do not reach the softmax, and a sink that is added to every
+logit of a head: softmax(z + c) = softmax(z).
+Not asked: of one number for all heads; of projections (`k_proj.bias` has no part by the same formula); of gains and
+norms that are not read, which the rule `unused` names; of a module that keeps tensors beside its buffers, as it may
+have read the parameter before; where the output is zero, or no parameter is read at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk.audit.configs import module_at
+from sqrtdk.audit.records import LawAnswer
+from sqrtdk.audit.rules.unused import GAIN_NAMES, NORM_NAMES
+from sqrtdk.laws.answers import broken, kept
+from sqrtdk.laws.moved import moved
+from sqrtdk.laws.subject import NotAsked, Subject
+from sqrtdk.laws.traced import Traced, exchanged, restored, traced, upwards
+from sqrtdk.models.returned import walk
+from sqrtdk.tracing.tensors import CallTensors
+
+LAW = "parameters"
+SOURCE = "softmax(z + c) = softmax(z); Xiao et al. 2023 and gpt-oss: a sink is one more logit, without a value"
+MOST_ROUNDS = 4
+_FIX_UNREAD = "pass it to the attention, or remove it"
+_FIX_ADDED = "append it to the logits as one more key, and drop its weight after the softmax"
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A parameter of an attention.
+
+    Attributes:
+        path: of the module that holds it.
+        name: in the module.
+        parameter: itself.
+        unread: no operation read it.
+        added: it is read, and a bias is added to the logits.
+        moves: whether the output moved with it; None before it was changed.
+    """
+
+    path: str
+    name: str
+    parameter: nn.Parameter
+    unread: bool
+    added: bool
+    moves: bool | None = None
+
+
+def ask(subject: Subject) -> Iterator[LawAnswer]:
+    """An answer for each parameter that has no part, or one that all have theirs."""
+    run = traced(subject)
+    rounds = _rounds(subject, run)
+    if not rounds:
+        raise NotAsked("no attention holds a parameter beside its projections")
+    for held in rounds:
+        with ExitStack() as stack:
+            for one in held:
+                stack.enter_context(_changed(subject, one, run))
+            subject.run({})
+    asked = [one for held in rounds for one in held if one.moves is not None]
+    if not asked:
+        raise NotAsked("no output of these modules is other than zero")
+    idle = [one for one in asked if not one.moves]
+    if not idle:
+        yield kept(LAW, ", ".join(dict.fromkeys(one.name for one in asked)))
+    for one in idle:
+        count = one.parameter.numel()
+        why, fix = _why(one)
+        message = f"parameter {one.name} has no part in the attention: {why}"
+        yield broken(LAW, one.name, "warn", one.path, message, fix, SOURCE, value=float(count))
+
+
+def _why(one: _Held) -> tuple[str, str]:
+    """What became of it, and the fix."""
+    if one.added:
+        return "a bias that is one number a head does nothing", _FIX_ADDED
+    return ("nothing reads it" if one.unread else "its numbers do not reach the output"), _FIX_UNREAD
+
+
+def _rounds(subject: Subject, run: Traced) -> list[list[_Held]]:
+    """Parameters to change together: one of each class of module."""
+    kinds: dict[Any, list[_Held]] = {}
+    for tensors in run.calls.values():
+        path = next((p for p in upwards(tensors.site) if _holds(module_at(subject.module, p))), None)
+        if path is None or path not in run.passages:
+            continue
+        held = list(_candidates(subject, run, path, tensors))
+        module = module_at(subject.module, path)
+        kinds.setdefault((type(module), tuple((one.name, one.unread) for one in held)), held)
+    lists = [held[:MOST_ROUNDS] for held in kinds.values() if held]
+    return [[held[turn] for held in lists if turn < len(held)] for turn in range(max(map(len, lists), default=0))]
+
+
+def _holds(module: nn.Module | None) -> bool:
+    return module is not None and next(module.parameters(), None) is not None
+
+
+def _candidates(subject: Subject, run: Traced, path: str, tensors: CallTensors) -> Iterator[_Held]:
+    """Parameters of the module itself that nothing read, or of one number a head."""
+    module = module_at(subject.module, path)
+    assert module is not None
+    names = [f"{path}.{name}" if path else name for name, _ in module.named_parameters()]
+    if all(name in run.unread for name in names):
+        return  # whatever ran in their place, it was not followed
+    call = tensors.call
+    heads = 0 if call is None else call.heads
+    biased = call is not None and call.bias is not None
+    for name, parameter in module.named_parameters(recurse=False):
+        unread = (f"{path}.{name}" if path else name) in run.unread
+        known = name in GAIN_NAMES or name in NORM_NAMES
+        per_head = heads > 1 and parameter.numel() == heads
+        if not (per_head or unread) or (unread and known) or not _plain(parameter):
+            continue
+        if _caches(module):
+            return
+        yield _Held(path, name, parameter, unread, biased and not unread)
+
+
+def _caches(module: nn.Module) -> bool:
+    """Whether it keeps tensors that are no buffers: LeViT computes its biases once, and reads the parameter no more."""
+    own = {name: value for name, value in vars(module).items() if name not in ("_parameters", "_buffers", "_modules")}
+    return next(walk(own, objects=False), None) is not None
+
+
+def _plain(parameter: Tensor) -> bool:
+    """Whether it can be changed and put back: numbers of its own, all of them finite."""
+    if type(parameter) is not nn.Parameter or parameter.is_meta or parameter.layout is not torch.strided:
+        return False
+    return parameter.is_floating_point() and bool(parameter.isfinite().all())
+
+
+@contextmanager
+def _changed(subject: Subject, one: _Held, run: Traced) -> Iterator[None]:
+    """The parameter with other numbers, while its module runs for the first time; what the module gave is put back."""
+    before, kept_as = run.passages[one.path].gives, one.parameter.detach().clone()
+    module = module_at(subject.module, one.path)
+    assert module is not None
+    generator = torch.Generator().manual_seed(subject.seed)
+    noise = torch.rand(kept_as.shape, generator=generator, dtype=torch.float64).to(kept_as)
+
+    def put_back() -> None:
+        one.parameter.data.copy_(kept_as)
+
+    def entering(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        one.parameter.data.copy_(kept_as + (1 + kept_as.abs()) * (0.5 + noise))
+
+    def leaving(output: Any) -> Any:
+        put_back()
+        one.moves = _moves(before, output)
+        return restored(output, before)
+
+    try:
+        with exchanged(module, entering, leaving):
+            yield
+    finally:
+        put_back()
+
+
+def _moves(before: Any, after: Any) -> bool | None:
+    """Whether any number moved; None where there is none but zeros, or NaN."""
+    pairs = [
+        (one, other)
+        for (_, one), (_, other) in zip(walk(before, objects=False), walk(after, objects=False), strict=False)
+        if one.is_floating_point() and one.shape == other.shape
+    ]
+    if not any(bool((one.isfinite() & (one != 0)).any()) for one, _ in pairs):
+        return None
+    return any(bool(moved(one, other).any()) for one, other in pairs)

@@ -1,0 +1,304 @@
+"""Law `place`: a token keeps its place when heads are split and when they are merged.
+
+Split: noise is added to one token of what enters the module of an attention. Compared: q, k and v of a traced run with
+those of the run as it is. A token belongs into its own row of every head; `x.view(B, H, L, E)` without a transpose puts
+it into one head, over several rows. Merge: rows of single heads are changed as attention gives them. Compared: the rows
+of what the module gives. Row i of every head belongs into row i; `o.reshape(B, L, H * E)` without a transpose spreads
+them over the whole length.
+Broken is only what a view does to the numbers of rows, in some order of the axes: a convolution, a shift of tokens, a
+window, a hash, a pooling move other rows as well, or in another order, and are legitimate. One attention is asked of
+each class of module and layout of heads; what it changes is put back where its module ends, so that all share a run:
+one with a trace for the inputs as they are, one for the split, one for the merge.
+Not asked: of one head; of keys that are no positions; where no module around it takes tokens, or gives rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.audit.configs import module_at
+from sqrtdk.audit.records import KEPT, LawAnswer
+from sqrtdk.laws.answers import broken, kept, not_asked, plural
+from sqrtdk.laws.inputs import contents, other
+from sqrtdk.laws.moved import moved
+from sqrtdk.laws.subject import NotAsked, Subject
+from sqrtdk.laws.traced import exchanged, first_tensor, restored, run_traced, traced, upwards
+from sqrtdk.laws.views import merged_by_view, merged_right, split_by_view
+from sqrtdk.tracing.tensors import CallTensors
+from sqrtdk.tracing.watch.disturbed import Disturbed, added_in_layout
+from sqrtdk.tracing.watch.stance import steps_seen
+
+LAW = "place"
+SPLIT, MERGE = "split", "merge"
+SOURCE = "Vaswani et al. 2017, section 3.2.2: each head is a projection of its own of every position"
+MOST_SITES = 8
+LEAST_ROWS = 4  # of fewer a view and a transpose may give the same
+NOISE = 3.0  # of the size of what is changed
+_SPLIT_FIX = "x.view(B, L, H, E).transpose(1, 2): tokens first, then heads"
+_NO_MODULE = {SPLIT: "no module takes tokens that split heads", MERGE: "no module gives rows that merge heads"}
+_MERGE_FIX = "o.transpose(1, 2).reshape(B, L, H * E): rows to the front of heads first"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entrance:
+    """Where a token enters: the path of a module, and its number there."""
+
+    path: str
+    token: int
+    tokens: int
+    layout: str  # "BND", "NBD", "ND", "BhwC", "BChw"
+
+
+def ask(subject: Subject) -> Iterator[LawAnswer]:
+    """An answer for each attention at which it is broken, and one for each of split and merge where none is."""
+    run = traced(subject)
+    calls = _distinct(subject, list(run.calls.values()))
+    if not calls:
+        raise NotAsked("no attention whose tensors are known has several heads and rows")
+    for about, answers in ((SPLIT, _split(subject, calls)), (MERGE, _merged(subject, calls))):
+        told = list(answers)
+        found: dict[str, LawAnswer] = {}  # a message once, at the first of its modules
+        for answer in told:
+            if answer.finding is not None:
+                found.setdefault(answer.reason, answer)
+        yield from found.values() or sorted(told, key=lambda answer: answer.state != KEPT)[:1]
+        if not told:
+            yield not_asked(LAW, about, _NO_MODULE[about])
+
+
+def _distinct(subject: Subject, calls: list[CallTensors]) -> list[CallTensors]:
+    """One call of each class of module and layout of heads."""
+    found: dict[Any, CallTensors] = {}
+    for tensors in calls:
+        call = tensors.call
+        if call is None or tensors.index or tensors.query.values.dim() != 4 or call.axis != "positions":
+            continue
+        _, heads, length, features = tensors.query.values.shape
+        key = call.module_class, heads, features, tensors.key.values.shape[1], call.query_len == call.key_len
+        if heads > 1 and length >= LEAST_ROWS and module_at(subject.module, tensors.site) is not None:
+            found.setdefault(key, tensors)
+    return list(found.values())[:MOST_SITES]
+
+
+# -- split -------------------------------------------------------------------------------------------------------------
+
+
+def _split(subject: Subject, calls: list[CallTensors]) -> Iterator[LawAnswer]:
+    entrances = {call.site: entrance for call in calls if (entrance := _entrance(subject, call)) is not None}
+    taken: list[str] = []
+    changes: dict[str, Any] = {}
+    with ExitStack() as stack:
+        for site, entrance in list(entrances.items()):
+            if any(path in upwards(entrance.path) or entrance.path in upwards(path) for path in taken):
+                del entrances[site]  # one inside the other: they can't be told apart in one run
+                continue
+            taken.append(entrance.path)
+            stack.enter_context(_entering(subject, entrance))
+            if entrance.path == "":
+                changes |= _content_changed(subject, entrance)
+        again = run_traced(subject, changes).calls if entrances else {}
+    for call in calls:
+        after = again.get((call.site, call.index))
+        if call.site in entrances and after is not None:
+            yield from _judged_split(call, after, entrances[call.site])
+
+
+def _entrance(subject: Subject, call: CallTensors) -> _Entrance | None:
+    """The innermost module that takes (B, N, D), (N, B, D) or (N, D) of as many numbers a token as heads have, or more.
+
+    The model itself may take ids.
+    """
+    batch, heads, length, features = call.query.values.shape
+    run = traced(subject)
+    for path in upwards(call.site):
+        entering = run.passages[path].takes if path in run.passages else None
+        if entering is not None and entering.numel() * 4 >= batch * length * heads * features:
+            layout = _layout(entering.shape, batch, length)
+            if layout is not None:
+                return _Entrance(path, length // 3, length, layout)
+        if path == "":
+            tokens = [content for content in contents(subject) if content.tensor.shape[:2] == (batch, length)]
+            return _Entrance(path, length // 3, length, "BND") if tokens and tokens[0].ids else None
+    return None
+
+
+def _layout(shape: Sequence[int], batch: int, length: int) -> str | None:
+    """Where the tokens of an input are; None where they are not known."""
+    if len(shape) == 2:
+        return "ND" if batch == 1 and shape[0] == length else None
+    if len(shape) == 3:
+        return {(batch, length): "BND", (length, batch): "NBD"}.get((shape[0], shape[1]))
+    if len(shape) != 4 or shape[0] != batch:
+        return None
+    return "BChw" if shape[2] * shape[3] == length else "BhwC" if shape[1] * shape[2] == length else None
+
+
+def _entering(subject: Subject, entrance: _Entrance) -> Any:
+    """Noise on one token of the first sample in what the module takes, and its output as it was."""
+    module = module_at(subject.module, entrance.path)
+    before = traced(subject).passages[entrance.path]
+    assert module is not None
+    if before.takes is None or (entrance.path == "" and contents(subject) and contents(subject)[0].ids):
+        return exchanged(module, None, None)
+    generator = torch.Generator().manual_seed(subject.seed)
+
+    def entering(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        first = first_tensor((args, kwargs))
+        if first is None:
+            return args, kwargs
+        changed = first.clone(memory_format=torch.contiguous_format)
+        row = _token(changed, entrance)
+        spread = float(first.double().square().mean().sqrt()) or 1.0
+        row += (torch.randn(row.shape, generator=generator) * (NOISE * spread)).to(row)
+
+        def exchange(value: Any) -> Any:
+            return changed if value is first else value
+
+        return tuple(map(exchange, args)), {name: exchange(value) for name, value in kwargs.items()}
+
+    return exchanged(module, entering, lambda output: restored(output, before.gives))
+
+
+def _token(tensor: Tensor, entrance: _Entrance) -> Tensor:
+    """The channels of the token in the first sample, a view of the tensor."""
+    if entrance.layout == "ND":
+        return tensor[entrance.token]
+    if entrance.layout == "NBD":
+        return tensor[entrance.token, 0]
+    tokens = tensor[0].flatten(1).T if entrance.layout == "BChw" else tensor[0].flatten(0, -2)
+    return tokens[entrance.token]
+
+
+def _content_changed(subject: Subject, entrance: _Entrance) -> dict[str, Tensor]:
+    content = contents(subject)[0]
+    if not content.ids:
+        return {}
+    marked = torch.zeros(content.tensor.shape[:2], dtype=torch.bool)
+    marked[0, entrance.token] = True
+    return {content.name: other(subject, content, marked, specials=True)}
+
+
+def _judged_split(before: CallTensors, after: CallTensors, entrance: _Entrance) -> Iterator[LawAnswer]:
+    where, judged, apart = (0, entrance.token), False, False
+    for name in ("query", "key", "value"):
+        one, two = getattr(before, name).values, getattr(after, name).values
+        if one.dim() != 4 or one.shape != two.shape:
+            continue
+        first = _own_heads(one)
+        cells = moved(one, two)[:, first].any(-1).cpu()
+        if not cells.any() or len(first) == 1:
+            continue
+        by_view = split_by_view(cells, one.shape[-1], entrance.tokens, where)
+        if by_view:
+            yield _broken_split(before.site, name, cells, where)
+            return
+        apart |= by_view is None
+        judged = True
+    if apart:
+        yield not_asked(LAW, SPLIT, "each head has tokens at rows of its own, and by no view")
+    elif judged:
+        yield kept(LAW, SPLIT)
+
+
+def _own_heads(values: Tensor) -> list[int]:
+    """The heads that differ from the one before: of grouped keys, which are repeated, one a group."""
+    heads = range(values.shape[1])
+    return [head for head in heads if not head or not torch.equal(values[:, head], values[:, head - 1])]
+
+
+def _broken_split(site: str, name: str, cells: Tensor, where: tuple[int, int]) -> LawAnswer:
+    reached = cells.any(2).any(0).nonzero()[:, 0].tolist()
+    rows = cells.any(1).any(0).nonzero()[:, 0].tolist()
+    heads = f"head {reached[0]} alone" if len(reached) == 1 else f"{len(reached)} of {cells.shape[1]} heads"
+    span = f"row {rows[0]}" if len(rows) == 1 else f"rows {rows[0]} to {rows[-1]}"
+    message = f"heads are split by a view: token {where[1]} reaches {heads}, in {span} of the {name}"
+    return broken(LAW, SPLIT, "warn", site, message, _SPLIT_FIX, SOURCE, value=float(len(rows)))
+
+
+# -- merge -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class _Merging:
+    """One attention whose output is changed at the marked rows (B, H, L), and the answer, once a module gave one."""
+
+    call: CallTensors
+    cells: Tensor
+    disturbed: Disturbed
+    answer: LawAnswer | None = None
+
+
+def _merged(subject: Subject, calls: list[CallTensors]) -> Iterator[LawAnswer]:
+    merging = [_merging(call, subject.seed) for call in calls]
+    with ExitStack() as stack:
+        stack.enter_context(steps_seen())
+        for one in merging:
+            for path in upwards(one.call.site):
+                stack.enter_context(_leaving(subject, one, path))
+            stack.enter_context(one.disturbed)
+        subject.run({})
+    for one in merging:
+        if one.answer is not None:
+            yield one.answer
+
+
+def _merging(call: CallTensors, seed: int) -> _Merging:
+    """Four rows, each of one head.
+
+    By a view those of one head lie together, and far from where they belong; rows in another order are still four.
+    """
+    output = call.output
+    batch, heads, length, _ = output.shape
+    cells = torch.zeros(batch, heads, length, dtype=torch.bool)
+    for place in ((0, heads - 1, 1), (0, heads - 1, 2), (batch - 1, heads // 2, 2), (batch - 1, heads // 2, 3)):
+        cells[place] = True
+    spread = float(output.double().square().mean().sqrt()) or 1.0
+    noise = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed)).to(output) * (NOISE * spread)
+    addend = noise * cells[..., None].to(output.device)
+    return _Merging(call, cells, Disturbed(output, added_in_layout(output, addend)))
+
+
+def _leaving(subject: Subject, one: _Merging, path: str) -> Any:
+    module, run = module_at(subject.module, path), traced(subject)
+    if module is None or path not in run.passages:
+        return ExitStack()
+    before = run.passages[path].gives
+
+    def leaving(output: Any) -> Any:
+        if one.disturbed.done and one.answer is None:
+            one.answer = _judged_merge(one, first_tensor(before), first_tensor(output))
+            return None if one.answer is None else restored(output, before)
+        return None
+
+    return exchanged(module, None, leaving)
+
+
+def _judged_merge(one: _Merging, before: Tensor | None, after: Tensor | None) -> LawAnswer | None:
+    """The answer, or None where a module does not give rows, or heads that are still apart."""
+    if before is None or after is None or before.shape != after.shape or before.dim() < 2:
+        return None
+    _, heads, length, features = one.call.output.shape
+    if before.shape[1:] in ((heads, length, features), (length, heads, features)):
+        return None
+    differ = moved(before, after).cpu()
+    layouts = [differ, differ.movedim(1, -1)] if differ.dim() > 2 else [differ]
+    rows = [layout.flatten(0, -2).any(1) for layout in layouts]  # channels last, or first as in (B, C, h, w)
+    if any(merged_right(moved_rows, one.cells) for moved_rows in rows):
+        return kept(LAW, MERGE)
+    counts = (
+        merged_by_view(layout, one.call.output.shape, one.cells, channels_first=bool(place))
+        for place, layout in enumerate(rows)
+    )
+    count = next((number for number in counts if number is not None), None)
+    if count is None:
+        return None
+    message = (
+        f"heads are merged by a view: row {length // 2} of the attention reaches {plural(count, 'row')} of the output"
+    )
+    return broken(LAW, MERGE, "warn", one.call.site, message, _MERGE_FIX, SOURCE, value=float(count))

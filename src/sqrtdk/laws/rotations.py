@@ -1,0 +1,246 @@
+"""What a config says of the rotary embedding of a layer: base, channels that turn, and the law that scales frequencies.
+
+| law | frequencies of base^(-2i/R), f |
+|---|---|
+| default, dynamic up to the length it was trained for | f |
+| linear | f / factor |
+| llama3 | f / factor of long wavelengths, f of short ones, a blend between |
+| yarn | f / factor of pairs that turn seldom within the original length, f of those that turn often |
+| longrope | f / short_factor of each pair, up to the original length |
+| proportional | base^(-2i/E), 0 of pairs beyond the share that turns |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk.audit.configs import as_number, field, held, number
+from sqrtdk.audit.rope_lengths import ROPE_BLOCKS, rope_parameters
+from sqrtdk.positions import yarn_frequencies
+
+BASES = ("rope_theta", "rotary_emb_base", "rotary_base", "rope_base", "rope_freq_base")
+SHARES = ("partial_rotary_factor", "rotary_pct", "rotary_percentage")
+WIDTHS = ("qk_rope_head_dim", "rotary_dim")
+_OTHER_BASES = (
+    "rope_theta",
+    "rope_local_base_freq",
+    "rotary_base",
+)  # ends of names: `local_rope_theta`, by kind of layer
+ORIGINAL = "original_max_position_embeddings"
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """A field of a config with its value, as "config.rope_theta = 500000"."""
+
+    name: str
+    value: float
+
+    def __str__(self) -> str:
+        return f"config.{self.name} = {plain(self.value)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a config says of one layer.
+
+    Attributes:
+        base: the field of the base; None where it names none.
+        bases: every base that some field names, that of other kinds of layers among them.
+        width: the field of the channels that turn; None where it names none.
+        widths: numbers of channels that the fields allow; empty where none names any. By an odd one, 5, three pairs
+            turn, with exponents of fifths.
+        law: the name of the law, "default" where none is named.
+        block: the parameters of the law.
+    """
+
+    base: Stated | None
+    bases: tuple[float, ...]
+    width: Stated | None
+    widths: tuple[int, ...]
+    law: str
+    block: Mapping[str, Any]
+
+    @property
+    def scaled(self) -> bool:
+        """Whether its frequencies are others than those of a base, on short inputs."""
+        return self.law not in ("default", "mrope", "dynamic")
+
+    def tables(self, width: int, head_dim: int, length: int, longest: float | None) -> list[Tensor] | None:
+        """Frequencies (width / 2,), of every base that is named; None where the law is not known.
+
+        Args:
+            width: channels that turn.
+            head_dim: of a head.
+            length: of the inputs, in tokens.
+            longest: the config's max_position_embeddings.
+        """
+        law = LAWS.get(self.law)
+        if law is None or width < 2:
+            return None
+        tables = [law(_Asked(base, width, head_dim, length, longest, self.block)) for base in self.bases if base > 1]
+        return [table for table in tables if table is not None] if all(x is not None for x in tables) else None
+
+    def __str__(self) -> str:
+        factor = as_number(self.block.get("factor"))
+        return self.law if factor is None else f"{self.law} with factor {plain(factor)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a law is asked for."""
+
+    base: float
+    width: int
+    head_dim: int
+    length: int
+    longest: float | None
+    block: Mapping[str, Any]
+
+    @property
+    def plain(self) -> Tensor:
+        return self.base ** (-torch.arange(0, self.width, 2, dtype=torch.float64) / self.width)
+
+    def get(self, name: str) -> float | None:
+        return as_number(self.block.get(name))
+
+    @property
+    def original(self) -> float | None:
+        return self.get(ORIGINAL) or self.longest
+
+
+def declared(config: Any, module: nn.Module | None, layer: int | None, head_dim: int) -> Declared:
+    """What a config says of the rotary embedding of a layer."""
+    block = rope_parameters(config, module, layer) or {}
+    name = next((name for name in ROPE_BLOCKS if field(config, name) is not None), "")
+    places = [(f"{name}.", block), ("", config)]
+    base = _first(places, BASES)
+    share, width = _first(places, SHARES), _first(places, WIDTHS)
+    widths = {int(head_dim * share.value)} if share is not None else set()
+    widths |= {int(width.value)} if width is not None else set()
+    law = block.get("rope_type", block.get("type"))
+    if law == "proportional":
+        width, share, widths = None, None, set()
+    return Declared(
+        base,
+        tuple(sorted({base.value} | _bases(config))) if base is not None else (),
+        width or share,
+        tuple(sorted(widths)),
+        law if isinstance(law, str) else "default",
+        {name: value for name, value in {ORIGINAL: number(config, ORIGINAL), **block}.items() if value is not None},
+    )
+
+
+def plain(value: float) -> str:
+    """A number as configs have it: 500000, 0.5.
+
+    Example:
+        >>> plain(1e6), plain(0.25), plain(10000.2)
+        ('1000000', '0.25', '10000')
+    """
+    whole = round(value)
+    return str(whole) if abs(value - whole) <= 1e-4 * abs(value) and whole else f"{value:.4g}"
+
+
+def _first(places: list[tuple[str, Any]], names: tuple[str, ...]) -> Stated | None:
+    for prefix, owner in places:
+        for name in names:
+            value = number(owner, name)
+            if value is not None and value > 0:
+                return Stated(f"{prefix}{name}", value)
+    return None
+
+
+def _bases(config: Any) -> set[float]:
+    """Every base that a config names, those of other kinds of layers too."""
+    owners = [config if isinstance(config, Mapping) else held(config)]
+    for name in ROPE_BLOCKS:
+        block = field(config, name)
+        if isinstance(block, Mapping):
+            owners += [block, *(part for part in block.values() if isinstance(part, Mapping))]
+    found = set()
+    for owner in owners:
+        for name in owner:
+            value = number(owner, name) if isinstance(name, str) and name.endswith((*BASES, *_OTHER_BASES)) else None
+            if value is not None and value > 1:
+                found.add(value)
+    return found
+
+
+# -- laws --------------------------------------------------------------------------------------------------------------
+
+
+def _dynamic(asked: _Asked) -> Tensor | None:
+    """By the length of the inputs: the plain frequencies up to the one that the model was trained for."""
+    original = asked.longest or asked.original
+    return asked.plain if original is not None and asked.length <= original else None
+
+
+def _linear(asked: _Asked) -> Tensor | None:
+    factor = asked.get("factor")
+    return None if not factor else asked.plain / factor
+
+
+def _llama3(asked: _Asked) -> Tensor | None:
+    factor, original = asked.get("factor"), asked.original
+    low, high = asked.get("low_freq_factor"), asked.get("high_freq_factor")
+    if not factor or not original or low is None or high is None or high == low:
+        return None
+    f = asked.plain
+    turns = original * f / (2 * math.pi)  # within the original length
+    share = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - share) * f / factor + share * f
+
+
+def _yarn(asked: _Asked) -> Tensor | None:
+    original = asked.original
+    factor = asked.get("factor") or (asked.longest / original if asked.longest and original else None)
+    fast, slow = asked.get("beta_fast") or 32.0, asked.get("beta_slow") or 1.0
+    if not factor or not original or fast <= slow or asked.width % 2:
+        return None
+    return yarn_frequencies(
+        asked.width,
+        factor=factor,
+        original_length=int(original),
+        base=asked.base,
+        beta_fast=fast,
+        beta_slow=slow,
+        truncate=asked.block.get("truncate") is not False,
+        dtype=torch.float64,
+    )
+
+
+def _longrope(asked: _Asked) -> Tensor | None:
+    factors, original = asked.block.get("short_factor"), asked.original
+    if not isinstance(factors, list | tuple) or len(factors) != asked.width // 2 or not original:
+        return None
+    return asked.plain / torch.tensor(factors, dtype=torch.float64) if asked.length <= original else None
+
+
+def _proportional(asked: _Asked) -> Tensor | None:
+    share, factor = asked.get("partial_rotary_factor") or 1.0, asked.get("factor") or 1.0
+    if asked.width != asked.head_dim:
+        return None
+    table = asked.plain / factor
+    table[int(share * asked.head_dim // 2) :] = 0.0
+    return table
+
+
+LAWS: dict[str, Callable[[_Asked], Tensor | None]] = {
+    "default": lambda asked: asked.plain,
+    "mrope": lambda asked: asked.plain,  # sections of pairs have positions of their own
+    "dynamic": _dynamic,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "deepseek_yarn": _yarn,
+    "longrope": _longrope,
+    "su": _longrope,
+    "proportional": _proportional,
+}

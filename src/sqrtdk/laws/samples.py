@@ -1,0 +1,144 @@
+"""Law `samples`: what the other samples of a batch hold moves no output of this one.
+
+Changed: the content of all samples but one, whose masks the others get as well. Compared: the outputs that have one
+entry a sample, for the one that stayed. What is caught: `batch_first` forgotten (attention over the batch), a mask that
+is tiled over heads in another order than samples, a view that mixes samples.
+Which axis is that of samples is asked for by a run of one sample alone: a graph network's first axis is nodes, and
+raises or has no such outputs. A similarity of every image with every text is no output of one sample.
+Not asked: where the first axis may be positions (`batch_first=False`) and neither a name, a mask nor an output tells;
+where the model takes no batch.
+The run of one sample alone answers the law `modes` as well: a batch of one is a batch of many.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from sqrtdk.audit.records import LawAnswer
+from sqrtdk.laws.answers import broken, calls_at, kept
+from sqrtdk.laws.first_place import Protected, first_place
+from sqrtdk.laws.inputs import Content, contents, masks, other
+from sqrtdk.laws.moved import moved
+from sqrtdk.laws.subject import NotAsked, Outputs, Subject
+
+LAW = "samples"
+MODES = "modes"
+SOURCE = "samples of a batch are independent; torch nn.MultiheadAttention: batch_first=False means (L, B, E)"
+WIDE = 3  # samples, where the inputs have one
+# Inputs that Hugging Face's models take as (batch, ...), whatever follows.
+_BATCH_FIRST = re.compile(r"^(decoder_)?(input_ids|inputs_embeds|pixel_values|input_features|input_values)$")
+
+
+def ask(subject: Subject) -> Iterator[LawAnswer]:
+    """One answer for `samples`, and one for `modes`."""
+    found = contents(subject)
+    if not found:
+        raise NotAsked("no input is ids, features or pixels")
+    batch = found[0].tensor.shape[0]
+    if any(content.tensor.shape[0] != batch for content in found):
+        raise NotAsked("the first axes of the inputs differ")
+    if any(not isinstance(value, Tensor | bool | int | float | str | None) for value in subject.inputs.values()):
+        raise NotAsked("an input is no tensor, and can't be cut into samples")
+    stays = 0 if batch == 1 else _most_hidden(subject, batch)
+    wide = _widened(subject) if batch == 1 else subject
+    alone = subject if batch == 1 else _sliced(subject, batch, stays)
+    batch = WIDE if batch == 1 else batch
+    single, before = alone.base, wide.base
+    names = [name for name in single if name in before and _one_a_sample(single[name], before[name], batch)]
+    if not names:
+        raise NotAsked("no output has one entry a sample")
+    if not _first_axis_is_samples(wide, batch, [before[name] for name in names]):
+        raise NotAsked("the first axis may be that of positions: no name, mask or output tells")
+    others = torch.arange(batch) != stays
+    changes = _others_changed(wide, others, stays)
+    after = wide.run(changes)
+    count = sum(bool(moved(before[name][stays], after[name][stays]).any()) for name in names)
+    if count:
+        yield _broken(wide, changes, stays, count, len(names))
+        return
+    yield kept(LAW)
+    yield _of_one(single, before, names, stays)
+
+
+def _one_a_sample(single: Tensor, many: Tensor, batch: int) -> bool:
+    return bool(single.dim()) and single.shape[0] == 1 and many.shape == (batch, *single.shape[1:])
+
+
+def _most_hidden(subject: Subject, batch: int) -> int:
+    """The sample with the most padding: what is mixed up among masks shows there."""
+    counts = torch.zeros(batch)
+    for mask in masks(subject):
+        if mask.hidden is not None and mask.hidden.shape[0] == batch:
+            counts += mask.hidden.sum(1).cpu()
+    return int(counts.argmax())
+
+
+def _widened(subject: Subject) -> Subject:
+    """The one sample three times; the two others have other content."""
+    wide = subject.over(
+        {
+            name: value.repeat_interleave(WIDE, 0) if isinstance(value, Tensor) and value.shape[:1] == (1,) else value
+            for name, value in subject.inputs.items()
+        }
+    )
+    others = torch.arange(WIDE) != 0
+    return wide.over(wide.inputs | {content.name: other(wide, content, others) for content in contents(wide)})
+
+
+def _sliced(subject: Subject, batch: int, stays: int) -> Subject:
+    return subject.over(
+        {
+            name: value[stays : stays + 1] if isinstance(value, Tensor) and value.shape[:1] == (batch,) else value
+            for name, value in subject.inputs.items()
+        }
+    )
+
+
+def _others_changed(subject: Subject, others: Tensor, stays: int) -> dict[str, Tensor]:
+    changes = {content.name: other(subject, content, others, salt=2) for content in contents(subject)}
+    for mask in masks(subject):
+        if mask.tensor.shape[0] == len(others):
+            changes[mask.name] = mask.tensor[stays : stays + 1].expand_as(mask.tensor).contiguous()
+    return changes
+
+
+def _first_axis_is_samples(subject: Subject, batch: int, outputs: list[Tensor]) -> bool:
+    """Whether the first axis is that of samples, not of positions as in (L, B, E)."""
+    found: list[Content] = contents(subject)
+    if any(_BATCH_FIRST.search(content.name) or content.length is None for content in found):
+        return True
+    if any(mask.hidden is not None and mask.tensor.shape[0] == batch for mask in masks(subject)):
+        return True
+    lengths = {content.length for content in found} - {batch}
+    if any(not lengths & set(output.shape[1:]) for output in outputs):
+        return True  # positions were reduced, the first axis was not
+    rows = [call for call in calls_at(subject, None) if call.query_len in lengths and call.axis == "positions"]
+    return any(call.batch % batch == 0 and call.batch not in lengths for call in rows)
+
+
+def _broken(subject: Subject, changes: dict[str, Tensor], stays: int, count: int, of: int) -> LawAnswer:
+    content = contents(subject)[0]
+    batch, length = content.tensor.shape[0], content.length or 1
+    marked = torch.zeros(batch, length, dtype=torch.bool)
+    marked[stays] = True
+    site = first_place(subject, {}, changes, Protected(marked))
+    message = "outputs of one sample move when the other samples of the batch change"
+    fix = "look there for a view, a repeat or a mean that mixes the batch with heads or positions"
+    if any(call.query_len == batch != length and call.batch == length for call in calls_at(subject, site)):
+        message += f": attention runs over the batch axis, {batch} rows in each of {length} sequences"
+        fix = "batch_first=True, or transpose (B, L, E) to (L, B, E) on the way in and back on the way out"
+    return broken(LAW, content.name, "fail", site, message, fix, SOURCE, value=float(count))
+
+
+def _of_one(single: Outputs, before: Outputs, names: list[str], stays: int) -> LawAnswer:
+    """Whether a sample gives alone what it gives among others."""
+    if any(bool(moved(single[name][0], before[name][stays]).any()) for name in names):
+        return broken(
+            MODES, "batch of one", "warn", None, "a sample gives other outputs alone than in a batch",
+            "look for what counts over the whole batch: a capacity of experts, a mean, a longest length", SOURCE,
+        )  # fmt: skip
+    return kept(MODES, "batch of one")

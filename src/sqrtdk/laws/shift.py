@@ -1,0 +1,120 @@
+"""Law `shift`: all positions moved by a constant move no output, where positions are relative.
+
+Changed: 7 is added to every position id; where the inputs have none, they count from 0 in one run and from 7 in the
+other. Compared: all outputs. What is caught: a rotation of q alone, or one that q gets twice and k once.
+Not asked: where forward takes no position_ids, or no self-attention rotates q or k by them; where the hidden states
+before the first attention move (learned or added positions); where q or k gets gains behind the rotation, which differ
+from feature to feature; where the scale, or which keys a row sees, goes by positions; where positions restart.
+
+Derivation of the bar: an angle is position * frequency, with frequencies up to 1. Rounded to float32 it is off by up to
+eps / 2 of the position, which moves q and k by as much of their size, in each layer alike. To the roundings of any two
+runs (`laws.moved`) come half a position's more, enlarged by layers up to 10 times, as those are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from sqrtdk.audit.records import LawAnswer
+from sqrtdk.laws.answers import broken, kept
+from sqrtdk.laws.causal import tokens_of_decoder
+from sqrtdk.laws.first_place import Protected, first_unlike, taken_by
+from sqrtdk.laws.inputs import restarts
+from sqrtdk.laws.moved import ROUNDINGS, moved
+from sqrtdk.laws.padded import in_a_band, self_attentions
+from sqrtdk.laws.subject import NotAsked, Subject
+from sqrtdk.models.signature import forward_arguments
+from sqrtdk.tracing.records import DATA, ROWS, AttentionCall
+from sqrtdk.tracing.trace import trace
+
+LAW = "shift"
+SOURCE = "Su et al. 2021, RoFormer: the product of a rotated q and k depends on the difference of their positions"
+SHIFT = 7
+ENLARGED = 10.0  # by layers, as in `laws.moved`
+_NAMES = ("position_ids", "positions", "pos_ids", "pos")
+
+
+def ask(subject: Subject) -> Iterator[LawAnswer]:
+    """One answer."""
+    named = subject.by_name()
+    content = tokens_of_decoder(named)
+    batch, length = content.tensor.shape[:2]
+    name, positions = _positions(named, batch, length)
+    calls = self_attentions(named, content)
+    rotated = [call for call in calls if any(stage.name == "rope" for stage in call.stages)]
+    if not rotated:
+        raise NotAsked("no self-attention rotates q or k")
+    if any(_normed_after(call, where) for call in rotated for where in ("q", "k")):
+        raise NotAsked("q or k is normalised after its rotation, with gains that do not turn with it")
+    if not all(map(in_a_band, calls)):
+        raise NotAsked("what a row sees may depend on its position: blocks, or keys that the data picks")
+    if any(factor.source in (ROWS, DATA) for call in rotated for factor in call.scale.factors):
+        raise NotAsked("its scale differs from row to row, as one of log n does")
+    one = named.over({**named.inputs, name: positions})
+    other = named.over({**named.inputs, name: positions + SHIFT})
+    roundings = ROUNDINGS + ENLARGED * float(positions.max() + SHIFT) / 2
+    unlike = [
+        path
+        for path, x in one.base.items()
+        if path in other.base and bool(moved(x, other.base[path], roundings).any()) and not _of_cache(path)
+    ]
+    if not unlike:
+        apart = named.run({name: positions * 2})
+        if not any(path in apart and bool(moved(x, apart[path]).any()) for path, x in one.base.items()):
+            raise NotAsked(f"{name} changes nothing")
+        yield kept(LAW, name)
+        return
+    before = [taken_by(run, calls[0].site, batch, length) for run in (one, other)]
+    if before[0] is None or before[1] is None:
+        raise NotAsked("what enters the first attention is not known")
+    if bool(moved(before[0], before[1], roundings).any()):
+        raise NotAsked("positions are learned, or added, before the first attention")
+    everything = Protected(torch.ones(batch, length, dtype=torch.bool))
+    site = first_unlike((one, everything), (other, everything), among={call.site for call in calls})
+    message = f"outputs move when all positions are shifted by {SHIFT}: q and k are not turned alike"
+    if turned := _turned(one, other, site):
+        message += f" ({turned})"
+    fix = "rotate q and k once each, by the same positions and frequencies"
+    yield broken(LAW, name, "fail", site, message, fix, SOURCE, value=float(len(unlike)))
+
+
+def _normed_after(call: AttentionCall, where: str) -> bool:
+    """Whether a normalisation with gains follows the rotation, as in HunYuan: the product depends on positions then."""
+    names = [stage.name for stage in call.stages if stage.where == where]
+    return call.norm_gain and "rope" in names and "norm" in names[names.index("rope") :]
+
+
+def _positions(subject: Subject, batch: int, length: int) -> tuple[str, Tensor]:
+    """The argument of positions, and its value."""
+    for name in _NAMES:
+        value = subject.tensors.get(name)
+        if value is not None and not value.is_floating_point() and value.dim() and value.shape[-1] == length:
+            if value.dim() == 2 and bool(restarts(value).any()):
+                raise NotAsked("positions restart")
+            return name, value
+    if _NAMES[0] not in forward_arguments(subject.module) or _NAMES[0] in subject.inputs:
+        raise NotAsked("forward takes no position_ids")
+    return _NAMES[0], torch.arange(length, device=next(iter(subject.tensors.values())).device).repeat(batch, 1)
+
+
+def _of_cache(path: str) -> bool:
+    """Whether an output is cached keys: rotated ones move rightly."""
+    return any(word in path.split(".")[0] for word in ("past", "cache", "present"))
+
+
+def _turned(one: Subject, other: Subject, site: str | None) -> str:
+    """Which of q and k moved with the positions, where one alone did."""
+    runs = []
+    for subject in (one, other):
+        with trace(subject.module, stats=False, numeric=False, keep=True) as traced:
+            subject.run({})
+        runs.append(next((tensors for tensors in traced.tensors if tensors.site == site), None))
+    if runs[0] is None or runs[1] is None:
+        return ""
+    q, k = (
+        bool(moved(getattr(runs[0], name).values, getattr(runs[1], name).values).any()) for name in ("query", "key")
+    )
+    return {(True, False): "q is, k is not", (False, True): "k is, q is not"}.get((q, k), "")

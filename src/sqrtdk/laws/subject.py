@@ -1,0 +1,176 @@
+"""A model with its inputs, run again and again with some of them changed.
+
+The module is the user's own, as it is. Where it computes in float16 or bfloat16 a float32 copy is asked in its place:
+what a law asks is no matter of the dtype, and rounding in half precision would hide what moves.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk.audit.records import JudgedCall
+from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text, short_text
+from sqrtdk.models.records import Inputs
+from sqrtdk.models.returned import tensors_of
+from sqrtdk.models.run import call
+from sqrtdk.models.signature import forward_arguments
+
+HALF = (torch.float16, torch.bfloat16)
+Outputs = dict[str, Tensor]
+
+
+class NotAsked(Exception):
+    """A law does not apply to this model or these inputs, or can't be asked of them; the text says why."""
+
+
+@dataclass(slots=True)
+class Subject:
+    """What laws are asked of.
+
+    Attributes:
+        module: in evaluation mode.
+        inputs: by the names of forward's arguments.
+        positional: names of those that are given by position.
+        calls: the attentions of an ordinary run, judged.
+        config: of the model; None where it has none.
+        seed: of every run.
+        large: each run is costly: only what tells most is asked.
+        forwards: runs so far.
+        traced: what a run under a trace kept, for the laws that share it.
+    """
+
+    module: nn.Module
+    inputs: dict[str, Any]
+    positional: tuple[str, ...]
+    calls: tuple[JudgedCall, ...] = ()
+    config: Any = None
+    seed: int = 0
+    large: bool = False
+    forwards: int = 0
+    traced: Any = field(default=None, repr=False)
+    _base: Outputs | None = field(default=None, repr=False)
+
+    @property
+    def base(self) -> Outputs:
+        """The outputs for the inputs as they are."""
+        if self._base is None:
+            self._base = self.run({})
+        return self._base
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The inputs that are tensors."""
+        return {name: value for name, value in self.inputs.items() if isinstance(value, Tensor)}
+
+    def run(self, changes: Mapping[str, Any], *, seed: int | None = None) -> Outputs:
+        """Every floating tensor that the model returns, by name, for inputs some of which are changed.
+
+        Raises:
+            NotAsked: The model raises on them.
+        """
+        return tensors_of(self.returned(changes, seed=seed))
+
+    def returned(self, changes: Mapping[str, Any], *, seed: int | None = None, shared: Sequence[str] = ()) -> Any:
+        """What the model returns, as it is.
+
+        Args:
+            changes: values of some inputs.
+            seed: of the run; None is the subject's own.
+            shared: names of inputs that the model gets as they are, and may fill; it gets copies of all others.
+
+        Raises:
+            NotAsked: The model raises on them.
+        """
+        named = {name: value if name in shared else _own(value) for name, value in {**self.inputs, **changes}.items()}
+        inputs: Inputs = named
+        if self.positional:
+            inputs = tuple(named[name] for name in self.positional)
+        self.forwards += 1
+        torch.manual_seed(self.seed if seed is None else seed)
+        try:
+            return call(self.module, inputs)
+        except ModelError as error:
+            raise NotAsked(short_text(error, 160)) from error
+
+    def over(self, inputs: Mapping[str, Any]) -> Subject:
+        """The same model with other inputs."""
+        return Subject(self.module, dict(inputs), self.positional, self.calls, self.config, self.seed, self.large)
+
+    def by_name(self) -> Subject:
+        """The same with every input given by its name, so that others can be added.
+
+        Raises:
+            NotAsked: An input has no name.
+        """
+        takes = forward_arguments(self.module)
+        if unnamed := [name for name in self.positional if name not in takes]:
+            raise NotAsked(f"forward does not name its {unnamed[0]}")
+        named = self.over(self.inputs)
+        named.positional, named._base = (), self._base
+        return named
+
+
+def subject_of(
+    module: nn.Module, inputs: Inputs, calls: tuple[JudgedCall, ...] = (), config: Any = None, *, seed: int = 0,
+    large: bool = False,
+) -> Subject:  # fmt: skip
+    """The model as laws ask it.
+
+    Raises:
+        NotAsked: It computes in half precision, and can't be copied.
+    """
+    named, positional = {}, ()  # type: dict[str, Any], tuple[str, ...]
+    if isinstance(inputs, dict):
+        named = dict(inputs)
+    else:
+        names = [*forward_arguments(module)][: len(inputs)]
+        names += [f"argument {place}" for place in range(len(names), len(inputs))]
+        named, positional = dict(zip(names, inputs, strict=True)), tuple(names)
+    if not large and any(parameter.dtype in HALF for parameter in module.parameters()):
+        module, named = _in_float32(module), {name: _float32(value) for name, value in named.items()}
+    return Subject(module, named, positional, calls, config, seed, large)
+
+
+def _in_float32(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module).float()
+    except INTERRUPTS:
+        raise
+    except BaseException as error:  # whatever a __deepcopy__ of the user's raises
+        raise NotAsked(f"it computes in half precision and can't be copied: {kind_and_text(error, 120)}") from error
+
+
+def _float32(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
+
+
+def _own(value: Any) -> Any:
+    """A copy: a forward may write into its inputs, and adds to a cache."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    try:
+        return copy.deepcopy(value)
+    except INTERRUPTS:
+        raise
+    except BaseException as error:
+        raise NotAsked(f"an input of type {type(value).__name__} can't be copied") from error
+
+
+@contextmanager
+def unchanged(module: nn.Module) -> Iterator[None]:
+    """Put back every buffer that the runs of a block change, as a cache of keys or a count of calls."""
+    kept = [(buffer, buffer.detach().clone()) for buffer in module.buffers() if not buffer.is_meta]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in kept:
+                if buffer.shape == value.shape and not torch.equal(buffer, value):
+                    buffer.copy_(value)

@@ -1,0 +1,125 @@
+"""Every law in one literal table, and how all are asked of one model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from sqrtdk.audit.guard import eval_mode, random_state
+from sqrtdk.audit.model_run import ModelRun
+from sqrtdk.audit.records import LawAnswer
+from sqrtdk.errors import INTERRUPTS, InvalidValueError, kind_and_text
+from sqrtdk.laws import (
+    cache,
+    causal,
+    configured,
+    documents,
+    finite,
+    left_padding,
+    padding,
+    parameters,
+    place,
+    samples,
+    shift,
+)
+from sqrtdk.laws.answers import not_asked
+from sqrtdk.laws.moved import moved
+from sqrtdk.laws.subject import NotAsked, Subject, subject_of, unchanged
+from sqrtdk.models.inputs import without_numbers
+from sqrtdk.models.modules import is_spread
+from sqrtdk.models.records import LoadedModel
+
+Law = Callable[[Subject], Iterator[LawAnswer]]
+
+LAWS: dict[str, Law] = {
+    "finite": finite.ask,
+    "samples": samples.ask,
+    "causal": causal.ask,
+    "padding": padding.ask,
+    "documents": documents.ask,
+    "left_padding": left_padding.ask,
+    "cache": cache.ask,
+    "shift": shift.ask,
+    "place": place.ask,
+    "configured": configured.ask,
+    "parameters": parameters.ask,
+}
+FINDINGS = tuple(f"law_{name}" for name in LAWS)  # the rules of their findings
+DEFAULT = "all"  # what `check` asks
+CHEAP = ("finite", "causal")  # asked of a large model: two forwards
+LARGE = 2_000_000_000  # parameters
+
+
+def names_of(laws: str | Sequence[str]) -> tuple[str, ...]:
+    """The laws that an option names: "all", "none", or names, in a sequence or joined by commas.
+
+    Raises:
+        InvalidValueError: There is no such law.
+
+    Example:
+        >>> names_of("all")[:2], names_of("none"), names_of("causal, padding")
+        (('finite', 'samples'), (), ('causal', 'padding'))
+    """
+    words = [word.strip() for word in laws.split(",")] if isinstance(laws, str) else list(laws)
+    if words in (["all"], ["none"]):
+        return tuple(LAWS) if words == ["all"] else ()
+    if unknown := [word for word in words if word not in LAWS]:
+        raise InvalidValueError(
+            f"there is no law {unknown[0]!r}", hint=f"Use all, none, or some of: {', '.join(LAWS)}."
+        )
+    return tuple(name for name in LAWS if name in words)
+
+
+def answers_of(loaded: LoadedModel, run: ModelRun, names: Sequence[str], seed: int) -> tuple[LawAnswer, ...]:
+    """Ask laws of a model that has just been audited.
+
+    Args:
+        loaded: the model and its inputs.
+        run: what its run yielded.
+        names: of the laws.
+        seed: of every run.
+
+    Returns:
+        Their answers, in the order of `LAWS`. A law that can't be asked says why; none raises.
+    """
+    if not names:
+        return ()
+    if run.mode == "static" or without_numbers(loaded.module, loaded.inputs):
+        return tuple(not_asked(name, "", "without values nothing can be changed") for name in names)
+    module = loaded.module
+    large = is_spread(module) or sum(parameter.numel() for parameter in module.parameters()) > LARGE
+    with random_state(module), eval_mode(module), unchanged(module):
+        try:
+            subject = subject_of(module, loaded.inputs, run.calls, loaded.config, seed=seed, large=large)
+            if not subject.base:
+                raise NotAsked("the model returns no floating tensor")
+            random = not large and _random(subject)
+        except NotAsked as reason:
+            return tuple(not_asked(name, "", reason) for name in names)
+        answers: list[LawAnswer] = []
+        for name in names:
+            if random and name != "finite":
+                answers.append(not_asked(name, "", "its outputs differ from run to run of the same inputs"))
+            elif large and name not in CHEAP:
+                answers.append(not_asked(name, "", "a run is costly: name it to have it asked"))
+            else:
+                answers += _asked(name, subject)
+    return tuple(answers)
+
+
+def _asked(name: str, subject: Subject) -> list[LawAnswer]:
+    try:
+        return list(LAWS[name](subject))
+    except NotAsked as reason:
+        return [not_asked(name, "", reason)]
+    except INTERRUPTS:
+        raise
+    except Exception as error:  # outputs of kinds of tensors that lack an operation
+        return [not_asked(name, "", f"asking it raised {kind_and_text(error, 120)}")]
+
+
+def _random(subject: Subject) -> bool:
+    """Whether another seed gives other outputs."""
+    again = subject.run({}, seed=subject.seed + 1)
+    return again.keys() != subject.base.keys() or any(
+        bool(moved(x, again[name]).any()) for name, x in subject.base.items()
+    )

@@ -1,0 +1,152 @@
+"""One run of a model whose attentions keep their tensors, and what the modules around them take and give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk.audit.configs import module_at
+from sqrtdk.laws.subject import Subject
+from sqrtdk.models.returned import walk
+from sqrtdk.tracing import Trace
+from sqrtdk.tracing.tensors import CallTensors
+from sqrtdk.tracing.watch.stance import steps_seen
+
+# Arguments in place of those that a module gets; None: as they are.
+Entering = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
+Leaving = Callable[[Any], Any]  # what a module gives in place of what it gave; None: as it is
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Passage:
+    """The first call of a module.
+
+    Attributes:
+        takes: the first floating tensor of its arguments.
+        gives: what it returned, tensors copied.
+    """
+
+    takes: Tensor | None
+    gives: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traced:
+    """What a run kept.
+
+    Attributes:
+        calls: tensors of each attention, by its site and index.
+        unread: names of parameters that no operation read.
+        passages: of the modules of attentions and those that they are in, by path.
+    """
+
+    calls: Mapping[tuple[str, int], CallTensors]
+    unread: frozenset[str] = frozenset()
+    passages: dict[str, Passage] = field(default_factory=dict)
+
+
+def traced(subject: Subject) -> Traced:
+    """The run for the inputs as they are; it is run once."""
+    if subject.traced is None:
+        passages: dict[str, Passage] = {}
+        paths = {path for judged in subject.calls for path in upwards(judged.call.site)}
+        with ExitStack() as stack:
+            for path in sorted(paths):
+                stack.enter_context(_noted(subject.module, path, passages))
+            run = run_traced(subject)
+        subject.traced = Traced(run.calls, run.unread, passages)
+    assert isinstance(subject.traced, Traced)
+    return subject.traced
+
+
+def run_traced(subject: Subject, changes: Mapping[str, Any] | None = None) -> Traced:
+    """Run it, and keep the tensors of each attention.
+
+    Raises:
+        NotAsked: The model raises.
+    """
+    with steps_seen(), Trace(subject.module, stats=False, numeric=False, keep=True) as run:
+        subject.run(changes or {})
+    return Traced({(call.site, call.index): call for call in run.tensors}, run.unread)
+
+
+def upwards(site: str) -> list[str]:
+    """The paths of the module of a site and of all that it is in, the innermost first.
+
+    Example:
+        >>> upwards("layers.0.attn")
+        ['layers.0.attn', 'layers.0', 'layers', '']
+    """
+    parts = site.split(".") if site else []
+    return [".".join(parts[:count]) for count in range(len(parts), -1, -1)]
+
+
+def first_tensor(value: Any) -> Tensor | None:
+    """The first floating tensor of a structure; None where there is none."""
+    return next((x for _, x in walk(value, objects=False) if x.is_floating_point() and not x.is_nested), None)
+
+
+@contextmanager
+def exchanged(module: nn.Module, entering: Entering | None, leaving: Leaving | None) -> Iterator[None]:
+    """Put something else in place of what a module gets, or gives, in its first call."""
+    calls = [0]
+
+    def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        calls[0] += 1
+        return entering(args, kwargs) if entering is not None and calls[0] == 1 else None
+
+    def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        return leaving(output) if leaving is not None and calls[0] == 1 else None
+
+    if isinstance(module, torch.jit.ScriptModule):
+        yield
+        return
+    handles = [
+        module.register_forward_pre_hook(before, with_kwargs=True),
+        module.register_forward_hook(after, with_kwargs=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def restored(output: Any, before: Any) -> Any:
+    """An output with the tensors of another run of the same module, where it is tensors in a plain structure."""
+    if isinstance(output, Tensor) and isinstance(before, Tensor):
+        return before.clone()
+    if type(output) in (tuple, list) and type(before) is type(output) and len(before) == len(output):
+        return type(output)(restored(one, other) for one, other in zip(output, before, strict=True))
+    if type(output) is dict and type(before) is dict and before.keys() == output.keys():
+        return {name: restored(one, before[name]) for name, one in output.items()}
+    return output
+
+
+def _noted(module: nn.Module, path: str, passages: dict[str, Passage]) -> Any:
+    part = module_at(module, path)
+    takes: list[Tensor | None] = []
+
+    def entering(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        first = first_tensor((args, kwargs))
+        takes.append(None if first is None else first.detach().clone())
+
+    def leaving(output: Any) -> None:
+        passages.setdefault(path, Passage(takes[0] if takes else None, _copied(output)))
+
+    return exchanged(part if part is not None else nn.Identity(), entering, leaving)
+
+
+def _copied(output: Any) -> Any:
+    if isinstance(output, Tensor):
+        return output.detach().clone()
+    if type(output) in (tuple, list):
+        return type(output)(_copied(part) for part in output)
+    if isinstance(output, Mapping):
+        return {name: _copied(part) for name, part in output.items()}
+    return output if output is None or isinstance(output, Iterable) else None

@@ -1,0 +1,154 @@
+"""`assert_laws`: the laws of a model as an assertion; and the models that a test calls, which the plugin asks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from sqrtdk.audit.records import NOT_ASKED, Finding, LawAnswer
+from sqrtdk.errors import SqrtdkError
+from sqrtdk.laws.ask import LawReport, ask
+from sqrtdk.models.signature import forward_arguments
+from sqrtdk.testing.standing import KINDS, as_allowed, check_fail_on, check_names, failing
+from sqrtdk.testing.words import counted, findings_lines, plain
+
+_PLAIN = Tensor | bool | int | float | str | None  # inputs that can be kept and given again
+
+
+def assert_laws(
+    model: nn.Module | str,
+    inputs: Any = None,
+    laws: str | Sequence[str] = "all",
+    allow: str | Sequence[str] = (),
+    *,
+    fail_on: str = "fail",
+    seed: int = 0,
+) -> LawReport:
+    """Ask laws of a model as `sqrtdk.laws.ask` does, and fail where one is broken.
+
+    A law that is asked for by its name and can't be asked fails as well, and so does a model of which none can be: a
+    test that passes says something. Where that is meant, allow "not asked".
+
+    Args:
+        model: A module, which runs in evaluation mode and is left as it was; or a name that `sqrtdk check` takes.
+        inputs: For forward: one tensor, a tuple or a dict. None makes some from the model's config.
+        laws: "all", or names of laws, in a sequence or joined by commas.
+        allow: What may stand: sites ("layers.0.attn"; patterns, "layers.*.attn"), rules ("law_padding"), "not asked".
+        fail_on: Least severity that fails: "note", "warn", "fail" (default), "critical"; "never".
+        seed: Of the runs.
+
+    Returns:
+        The answers.
+
+    Raises:
+        AssertionError: A law is broken at `fail_on` or above, or was not asked, and that is not allowed.
+        InvalidValueError: An option that there is not, or a name in `allow` that can allow nothing.
+        ModelError: The model can't be run, or no attention runs in it.
+
+    Example:
+        >>> assert_laws("demo", laws="causal, samples").broken
+        ()
+    """
+    allowed = as_allowed(allow)
+    check_fail_on(fail_on)
+    report = ask(model, inputs, laws, seed)
+    check_names(allowed, {finding.site for finding in report.findings}, {*KINDS, NOT_ASKED})
+    bad = failing(report.findings, (), fail_on, allowed)
+    silent = [] if fail_on == "never" or NOT_ASKED in allowed else unasked(report, laws)
+    if bad or silent:
+        raise AssertionError("\n".join([_headline(report, bad, silent, fail_on), *broken_lines(bad, silent)]))
+    return report
+
+
+def unasked(report: LawReport, laws: str | Sequence[str]) -> list[LawAnswer]:
+    """The answers that say nothing, though they were asked for: those of laws that are named, or all there are."""
+    silent = [answer for answer in report.answers if answer.state == NOT_ASKED]
+    return silent if laws not in ("all", ["all"], ("all",)) or len(silent) == len(report.answers) else []
+
+
+def broken_lines(findings: Sequence[Finding], silent: Sequence[LawAnswer]) -> list[str]:
+    """Lines on laws that are broken, and on those that were not asked."""
+    told = [
+        f"{answer.law}{f' ({answer.about})' if answer.about else ''}  {NOT_ASKED}: {answer.reason}" for answer in silent
+    ]
+    return [*findings_lines(findings, ()), *map(plain, told)]
+
+
+def _headline(report: LawReport, bad: Sequence[Finding], silent: Sequence[LawAnswer], fail_on: str) -> str:
+    parts = [f"{counted(len(bad), 'law')} broken"] if bad else []
+    parts += [f"{counted(len(silent), 'law')} not asked"] if silent else []
+    return f"laws of {plain(report.model.cls)}: {', '.join(parts)} (fail_on: {fail_on})"
+
+
+class CalledModels:
+    """A context manager around a test: every module that the test calls, with the inputs of its first call.
+
+    It listens through torch's global hooks, changes nothing, and holds the modules. A call inside another is none of
+    the test's own.
+
+    Example:
+        >>> import torch
+        >>> layer, x = nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(2, 5, 16)
+        >>> with CalledModels() as called:
+        ...     _ = layer(x, x, value=x)
+        >>> [(type(module).__name__, sorted(inputs)) for module, inputs in called.calls]
+        [('MultiheadAttention', ['key', 'query', 'value'])]
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[nn.Module, Mapping[str, Any] | tuple[Any, ...] | None]] = []
+        self._depth = 0
+        self._thread = threading.get_ident()
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> CalledModels:
+        self._thread = threading.get_ident()
+        self._handles = [
+            torch_module.register_module_forward_pre_hook(self._begins),
+            torch_module.register_module_forward_hook(self._ends, with_kwargs=True, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _begins(self, module: nn.Module, args: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self._depth += 1
+
+    def _ends(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        self._depth -= 1
+        if self._depth == 0 and not any(module is known for known, _ in self.calls):
+            self.calls.append((module, _inputs(module, args, kwargs)))
+
+    def reports(self, laws: str | Sequence[str]) -> list[tuple[str, LawReport | str]]:
+        """For each module its class, and its answers or why there are none: it has no attention, or is not asked."""
+        told: list[tuple[str, LawReport | str]] = []
+        for module, inputs in self.calls:
+            try:
+                answer: LawReport | str = (
+                    "its inputs are more than tensors" if inputs is None else ask(module, inputs, laws)
+                )
+            except SqrtdkError as error:
+                answer = str(error)
+            told.append((type(module).__name__, answer))
+        return told
+
+
+def _inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """A copy of what a call got, by name where it can be; None of what is no tensor."""
+    if not all(isinstance(value, _PLAIN) for value in (*args, *kwargs.values())):
+        return None
+    kept = [value.detach().clone() if isinstance(value, Tensor) else value for value in args]
+    named = {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in kwargs.items()}
+    if not named:
+        return tuple(kept)
+    names = list(forward_arguments(module))
+    return None if len(names) < len(kept) else {**dict(zip(names, kept, strict=False)), **named}

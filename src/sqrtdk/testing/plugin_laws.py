@@ -1,0 +1,131 @@
+"""The plugin's part on laws: with `--sqrtdk` those of every model that a test with the marker `laws` calls are asked.
+
+They are asked after the test, with the inputs of each model's first call; the runs change nothing that a later test
+sees. Like `sqrtdk.testing.plugin` this file imports no torch until a marked test runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+MARKER = "laws"
+DECLARED = (
+    f"{MARKER}(names='all', allow=(), fail_on=None): with --sqrtdk laws are asked of every model that the test calls, "
+    "with its inputs; allow names sites or rules that may stand, fail_on is this test's own --sqrtdk-fail-on"
+)
+_RECORD = "sqrtdk_laws"  # attribute of a test report
+_STATES = ("kept", "broken", "not asked")  # those of sqrtdk.audit.records
+_MOST = 40  # lines
+
+
+class Laws:
+    """The hooks of a run with `--sqrtdk`."""
+
+    def __init__(self, fail_on: str, choices: tuple[str, ...]) -> None:
+        self.fail_on = fail_on
+        self.choices = choices
+        self.records: dict[str, dict[str, Any]] = {}  # of tests, by node id
+        self._record = pytest.StashKey[dict[str, Any]]()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Run the test, ask the models that it called, and fail it on what is broken; one that fails is not asked."""
+        marker = item.get_closest_marker(MARKER)
+        if marker is None:
+            return (yield)
+        from sqrtdk.testing.laws import CalledModels, broken_lines
+        from sqrtdk.testing.standing import failing
+
+        names, allow, fail_on = self._options(marker)
+        with CalledModels() as called:
+            result = yield
+        states: Counter[str] = Counter()
+        lines, silent = [], []
+        for cls, told in called.reports(names):
+            if isinstance(told, str):
+                silent.append(f"{cls}: {told}")
+                continue
+            states.update(answer.state for answer in told.answers)
+            if bad := failing(told.findings, (), fail_on, allow):
+                lines += [f"laws of {cls} in {item.name} (fail_on: {fail_on})", *broken_lines(bad, ())]
+        unasked = not called.calls or len(silent) == len(called.calls)
+        item.stash[self._record] = {
+            "states": {state: states[state] for state in _STATES},
+            "silent": (silent or ["no module was called in it"]) if unasked else [],
+        }
+        if lines:
+            pytest.fail("\n".join(lines), pytrace=False)
+        return result
+
+    def _options(self, marker: pytest.Mark) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+        """What the marker says of its own test."""
+        from sqrtdk.errors import SqrtdkError
+        from sqrtdk.laws.table import names_of
+        from sqrtdk.testing.standing import as_allowed, check_fail_on
+
+        options = dict(marker.kwargs)
+        names, fail_on = options.pop("names", "all"), options.pop("fail_on", None) or self.fail_on
+        chosen, allow = (), ()  # type: tuple[str, ...], tuple[str, ...]
+        try:
+            allow = as_allowed(options.pop("allow", ()))
+            chosen = names_of(names if not marker.args else marker.args[0])
+            check_fail_on(fail_on, self.choices)
+        except SqrtdkError as error:
+            wrong = f"marker {MARKER}: {error}. {error.hint}"
+        else:
+            more = [*map(repr, marker.args[1:]), *options]
+            wrong = (
+                f"marker {MARKER} got {', '.join(more)}: it takes names, allow=... and fail_on=... alone"
+                if more
+                else ""
+            )
+        if wrong:  # outside the except clause, or pytest shows both errors
+            pytest.fail(wrong, pytrace=False)
+        return chosen, allow, fail_on
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Put what was answered on the test's report."""
+        report = yield
+        record = item.stash.get(self._record, None)
+        if report.when == "call" and record is not None:
+            setattr(report, _RECORD, record)
+            del item.stash[self._record]
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Collect the records; under xdist those of all workers come here."""
+        record = getattr(report, _RECORD, None)
+        if record is not None:
+            self.records[report.nodeid] = record
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Write one line on all tests with the marker, and name those of which no law could be asked."""
+        if not self.records:
+            return
+        terminalreporter.section("sqrtdk laws", sep="-")
+        terminalreporter.line(summary_line(list(self.records.values())))
+        named = [(node, text) for node, record in self.records.items() for text in record["silent"]]
+        for node, text in named[:_MOST]:
+            terminalreporter.line(f"no law asked: {node}: {text}")
+        if len(named) > _MOST:
+            terminalreporter.line(f"no law asked: ... and {len(named) - _MOST} more")
+
+
+def summary_line(records: list[dict[str, Any]]) -> str:
+    """One line on all tests with the marker.
+
+    Example:
+        >>> summary_line([{"states": {"kept": 3, "broken": 1, "not asked": 1}, "silent": []}])
+        'sqrtdk laws: 1 test, 3 answers kept, 1 broken, 1 not asked'
+    """
+    states: Counter[str] = Counter()
+    for record in records:
+        states.update(record["states"])
+    tests = f"{len(records)} test{'' if len(records) == 1 else 's'}"
+    kept, broken, not_asked = (states[state] for state in _STATES)
+    return f"sqrtdk laws: {tests}, {kept} answers kept, {broken} broken, {not_asked} not asked"

@@ -1,0 +1,177 @@
+"""Prefill and decode in place of one pass, in own code: planted errors are seen, the right model is left in peace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from sqrtdk import check
+from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, LawAnswer
+from tests.laws.caching_models import Behind, Decoder, Returned, Slots, Store, Stored, ids, noise
+
+
+def answers(model: torch.nn.Module, inputs: Any, law: str = "cache") -> dict[str, LawAnswer]:
+    return {answer.about: answer for answer in check(model, inputs, laws=law).laws}
+
+
+def test_the_right_decoder_decodes_as_it_runs_in_one_pass() -> None:
+    inputs = {"input_ids": ids(), "attention_mask": torch.ones(2, 12, dtype=torch.long)}
+    found = answers(Decoder(), inputs)
+    assert {about: answer.state for about, answer in found.items()} == {
+        "dynamic": KEPT,
+        "static": NOT_ASKED,
+        "left padding": KEPT,
+    }
+    assert found["static"].reason == "its cache is none of transformers"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("corner", "a step of one token behind 9 cached ones gives other outputs than one pass"),
+        ("again", "a step of one token behind 9 cached ones gives other outputs than one pass"),
+        ("order", "a chunk of 2 tokens behind 10 cached ones gives other outputs than one pass"),
+    ],
+)
+def test_a_cache_that_moves_outputs(wrong: str, words: str) -> None:
+    answer = answers(Decoder(wrong), (ids(),))["dynamic"]
+    assert answer.state == BROKEN
+    assert answer.finding is not None
+    assert (answer.finding.rule, answer.finding.severity) == ("law_cache", "fail")
+    assert answer.site == "layers.0"
+    assert answer.reason.startswith(words)
+    assert answer.moved[:9] == (False,) * 9
+    assert answer.moved[10:] == (True, True)
+
+
+def test_the_corner_of_a_mask_is_named() -> None:
+    answer = answers(Returned(corner=True), (noise(2, 16, 32),))["dynamic"]
+    assert answer.reason.endswith("is_causal with 1 row and 14 keys: aligned to the upper left")
+    assert answers(Returned(), (noise(2, 16, 32),))["dynamic"].state == KEPT
+
+
+def test_a_chunk_alone_can_show_it() -> None:
+    """A step of one row that needs no mask hides that a chunk of two has the wrong one."""
+
+    class Switched(Returned):
+        def forward(self, x: torch.Tensor, past_key: Any = None, past_value: Any = None) -> Any:
+            self.corner = x.shape[1] > 1
+            return super().forward(x, past_key, past_value)
+
+    answer = answers(Switched(), (noise(2, 16, 32),))["dynamic"]
+    assert answer.reason == (
+        "a chunk of 2 tokens behind 14 cached ones gives other outputs than one pass; "
+        "is_causal with 2 rows and 16 keys: aligned to the upper left"
+    )
+
+
+def test_steps_that_begin_at_position_0_are_right_where_positions_are_given() -> None:
+    answer = answers(Decoder("offset"), (ids(),))["dynamic"]
+    assert (answer.state, answer.reason) == (KEPT, "with position_ids; without them steps begin at position 0")
+
+
+def test_a_step_that_forgets_the_padding_before_it() -> None:
+    inputs = {"input_ids": ids(), "attention_mask": torch.ones(2, 12, dtype=torch.long)}
+    found = answers(Decoder("short mask"), inputs)
+    assert found["dynamic"].state == KEPT
+    assert found["left padding"].state == BROKEN
+    assert "the batch has left padding" in found["left padding"].reason
+    assert found["left padding"].moved == (False,) * 9 + (True,) * 3
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_an_object_that_forward_fills_is_a_cache(counts: bool) -> None:
+    store = Store()
+    answer = answers(Stored(counts), {"x": noise(2, 10, 32), "kv_cache": store})["dynamic"]
+    assert answer.state == (KEPT if counts else BROKEN)
+    if not counts:
+        assert answer.finding is not None
+        assert answer.finding.severity == "fail"
+
+
+def test_a_model_that_is_not_causal_is_not_asked() -> None:
+    class Open(Returned):
+        def forward(self, x: torch.Tensor, past_key: Any = None, past_value: Any = None) -> Any:
+            q, k, v = self.heads(x)
+            if past_key is not None:
+                k, v = torch.cat((past_key, k), 2), torch.cat((past_value, v), 2)
+            return self.back(torch.nn.functional.scaled_dot_product_attention(q, k, v)), k, v
+
+    answer = answers(Open(), (noise(2, 10, 32),))["dynamic"]
+    assert answer.state == NOT_ASKED
+    assert "later tokens move earlier outputs" in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("model", "severity", "words"),
+    [
+        (Behind(), None, ""),
+        (Behind(flat=True), None, ""),
+        (Behind(unturned=True), None, ""),
+        (Behind("corner"), "fail", "is_causal with 4 rows and 12 keys: aligned to the upper left"),
+        (Behind("corner", flat=True), "fail", "is_causal with 4 rows and 12 keys: aligned to the upper left"),
+        (Behind("offset"), "warn", "new rows are turned from position 0 behind 8 cached keys"),
+        (Behind("offset", flat=True), "warn", "new rows are turned from position 0 behind 8 cached keys"),
+        (Behind("again", unturned=True), "warn", "the cached keys meet q otherwise, as ones that are turned again"),
+    ],
+)
+def test_keys_that_are_given_and_not_returned(model: Behind, severity: str | None, words: str) -> None:
+    shape = (2, 8, 2, 16) if model.flat else (2, 2, 8, 16)
+    inputs = (noise(2, 4, 32), noise(*shape, seed=3), noise(*shape, seed=4))
+    answer = answers(model, inputs)["given keys"]
+    assert answer.state == (KEPT if severity is None else BROKEN)
+    assert (answer.finding.severity if answer.finding else None) == severity
+    assert words in answer.reason
+
+
+def test_empty_slots_that_rows_see() -> None:
+    inputs = (noise(2, 6, 32), torch.arange(6))
+    assert answers(Slots(hides=True), inputs)["empty slots"].state == KEPT
+    answer = answers(Slots(hides=False), inputs)["empty slots"]
+    assert answer.finding is not None
+    assert answer.finding.severity == "warn"
+    assert answer.reason == "rows see 14 keys that are exactly zero in k and v: empty slots of a cache"
+
+
+def test_empty_slots_are_said_of_a_model_that_is_not_asked_the_rest() -> None:
+    class Unread(Slots):
+        def forward(self, x: torch.Tensor, cache_position: torch.Tensor, past: Any = None) -> torch.Tensor:
+            return super().forward(x, cache_position)
+
+    found = answers(Unread(hides=False), (noise(2, 6, 32), torch.arange(6)))
+    assert [(about, answer.state) for about, answer in found.items()] == [("empty slots", BROKEN)]
+
+
+def test_keys_that_are_given_and_returned() -> None:
+    """A cache that the inputs begin with stays before the tokens."""
+    past = noise(2, 2, 5, 16, seed=3), noise(2, 2, 5, 16, seed=4)
+    found = answers(Returned(), (noise(2, 10, 32), *past))
+    assert (found["dynamic"].state, found["static"].reason) == (KEPT, "the inputs have a cache of their own")
+
+
+def test_reasons_not_to_ask() -> None:
+    class Lengths(Decoder):
+        def forward(self, input_ids: torch.Tensor, lengths: torch.Tensor, past: Any = None) -> Any:
+            return super().forward(input_ids, past_key_values=past, use_cache=True)
+
+    found = answers(Lengths(), {"input_ids": ids(), "lengths": torch.tensor([12, 12])})
+    assert found[""].reason == "it takes lengths of the samples, which may count cached tokens or not"
+    found = answers(Decoder(), (ids(2, 5),))
+    assert found[""].reason == "5 tokens are too few for a prefill and two steps: 6 are needed"
+    plain = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 1)
+    assert answers(plain, (noise(2, 8, 32),))[""].reason == "forward takes no cache"
+
+
+def test_asking_leaves_caches_hooks_and_generators_as_they_were() -> None:
+    lengths = []
+    for laws in ("none", "cache"):
+        store, model = Store(), Stored()
+        generator = torch.random.get_rng_state()
+        check(model, {"x": noise(2, 10, 32), "kv_cache": store}, laws=laws)
+        assert store.key is not None
+        lengths.append(store.key.shape[2])
+        assert torch.equal(torch.random.get_rng_state(), generator)
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert lengths[0] == lengths[1]

@@ -1,0 +1,145 @@
+"""Law `parameters`: a sink that does not arrive, or is added to every logit, is found; what has a part is let pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sqrtdk import check
+from sqrtdk.audit.records import LawAnswer
+from tests.hf.small import build, inputs_of, needs, small_config
+
+HEADS, WIDTH = 4, 32
+Weigh = Callable[[nn.Module, Tensor], Tensor]
+
+
+class Attention(nn.Module):
+    """Self-attention whose module holds parameters of its own, and makes weights of logits as it is told."""
+
+    def __init__(self, weigh: Weigh, **held: Tensor) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.weigh = weigh
+        for name, value in held.items():
+            self.register_parameter(name, nn.Parameter(value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        weights = self.weigh(self, q @ k.mT * q.shape[-1] ** -0.5)
+        result: Tensor = self.o((weights @ v).transpose(1, 2).flatten(2))
+        return result
+
+
+def plain(m: nn.Module, z: Tensor) -> Tensor:
+    return z.softmax(-1)
+
+
+def of_heads(m: Any, z: Tensor) -> Tensor:
+    column: Tensor = m.sinks.view(1, -1, 1, 1)
+    return column
+
+
+def added(m: nn.Module, z: Tensor) -> Tensor:
+    return (z + of_heads(m, z)).softmax(-1)
+
+
+def computed_and_dropped(m: nn.Module, z: Tensor) -> Tensor:
+    of_heads(m, z)
+    return z.softmax(-1)
+
+
+def appended(m: nn.Module, z: Tensor) -> Tensor:
+    return torch.cat((z, of_heads(m, z).expand(*z.shape[:3], 1)), -1).softmax(-1)[..., :-1]
+
+
+def multiplied(m: nn.Module, z: Tensor) -> Tensor:
+    return (z * of_heads(m, z)).softmax(-1)
+
+
+def sinks() -> Tensor:
+    return torch.tensor([1.0, 0.5, 2.0, -0.5])
+
+
+def answers(model: nn.Module, inputs: Any = None) -> list[LawAnswer]:
+    inputs = torch.randn(2, 9, WIDTH) if inputs is None else inputs
+    return [answer for answer in check(model.eval(), inputs, laws="parameters").laws if answer.law == "parameters"]
+
+
+@pytest.mark.parametrize(
+    ("weigh", "why"),
+    [
+        (plain, "nothing reads it"),
+        (computed_and_dropped, "its numbers do not reach the output"),
+        (added, "a bias that is one number a head does nothing"),
+    ],
+)
+def test_a_sink_without_a_part_is_found(weigh: Weigh, why: str) -> None:
+    model = Attention(weigh, sinks=sinks())
+    (answer,) = answers(model)
+    assert answer.finding is not None
+    assert answer.finding.severity == "warn"
+    assert answer.reason == f"parameter sinks has no part in the attention: {why}"
+    assert torch.equal(model.sinks.detach(), sinks())
+
+
+@pytest.mark.parametrize("weigh", [appended, multiplied])
+def test_a_sink_or_a_gain_with_a_part_is_let_pass(weigh: Weigh) -> None:
+    (answer,) = answers(Attention(weigh, sinks=sinks()))
+    assert (answer.state, answer.about) == ("kept", "sinks")
+
+
+def test_layers_of_one_class_that_differ_in_a_model() -> None:
+    """The first of each class and set of parameters is asked: the second class is the wrong one."""
+
+    class Second(Attention):
+        """Another class."""
+
+    model = nn.Sequential(Attention(appended, sinks=sinks()), Second(added, sinks=sinks()))
+    told = [(answer.state, answer.site) for answer in answers(model)]
+    assert told == [("broken", "1")]
+
+
+def test_biases_of_projections_are_no_matter() -> None:
+    """A bias of k adds q . b to a row: it moves nothing, by the same formula, and nobody means it to."""
+    assert [answer.state for answer in answers(Attention(plain))] == ["not asked"]
+    torch_own = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True)
+    assert [answer.state for answer in answers(torch_own)] == ["not asked"]
+
+
+def test_an_output_that_is_zero_tells_nothing() -> None:
+    model = Attention(plain, sinks=sinks())
+    for parameter in model.o.parameters():
+        parameter.data.zero_()
+    assert [answer.state for answer in answers(model)] == ["not asked"]
+
+
+def computed_once(m: Any, z: Tensor) -> Tensor:
+    m.kept = {"cpu": of_heads(m, z) * torch.arange(z.shape[-1])} if not hasattr(m, "kept") else m.kept
+    return (z + m.kept["cpu"]).softmax(-1)
+
+
+def test_a_bias_that_was_computed_once_and_kept_is_not_asked() -> None:
+    """LeViT reads its biases in the first forward alone."""
+    assert [answer.state for answer in answers(Attention(computed_once, sinks=sinks()))] == ["not asked"]
+
+
+def test_a_parameter_that_is_shared_is_as_it_was_and_outputs_too() -> None:
+    first, second = Attention(added, sinks=sinks()), Attention(appended, sinks=sinks())
+    second.sinks = first.sinks
+    model, x = nn.Sequential(first, second).eval(), torch.randn(1, 9, WIDTH)
+    before, version = model(x), first.sinks._version
+    answers(model, x)
+    assert torch.equal(model(x), before)
+    assert first.sinks._version == version
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("model_type", ["gpt_oss", "swinv2", "llama", "openai_privacy_filter", "beit", "levit"])
+def test_released_architectures_keep_it(model_type: str) -> None:
+    needs(model_type)
+    model = build(small_config(model_type), "eager", torch.float32)
+    assert "broken" not in {answer.state for answer in answers(model, inputs_of(model))}

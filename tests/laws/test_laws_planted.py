@@ -1,0 +1,77 @@
+"""Every law on every kind of model: what is planted is found by its law, and the right model keeps all laws."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sqrtdk._check import check
+from tests.laws.own_models import CAN_BE, INPUTS, LAW_OF, MODELS, Decoder, TorchEncoder, ids, packed, padded
+
+LAWS = ("finite", "samples", "causal", "padding", "documents")
+LEAST = {"future": "critical", "batch": "fail", "padding": "fail", "documents": "fail"}
+CASES = [(kind, wrong) for kind, wrongs in CAN_BE.items() for wrong in wrongs]
+
+
+def asked(model, inputs):
+    torch.manual_seed(0)
+    return check(model.eval(), inputs, laws=LAWS)
+
+
+def broken(report):
+    return {answer.law for answer in report.laws if answer.state == "broken"}
+
+
+@pytest.mark.parametrize("written_out", [False, True], ids=["sdpa", "written out"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_right_model_keeps_every_law(kind, written_out):
+    torch.manual_seed(0)
+    report = asked(MODELS[kind](None, written_out), INPUTS[kind]())
+    assert broken(report) == set()
+    kept = {answer.law for answer in report.laws if answer.state == "kept"}
+    assert {"finite", "samples", "modes"} | {LAW_OF[wrong] for wrong in CAN_BE[kind]} <= kept
+
+
+@pytest.mark.parametrize("written_out", [False, True], ids=["sdpa", "written out"])
+@pytest.mark.parametrize(("kind", "wrong"), CASES, ids=[f"{kind} {wrong}" for kind, wrong in CASES])
+def test_what_is_planted_is_found_by_its_law(kind, wrong, written_out):
+    torch.manual_seed(0)
+    report = asked(MODELS[kind](wrong, written_out), INPUTS[kind]())
+    law = LAW_OF[wrong]
+    assert law in broken(report)
+    finding = next(finding for finding in report.findings if finding.rule == f"law_{law}")
+    assert finding.severity == LEAST[wrong]
+    answer = next(answer for answer in report.laws if answer.finding is finding)
+    first = {"decoder": "layers.0", "encoder-decoder": "", "cross": "attention"}.get(kind, "layers.0")
+    assert answer.site.startswith(first)
+    assert report.exit_code == 1
+
+
+def test_packed_rows_that_see_another_document():
+    inputs = {"input_ids": ids(), "position_ids": packed()}
+    torch.manual_seed(0)
+    report = asked(Decoder("documents"), inputs)
+    (finding,) = (finding for finding in report.findings if finding.rule == "law_documents")
+    assert (finding.severity, finding.site) == ("fail", "layers.0")
+    assert "moves 7 positions of 7 behind it" in finding.message
+    (answer,) = (answer for answer in report.laws if answer.law == "documents")
+    assert answer.moved == (False,) * 5 + (True,) * 7
+    assert broken(asked(Decoder(), inputs)) == set()
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["encoder", "causal"])
+@pytest.mark.parametrize("wrong", [None, "future", "batch", "padding"])
+def test_torch_s_own_encoder(wrong, causal):
+    if wrong == "future" and not causal:
+        wrong = None
+    torch.manual_seed(0)
+    report = asked(TorchEncoder(wrong, causal), {"input_ids": ids(), "attention_mask": padded()})
+    law = LAW_OF.get(wrong)
+    found = {
+        finding.rule for finding in report.findings if finding.rule.startswith("law_") if finding.severity != "note"
+    }
+    assert (f"law_{law}" in found) if law else not found
+    if wrong == "batch":
+        (finding,) = (finding for finding in report.findings if finding.rule == "law_samples")
+        assert "attention runs over the batch axis, 3 rows in each of 12 sequences" in finding.message
+        assert finding.site == "encoder.layers.0.self_attn"
