@@ -1,5 +1,5 @@
 # make demo   set-up in .venv, then the audit of the embedded model: the healthy one, then the unscaled one
-# make test   the same set-up with the test extras, then the tests that prove each thing once, in seven minutes
+# make test   the same set-up with the test extras, then the tests that prove each thing once, in six minutes
 # make full   all that CI runs: these and the rest    make rest   what make test leaves out; SEED=N draws as that run did
 # make slow   hours: exhaustive, mutants, kills       make coverage   what test and full cover of each room
 # make planted  errors planted in the package, one at a time: which of them the tests of make test find (hours)
