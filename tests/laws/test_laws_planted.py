@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sqrtdk._check import check
+from sqrtdk.laws import table
 from tests.laws.own_models import CAN_BE, INPUTS, LAW_OF, MODELS, Decoder, TorchEncoder, ids, packed, padded
 
 LAWS = ("finite", "samples", "causal", "padding", "documents")
@@ -75,3 +76,19 @@ def test_torch_s_own_encoder(wrong, causal):
         (finding,) = (finding for finding in report.findings if finding.rule == "law_samples")
         assert "attention runs over the batch axis, 3 rows in each of 12 sequences" in finding.message
         assert finding.site == "encoder.layers.0.self_attn"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("wrong", [None, "future"])
+def test_a_large_model_is_asked_what_two_runs_tell(wrong, dtype, monkeypatch):
+    monkeypatch.setattr(table, "LARGE", 0)
+    torch.manual_seed(0)
+    report = check(Decoder(wrong).eval().to(dtype), INPUTS["decoder"](), laws="all")
+    states = {answer.law: answer.state for answer in report.laws}
+    assert {law for law, state in states.items() if state != "not asked"} == {"finite", "causal"}
+    assert states["causal"] == ("broken" if wrong else "kept")
+    assert {answer.reason for answer in report.laws if answer.law == "padding"} == {
+        "a run is costly: name it to have it asked"
+    }
+    named = check(Decoder(wrong).eval().to(dtype), INPUTS["decoder"](), laws="padding")
+    assert [answer.state for answer in named.laws] == ["kept"]
