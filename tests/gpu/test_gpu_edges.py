@@ -225,7 +225,7 @@ def far_logits(keys: int = 40) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("name", far_logits())
 def test_the_mean_is_finite_where_it_is(name: str, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,6 @@ EVERY_TIME = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in EVERY_TIME else pytest.mark.sampled(3)) for name in CALLS]
 )
