@@ -138,7 +138,6 @@ def test_pool_an_idle_worker_that_is_killed_loses_nothing(engines: dict[str, Eng
     assert len(list(engines["pool"].results(square, cells(4)))) == 4
 
 
-@pytest.mark.full
 def test_pool_a_cell_that_always_kills_its_process_is_given_up(
     engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
