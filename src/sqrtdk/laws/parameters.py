@@ -45,6 +45,7 @@ class _Held:
         path: of the module that holds it.
         name: in the module.
         parameter: itself.
+        per_head: it is one number a head.
         unread: no operation read it.
         added: it is read, and a bias is added to the logits.
         moves: whether the output moved with it; None before it was changed.
@@ -53,6 +54,7 @@ class _Held:
     path: str
     name: str
     parameter: nn.Parameter
+    per_head: bool
     unread: bool
     added: bool
     moves: bool | None = None
@@ -79,7 +81,9 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         count = one.parameter.numel()
         why, fix = _why(one)
         message = f"parameter {one.name} has no part in the attention: {why}"
-        yield broken(LAW, one.name, "warn", one.path, message, fix, SOURCE, value=float(count))
+        # XLNet reads its segments, of more numbers than one a head, where token types are given.
+        severity = "note" if one.unread and not one.per_head else "warn"
+        yield broken(LAW, one.name, severity, one.path, message, fix, SOURCE, value=float(count))
 
 
 def _why(one: _Held) -> tuple[str, str]:
@@ -125,7 +129,7 @@ def _candidates(subject: Subject, run: Traced, path: str, tensors: CallTensors) 
             continue
         if _caches(module):
             return
-        yield _Held(path, name, parameter, unread, biased and not unread)
+        yield _Held(path, name, parameter, per_head, unread, biased and not unread)
 
 
 def _caches(module: nn.Module) -> bool:
