@@ -37,7 +37,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "t5": lambda: hf.T5ForConditionalGeneration(
         hf.T5Config(vocab_size=512, d_model=128, d_ff=256, num_layers=2, num_heads=4, decoder_start_token_id=0)
     ),
-    "vit": lambda: hf.ViTModel(hf.ViTConfig(**SMALL | {"vocab_size": 512}, **HEADS, image_size=64, patch_size=8)),
+    "vit": lambda: hf.ViTModel(
+        hf.ViTConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=4, **HEADS, image_size=64, patch_size=8)
+    ),
 }
 BAR, LARGE_BAR = 3.0, 2.0
 

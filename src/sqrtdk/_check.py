@@ -57,9 +57,9 @@ def check(
     """Audit the attention of a model.
 
     The model runs in evaluation mode, as a rule up to four times: judged, with a larger scale attribute, and once each
-    for eager and sdpa; with attn="both" up to six times. The laws (`sqrtdk.laws`) take some ten runs without a trace,
-    two where the model has over 2e9 parameters. With `static` a copy of it on the meta device runs once. Where
-    only an attribute declares a scale, up to three more runs ask whether the model follows it.
+    for eager and sdpa; with attn="both" up to six times. The laws (`sqrtdk.laws`) take some 25 runs, most of them
+    without a trace, two where the model has over 2e9 parameters. With `static` a copy of it on the meta device runs
+    once. Where only an attribute declares a scale, up to three more runs ask whether the model follows it.
 
     Args:
         model: A module, or what `sqrtdk.models.load.resolve` takes: "demo", a directory, a hub id, a factory; or an

@@ -166,3 +166,35 @@ def test_the_bar_holds_what_rounded_angles_move(first: int) -> None:
     last = first + 63 + SHIFT
     assert gap < last  # of the same size as half a position for q and for k
     assert gap < ROUNDINGS + ENLARGED * last / 2
+
+
+class Heads(nn.Module):
+    """An attention that is given its heads, (B, H, n, E)."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+
+class Absolute(nn.Module):
+    """Learned positions that count columns, and that can't be given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.place, self.qkv = nn.Embedding(50, 32), nn.Embedding(12, 32), nn.Linear(32, 96)
+        self.attend = Heads()
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        length = input_ids.shape[1]
+        seen = attention_mask[:, None, None].bool() & torch.ones(length, length, dtype=torch.bool).tril()
+        x = self.embed(input_ids) + self.place(torch.arange(length))
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        return self.attend(q, k, v, seen | torch.eye(length, dtype=torch.bool)).transpose(1, 2).flatten(2)
+
+
+def test_absolute_positions_are_seen_where_an_attention_takes_heads() -> None:
+    answer = answer_of(Absolute().eval(), {"input_ids": ids(), "attention_mask": MASK}, "left_padding")
+    assert (answer.state, answer.reason) == (
+        NOT_ASKED,
+        "positions are absolute, and forward takes none: tokens move with the padding before them",
+    )

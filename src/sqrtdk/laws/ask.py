@@ -65,7 +65,7 @@ def ask(model: nn.Module | str, inputs: Any = None, laws: str | Sequence[str] = 
     |f(x')_i - f(x)_i| <= 2^10 eps max |f(x)| must hold: of `causal`, x' has other tokens from the middle on, and i are
     the positions before it. eps is that of the outputs' dtype, float32's at least.
 
-    The model runs in evaluation mode, some ten times, and is left as it was: weights, buffers, random numbers.
+    The model runs in evaluation mode, some thirty times, and is left as it was: weights, buffers, random numbers.
 
     Args:
         model: A module, or a name that `sqrtdk check` takes; not an exported graph.

@@ -23,15 +23,13 @@ from sqrtdk.audit.records import LawAnswer
 from sqrtdk.audit.sight import says_causal
 from sqrtdk.laws.answers import broken, calls_at, kept, plural
 from sqrtdk.laws.first_place import Protected, first_place
-from sqrtdk.laws.inputs import Content, contents, other
+from sqrtdk.laws.inputs import DECODER, ENCODER, Content, contents, other
 from sqrtdk.laws.moved import moved_positions, position_axis
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.tracing.records import AttentionCall
 
 LAW = "causal"
 SOURCE = "Vaswani et al. 2017, section 3.2.3: a position attends to those up to its own"
-_DECODER = re.compile(r"decoder|tgt|trg")
-_ENCODER = re.compile(r"encoder|memory|context|src")
 _CACHE = re.compile(r"past|cache|mems|present")
 _CAUSAL_KINDS = ("causal", "causal_lower_right")
 _FIX = "pass the causal mask to this attention"
@@ -84,8 +82,8 @@ def tokens_of_decoder(subject: Subject) -> Content:
         NotAsked: There are no tokens.
     """
     found = [content for content in contents(subject) if content.length is not None]
-    decoder = [content for content in found if _DECODER.search(content.name)]
-    plain = [content for content in found if not _ENCODER.search(content.name)]
+    decoder = [content for content in found if DECODER.search(content.name)]
+    plain = [content for content in found if not ENCODER.search(content.name)]
     if not (decoder or plain):
         raise NotAsked("no input is a sequence of tokens or features")
     return (decoder or plain)[0]

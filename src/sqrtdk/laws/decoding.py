@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sqrtdk.errors import INTERRUPTS
 from sqrtdk.laws.answers import plural
-from sqrtdk.laws.inputs import Content, contents, goes_with
+from sqrtdk.laws.inputs import MASK, Content, contents, goes_with
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.models.returned import tensors_of, walk
 from sqrtdk.models.signature import forward_arguments
@@ -30,7 +30,6 @@ _NO_CACHE = re.compile(
 )
 _SWITCH = re.compile(r"^(use|return)_(kv_?|new_?|key_values?_?)?(caches?|past|kv|presents?|mems?)$")
 _POSITIONS = re.compile(r"position|^pos(_ids?)?$")
-_MASK = re.compile(r"mask|keep|pad(?!ded)|valid")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,7 +167,7 @@ def _cut(name: str, value: Any, content: Content, first: int, last: int) -> Any:
     batch, length = content.tensor.shape[:2]
     if _POSITIONS.search(name):
         return value[..., first:last] if value.shape[-1] == length else value
-    if _MASK.search(name):
+    if MASK.search(name):
         if value.dim() == 2 and value.shape[0] == batch and value.shape[1] >= length:
             return value[:, : value.shape[1] - length + last]  # those of a cache that was given stand before
         if value.shape[-2:] == (length, length):

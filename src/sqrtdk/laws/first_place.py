@@ -123,7 +123,7 @@ def in_encoder(path: str) -> bool:
 
 
 def taken_by(subject: Subject, site: str, batch: int, length: int) -> Tensor | None:
-    """The hidden states (B, n, E), or heads (B, H, n, E), that the module at a path or one around it takes first.
+    """The hidden states (B, n, E), or heads as (B, n, H, E), that the module at a path or one around it takes first.
 
     Raises:
         NotAsked: The model raises.
@@ -138,7 +138,7 @@ def taken_by(subject: Subject, site: str, batch: int, length: int) -> Tensor | N
                 states = tensor.dim() == 3 and tensor.shape[:2] == (batch, length)
                 heads = tensor.dim() == 4 and (tensor.shape[0], tensor.shape[2]) == (batch, length)
                 if tensor.is_floating_point() and (states or heads):
-                    taken.setdefault(path, tensor.detach().clone())
+                    taken.setdefault(path, (tensor.transpose(1, 2) if heads else tensor).detach().clone())
 
         return hook
 

@@ -18,15 +18,15 @@ from sqrtdk.audit.configs import field
 from sqrtdk.laws.subject import Subject
 
 LEAST_TOKENS = 4  # below it there is no earlier and later to speak of
-_MASK = re.compile(r"mask|keep|pad(?!ded)|valid")
+MASK = re.compile(r"mask|keep|pad(?!ded)|valid")
 _LENGTHS = re.compile(r"(^|_)(lengths?|lens?|seqlens?)$")
 _BESIDE = re.compile(
     r"position|type_id|segment|label|target|cache|past|step|time|thw|bbox|boxes|shape|grid|index|indices|sigma|"
     r"embeddings|cos|sin|cu_seqlens|scale|bias|edge|adj"
 )
 _HIDES_TRUE = re.compile(r"key_padding_mask$|padding_mask$|pad_mask$")  # torch: True is padding
-_DECODER = re.compile(r"decoder|tgt|trg")
-_ENCODER = re.compile(r"encoder|memory|context|src|source")
+DECODER = re.compile(r"decoder|tgt|trg")
+ENCODER = re.compile(r"encoder|memory|context|src|source")
 _IDS = re.compile(r"_token_id$|_token_index$|_token_ids$")
 
 
@@ -69,7 +69,7 @@ def contents(subject: Subject) -> list[Content]:
     """The inputs that are content, those with positions first."""
     kept = []
     for name, value in subject.tensors.items():
-        if _MASK.search(name) or _BESIDE.search(name) or value.is_nested or value.dtype is torch.bool:
+        if MASK.search(name) or _BESIDE.search(name) or value.is_nested or value.dtype is torch.bool:
             continue
         dims = (2, 3, 4, 5) if value.is_floating_point() else (2,)
         if value.dim() in dims and value.shape[0] and value.shape[1] >= (1 if value.dim() > 3 else LEAST_TOKENS):
@@ -87,13 +87,13 @@ def goes_with(name: str, content: Content) -> bool:
     """
     if name == content.name:
         return True
-    return bool(_DECODER.search(name)) if _DECODER.search(content.name) else not _ENCODER.search(name)
+    return bool(DECODER.search(name)) if DECODER.search(content.name) else not ENCODER.search(name)
 
 
 def masks(subject: Subject) -> Iterator[MaskInput]:
     """The inputs that are masks: bool, 0 and 1, or 0 and numbers that hide."""
     for name, value in subject.tensors.items():
-        if value.is_nested or not value.numel() or not (_MASK.search(name) or value.dtype is torch.bool):
+        if value.is_nested or not value.numel() or not (MASK.search(name) or value.dtype is torch.bool):
             continue
         if _BESIDE.search(name) or value.dim() < 2:
             continue

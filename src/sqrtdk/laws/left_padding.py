@@ -21,7 +21,7 @@ from sqrtdk.laws.answers import broken, kept, plural
 from sqrtdk.laws.causal import tokens_of_decoder
 from sqrtdk.laws.first_place import Protected, first_unlike, in_encoder, taken_by
 from sqrtdk.laws.inputs import Content
-from sqrtdk.laws.moved import moved, position_axis
+from sqrtdk.laws.moved import any_moved, moved, position_axis
 from sqrtdk.laws.padded import Padded, mask_name, padded, self_attentions, takes_positions
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.tracing.records import AttentionCall
@@ -50,7 +50,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     if not takes_positions(named, content) and _absolute(both, calls[0].site, content):
         raise NotAsked("positions are absolute, and forward takes none: tokens move with the padding before them")
     open_mask = {name: torch.ones_like(both.left.inputs[name])}
-    if not _any_moved(both.left.base, both.left.run(open_mask)):
+    if not any_moved(both.left.base, both.left.run(open_mask)):
         raise NotAsked(f"{name} changes nothing")
     site = first_unlike(
         (both.right, Protected(~both.hidden_right, rest="nothing")),
@@ -97,7 +97,3 @@ def _absolute(both: Padded, site: str, content: Content) -> bool:
     if right is None or left is None:
         return True
     return bool(moved(right[~both.hidden_right.to(right.device)], left[~both.hidden_left.to(left.device)]).any())
-
-
-def _any_moved(before: Outputs, after: Outputs) -> bool:
-    return any(name in after and bool(moved(x, after[name]).any()) for name, x in before.items())

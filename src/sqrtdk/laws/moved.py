@@ -9,11 +9,14 @@ rows kernels compute in the same order whatever stands in others: there the bar 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 ROUNDINGS = 2.0**10
 IN_HALF = 4.0
+HALF = (torch.float16, torch.bfloat16)
 
 
 def moved(before: Tensor, after: Tensor, roundings: float = ROUNDINGS) -> Tensor:
@@ -26,13 +29,18 @@ def moved(before: Tensor, after: Tensor, roundings: float = ROUNDINGS) -> Tensor
     if before.shape != after.shape:
         return torch.ones(before.shape, dtype=torch.bool)
     bar = roundings * max(torch.finfo(before.dtype).eps, torch.finfo(torch.float32).eps)
-    if before.dtype in (torch.float16, torch.bfloat16):
+    if before.dtype in HALF:
         bar = IN_HALF * torch.finfo(before.dtype).eps
     one, other = before.double(), after.double()
     size = torch.where(one.isfinite(), one, 0.0).abs().max() if one.numel() else 0.0
     same = (one == other) | (one.isnan() & other.isnan())
     gap = (one - other).abs().nan_to_num(nan=torch.inf)
     return ~same & (gap > bar * size)
+
+
+def any_moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
+    """Whether any output moved, or one run has others than the other."""
+    return before.keys() != after.keys() or any(bool(moved(x, after[name]).any()) for name, x in before.items())
 
 
 def position_axis(output: Tensor, batch: int, length: int) -> int | None:

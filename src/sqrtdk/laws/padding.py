@@ -21,7 +21,7 @@ from sqrtdk.audit.records import LawAnswer
 from sqrtdk.laws.answers import broken, calls_at, kept, not_asked, plural
 from sqrtdk.laws.first_place import Protected, first_place
 from sqrtdk.laws.inputs import Content, MaskInput, content_of, contents, lengths, masks, other, restarts, special_ids
-from sqrtdk.laws.moved import moved, moved_positions, position_axis
+from sqrtdk.laws.moved import any_moved, moved, moved_positions, position_axis
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 
 LAW = "padding"
@@ -70,7 +70,7 @@ def _of_mask(subject: Subject, mask: MaskInput) -> LawAnswer:
     ]
     before = subject.run(changes[0])
     shown = subject.run({**changes[0], mask.name: shows})
-    arrives = _any_moved(before, shown)
+    arrives = any_moved(before, shown)
     seen, of, positions = 0, 0, None
     if _keys_are_tokens(subject, content):
         seen, of, positions = _seen(before, subject.run(changes[1]), hidden)
@@ -188,11 +188,7 @@ def _of_lengths(subject: Subject, name: str) -> LawAnswer:
 
 
 def _effect(subject: Subject, name: str, changed: Tensor) -> LawAnswer:
-    return kept(LAW, name) if _any_moved(subject.base, subject.run({name: changed})) else _no_effect(name)
-
-
-def _any_moved(before: Outputs, after: Outputs) -> bool:
-    return before.keys() != after.keys() or any(bool(moved(before[name], after[name]).any()) for name in before)
+    return kept(LAW, name) if any_moved(subject.base, subject.run({name: changed})) else _no_effect(name)
 
 
 def _no_effect(name: str) -> LawAnswer:

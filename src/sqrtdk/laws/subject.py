@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from sqrtdk.audit.records import JudgedCall
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text, short_text
+from sqrtdk.laws.moved import HALF
 from sqrtdk.models.records import Inputs
 from sqrtdk.models.returned import tensors_of
 from sqrtdk.models.run import call
 from sqrtdk.models.signature import forward_arguments
 
-HALF = (torch.float16, torch.bfloat16)
 Outputs = dict[str, Tensor]
 
 
@@ -41,8 +41,6 @@ class Subject:
         calls: the attentions of an ordinary run, judged.
         config: of the model; None where it has none.
         seed: of every run.
-        large: each run is costly: only what tells most is asked.
-        forwards: runs so far.
         traced: what a run under a trace kept, for the laws that share it.
     """
 
@@ -52,8 +50,6 @@ class Subject:
     calls: tuple[JudgedCall, ...] = ()
     config: Any = None
     seed: int = 0
-    large: bool = False
-    forwards: int = 0
     traced: Any = field(default=None, repr=False)
     _base: Outputs | None = field(default=None, repr=False)
 
@@ -92,7 +88,6 @@ class Subject:
         inputs: Inputs = named
         if self.positional:
             inputs = tuple(named[name] for name in self.positional)
-        self.forwards += 1
         torch.manual_seed(self.seed if seed is None else seed)
         try:
             return call(self.module, inputs)
@@ -101,7 +96,7 @@ class Subject:
 
     def over(self, inputs: Mapping[str, Any]) -> Subject:
         """The same model with other inputs."""
-        return Subject(self.module, dict(inputs), self.positional, self.calls, self.config, self.seed, self.large)
+        return Subject(self.module, dict(inputs), self.positional, self.calls, self.config, self.seed)
 
     def by_name(self) -> Subject:
         """The same with every input given by its name, so that others can be added.
@@ -121,7 +116,7 @@ def subject_of(
     module: nn.Module, inputs: Inputs, calls: tuple[JudgedCall, ...] = (), config: Any = None, *, seed: int = 0,
     large: bool = False,
 ) -> Subject:  # fmt: skip
-    """The model as laws ask it.
+    """The model as laws ask it; one that is large is not copied.
 
     Raises:
         NotAsked: It computes in half precision, and can't be copied.
@@ -135,7 +130,7 @@ def subject_of(
         named, positional = dict(zip(names, inputs, strict=True)), tuple(names)
     if not large and any(parameter.dtype in HALF for parameter in module.parameters()):
         module, named = _in_float32(module), {name: _float32(value) for name, value in named.items()}
-    return Subject(module, named, positional, calls, config, seed, large)
+    return Subject(module, named, positional, calls, config, seed)
 
 
 def _in_float32(module: nn.Module) -> nn.Module:

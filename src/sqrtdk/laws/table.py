@@ -22,7 +22,7 @@ from sqrtdk.laws import (
     shift,
 )
 from sqrtdk.laws.answers import not_asked
-from sqrtdk.laws.moved import moved
+from sqrtdk.laws.moved import any_moved
 from sqrtdk.laws.subject import NotAsked, Subject, subject_of, unchanged
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.modules import is_spread
@@ -119,7 +119,4 @@ def _asked(name: str, subject: Subject) -> list[LawAnswer]:
 
 def _random(subject: Subject) -> bool:
     """Whether another seed gives other outputs."""
-    again = subject.run({}, seed=subject.seed + 1)
-    return again.keys() != subject.base.keys() or any(
-        bool(moved(x, again[name]).any()) for name, x in subject.base.items()
-    )
+    return any_moved(subject.base, subject.run({}, seed=subject.seed + 1))
