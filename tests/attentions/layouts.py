@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import sqrtdk
+from sqrtdk.tracing import Trace
 from tests.attentions.heads import ROOT, B, D, E, H, L
 
 ROWS, COLUMNS, SIDE = 6, 9, 3  # of an image, and of a window
@@ -192,3 +194,13 @@ LAID: dict[str, tuple[Callable[[Any, Tensor], Tensor], tuple[int, ...], int, int
     "columns, heads first": (axial(3, 0, 2, 1, 4), IMAGE, B * COLUMNS, H, (ROWS, ROWS)),
     "one head in windows": (one_head_in_windows, IMAGE, B * WINDOWS, 1, (9, 9)),
 }
+
+
+def traced(name: str, device: str = "cpu") -> Trace:
+    """A run of a layout in float64."""
+    run, read_by, *_ = LAID[name]
+    torch.manual_seed(0)
+    model = Laid(run).double().to(device)
+    with torch.no_grad(), sqrtdk.trace(model) as trace:
+        model(torch.randn(B, *read_by, D, dtype=torch.float64, device=device))
+    return trace

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -53,10 +56,19 @@ class Attention(nn.Module):
         return (out @ k.mT * 0.5).softmax(-1) @ v if self.twice else out
 
 
+@contextlib.contextmanager
+def rows() -> Iterator[None]:
+    """Rows for both kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(KERNELS, "sqrtdk_tests::attend_into", Kernel(read_fused))
+        patch.setitem(KERNELS, "sqrtdk_tests::attend_q", Kernel(read_q, "q"))
+        yield
+
+
 @pytest.fixture(autouse=True)
-def _rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(KERNELS, "sqrtdk_tests::attend_into", Kernel(read_fused))
-    monkeypatch.setitem(KERNELS, "sqrtdk_tests::attend_q", Kernel(read_q, "q"))
+def _rows() -> Iterator[None]:
+    with rows():
+        yield
 
 
 def traced(model: nn.Module, **options: object) -> Trace:

@@ -12,19 +12,14 @@ from torch.nn import functional
 import sqrtdk
 from tests.attentions.each import each
 from tests.attentions.heads import ROOT, B, D, E, H, Heads, L, over_devices, trace
-from tests.attentions.layouts import COLUMNS, LAID, ROWS, Laid, blocks, windows_after_projection
+from tests.attentions.layouts import COLUMNS, LAID, ROWS, Laid, blocks, traced, windows_after_projection
 
 
 @over_devices
 @pytest.mark.parametrize("name", LAID)
 def test_heads_are_heads_in_every_layout(name: str, device: str) -> None:
-    run, read_by, batch, heads, (rows, columns) = LAID[name]
-    torch.manual_seed(0)
-    model = Laid(run).double().to(device)
-    x = torch.randn(B, *read_by, D, dtype=torch.float64, device=device)
-    with torch.no_grad(), sqrtdk.trace(model) as traced:
-        model(x)
-    (call,) = traced.calls
+    _, _, batch, heads, (rows, columns) = LAID[name]
+    (call,) = traced(name, device).calls
     assert (call.batch, call.heads, call.kv_heads, call.head_dim) == (batch, heads, heads, D // heads)
     assert (call.query_len, call.key_len, call.unknown) == (rows, columns, ())
     assert call.self_attention is True
@@ -46,9 +41,9 @@ def test_heads_of_a_model_without_a_batch(kv_heads: int, device: str) -> None:
         return functional.scaled_dot_product_attention(q[None], k[None], v[None], enable_gqa=kv_heads < H)
 
     model = Laid(run).double().to(device)
-    with torch.no_grad(), sqrtdk.trace(model) as traced:
+    with torch.no_grad(), sqrtdk.trace(model) as seen:
         model(torch.randn(L, D, dtype=torch.float64, device=device))
-    (call,) = traced.calls
+    (call,) = seen.calls
     assert (call.batch, call.heads, call.kv_heads, call.query_len, call.key_len) == (1, H, kv_heads, L, L)
     assert (call.unknown, call.scale.effective) == ((), pytest.approx(ROOT))
 
@@ -65,9 +60,9 @@ def test_heads_that_share_a_key_are_no_queries(last: bool, device: str) -> None:
         return torch.einsum("bmnh,bmv->bnhv", (torch.einsum("bnhk,bmk->bmnh", q, k) * m.factor).softmax(1), v)
 
     model = Laid(run).double().to(device)
-    with torch.no_grad(), sqrtdk.trace(model) as traced:
+    with torch.no_grad(), sqrtdk.trace(model) as seen:
         model(torch.randn(B, L, D, dtype=torch.float64, device=device))
-    (call,) = traced.calls
+    (call,) = seen.calls
     assert (call.batch, call.heads, call.kv_heads, call.query_len, call.key_len) == (B, H, 1, L, L)
     assert (call.unknown, call.scale.effective) == ((), pytest.approx(ROOT))
     assert call.scale.agree is (True if device == "cpu" else None)
@@ -79,9 +74,9 @@ def test_the_statistics_of_a_head_are_its_own(name: str) -> None:
     for part in (model.q, model.k):
         nn.init.zeros_(part.bias)
     x = torch.randn(B, L, D, dtype=torch.float64)
-    with torch.no_grad(), sqrtdk.trace(model) as traced:
+    with torch.no_grad(), sqrtdk.trace(model) as seen:
         model(x)
-    (call,) = traced.calls
+    (call,) = seen.calls
     q, k = (part(x).detach().view(B, L, H, E).transpose(1, 2) for part in (model.q, model.k))
     z = q @ k.transpose(2, 3) / math.sqrt(E)
     assert call.stats is not None
@@ -117,9 +112,9 @@ SCALED = {
 @pytest.mark.parametrize("name", SCALED)
 def test_a_scale_of_each_head_is_read_in_every_layout(name: str) -> None:
     model = Laid(SCALED[name]).double()
-    with torch.no_grad(), sqrtdk.trace(model) as traced:
+    with torch.no_grad(), sqrtdk.trace(model) as seen:
         model(torch.randn(B, ROWS, COLUMNS, D, dtype=torch.float64))
-    (call,) = traced.calls
+    (call,) = seen.calls
     assert (call.heads, call.norm, call.scale.agree) == (H, "l2", True)
     assert call.formula == "softmax(gain[h] * l2(q).l2(k))"
     assert call.scale.per_head == pytest.approx(model.gain.detach().exp().tolist())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,8 +28,8 @@ newer = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _operators() -> Iterator[None]:
+@contextlib.contextmanager
+def operators() -> Iterator[None]:
     """Stand-ins; torch's own varlen code then runs on a CPU, down to its CUDA kernel."""
     library = torch.library.Library("aten", "IMPL")
     with kernels.registered():
@@ -36,6 +37,12 @@ def _operators() -> Iterator[None]:
         library.impl("_flash_attention_forward_no_dropout_inplace", _flash_into, "CPU")
         yield
     library._destroy()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _operators() -> Iterator[None]:
+    with operators():
+        yield
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, query_ends: Tensor, key_ends: Tensor, longest: int, further: int,
