@@ -1,10 +1,12 @@
-"""Every record of every trace and every audit that tests make, written down: proof that a change of the code's form
-changed nothing that it says.
+"""Every record of every trace, audit, comparison and run of a graph that tests make, written down: proof that a change
+of the code's form changed nothing that it says. Of tensors that are kept or compared, names and shapes are written.
 
 Before and after the change, on one machine, in one process and so in one order:
 
-    python -m pytest -m "not slow and not gpu" -p tests.trace.recording --records before tests/trace tests/audit
-    python -m pytest -m "not slow and not gpu" -p tests.trace.recording --records after tests/trace tests/audit
+    python -m pytest -m "not slow and not gpu" -p tests.trace.recording --records before tests/trace tests/audit \\
+        tests/graphs tests/compare tests/laws
+    python -m pytest -m "not slow and not gpu" -p tests.trace.recording --records after tests/trace tests/audit \\
+        tests/graphs tests/compare tests/laws
     python -m tests.trace.recording before after
 
 The last line compares the two, byte by byte, test by test, and prints the counts. What differs between two runs of
@@ -16,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class Writer:
-    """Writes a file for each test file, with a line for each trace and each audit in it."""
+    """Writes a file for each test file, with a line for each thing that was told in it."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -47,6 +49,13 @@ class Writer:
         with (self.home / f"{name}.jsonl").open("a", encoding="utf-8") as lines:
             lines.write(f"{json.dumps([self.test, kind])[:-1]}, {text}]\n")
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collectstart(self, collector: pytest.Collector) -> None:
+        """Seed what a file draws while it is imported: X = torch.randn(2, 5, 8) at its top."""
+        import torch
+
+        torch.manual_seed(0)
+
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Note which test is running."""
@@ -55,34 +64,64 @@ class Writer:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Listen to every trace and every audit, where a directory is named."""
+    """Listen to everything that is told, where a directory is named."""
     home = config.getoption("--records")
     if home is None:
         return
-    from sqrtdk import _check as check
-    from sqrtdk.report.json import to_document
-    from sqrtdk.tracing import Trace
+    from tests.trace.told import listening
 
     writer = Writer(home)
     config.pluginmanager.register(writer)
-    report, close = check.CheckReport, Trace.__exit__
+    heard = listening(lambda kind, result: writer.write(kind, FORMS[kind](result)))
+    heard.__enter__()
+    config.add_cleanup(lambda: heard.__exit__(None, None, None))
 
-    def reported(*args: Any, **kwargs: Any) -> Any:
-        made = report(*args, **kwargs)
-        writer.write("audit", to_document(made) | {"environment": None})
-        return made
 
-    def closed(self: Any, *error: Any) -> None:
-        close(self, *error)
-        writer.write("trace", {"calls": self.calls, "others": self.not_attention, "missed": self.not_measured})
+def _trace(run: Any) -> Any:
+    from tests.trace.told import described
 
-    check.CheckReport = reported  # type: ignore[assignment, misc]
-    Trace.__exit__ = closed  # type: ignore[method-assign]
+    kept = [described(call) for call in run.tensors]
+    return {"calls": run.calls, "others": run.not_attention, "missed": run.not_measured, "kept": kept}
+
+
+def _audit(report: Any) -> Any:
+    from sqrtdk.report.json import to_document
+
+    return to_document(report) | {"environment": {"notes": report.environment.get("notes", [])}}
+
+
+def _comparison(report: Any) -> Any:
+    from sqrtdk.report.diff_json import to_json
+
+    said = json.loads(to_json(report))
+    return said | {"calls": said["pairs"], "pairs": None, "environment": {"notes": report.environment.get("notes", [])}}
+
+
+def _graph(run: Any) -> Any:
+    from tests.trace.told import described
+
+    return {"calls": [described(call) for call in run.calls], "missing": run.missing, "outputs": list(run.outputs)}
+
+
+def _program(program: Any) -> Any:
+    from tests.trace.told import outlined
+
+    return {"calls": [], "program": outlined(program)}
+
+
+# What is written of each kind; "calls" are counted.
+FORMS: dict[str, Callable[[Any], Any]] = {
+    "trace": _trace,
+    "audit": _audit,
+    "comparison": _comparison,
+    "program": _program,
+    "graph": _graph,
+}
 
 
 def main(before: Path, after: Path) -> int:
     """Compare two directories of records; the exit code."""
-    counts = {"trace": 0, "audit": 0}
+    counts = dict.fromkeys(FORMS, 0)
     calls, unlike = 0, 0
     for name in sorted({path.name for home in (before, after) for path in home.glob("*.jsonl")}):
         old, new = (_lines(home / name) for home in (before, after))
@@ -97,7 +136,7 @@ def main(before: Path, after: Path) -> int:
                 unlike += 1
                 print(f"{test}: {kind}")
                 print("\n".join(f"    {line}" for line in _differences(records, json.loads(other)[2], "")))
-    print(f"{counts['trace']} traces and {counts['audit']} audits, {calls} calls; {unlike} differ")
+    print(f"{', '.join(f'{count} of kind {kind}' for kind, count in counts.items())}, {calls} calls; {unlike} differ")
     return int(unlike > 0 or not calls)
 
 
