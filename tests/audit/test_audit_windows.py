@@ -147,6 +147,8 @@ def test_rows_of_padding_make_a_row_no_longer(x):
         ({"config": {"sliding_window": 8, "layer_types": ["full_attention"]}, "layer_idx": 0}, 99, 0, 0),
         ({"config": {"sliding_window": 8, "layer_types": ["sliding_attention"]}, "layer_idx": 0}, 99, 0, 1),
         ({"config": {"sliding_window": 8, "layer_types": ["chunked_attention"]}, "layer_idx": 0}, 99, 0, 0),
+        ({"config": {"sliding_window_size": 8, "sliding_window_indices": [0]}, "layer_idx": 0}, 99, 0, 0),  # litgpt
+        ({"config": {"sliding_window_size": 8, "sliding_window_indices": [1]}, "layer_idx": 0}, 99, 0, 1),
         ({"sliding_window": None}, 5, 0, 0),
     ],
 )

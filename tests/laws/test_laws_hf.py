@@ -10,7 +10,7 @@ from tests.hf.small import build, inputs_of, needs, small_config
 from tests.laws.own_models import LAW_OF
 from tests.laws.planted_hf import plant
 
-LAWS = ("finite", "samples", "causal", "padding")
+LAWS = ("finite", "samples", "causal", "padding", "modes")
 MODELS = {  # a model of each kind, and what can be wrong with it
     "llama": ("future", "batch", "padding"),
     "gpt2": ("batch", "padding"),

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from sqrtdk._check import check
+from sqrtdk.audit.model_run import run_model
+from sqrtdk.audit.own_module import from_module
 from sqrtdk.laws import table
+from sqrtdk.laws.subject import subject_of
+from sqrtdk.models.options import LoadOptions
 from tests.laws.own_models import CAN_BE, INPUTS, LAW_OF, MODELS, Decoder, TorchEncoder, ids, packed, padded
 
-LAWS = ("finite", "samples", "causal", "padding", "documents")
+LAWS = ("finite", "samples", "causal", "padding", "documents", "modes")
 LEAST = {"future": "critical", "batch": "fail", "padding": "fail", "documents": "fail"}
+SMALL_LLAMA = LlamaConfig(
+    vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4
+)
 CASES = [(kind, wrong) for kind, wrongs in CAN_BE.items() for wrong in wrongs]
 
 
@@ -92,3 +101,48 @@ def test_a_large_model_is_asked_what_two_runs_tell(wrong, dtype, monkeypatch):
     }
     named = check(Decoder(wrong).eval().to(dtype), INPUTS["decoder"](), laws="padding")
     assert [answer.state for answer in named.laws] == ["kept"]
+
+
+@pytest.mark.parametrize("attn", [None, "both"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_laws_of_a_large_model_cost_one_forward(dtype, attn, monkeypatch):
+    """`finite` looks at what the audit's own run returned, `causal` compares with it."""
+    forwards = {}
+    for large in (False, True):
+        for laws in ("none", "finite,causal", "all"):
+            monkeypatch.setattr(table, "LARGE", 0 if large else 10**9)
+            model, count = LlamaForCausalLM(SMALL_LLAMA).eval().to(dtype), [0]
+            model.register_forward_hook(lambda *_, count=count: count.__setitem__(0, count[0] + 1))
+            report = check(model, {"input_ids": ids()}, laws=laws, attn=attn)
+            assert {answer.state for answer in report.laws if answer.law in table.CHEAP} <= {"kept"}
+            forwards[large, laws] = count[0]
+    assert forwards[True, "finite,causal"] - forwards[True, "none"] == 1
+    assert forwards[True, "all"] - forwards[True, "none"] == 1
+    if dtype is torch.float32:  # of a small model in half precision a copy is asked, which has no hook of ours
+        assert forwards[False, "finite,causal"] - forwards[False, "none"] == 3
+
+
+def test_what_the_audit_keeps_is_what_a_run_returns():
+    loaded = from_module(LlamaForCausalLM(SMALL_LLAMA).eval(), {"input_ids": ids()}, LoadOptions())
+    kept = run_model(loaded, "own", seed=0, compare="never", keep=True).outputs
+    plain = subject_of(loaded.module, loaded.inputs).run({})
+    assert list(kept) == list(plain)
+    assert {"logits", "past_key_values.0.key"} <= set(kept)
+    assert all(torch.equal(kept[name], value) for name, value in plain.items())
+    assert run_model(loaded, "own", seed=0, compare="never").outputs == {}
+    assert not any(value.requires_grad or value.is_inference() for value in kept.values())
+
+
+def test_a_broken_law_of_a_large_model_is_asked_again_without_a_trace(monkeypatch):
+    """A model that rounds otherwise where a mode of torch is on, as a trace is, breaks no law by it."""
+
+    class Rounds(Decoder):
+        def forward(self, input_ids):
+            x = super().forward(input_ids)
+            return x * 1.01 if _get_current_dispatch_mode_stack() else x
+
+    monkeypatch.setattr(table, "LARGE", 0)
+    report = check(Rounds().eval(), {"input_ids": ids()}, laws="all")
+    assert {answer.state for answer in report.laws if answer.law in table.CHEAP} == {"kept"}
+    report = check(Decoder("future").eval(), {"input_ids": ids()}, laws="all")
+    assert {answer.law for answer in report.laws if answer.state == "broken"} == {"causal"}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import nn
@@ -16,25 +17,33 @@ from sqrtdk.errors import ModelError, kind_and_text
 
 @contextmanager
 def random_state(model: nn.Module) -> Iterator[None]:
-    """Restore the random state of Python, of the CPU and of the model's CUDA devices."""
-    state = random.getstate()
+    """Restore the random state of Python, of numpy, of the CPU and of the model's CUDA devices."""
+    state, numpy = random.getstate(), sys.modules.get("numpy")
+    of_numpy = None if numpy is None else numpy.random.get_state()
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
         random.setstate(state)
+        if numpy is not None and of_numpy is not None:
+            numpy.random.set_state(of_numpy)
+
+
+def eval_mode(model: nn.Module) -> AbstractContextManager[None]:
+    """Evaluation mode for the time of the block, submodule by submodule."""
+    return training_of(model, lambda _: False)
 
 
 @contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for the time of the block, submodule by submodule."""
+def training_of(model: nn.Module, trains: Callable[[nn.Module], bool]) -> Iterator[None]:
+    """The training flag that is asked for, for the time of the block, submodule by submodule."""
     before = [(module, field(module, "training")) for module in model.modules()]
     before = [(module, training) for module, training in before if training is not None]  # frozen TorchScript has none
     changed: list[tuple[nn.Module, bool]] = []
     try:
         for module, training in before:
-            _set_training(module, False)
+            _set_training(module, trains(module))
             changed.append((module, training))
         yield
     finally:
@@ -45,7 +54,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 def _set_training(module: nn.Module, training: bool) -> None:
     try:
         module.training = training
-    except Exception as error:  # a stranger's __setattr__ or property
+    except Exception as error:  # a user's __setattr__ or property
         raise ModelError(
             f"{type(module).__name__} can't be put in evaluation mode and back: {kind_and_text(error)}",
             hint="Leave `training` as nn.Module has it.",

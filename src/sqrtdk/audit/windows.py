@@ -17,10 +17,16 @@ from sqrtdk.audit.configs import as_number, field, is_transformers, model_type, 
 from sqrtdk.audit.layers import layer_of
 from sqrtdk.models.inputs import WINDOW_FIELDS
 
-_LISTS = {"layer_types": WINDOW_FIELDS, "attention_layers": ("window_size",)}  # the latter is GPT-Neo's
+# Of each layer its kind: transformers', GPT-Neo's, and litgpt's, 1 where a layer has the window.
+_LISTS = {
+    "layer_types": WINDOW_FIELDS,
+    "attention_layers": ("window_size",),
+    "sliding_window_indices": ("sliding_window_size",),
+}
 _KINDS = {
     "sliding_attention": True, "hybrid_sliding": True, "sliding": True, "local": True, "local_attention": True,
     "full_attention": False, "full": False, "global": False, "global_attention": False,
+    "1": True, "0": False,
 }  # fmt: skip
 _BY_LAYER = ("max_window_layers", "sliding_window_pattern")  # without a list, which layers these name is not agreed
 # In transformers their window is that of a cache alone: a forward pass without one sees every key.
@@ -55,7 +61,7 @@ class Window:
 
 
 def declared_window(site: str, module: nn.Module | None, config: Any) -> Window | None:
-    """The window that config or module declare for a layer; None where neither says anything of windows."""
+    """The window that config or module declare for a layer, or None if neither mentions one."""
     known = is_transformers(config)
     if known and model_type(config) in _BY_CACHE:
         return None
@@ -76,11 +82,11 @@ def declared_window(site: str, module: nn.Module | None, config: Any) -> Window 
 
 
 def _kind(config: Any, names: str, site: str, module: nn.Module | None) -> bool | None:
-    """Whether the layer's entry of a list says that it has a window; None where it says neither."""
+    """Whether the layer's entry of a list says that it has a window, or None if it says nothing."""
     kinds, layer = field(config, names), _layer(site, module)
     if not isinstance(kinds, list | tuple) or layer is None or layer >= len(kinds):
         return None
-    return _KINDS.get(kinds[layer]) if isinstance(kinds[layer], str) else None
+    return _KINDS.get(str(kinds[layer]))
 
 
 def _of_kind(config: Any, windowed: bool, widths: tuple[str, ...]) -> Window | None:

@@ -10,6 +10,8 @@ from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, Finding, LawAnswer
 from sqrtdk.laws.subject import Subject
 from sqrtdk.tracing.records import AttentionCall
 
+NO_VALUES = "without values nothing can be changed"
+
 
 def kept(law: str, about: str = "", reason: str = "") -> LawAnswer:
     """It holds."""

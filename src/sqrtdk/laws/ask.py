@@ -15,7 +15,7 @@ from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, Finding, LawAnswer, Mo
 from sqrtdk.audit.rules.nonfinite import REACHES
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.laws.answers import state_of
-from sqrtdk.laws.table import answers_of, names_of
+from sqrtdk.laws.table import answers_of, is_large, names_of
 from sqrtdk.models.limits import check_seed
 from sqrtdk.models.load import resolve
 from sqrtdk.models.names import graph_kind
@@ -118,15 +118,19 @@ def ask(model: nn.Module | str, inputs: Any = None, laws: str | Sequence[str] = 
             f"model is a {type(model).__name__}", hint=hint_for(model, "Give a torch.nn.Module or a name.")
         )
     with by_default_of(loaded.module):
-        run = run_model(loaded, "own", seed=seed, compare="never")
+        keep = bool(names) and is_large(loaded.module)
+        run = run_model(loaded, "own", seed=seed, compare="never", keep=keep)
         answers = answers_of(loaded, run, names, seed)
     return LawReport(run.model, tuple(_with_finding(answer, run) for answer in answers))
 
 
 def _with_finding(answer: LawAnswer, run: ModelRun) -> LawAnswer:
-    """The answer; where NaN breaks a law the rule's finding says where and why."""
+    """The answer; where a rule says where and why it is broken, with the rule's finding."""
     if answer.state != BROKEN or answer.finding is not None:
         return answer
-    found = [finding for finding in run.findings if finding.rule == _NONFINITE]
+    if answer.site:
+        found = [one for one in run.findings if (one.site, one.message) == (answer.site, answer.reason)]
+    else:
+        found = [one for one in run.findings if one.rule == _NONFINITE]
     finding = next((one for one in found if not one.message.startswith(REACHES)), next(iter(found), None))
     return dataclasses.replace(answer, finding=finding, site=finding.site if finding is not None else "")

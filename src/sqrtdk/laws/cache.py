@@ -11,7 +11,9 @@ behind a state. Compared: the outputs at the last three positions with those of 
   by a trace, are given to it;
 - "empty slots", of a module that writes keys into a larger tensor: rows must not see slots that nothing was written to.
 
-Broken is a `fail`; behind given keys, where no mask is at fault, and of empty slots, which may be meant, a `warn`.
+Forwards differ in what a step is given: its own tokens, with or without their positions or the number of those before
+(`offset`), or all tokens so far, of which forward keeps the last. One of these must hold. Broken is a `fail`; behind
+given keys, where no mask is at fault, and of empty slots, which may be meant, a `warn`.
 Not asked: where the prefill alone gives other outputs, as later tokens move earlier outputs then; where forward takes
 no cache, or returns none; of `lengths`, which do not say whether they count cached tokens.
 """
@@ -29,7 +31,7 @@ from sqrtdk.audit.configs import field
 from sqrtdk.audit.records import BROKEN, LawAnswer
 from sqrtdk.laws.answers import broken, kept, not_asked, plural
 from sqrtdk.laws.causal import tokens_of_decoder
-from sqrtdk.laws.decoding import Step, cache_arguments, decoded, filled_caches, misaligned, switches
+from sqrtdk.laws.decoding import Step, cache_arguments, decoded, filled_caches, misaligned, offset_argument, switches
 from sqrtdk.laws.first_place import Protected, first_unlike
 from sqrtdk.laws.given_keys import empty_slots, given_keys
 from sqrtdk.laws.inputs import Content, lengths
@@ -92,6 +94,10 @@ def _asked(subject: Subject, content: Content, about: str, own: dict[str, Any]) 
             raise NotAsked("the inputs have a cache of their own")
         caches = _static(subject, tokens, own)
     answer = _compared(whole, tokens, caches, about)
+    if answer.state == BROKEN and about == "dynamic" and _takes_the_whole(subject, tokens, caches):
+        return kept(LAW, about, "each step takes the tokens before it as well, and cuts them off")
+    if answer.state == BROKEN and (offset := offset_argument(subject)) is not None:
+        answer = _compared(whole, tokens, caches, about, offset)
     if answer.state == BROKEN and about != "left padding" and _can_take_positions(subject):
         again = _compared(with_positions(whole, tokens), tokens, caches, about)
         if again.state != BROKEN:
@@ -99,6 +105,21 @@ def _asked(subject: Subject, content: Content, about: str, own: dict[str, Any]) 
     if answer.state == BROKEN and about == "static" and not all(map(in_a_band, self_attentions(subject, content))):
         raise NotAsked("the data picks keys: among equal scores, as an indexer's zeros, slots change the pick")
     return answer
+
+
+def _takes_the_whole(subject: Subject, content: Content, caches: dict[str, Any]) -> bool:
+    """Whether steps that are given the tokens before them as well give one row, that of one pass."""
+    batch, length = content.tensor.shape[:2]
+    ends = tuple(range(length - sum(_STEPS), length + 1))
+    try:
+        rows = [
+            _unlike(subject.base, step, batch, length)
+            for step in decoded(subject, content, ends, caches, whole=True)
+            if step.first
+        ]
+    except NotAsked:
+        return False
+    return all(row is not None and not bool(row.any()) for row in rows)
 
 
 def _can_take_positions(subject: Subject) -> bool:
@@ -134,14 +155,16 @@ def _static(subject: Subject, content: Content, own: dict[str, Any]) -> dict[str
     return {name: cache}
 
 
-def _compared(subject: Subject, content: Content, caches: dict[str, Any], about: str) -> LawAnswer:
-    """One pass against a prefill and two steps."""
+def _compared(
+    subject: Subject, content: Content, caches: dict[str, Any], about: str, offset: str | None = None
+) -> LawAnswer:
+    """One pass against a prefill and two steps, which may be given their offset."""
     batch, length = content.tensor.shape[:2]
     prefill = length - sum(_STEPS)
     ends = [prefill, prefill + 1, length]
     if field(subject.module, "_is_stateful") is True:
         ends.insert(2, prefill + 2)
-    base, steps = subject.base, list(decoded(subject, content, tuple(ends), caches))
+    base, steps = subject.base, list(decoded(subject, content, tuple(ends), caches, offset=offset))
     rows = [_unlike(base, step, batch, length) for step in steps]
     if all(row is None for row in rows[1:]):
         raise NotAsked("no output has a position for each token")

@@ -4,8 +4,8 @@ Changed: the second half of the tokens (of the decoder's, where there are two ki
 these positions, in the first half.
 Broken is `critical` where module or config say that the model is causal, or where it returns keys for a cache: cached
 keys were computed without later tokens. A model of ids with logits over their vocabulary and nothing that says either
-gets a note. A config that says `is_causal = False`, or that attention is bidirectional, and a run in which nothing
-moves under causal masks is a `fail`. What declares a prefix, two directions or a lookahead is believed.
+gets a note. What declares a prefix, two directions or a lookahead is believed; a causal mask where the config says that
+attention is bidirectional breaks the law `configured`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from sqrtdk.audit.sight import says_causal
 from sqrtdk.laws.answers import broken, calls_at, kept, plural
 from sqrtdk.laws.first_place import Protected, first_place
 from sqrtdk.laws.inputs import DECODER, ENCODER, Content, contents, other
-from sqrtdk.laws.moved import moved_positions, position_axis
+from sqrtdk.laws.moved import moved_positions, position_axes, position_axis
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.tracing.records import AttentionCall
 
 LAW = "causal"
 SOURCE = "Vaswani et al. 2017, section 3.2.3: a position attends to those up to its own"
 _CACHE = re.compile(r"past|cache|mems|present")
-_CAUSAL_KINDS = ("causal", "causal_lower_right")
 _FIX = "pass the causal mask to this attention"
 
 
@@ -45,7 +44,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     if torch.equal(changes[content.name], content.tensor):
         raise NotAsked("its tokens can't be changed: all are special")
     before, after = subject.base, subject.run(changes)
-    axes = {name: axis for name, x in before.items() if (axis := position_axis(x, batch, length)) is not None}
+    axes = position_axes(before, batch, length)
     axes = {name: axis for name, axis in axes.items() if name in after and after[name].shape == before[name].shape}
     if not axes:
         raise NotAsked("no output has a position for each token")
@@ -55,7 +54,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         raise NotAsked("no output moves with the tokens at all")
     owned = [call for call in calls_at(subject, None) if call.query_len == length and call.self_attention is not False]
     if not leaked:
-        yield _without_leak(subject, content, owned)
+        yield kept(LAW, content.name)
         return
     said = _said(subject, owned, before, batch, length)
     if said is None and not _language_model(subject, content, before):
@@ -115,19 +114,3 @@ def _language_model(subject: Subject, content: Content, outputs: Outputs) -> boo
     rows = {part.num_embeddings for part in subject.module.modules() if isinstance(part, nn.Embedding)}
     heads = [x for x in outputs.values() if x.dim() == 3 and x.shape[:2] == content.tensor.shape]
     return any(head.shape[2] in rows for head in heads) and field(subject.config, "is_causal") is not False
-
-
-def _without_leak(subject: Subject, content: Content, calls: list[AttentionCall]) -> LawAnswer:
-    """Kept, unless the config says that the model is not causal and its masks are."""
-    said = next((name for name in ("is_causal", "causal") if field(subject.config, name) is False), None)
-    words = f"config.{said} = False"
-    if said is None and (value := field(subject.config, "use_bidirectional_attention")) in (True, "all"):
-        words = f"config.use_bidirectional_attention = {value}"
-    elif said is None:
-        return kept(LAW, content.name)
-    causal = [call for call in calls if call.mask is not None and call.mask.kind in _CAUSAL_KINDS]
-    if not causal or len(causal) < len(calls):
-        return kept(LAW, content.name)
-    message = f"no output moves with later tokens, though {words}: attention runs causally"
-    fix = "pass no causal mask: is_causal=False for every layer of an encoder"
-    return broken(LAW, content.name, "fail", causal[0].site, message, fix, "the config of the model")

@@ -1,4 +1,4 @@
-"""Law `configured`: q and k turn as the config says: base, channels that turn, law of frequencies.
+"""Law `configured`: layers are as the config says: how q and k turn, the window of a mask, its direction.
 
 Nothing is changed. The rotation of each layer is fitted to q and k before and after it, in one run with a trace. Its
 frequencies are radians from one row to the next, known to what 2^10 roundings of a cosine make of L rows. Compared: the
@@ -6,12 +6,13 @@ channels that turn with `partial_rotary_factor`, `rotary_dim` and their like; th
 `rope_theta` and of the law that `rope_parameters` or `rope_scaling` names. A frequency that the inputs are too short to
 tell from the config's is taken for it. What the config does not state is not asked, nor is a law that is not known, nor
 rows whose positions do not go up one by one, as those of images.
-Windows are the rule `sliding_window`'s: here they are kept where a mask shows the config's.
+Window and direction of each layer are those of its mask (`declared_masks`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
@@ -20,9 +21,9 @@ from torch import Tensor
 from sqrtdk.audit.configs import module_at, number
 from sqrtdk.audit.governing import config_at
 from sqrtdk.audit.layers import layer_of
-from sqrtdk.audit.records import KEPT, NOT_ASKED, LawAnswer
-from sqrtdk.audit.windows import declared_window
-from sqrtdk.laws.answers import broken, kept, not_asked
+from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, LawAnswer
+from sqrtdk.laws.answers import NO_VALUES, broken, kept, not_asked
+from sqrtdk.laws.declared_masks import LAW, of_masks
 from sqrtdk.laws.moved import ROUNDINGS
 from sqrtdk.laws.rotations import Declared, declared, plain
 from sqrtdk.laws.subject import NotAsked, Subject
@@ -31,8 +32,7 @@ from sqrtdk.tracing.probe.angles import ANEW, base_of, frequencies
 from sqrtdk.tracing.probe.rotation import RotationFit, fit_rotation
 from sqrtdk.tracing.tensors import CallTensors, Vector
 
-LAW = "configured"
-CHANNELS, FREQUENCIES, WINDOW = "channels that turn", "frequencies", "window"
+CHANNELS, FREQUENCIES = "channels that turn", "frequencies"
 SOURCE = "the config of the model; Su et al. 2021, section 3.2.2: channel pair i turns by base^(-2i/R) a position"
 LEAST_ROWS = 3
 STILL = 8.0  # times the noise, from which on a pair that should turn and does not stands still
@@ -59,17 +59,36 @@ class _Turning:
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
     """An answer for each field: those that are broken once a message, else one that says that it is kept."""
-    answers = [*_windows(subject)]
-    turned = [turning for call in traced(subject).calls.values() for turning in _turnings(call)]
+    answers = [*of_masks(subject)]
+    turned: list[_Turning] = []
+    with suppress(NotAsked) if answers else nullcontext():  # masks have answered without a run
+        turned += [turning for call in traced(subject).calls.values() for turning in _turnings(call)]
     for turning in turned:
         answers += _judged(subject, turning)
     if not answers:
         raise NotAsked("no rotation of q or k could be read" if not turned else "the config states nothing of it")
+    yield from by_field(answers)
+
+
+def without_values(subject: Subject) -> Iterator[LawAnswer]:
+    """What masks answer where there are no values, as on the meta device.
+
+    Raises:
+        NotAsked: No layer declares a window or a direction that its mask shows.
+    """
+    answers = [*of_masks(subject, static=True)]
+    if not answers:
+        raise NotAsked(NO_VALUES)
+    yield from by_field(answers)
+
+
+def by_field(answers: list[LawAnswer]) -> Iterator[LawAnswer]:
+    """Of each field those that are broken once a message, else one that says that it is kept."""
     for about in dict.fromkeys(answer.about for answer in answers):
         of_field = [answer for answer in answers if answer.about == about]
         found: dict[str, LawAnswer] = {}  # a message once, at the first of its layers
         for answer in of_field:
-            if answer.finding is not None:
+            if answer.state == BROKEN:
                 found.setdefault(answer.reason, answer)
         order = [answer for state in (KEPT, NOT_ASKED) for answer in of_field if answer.state == state]
         yield from found.values() or order[:1]
@@ -176,6 +195,8 @@ def _frequencies(turning: _Turning, said: Declared, head_dim: int, longest: floa
         turning, tables[0], said.scaled
     ):
         return not_asked(LAW, FREQUENCIES, "its pairs have positions of several axes")
+    if said.unknown is not None:
+        return not_asked(LAW, FREQUENCIES, f"what {said.unknown} makes of them is not known")
     message = _message(turning, said, tables[0], width)
     return broken(LAW, FREQUENCIES, "fail", turning.call.site, message, _FIX, SOURCE)
 
@@ -213,18 +234,3 @@ def _message(turning: _Turning, said: Declared, table: Tensor, width: int) -> st
     told = f"{float(turning.steps[pair]):.4g} a position"
     by = f"by {said} of {said.base} " if said.law != "default" else f"by {said.base} "
     return f"pair {pair} turns by {told}, {by}it is {float(table[pair]):.4g}"
-
-
-# -- windows -----------------------------------------------------------------------------------------------------------
-
-
-def _windows(subject: Subject) -> Iterator[LawAnswer]:
-    """Windows that a mask shows as the config has them."""
-    for judged in subject.calls:
-        call, mask = judged.call, judged.call.mask
-        module, config = module_at(subject.module, call.site), config_at(subject.module, call.site)
-        window = declared_window(call.site, module, config)
-        if window is None or not window.keys or mask is None or mask.greatest is None or mask.least is None:
-            continue
-        if call.key_len > window.keys and mask.greatest + 1 in window.sides(mask.least < 0):
-            yield kept(LAW, WINDOW)

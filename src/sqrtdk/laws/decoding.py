@@ -30,6 +30,7 @@ _NO_CACHE = re.compile(
 )
 _SWITCH = re.compile(r"^(use|return)_(kv_?|new_?|key_values?_?)?(caches?|past|kv|presents?|mems?)$")
 _POSITIONS = re.compile(r"position|^pos(_ids?)?$")
+_OFFSET = re.compile(r"^((pos(ition)?|seq|start|cache)_)?offset$|^start_pos(ition)?$|^(past|cache)_len(gth)?$")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,12 +56,21 @@ def cache_arguments(subject: Subject) -> list[str]:
     return [name for name in names if _CACHE.search(name) and not _NO_CACHE.search(name)]
 
 
+def offset_argument(subject: Subject) -> str | None:
+    """The argument for the number of cached tokens, as `offset` or `start_pos`; None where forward takes none."""
+    takes = forward_arguments(subject.module)
+    return next((name for name in takes if _OFFSET.search(name) and name not in subject.inputs), None)
+
+
 def switches(subject: Subject) -> dict[str, bool]:
     """The arguments that ask for a cache, as `use_cache`."""
     return {name: True for name in forward_arguments(subject.module) if _SWITCH.search(name)}
 
 
-def decoded(subject: Subject, content: Content, ends: tuple[int, ...], caches: Mapping[str, Any]) -> Iterator[Step]:
+def decoded(
+    subject: Subject, content: Content, ends: tuple[int, ...], caches: Mapping[str, Any], *, whole: bool = False,
+    offset: str | None = None,
+) -> Iterator[Step]:  # fmt: skip
     """Run the tokens in chunks, each behind a cache of those before it.
 
     Args:
@@ -68,6 +78,8 @@ def decoded(subject: Subject, content: Content, ends: tuple[int, ...], caches: M
         content: the tokens.
         ends: where the chunks end.
         caches: that the first chunk is given, by their arguments.
+        whole: give each chunk the tokens before it as well, for a forward that cuts them off: `x = x[:, -1:]`.
+        offset: the argument that gets the number of the first token of a chunk.
 
     Raises:
         NotAsked: The model raises on a chunk, or returns no cache.
@@ -75,8 +87,8 @@ def decoded(subject: Subject, content: Content, ends: tuple[int, ...], caches: M
     arguments = cache_arguments(subject)
     first, held = 0, dict(caches)
     for last in ends:
-        inputs = {**switches(subject), **_inputs(subject, content, first, last), **held}
-        step = subject.over(inputs)
+        inputs = {**switches(subject), **_inputs(subject, content, 0 if whole else first, last), **held}
+        step = subject.over(inputs if offset is None else {**inputs, offset: first})
         given = {name: _copy(value) for name, value in held.items()}
         returned = step.returned(given, shared=tuple(given))
         yield Step(first, last, step, tensors_of(returned))
@@ -128,8 +140,8 @@ def _fields(returned: Any) -> dict[str, Any] | None:
 
 
 def _holds(value: Any) -> bool:
-    """Whether it is, or holds, a tensor; a list of ids is no cache."""
-    return value is not None and next(walk(value), None) is not None
+    """Whether it is, or holds, a tensor with numbers; a list of ids is no cache, nor is a memory of no length."""
+    return value is not None and any(x.numel() for _, x in walk(value))
 
 
 def _is_object(value: Any) -> bool:

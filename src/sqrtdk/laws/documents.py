@@ -15,7 +15,7 @@ from sqrtdk.audit.records import LawAnswer
 from sqrtdk.laws.answers import broken, calls_at, kept, plural
 from sqrtdk.laws.first_place import Protected, first_place
 from sqrtdk.laws.inputs import contents, other, restarts
-from sqrtdk.laws.moved import moved_positions, position_axis
+from sqrtdk.laws.moved import moved_positions, position_axes
 from sqrtdk.laws.subject import NotAsked, Subject
 
 LAW = "documents"
@@ -33,9 +33,9 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     changes = {content.name: other(subject, content, first, specials=True) for content in found}
     before, after = subject.base, subject.run(changes)
     judged = False
-    for name, one in before.items():
-        axis = position_axis(one, *document.shape)
-        if axis is None or name not in after or after[name].shape != one.shape:
+    for name, axis in position_axes(before, *document.shape).items():
+        one = before[name]
+        if name not in after or after[name].shape != one.shape:
             continue
         judged = True
         rows = moved_positions(one, after[name], axis).cpu() & ~first.cpu()

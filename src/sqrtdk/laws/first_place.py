@@ -6,15 +6,16 @@ Two runs, with hooks that are removed afterwards, on a law that is broken alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.laws.moved import moved
+from sqrtdk.laws.moved import is_logits, moved
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.models.returned import walk
 
@@ -25,7 +26,7 @@ class Protected:
 
     `rest` says what must not move of tensors without positions: "samples" that are marked as a whole, "all", or
     "nothing", which leaves out those of rows and keys (..., n, n) as well: two runs of the same tokens in other slots
-    have other masks.
+    have other masks. Of "everything" every number is compared, masks of bool as well.
     """
 
     marked: Tensor
@@ -34,8 +35,11 @@ class Protected:
     def of(self, tensor: Tensor) -> Tensor | None:
         """The entries of a tensor at these positions; None where it has no such axes.
 
-        (B, n, E), (n, B, E) and (B, H, n, E) hold positions; of (B, E) it is the samples that are marked as a whole.
+        (B, n, E), (n, B, E), (B, E, n) and (B, H, n, E) hold positions; of (B, E) it is the samples that are marked as
+        a whole.
         """
+        if self.rest == "everything":
+            return tensor.float() if tensor.dtype is torch.bool else tensor
         batch, length = self.marked.shape
         marked = self.marked.to(tensor.device)
         if self.rest == "nothing" and tensor.shape[-2:] == (length, length):
@@ -45,6 +49,8 @@ class Protected:
         if tensor.shape[:2] == (length, batch):
             return tensor.transpose(0, 1)[marked]
         if tensor.dim() == 4 and tensor.shape[0] == batch and tensor.shape[2] == length:
+            return tensor.transpose(1, 2)[marked]
+        if tensor.dim() == 3 and tensor.shape[0] == batch and tensor.shape[2] == length:  # as a convolution takes it
             return tensor.transpose(1, 2)[marked]
         if self.rest == "all" and tensor.shape[:1] == (batch,):
             return tensor
@@ -112,6 +118,38 @@ def first_unlike(
     return None
 
 
+def first_of_modes(subject: Subject, modes: Sequence[Callable[[], AbstractContextManager[None]]]) -> str | None:
+    """Path of the first module that gives other numbers in one of two modes, for the same ones that it takes.
+
+    The modes may run other modules: what one runs alone counts for the module that it is in.
+
+    Args:
+        subject: the model with its inputs.
+        modes: what each of the two runs stands in.
+    """
+    runs: list[dict[tuple[str, int], _Step]] = []
+    everything = Protected(torch.ones(1, 1, dtype=torch.bool), rest="everything")
+    for mode in modes:
+        steps: list[_Step] = []
+        try:
+            with _listening(subject.module, everything, steps.append), mode():
+                subject.run({})
+        except NotAsked:
+            return None
+        counts: Counter[str] = Counter()
+        runs.append({})
+        for step in steps:
+            runs[-1][step.path, counts[step.path]] = step
+            counts[step.path] += 1
+    for key, a in runs[0].items():
+        b = runs[1].get(key)
+        if b is None or a.takes.keys() != b.takes.keys() or _any_moved(a.takes, b.takes):
+            continue  # what it takes differs already, as a mask that one run alone has
+        if _any_moved(a.gives, b.gives):
+            return a.path
+    return None
+
+
 def in_encoder(path: str) -> bool:
     """Whether a module is in an encoder, and not in a decoder.
 
@@ -164,14 +202,21 @@ def _any_moved(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 def _listening(module: nn.Module, protected: Protected, add: Callable[[_Step], None]) -> Iterator[None]:
     """Call `add` with every call of a module, in the order in which they end."""
 
-    def kept(values: Any) -> dict[str, Tensor]:
-        tensors = ((name, x.detach()) for name, x in walk(values, objects=False) if x.is_floating_point())
+    length, bools = protected.marked.shape[1], protected.rest == "everything"
+
+    def kind(tensor: Tensor) -> bool:
+        return tensor.is_floating_point() or (bools and tensor.dtype is torch.bool)
+
+    def kept(values: Any, *, given: bool = False) -> dict[str, Tensor]:
+        tensors = [(name, x.detach()) for name, x in walk(values, objects=False) if kind(x)]
+        if given and not bools:  # logits beside an output are those of hidden keys too
+            tensors = [*tensors[:1], *((name, x) for name, x in tensors[1:] if not is_logits(x, length))]
         entries = ((name, protected.of(x)) for name, x in tensors)
         return {name: entry.clone() for name, entry in entries if entry is not None}
 
     def listen(path: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            add(_Step(path, kept((args, kwargs)), kept(output)))
+            add(_Step(path, kept((args, kwargs)), kept(output, given=True)))
 
         return hook
 

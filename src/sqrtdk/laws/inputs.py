@@ -58,11 +58,11 @@ class MaskInput:
     name: str
     tensor: Tensor
     hidden: Tensor | None
+    inverted: bool = False  # 1 is padding
 
     def hiding(self, hidden: Tensor) -> Tensor:
         """The mask that hides other positions: of its own dtype, with its own numbers for shown and hidden."""
-        inverted = _hides_true(self.name)
-        return (hidden if inverted else ~hidden).to(self.tensor.dtype)
+        return (hidden if self.inverted else ~hidden).to(self.tensor.dtype)
 
 
 def contents(subject: Subject) -> list[Content]:
@@ -99,8 +99,8 @@ def masks(subject: Subject) -> Iterator[MaskInput]:
             continue
         zero_one = value.dtype is torch.bool or bool(((value == 0) | (value == 1)).all())
         if value.dim() == 2 and zero_one and value.shape[0] != value.shape[1]:
-            shown = value.bool()
-            yield MaskInput(name, value, shown if _hides_true(name) else ~shown)
+            inverted = _hides_true(name, value.bool())
+            yield MaskInput(name, value, value.bool() if inverted else ~value.bool(), inverted)
         elif zero_one or (value.is_floating_point() and bool((value <= 0).all())):
             yield MaskInput(name, value, None)
 
@@ -179,5 +179,6 @@ def special_ids(config: Any) -> set[int]:
     return ids
 
 
-def _hides_true(name: str) -> bool:
-    return _HIDES_TRUE.search(name) is not None
+def _hides_true(name: str, mask: Tensor) -> bool:
+    """Whether 1 is padding: torch's `key_padding_mask`. Keras's `padding_mask` is 1 at tokens, the most positions."""
+    return _HIDES_TRUE.search(name) is not None and float(mask.double().mean()) <= 0.5

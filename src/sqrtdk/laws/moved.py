@@ -28,6 +28,8 @@ def moved(before: Tensor, after: Tensor, roundings: float = ROUNDINGS) -> Tensor
     """
     if before.shape != after.shape:
         return torch.ones(before.shape, dtype=torch.bool)
+    if before.dtype == after.dtype and torch.equal(before, after):  # as most are where a law is kept
+        return torch.zeros_like(before, dtype=torch.bool)
     bar = roundings * max(torch.finfo(before.dtype).eps, torch.finfo(torch.float32).eps)
     if before.dtype in HALF:
         bar = IN_HALF * torch.finfo(before.dtype).eps
@@ -46,18 +48,45 @@ def any_moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool
 def position_axis(output: Tensor, batch: int, length: int) -> int | None:
     """The axis of positions of an output, or None where it has none.
 
-    (B, n), (B, n, V) and (B, H, n, E), as a cache of keys has it, hold n positions a sample.
+    (B, n), (B, n, V) and (B, H, n, E), as a cache of keys has it, hold n positions a sample; logits of rows and keys
+    (B, H, n, n) hold two, and none of one alone.
 
     Example:
         >>> position_axis(torch.ones(2, 5, 9), 2, 5), position_axis(torch.ones(2, 4, 5, 3), 2, 5)
         (1, 2)
-        >>> position_axis(torch.ones(2, 9), 2, 5)
+        >>> position_axis(torch.ones(2, 9), 2, 5), position_axis(-torch.ones(2, 4, 5, 5), 2, 5)
+        (None, None)
     """
-    if output.dim() < 2 or output.shape[0] != batch:
+    if output.dim() < 2 or output.shape[0] != batch or is_logits(output, length):
         return None
     if output.shape[1] == length:
         return 1
     return 2 if output.dim() == 4 and output.shape[2] == length else None
+
+
+def position_axes(outputs: Mapping[str, Tensor], batch: int, length: int) -> dict[str, int]:
+    """The axes of positions of the outputs that have one.
+
+    Where others have, those of four axes are left out: they are keys of a cache, or states of as many features as there
+    are positions.
+
+    Example:
+        >>> position_axes({"0": torch.ones(2, 5, 9), "state": torch.ones(2, 4, 5, 3)}, 2, 5)
+        {'0': 1}
+    """
+    axes = {name: axis for name, x in outputs.items() if (axis := position_axis(x, batch, length)) is not None}
+    if not axes:  # what may be logits is the output of heads of as many features as there are positions
+        axes = {name: 2 for name, x in outputs.items() if x.shape[:1] == (batch,) and is_logits(x, length)}
+    of_rows = {name: axis for name, axis in axes.items() if axis == 1}
+    return of_rows or axes
+
+
+def is_logits(tensor: Tensor, length: int) -> bool:
+    """Whether it may be logits of every row and key before their mask, (B, H, n, n): a row has a number of every key.
+
+    x-transformers returns them as `pre_softmax_attn`. Weights are none, which are not negative.
+    """
+    return tensor.dim() == 4 and tensor.shape[2:] == (length, length) and bool((tensor < 0).any())
 
 
 def moved_positions(before: Tensor, after: Tensor, axis: int) -> Tensor:

@@ -21,7 +21,7 @@ from sqrtdk.audit.records import LawAnswer
 from sqrtdk.laws.answers import broken, calls_at, kept, not_asked, plural
 from sqrtdk.laws.first_place import Protected, first_place
 from sqrtdk.laws.inputs import Content, MaskInput, content_of, contents, lengths, masks, other, restarts, special_ids
-from sqrtdk.laws.moved import any_moved, moved, moved_positions, position_axis
+from sqrtdk.laws.moved import any_moved, is_logits, moved, moved_positions, position_axis
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 
 LAW = "padding"
@@ -73,7 +73,7 @@ def _of_mask(subject: Subject, mask: MaskInput) -> LawAnswer:
     arrives = any_moved(before, shown)
     seen, of, positions = 0, 0, None
     if _keys_are_tokens(subject, content):
-        seen, of, positions = _seen(before, subject.run(changes[1]), hidden)
+        seen, of, positions = _seen(before, subject.run(changes[1]), hidden, _hidden_elsewhere(subject, mask))
     if arrives and not seen:
         return kept(LAW, mask.name)
     if not seen:
@@ -109,7 +109,15 @@ def _share(hidden: Tensor) -> str:
     return f"{int(hidden.sum(1).max())} of {hidden.shape[1]} positions"
 
 
-def _seen(before: Outputs, after: Outputs, hidden: Tensor) -> tuple[int, int, Tensor | None]:
+def _hidden_elsewhere(subject: Subject, mask: MaskInput) -> dict[int, Tensor]:
+    """Positions that the other masks hide, by their number a sample: rows of padding may see what they will."""
+    others = (other for other in masks(subject) if other.name != mask.name and other.hidden is not None)
+    return {other.hidden.shape[1]: other.hidden.cpu() for other in others if other.hidden is not None}
+
+
+def _seen(
+    before: Outputs, after: Outputs, hidden: Tensor, elsewhere: dict[int, Tensor]
+) -> tuple[int, int, Tensor | None]:
     """Positions that moved and must not, of how many (0 where an output has none), and those of the worst sample."""
     batch, length = hidden.shape
     hidden = hidden.cpu()
@@ -117,9 +125,11 @@ def _seen(before: Outputs, after: Outputs, hidden: Tensor) -> tuple[int, int, Te
         two = after.get(name)
         if two is None or one.dim() < 2 or one.shape[0] != batch or two.shape != one.shape:
             continue
+        if is_logits(one, one.shape[-1]) or one.dim() > 4:  # (2, B, H, n, E): k and v of a layer, by chance of B = 2
+            continue
         axis = position_axis(one, batch, length)
         if axis is not None:
-            rows = moved_positions(one, two, axis).cpu() & ~hidden
+            rows = _shown(moved_positions(one, two, axis).cpu() & ~hidden, elsewhere)
             if rows.any():
                 worst = int(rows.sum(1).argmax())
                 return int(rows[worst].sum()), int((~hidden[worst]).sum()), rows[worst]
@@ -127,12 +137,18 @@ def _seen(before: Outputs, after: Outputs, hidden: Tensor) -> tuple[int, int, Te
             if moved(one, two)[~hidden.all(1).to(one.device)].any():
                 return 1, 0, None
         else:  # text and image in one sequence: the hidden tokens are positions of the output too
-            rows = moved_positions(one, two, 2 if one.dim() == 4 else 1).cpu()
+            rows = _shown(moved_positions(one, two, 2 if one.dim() == 4 else 1).cpu(), elsewhere)
             over = rows.sum(1) - hidden.sum(1)
             if bool((over > 0).any()):
                 worst = int(over.argmax())
                 return int(rows[worst].sum()), rows.shape[1], rows[worst]
     return 0, 0, None
+
+
+def _shown(rows: Tensor, elsewhere: dict[int, Tensor]) -> Tensor:
+    """The rows but for those that another mask hides."""
+    hidden = elsewhere.get(rows.shape[1])
+    return rows if hidden is None or hidden.shape != rows.shape else rows & ~hidden
 
 
 def _keys_are_tokens(subject: Subject, content: Content) -> bool:

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,8 @@ _OTHER_BASES = (
     "rope_local_base_freq",
     "rotary_base",
 )  # ends of names: `local_rope_theta`, by kind of layer
+_ROTARY = re.compile(r"rope|rotary")
+_OF_WIDTH = re.compile(r"dim|elem|width|size|head|len|layer|start|kind|section")
 ORIGINAL = "original_max_position_embeddings"
 
 
@@ -58,6 +61,7 @@ class Declared:
             turn, with exponents of fifths.
         law: the name of the law, "default" where none is named.
         block: the parameters of the law.
+        unknown: a field that may change the frequencies, and is not known; None where there is none.
     """
 
     base: Stated | None
@@ -66,6 +70,7 @@ class Declared:
     widths: tuple[int, ...]
     law: str
     block: Mapping[str, Any]
+    unknown: str | None = None
 
     @property
     def scaled(self) -> bool:
@@ -84,7 +89,11 @@ class Declared:
         law = LAWS.get(self.law)
         if law is None or width < 2:
             return None
-        tables = [law(_Asked(base, width, head_dim, length, longest, self.block)) for base in self.bases if base > 1]
+        bases = [base for base in self.bases if base > 1]
+        tables = [law(_Asked(base, width, head_dim, length, longest, self.block)) for base in bases]
+        if self.scaled and self.base is not None:  # Gemma 3's local layers have a base of their own, which none scales
+            others = (base for base in bases if base != self.base.value)
+            tables += [_Asked(base, width, head_dim, length, longest, {}).plain for base in others]
         return [table for table in tables if table is not None] if all(x is not None for x in tables) else None
 
     def __str__(self) -> str:
@@ -112,7 +121,7 @@ class _Asked:
 
     @property
     def original(self) -> float | None:
-        return self.get(ORIGINAL) or self.longest
+        return self.get(ORIGINAL) or self.get("original_max_seq_len") or self.longest
 
 
 def declared(config: Any, module: nn.Module | None, layer: int | None, head_dim: int) -> Declared:
@@ -124,7 +133,7 @@ def declared(config: Any, module: nn.Module | None, layer: int | None, head_dim:
     share, width = _first(places, SHARES), _first(places, WIDTHS)
     widths = {int(head_dim * share.value)} if share is not None else set()
     widths |= {int(width.value)} if width is not None else set()
-    law = block.get("rope_type", block.get("type"))
+    law = block.get("rope_type", block.get("type", _by_parameters(block)))
     if law == "proportional":
         width, share, widths = None, None, set()
     return Declared(
@@ -134,7 +143,27 @@ def declared(config: Any, module: nn.Module | None, layer: int | None, head_dim:
         tuple(sorted(widths)),
         law if isinstance(law, str) else "default",
         {name: value for name, value in {ORIGINAL: number(config, ORIGINAL), **block}.items() if value is not None},
+        _unknown(config),
     )
+
+
+def _by_parameters(block: Mapping[str, Any]) -> str:
+    """The law of a block that names none, as litgpt's `rope_adjustments`: by the parameters that it alone has."""
+    marks = {"low_freq_factor": "llama3", "beta_fast": "yarn", "factor": "linear"}
+    return next((law for name, law in marks.items() if name in block), "default")
+
+
+def _unknown(config: Any) -> str | None:
+    """A field that may change the frequencies in a way that is not known: `rope_condense_ratio`, `rope_ntk_alpha`."""
+    owner = config if isinstance(config, Mapping) else held(config)
+    for name, value in owner.items():
+        if not isinstance(name, str) or not _ROTARY.search(name) or _OF_WIDTH.search(name):
+            continue
+        if name in (*ROPE_BLOCKS, *SHARES, *WIDTHS) or name.endswith((*BASES, *_OTHER_BASES)):
+            continue
+        if (isinstance(value, Mapping) and value) or (as_number(value) or 1.0) != 1.0:
+            return f"config.{name}"
+    return None
 
 
 def plain(value: float) -> str:

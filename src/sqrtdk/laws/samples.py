@@ -5,15 +5,16 @@ entry a sample, for the one that stayed. What is caught: `batch_first` forgotten
 is tiled over heads in another order than samples, a view that mixes samples.
 Which axis is that of samples is asked for by a run of one sample alone: a graph network's first axis is nodes, and
 raises or has no such outputs. A similarity of every image with every text is no output of one sample.
-Not asked: where the first axis may be positions (`batch_first=False`) and neither a name, a mask nor an output tells;
-where the model takes no batch.
-The run of one sample alone answers the law `modes` as well: a batch of one is a batch of many.
+Not asked: where something moves along a first axis that may be positions (`batch_first=False`), as neither a name, a
+mask nor an output tells; where the model takes no batch.
+The law `modes` shares the two runs: that of the batch, and that of one sample alone.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,18 +24,70 @@ from sqrtdk.laws.answers import broken, calls_at, kept
 from sqrtdk.laws.first_place import Protected, first_place
 from sqrtdk.laws.inputs import Content, contents, masks, other
 from sqrtdk.laws.moved import moved
-from sqrtdk.laws.subject import NotAsked, Outputs, Subject
+from sqrtdk.laws.subject import NotAsked, Subject
 
 LAW = "samples"
-MODES = "modes"
 SOURCE = "samples of a batch are independent; torch nn.MultiheadAttention: batch_first=False means (L, B, E)"
+_UNKNOWN = "the first axis may be that of positions: no name, mask or output tells"
 WIDE = 3  # samples, where the inputs have one
 # Inputs that Hugging Face's models take as (batch, ...), whatever follows.
 _BATCH_FIRST = re.compile(r"^(decoder_)?(input_ids|inputs_embeds|pixel_values|input_features|input_values)$")
 
 
+@dataclass(slots=True, eq=False)
+class Batches:
+    """The same sample in a batch and alone.
+
+    Attributes:
+        many: the model with several samples.
+        single: the same with one of them.
+        size: how many samples.
+        stays: the number of that one.
+        names: of the outputs that have one entry a sample.
+        known: the first axis is that of samples, by more than that nothing moves along it.
+        mixed: its outputs moved with the other samples.
+    """
+
+    many: Subject
+    single: Subject
+    size: int
+    stays: int
+    names: list[str]
+    known: bool
+    mixed: bool = False
+
+
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """One answer for `samples`, and one for `modes`."""
+    """One answer."""
+    found = batches(subject)
+    wide, before, stays = found.many, found.many.base, found.stays
+    changes = _others_changed(wide, torch.arange(found.size) != stays, stays)
+    after = wide.run(changes)
+    count = sum(bool(moved(before[name][stays], after[name][stays]).any()) for name in found.names)
+    if count and not found.known:
+        raise NotAsked(_UNKNOWN)
+    found.mixed = count > 0
+    yield _broken(wide, changes, stays, count) if count else kept(LAW)
+
+
+def batches(subject: Subject) -> Batches:
+    """The two runs, or what was kept of them: both are made once.
+
+    Raises:
+        NotAsked: It can't be known what the samples of the inputs or of the outputs are.
+    """
+    if subject.batches is None:
+        try:
+            subject.batches = _batches(subject)
+        except NotAsked as reason:
+            subject.batches = reason
+    if isinstance(subject.batches, NotAsked):
+        raise subject.batches
+    assert isinstance(subject.batches, Batches)
+    return subject.batches
+
+
+def _batches(subject: Subject) -> Batches:
     found = contents(subject)
     if not found:
         raise NotAsked("no input is ids, features or pixels")
@@ -51,17 +104,13 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     names = [name for name in single if name in before and _one_a_sample(single[name], before[name], batch)]
     if not names:
         raise NotAsked("no output has one entry a sample")
-    if not _first_axis_is_samples(wide, batch, [before[name] for name in names]):
-        raise NotAsked("the first axis may be that of positions: no name, mask or output tells")
-    others = torch.arange(batch) != stays
-    changes = _others_changed(wide, others, stays)
-    after = wide.run(changes)
-    count = sum(bool(moved(before[name][stays], after[name][stays]).any()) for name in names)
-    if count:
-        yield _broken(wide, changes, stays, count, len(names))
-        return
-    yield kept(LAW)
-    yield _of_one(single, before, names, stays)
+    known = _first_axis_is_samples(wide, batch, [before[name] for name in names])
+    if not known:
+        if wide is not subject:
+            raise NotAsked(_UNKNOWN)
+        stays = batch - 1  # of positions it is the one that causal attention moves too
+        alone = _sliced(subject, batch, stays)
+    return Batches(wide, alone, batch, stays, names, known)
 
 
 def _one_a_sample(single: Tensor, many: Tensor, batch: int) -> bool:
@@ -120,7 +169,7 @@ def _first_axis_is_samples(subject: Subject, batch: int, outputs: list[Tensor]) 
     return any(call.batch % batch == 0 and call.batch not in lengths for call in rows)
 
 
-def _broken(subject: Subject, changes: dict[str, Tensor], stays: int, count: int, of: int) -> LawAnswer:
+def _broken(subject: Subject, changes: dict[str, Tensor], stays: int, count: int) -> LawAnswer:
     content = contents(subject)[0]
     batch, length = content.tensor.shape[0], content.length or 1
     marked = torch.zeros(batch, length, dtype=torch.bool)
@@ -132,13 +181,3 @@ def _broken(subject: Subject, changes: dict[str, Tensor], stays: int, count: int
         message += f": attention runs over the batch axis, {batch} rows in each of {length} sequences"
         fix = "batch_first=True, or transpose (B, L, E) to (L, B, E) on the way in and back on the way out"
     return broken(LAW, content.name, "fail", site, message, fix, SOURCE, value=float(count))
-
-
-def _of_one(single: Outputs, before: Outputs, names: list[str], stays: int) -> LawAnswer:
-    """Whether a sample gives alone what it gives among others."""
-    if any(bool(moved(single[name][0], before[name][stays]).any()) for name in names):
-        return broken(
-            MODES, "batch of one", "warn", None, "a sample gives other outputs alone than in a batch",
-            "look for what counts over the whole batch: a capacity of experts, a mean, a longest length", SOURCE,
-        )  # fmt: skip
-    return kept(MODES, "batch of one")

@@ -59,7 +59,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     unlike = [
         path
         for path, x in one.base.items()
-        if path in other.base and bool(moved(x, other.base[path], roundings).any()) and not _of_cache(path)
+        if path in other.base and bool(moved(x, other.base[path], roundings).any()) and not _of_cache(path, x)
     ]
     if not unlike:
         apart = named.run({name: positions * 2})
@@ -100,9 +100,9 @@ def _positions(subject: Subject, batch: int, length: int) -> tuple[str, Tensor]:
     return _NAMES[0], torch.arange(length, device=next(iter(subject.tensors.values())).device).repeat(batch, 1)
 
 
-def _of_cache(path: str) -> bool:
-    """Whether an output is cached keys: rotated ones move rightly."""
-    return any(word in path.split(".")[0] for word in ("past", "cache", "present"))
+def _of_cache(path: str, output: Tensor) -> bool:
+    """Whether an output is cached keys, (B, H, n, E) by any name: rotated ones move rightly."""
+    return output.dim() == 4 or any(word in path.split(".")[0] for word in ("past", "cache", "present"))
 
 
 def _turned(one: Subject, other: Subject, site: str | None) -> str:

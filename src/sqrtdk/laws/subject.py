@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.audit.records import JudgedCall
+from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text, short_text
 from sqrtdk.laws.moved import HALF
 from sqrtdk.models.records import Inputs
@@ -41,7 +41,12 @@ class Subject:
         calls: the attentions of an ordinary run, judged.
         config: of the model; None where it has none.
         seed: of every run.
+        findings: of the rules, on the ordinary run.
+        packed: the argument that takes all inputs in one dictionary; None where each has its own.
         traced: what a run under a trace kept, for the laws that share it.
+        batches: the runs of one sample alone and in a batch, for the laws that share them.
+        steady_in_train_mode: a run in train mode without dropout, with another seed, gave the same outputs.
+        taken: the outputs are those of the audit, which ran under a trace.
     """
 
     module: nn.Module
@@ -50,7 +55,12 @@ class Subject:
     calls: tuple[JudgedCall, ...] = ()
     config: Any = None
     seed: int = 0
+    findings: tuple[Finding, ...] = ()
+    packed: str | None = None
     traced: Any = field(default=None, repr=False)
+    batches: Any = field(default=None, repr=False)
+    taken: bool = False
+    steady_in_train_mode: bool = False
     _base: Outputs | None = field(default=None, repr=False)
 
     @property
@@ -59,6 +69,10 @@ class Subject:
         if self._base is None:
             self._base = self.run({})
         return self._base
+
+    def take(self, outputs: Outputs) -> None:
+        """Hold the outputs of an earlier run for those of the inputs as they are; none runs it again."""
+        self._base, self.taken = outputs or None, bool(outputs)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -86,7 +100,9 @@ class Subject:
         """
         named = {name: value if name in shared else _own(value) for name, value in {**self.inputs, **changes}.items()}
         inputs: Inputs = named
-        if self.positional:
+        if self.packed is not None:
+            inputs = (named,) if self.positional else {self.packed: named}
+        elif self.positional:
             inputs = tuple(named[name] for name in self.positional)
         torch.manual_seed(self.seed if seed is None else seed)
         try:
@@ -96,7 +112,9 @@ class Subject:
 
     def over(self, inputs: Mapping[str, Any]) -> Subject:
         """The same model with other inputs."""
-        return Subject(self.module, dict(inputs), self.positional, self.calls, self.config, self.seed)
+        return Subject(
+            self.module, dict(inputs), self.positional, self.calls, self.config, self.seed, self.findings, self.packed
+        )
 
     def by_name(self) -> Subject:
         """The same with every input given by its name, so that others can be added.
@@ -104,6 +122,8 @@ class Subject:
         Raises:
             NotAsked: An input has no name.
         """
+        if self.packed is not None:
+            return self
         takes = forward_arguments(self.module)
         if unnamed := [name for name in self.positional if name not in takes]:
             raise NotAsked(f"forward does not name its {unnamed[0]}")
@@ -128,9 +148,22 @@ def subject_of(
         names = [*forward_arguments(module)][: len(inputs)]
         names += [f"argument {place}" for place in range(len(names), len(inputs))]
         named, positional = dict(zip(names, inputs, strict=True)), tuple(names)
+    packed = _packed(named)
+    if packed is not None:
+        named = dict(named[packed])
     if not large and any(parameter.dtype in HALF for parameter in module.parameters()):
         module, named = _in_float32(module), {name: _float32(value) for name, value in named.items()}
-    return Subject(module, named, positional, calls, config, seed)
+    return Subject(module, named, positional, calls, config, seed, packed=packed)
+
+
+def _packed(named: Mapping[str, Any]) -> str | None:
+    """The only argument, where it is a dictionary of inputs: `model({"token_ids": ids, "padding_mask": mask})`."""
+    if len(named) != 1:
+        return None
+    ((name, value),) = named.items()
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        return None
+    return name if any(isinstance(entry, Tensor) for entry in value.values()) else None
 
 
 def _in_float32(module: nn.Module) -> nn.Module:
@@ -159,13 +192,16 @@ def _own(value: Any) -> Any:
 
 
 @contextmanager
-def unchanged(module: nn.Module) -> Iterator[None]:
-    """Put back every buffer that the runs of a block change, as a cache of keys or a count of calls."""
-    kept = [(buffer, buffer.detach().clone()) for buffer in module.buffers() if not buffer.is_meta]
+def unchanged(module: nn.Module) -> Iterator[list[tuple[str, Tensor, Tensor]]]:
+    """Put back every buffer that the runs of a block change, as a cache of keys or a count of calls.
+
+    Yields the path of each, the buffer, and its numbers before the block.
+    """
+    kept = [(path, buffer, buffer.detach().clone()) for path, buffer in module.named_buffers() if not buffer.is_meta]
     try:
-        yield
+        yield kept
     finally:
         with torch.no_grad():
-            for buffer, value in kept:
+            for _, buffer, value in kept:
                 if buffer.shape == value.shape and not torch.equal(buffer, value):
                     buffer.copy_(value)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from torch import nn
 
 from sqrtdk.audit.guard import eval_mode, random_state
 from sqrtdk.audit.model_run import ModelRun
-from sqrtdk.audit.records import LawAnswer
+from sqrtdk.audit.records import BROKEN, LawAnswer
 from sqrtdk.errors import INTERRUPTS, InvalidValueError, kind_and_text
 from sqrtdk.laws import (
     cache,
@@ -15,13 +17,14 @@ from sqrtdk.laws import (
     documents,
     finite,
     left_padding,
+    modes,
     padding,
     parameters,
     place,
     samples,
     shift,
 )
-from sqrtdk.laws.answers import not_asked
+from sqrtdk.laws.answers import NO_VALUES, not_asked
 from sqrtdk.laws.moved import any_moved
 from sqrtdk.laws.subject import NotAsked, Subject, subject_of, unchanged
 from sqrtdk.models.inputs import without_numbers
@@ -42,10 +45,12 @@ LAWS: dict[str, Law] = {
     "place": place.ask,
     "configured": configured.ask,
     "parameters": parameters.ask,
+    "modes": modes.ask,
 }
 FINDINGS = tuple(f"law_{name}" for name in LAWS)  # the rules of their findings
+WITHOUT_VALUES: dict[str, Law] = {"configured": configured.without_values}  # asked on meta as well
 DEFAULT = "all"  # what `check` asks
-CHEAP = ("finite", "causal")  # asked of a large model: two forwards
+CHEAP = ("finite", "causal")  # asked of a large model: one forward beside that of the audit
 LARGE = 2_000_000_000  # parameters
 
 
@@ -84,15 +89,18 @@ def answers_of(loaded: LoadedModel, run: ModelRun, names: Sequence[str], seed: i
     if not names:
         return ()
     if run.mode == "static" or without_numbers(loaded.module, loaded.inputs):
-        return tuple(not_asked(name, "", "without values nothing can be changed") for name in names)
-    module = loaded.module
-    large = is_spread(module) or sum(parameter.numel() for parameter in module.parameters()) > LARGE
+        subject = Subject(loaded.module, {}, (), run.calls, loaded.config, seed, run.findings)
+        return tuple(answer for name in names for answer in _without_values(name, subject))
+    module, large = loaded.module, is_large(loaded.module)
     with random_state(module), eval_mode(module), unchanged(module):
         try:
             subject = subject_of(module, loaded.inputs, run.calls, loaded.config, seed=seed, large=large)
+            subject.findings = run.findings
+            if large:
+                subject.take(run.outputs)
             if not subject.base:
                 raise NotAsked("the model returns no floating tensor")
-            random = not large and _random(subject)
+            random = not (large or (modes.LAW in names and modes.steady(subject))) and _random(subject)
         except NotAsked as reason:
             return tuple(not_asked(name, "", reason) for name in names)
         answers: list[LawAnswer] = []
@@ -102,13 +110,28 @@ def answers_of(loaded: LoadedModel, run: ModelRun, names: Sequence[str], seed: i
             elif large and name not in CHEAP and len(names) == len(LAWS):  # none was named
                 answers.append(not_asked(name, "", "a run is costly: name it to have it asked"))
             else:
-                answers += _asked(name, subject)
+                told = _asked(name, subject)
+                if subject.taken and any(answer.state == BROKEN for answer in told):
+                    subject.take({})  # a trace may run other kernels, which round otherwise
+                    told = _asked(name, subject)
+                answers += told
     return tuple(answers)
 
 
-def _asked(name: str, subject: Subject) -> list[LawAnswer]:
+def is_large(module: nn.Module) -> bool:
+    """Whether a run is costly: weights that are spread over devices, or over 2e9 parameters."""
+    return is_spread(module) or sum(parameter.numel() for parameter in module.parameters()) > LARGE
+
+
+def _without_values(name: str, subject: Subject) -> list[LawAnswer]:
+    if name in WITHOUT_VALUES:
+        return _asked(name, subject, WITHOUT_VALUES)
+    return [not_asked(name, "", NO_VALUES)]
+
+
+def _asked(name: str, subject: Subject, laws: Mapping[str, Law] = LAWS) -> list[LawAnswer]:
     try:
-        return list(LAWS[name](subject))
+        return list(laws[name](subject))
     except NotAsked as reason:
         return [not_asked(name, "", reason)]
     except INTERRUPTS:

@@ -167,7 +167,9 @@ RULES: dict[str, Words] = {
     ),
     "law_modes": Words(
         "Outputs that depend on how the model is run",
-        "A sample gives other outputs alone than in a batch. Look for what counts over the whole batch.",
+        "A sample gives other outputs alone than in a batch: look for what counts over the whole batch. Or train mode, "
+        "with every dropout off, gives other outputs than eval mode: look for a mask, a scale or a norm in one branch "
+        "of if self.training.",
     ),
     NOT_MEASURED: Words(
         "Check that was not made",

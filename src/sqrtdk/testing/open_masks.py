@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
+
+from sqrtdk._modes import EagerMode
 
 _MASK_ARGUMENTS = ("attn_mask", "attn_bias")
 _ADDED = ("aten::add", "aten::add_", "aten::masked_fill", "aten::masked_fill_", "aten::where")
 _SOFTMAX = ("aten::_softmax", "aten::_safe_softmax")
 
 
-class OpenMasks(TorchDispatchMode):
+class OpenMasks(EagerMode):
     """Counts the attentions to which a mask came that hides nothing; every operation runs as it is.
 
     A mask is what a fused kernel takes as one, or what is added to, or written over, the logits of a softmax: zeros, a
@@ -23,10 +25,6 @@ class OpenMasks(TorchDispatchMode):
     """
 
     supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

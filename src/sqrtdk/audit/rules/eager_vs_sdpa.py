@@ -58,7 +58,7 @@ def _blind(calls: Iterable[AttentionCall]) -> bool:
     return any(call.mask is not None and (call.mask.blind_rows or call.mask.uniform_rows) for call in calls)
 
 
-def _difference(eager: AttentionCall, sdpa: AttentionCall, *, outputs: bool) -> tuple[str, float | None, float] | None:
+def difference(eager: AttentionCall, sdpa: AttentionCall, *, outputs: bool) -> tuple[str, float | None, float] | None:
     """(what differs, value, threshold) of two calls, or None."""
     one, two = eager.scale.effective, sdpa.scale.effective
     if one and two and not close(two, one):
@@ -116,7 +116,7 @@ def _costly(model: nn.Module) -> str | None:
 
 
 def _runs(context: Context, other: str) -> tuple[Rerun, Rerun] | str:
-    """Both runs with q enlarged, or why there are none."""
+    """Both runs with q enlarged, or why they could not be made."""
     runs = []
     factors = enlargement(context)
     assert context.rerun is not None
@@ -124,7 +124,7 @@ def _runs(context: Context, other: str) -> tuple[Rerun, Rerun] | str:
         try:
             with implementation(context.model, name):
                 runs.append(context.rerun(False, factors))
-        except Exception as error:  # whatever a stranger's implementation raises
+        except Exception as error:  # whatever a user's implementation raises
             return f"{name} raised {kind_and_text(error)}"
     return runs[0], runs[1]
 
@@ -176,11 +176,11 @@ def _in_calls(eager: Rerun, second: Rerun, other: str, *, outputs: bool) -> Find
     for call in eager.calls:
         twin = others.get((call.site, call.index))
         if twin is not None:
-            difference = _difference(call, twin, outputs=outputs)
+            found = difference(call, twin, outputs=outputs)
         else:
-            difference = (f"an attention in eager that {other} does not run", None, 0.0) if whole else None
-        if difference is not None:
-            message, value, threshold = difference
+            found = (f"an attention in eager that {other} does not run", None, 0.0) if whole else None
+        if found is not None:
+            message, value, threshold = found
             message = f"eager and {other} differ: {message}"
             return Finding("eager_vs_sdpa", "fail", call.site, value, threshold, message, FIX, SOURCE)
     return None

@@ -1,0 +1,87 @@
+"""What law `configured` asks of masks: window and direction of each layer as module and config declare them.
+
+Nothing is run: the masks are those of the audited run, and without values (meta) those that shapes and arguments tell.
+Where the rules `sliding_window` and `mask_audit` have a finding the answer repeats its words, and the finding stays
+theirs. The law adds what no rule holds against the config: a window in a layer that is declared to have none, and a
+causal mask where the config says that attention is bidirectional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from sqrtdk.audit.configs import field, module_at
+from sqrtdk.audit.governing import config_at
+from sqrtdk.audit.lookahead import lookahead, may_see_ahead
+from sqrtdk.audit.records import BROKEN, LawAnswer
+from sqrtdk.audit.sight import leak, says_causal
+from sqrtdk.audit.windows import declared_window
+from sqrtdk.laws.answers import broken, kept
+from sqrtdk.laws.subject import Subject
+from sqrtdk.tracing.records import AttentionCall
+
+LAW = "configured"
+WINDOW, DIRECTION = "window", "direction"
+CAUSAL_KINDS = ("causal", "causal_lower_right")
+SOURCE = "the config of the model"
+_RULE = "sliding_window"
+
+
+def of_masks(subject: Subject, *, static: bool = False) -> Iterator[LawAnswer]:
+    """An answer for each layer and field that is declared and shows."""
+    for judged in subject.calls:
+        call = judged.call
+        module, config = module_at(subject.module, call.site), config_at(subject.module, call.site)
+        yield from _window(subject, call, module, config)
+        yield from _direction(subject, call, module, config, static)
+
+
+def _window(subject: Subject, call: AttentionCall, module: nn.Module | None, config: object) -> Iterator[LawAnswer]:
+    finding = next((one for one in subject.findings if (one.rule, one.site) == (_RULE, call.site)), None)
+    if finding is not None:
+        yield LawAnswer(LAW, WINDOW, BROKEN, finding.message, call.site)
+        return
+    window, mask = declared_window(call.site, module, config), call.mask
+    if window is None or mask is None or mask.greatest is None or mask.least is None:
+        return
+    if window.keys and call.key_len > window.keys and mask.greatest + 1 in window.sides(mask.least < 0):
+        yield kept(LAW, WINDOW)
+    elif not window.keys and mask.kind == "window" and mask.band and call.self_attention is not False:
+        message = f"rows see up to {mask.greatest + 1} keys, their own included, though {window.by} is of other layers"
+        fix = "pass this layer the mask of full attention: layer_types says which layers have a window"
+        yield broken(LAW, WINDOW, "fail", call.site, message, fix, SOURCE)
+
+
+def _direction(
+    subject: Subject, call: AttentionCall, module: nn.Module | None, config: object, static: bool
+) -> Iterator[LawAnswer]:
+    owners, mask = (module, config), call.mask
+    if says_causal(call, *owners):
+        if not static or may_see_ahead(owners, field(subject.module, "config"), mask) is not None:
+            return  # with values the law `causal` asks it of the outputs
+        fault = next(iter(leak(call, lookahead(owners), static)), None)
+        if fault is not None:
+            yield LawAnswer(LAW, DIRECTION, BROKEN, fault[3], call.site)
+        elif mask is not None and (mask.kind in CAUSAL_KINDS or mask.least == 0):
+            yield kept(LAW, DIRECTION)
+        return
+    words = _bidirectional(config)
+    if words is None or call.self_attention is False or call.query_len < 2:
+        return
+    if mask is not None and mask.kind in CAUSAL_KINDS:
+        message = f"attention runs causally, though {words}"
+        fix = "pass no causal mask: is_causal=False for every layer of an encoder"
+        yield broken(LAW, DIRECTION, "fail", call.site, message, fix, SOURCE)
+    elif mask is None or (mask.least is not None and mask.least < 0):
+        yield kept(LAW, DIRECTION)
+
+
+def _bidirectional(config: object) -> str | None:
+    """What of a config says that rows see later keys."""
+    for name in ("is_causal", "causal"):
+        if field(config, name) is False:
+            return f"config.{name} = False"
+    value = field(config, "use_bidirectional_attention")
+    return f"config.use_bidirectional_attention = {value}" if value in (True, "all") else None

@@ -1,0 +1,214 @@
+"""Law `modes`: the outputs do not depend on how the model is run.
+
+Batch of one. Changed: a sample runs alone. Compared: its outputs with those that it has in a batch; the law `samples`
+shares the two runs. A capacity of experts that is counted over the whole batch, a longest length, a mean break it.
+Train mode. Changed: every module is in train mode, with every dropout off (`sqrtdk.laws.training`). Compared: outputs
+of equal name and shape with those of eval mode, by the bar of rounding. What is caught: `is_causal=self.training`, a
+scale, a mask, a norm or a rotation in one branch of `if self.training`, a dropout that scales by its rate once more.
+Reports of the kind say that a loss is good and the evaluated model is not, or that a port agrees in one mode alone.
+Modules that keep running statistics stay in eval mode: a BatchNorm counts over the batch when it trains. Where the
+outputs differ, eval mode runs once more with dropouts off, as torch's fused encoder layers run in eval mode alone and
+put zeros at padding. Where random numbers were drawn, rates of dropouts by hand, LayerDrop, masked features and jitter
+are set to 0, and other seeds are tried.
+Not asked: outputs that other seeds move all the same (a constant rate by hand, gumbel, sampling); other outputs in
+train mode; a buffer that train mode updates and that the outputs follow; a forward that raises. Eager against fused
+attention is the rule `eager_vs_sdpa`, a dropout that eval mode applies the rule `dropout`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from torch import nn
+
+from sqrtdk.audit.records import LawAnswer
+from sqrtdk.audit.rules.eager_vs_sdpa import difference
+from sqrtdk.laws.answers import broken, kept, not_asked
+from sqrtdk.laws.first_place import first_of_modes
+from sqrtdk.laws.moved import any_moved, moved
+from sqrtdk.laws.samples import batches
+from sqrtdk.laws.subject import NotAsked, Outputs, Subject, unchanged
+from sqrtdk.laws.training import draws, rates_off, seed_all, without_dropout
+from sqrtdk.tracing.records import AttentionCall
+from sqrtdk.tracing.trace import trace
+
+LAW = "modes"
+ONE, TRAIN = "batch of one", "train mode"
+SOURCE = "samples of a batch are independent"
+SOURCE_OF_TRAIN = "Srivastava et al. 2014: without dropout, training and test run one network"
+MOST_SEEDS = 6  # a branch that is taken every other time shows in all but 2^-5
+_LOSS = re.compile(r"loss|(^|_)aux")
+_RANDOM = "in train mode its outputs are random beside dropout"
+_OTHER = "it returns other outputs in train mode"
+_FIX = "compute the same whether self.training is set or not; dropout alone may ask for it"
+
+
+def ask(subject: Subject) -> Iterator[LawAnswer]:
+    """An answer for each of the two."""
+    for about, answer in ((ONE, _of_one), (TRAIN, _of_train)):
+        try:
+            yield answer(subject)
+        except NotAsked as reason:
+            yield not_asked(LAW, about, reason)
+
+
+def _of_one(subject: Subject) -> LawAnswer:
+    """Whether a sample gives alone what it gives among others."""
+    found = batches(subject)
+    if found.mixed:
+        raise NotAsked("its samples see one another")
+    single, before = found.single.base, found.many.base
+    if any(bool(moved(single[name][0], before[name][found.stays]).any()) for name in found.names):
+        return broken(
+            LAW, ONE, "warn", None, "a sample gives other outputs alone than in a batch",
+            "look for what counts over the whole batch: a capacity of experts, a mean, a longest length", SOURCE,
+        )  # fmt: skip
+    return kept(LAW, ONE)
+
+
+# -- train mode --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class _Runs:
+    """Runs in both modes with dropout off.
+
+    Attributes:
+        subject: the model.
+        resting: modules that stay in eval mode.
+        drew: the last run drew random numbers.
+        updated: paths of the buffers and parameters that it changed.
+    """
+
+    subject: Subject
+    resting: set[nn.Module]
+    drew: bool = False
+    updated: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def mode(self, training: bool) -> Iterator[None]:
+        module = self.subject.module
+        trains = lambda part: training and part not in self.resting  # noqa: E731
+        with unchanged(module), without_dropout(module, trains) as updated:
+            yield
+            self.updated = updated()
+
+    def run(self, training: bool, seed: int | None = None) -> Outputs:
+        seed = self.subject.seed if seed is None else seed
+        seed_all(seed)
+        before = draws()
+        with self.mode(training):
+            outputs = self.subject.run({}, seed=seed)
+            self.drew = draws() != before
+        return outputs
+
+
+def steady(subject: Subject) -> bool:
+    """Whether a run with another seed, in train mode without dropout, gives what eval mode gives, every number of it.
+
+    One run then answers two questions: the outputs are not random, and the law is kept. Otherwise it answers none.
+    """
+    try:
+        again = _runs(subject).run(True, subject.seed + 1)
+    except NotAsked:
+        return False
+    subject.steady_in_train_mode = not any_moved(subject.base, again)
+    return subject.steady_in_train_mode
+
+
+def _runs(subject: Subject) -> _Runs:
+    """With modules that keep running statistics at rest."""
+    return _Runs(
+        subject, {part for part in subject.module.modules() if getattr(part, "running_mean", None) is not None}
+    )
+
+
+def _of_train(subject: Subject) -> LawAnswer:
+    """Whether train mode without dropout gives what eval mode does."""
+    module = subject.module
+    runs = _runs(subject)
+    if subject.steady_in_train_mode:
+        return kept(LAW, TRAIN)
+    trained = _trained(runs)
+    if not _differ(subject.base, trained):
+        return kept(LAW, TRAIN)
+    drew, updated = runs.drew, runs.updated
+    plain = runs.run(False)
+    if not _differ(plain, trained):
+        return kept(LAW, TRAIN)
+    if updated:
+        runs.resting |= {module.get_submodule(path.rpartition(".")[0]) for path in updated}
+        trained = _trained(runs)
+        if not _differ(plain, trained):
+            raise NotAsked(f"in train mode it updates {updated[0]}, and its outputs follow")
+        drew = runs.drew
+    with ExitStack() as stack:
+        if drew:
+            stack.enter_context(rates_off(module))
+            plain, trained = runs.run(False), _trained(runs)
+            if not _differ(plain, trained):
+                return kept(LAW, TRAIN)
+        # A generator of the model's own goes on without being seen: one more run tells.
+        others = (runs.run(True, subject.seed + turn) for turn in range(1, MOST_SEEDS if runs.drew else 2))
+        if any(_differ(trained, other) for other in others):
+            raise NotAsked(_RANDOM)
+        return _broken(runs)
+
+
+def _trained(runs: _Runs) -> Outputs:
+    try:
+        return runs.run(True)
+    except NotAsked as reason:
+        raise NotAsked(f"in train mode {reason}") from reason
+
+
+def _differ(one: Outputs, other: Outputs) -> bool:
+    """Whether any output of both moved.
+
+    Losses are left out: a router's is computed in train mode alone.
+
+    Raises:
+        NotAsked: They have none of one name and shape, or are tuples of other lengths, whose names say little.
+    """
+    places = [{name for name in outputs if name.partition(".")[0].isdigit()} for outputs in (one, other)]
+    both = (name for name in one if name in other and one[name].shape == other[name].shape)
+    names = [name for name in both if one[name].dim() and not _LOSS.search(name)]
+    if not names or places[0] != places[1]:
+        raise NotAsked(_OTHER)
+    return any(bool(moved(one[name], other[name]).any()) for name in names)
+
+
+def _broken(runs: _Runs) -> LawAnswer:
+    subject = runs.subject
+    site = first_of_modes(subject, [partial(runs.mode, training) for training in (False, True)])
+    evaluated, trained = (_calls(runs, training) for training in (False, True))
+    twins = {(call.site, call.index): call for call in trained}
+    pairs = [(call, twins[call.site, call.index]) for call in evaluated if (call.site, call.index) in twins]
+    found = next(((one.site, what) for one, two in pairs if (what := _what(one, two)) is not None), None)
+    message = "eval mode and train mode give other outputs, with every dropout off"
+    at_attention = any(site == call.site or (site or "").startswith(f"{call.site}.") for call in evaluated if call.site)
+    if found is not None:
+        message += f": {found[1]}"
+        site = found[0] if site is None else site
+    severity = "fail" if found is not None or at_attention else "warn"
+    return broken(LAW, TRAIN, severity, site, message, _FIX, SOURCE_OF_TRAIN)
+
+
+def _calls(runs: _Runs, training: bool) -> tuple[AttentionCall, ...]:
+    with trace(runs.subject.module, stats=False) as seen, runs.mode(training):
+        runs.subject.run({})
+    return seen.calls
+
+
+def _what(one: AttentionCall, other: AttentionCall) -> str | None:
+    """What differs between two readings of an attention; None where nothing that was read does."""
+    found = difference(one, other, outputs=False)
+    if found is not None:
+        return found[0]
+    if one.mask is None or other.mask is None or one.mask.kind == other.mask.kind:
+        return None
+    return f"mask {one.mask.kind} against {other.mask.kind}"

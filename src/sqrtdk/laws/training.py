@@ -1,0 +1,182 @@
+"""Train mode for the time of a run, with every dropout off; whatever such a run changes is put back.
+
+Torch's own dropouts, and the rates of fused attentions, are taken for 0 where they are called: so a rate is off whoever
+holds it, a constant as well, and what a module computes from its rate beside (`x * (1 - self.p)`) still shows. Dropouts
+that are written by hand draw random numbers, as LayerDrop, masked features and the jitter of a router do; their rates
+are numbers of modules and configs that are called so.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from sqrtdk.audit.guard import training_of
+from sqrtdk.tracing.watch.stance import eager_compiler
+
+# The place and the name of the rate, of each function that drops.
+_DROPOUTS = (
+    "dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "alpha_dropout_", "feature_dropout",
+    "feature_dropout_", "feature_alpha_dropout", "feature_alpha_dropout_", "native_dropout",
+)  # fmt: skip
+_RATES = {
+    **dict.fromkeys(_DROPOUTS, (1, "p")),
+    "scaled_dot_product_attention": (4, "dropout_p"),
+    "multi_head_attention_forward": (10, "dropout_p"),
+}
+_DROP = re.compile(r"drop|stochastic_?depth|jitter|mask_(time|feature)_prob", re.IGNORECASE)
+_HOOKS = frozenset(name for name in vars(nn.Module()) if "hook" in name)
+_RATE_OF_DROP = ("p", "prob", "rate")  # of a module whose class says drop
+
+
+class _NoDropout(TorchFunctionMode):
+    """Rates of 0, and a copy of each parameter before it is written to: a codebook moves in train mode."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.saved: dict[int, tuple[Tensor, Tensor]] = {}
+        self._owners: dict[int, list[Tensor]] = {}
+        for parameter in module.parameters():
+            if (address := _address(parameter)) is not None:
+                self._owners.setdefault(address, []).append(parameter)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
+        if name in _RATES:
+            place, rate = _RATES[name]
+            if len(args) > place:
+                args = (*args[:place], 0.0, *args[place + 1 :])
+            elif rate in kwargs or place == 1:
+                kwargs[rate] = 0.0
+        elif "out" in kwargs or (name.endswith("_") and name[:2] != "__") or name[:3] in ("__i", "__s"):
+            self._save((*args[:1], kwargs.get("out")))
+        return func(*args, **kwargs)
+
+    def _save(self, written: Any) -> None:
+        for value in written:
+            for tensor in value if isinstance(value, tuple | list) else [value]:
+                for parameter in self._owners.get(_address(tensor) or 0, ()) if isinstance(tensor, Tensor) else ():
+                    self.saved.setdefault(id(parameter), (parameter, parameter.detach().clone()))
+
+
+def _address(tensor: Tensor) -> int | None:
+    """Where its numbers are; None where it has none of its own."""
+    if tensor.is_meta or tensor.is_nested or tensor.layout is not torch.strided:
+        return None
+    try:
+        return tensor.untyped_storage().data_ptr() or None
+    except (RuntimeError, NotImplementedError):  # a subclass without storage
+        return None
+
+
+@contextmanager
+def without_dropout(module: nn.Module, trains: Callable[[nn.Module], bool]) -> Iterator[Callable[[], list[str]]]:
+    """No dropout, the training flags that are asked for, and everything put back: attributes, parameters, flags.
+
+    Yields what says which buffers and parameters were written to, by their paths.
+    """
+    buffers = [(path, buffer.detach().clone()) for path, buffer in module.named_buffers() if not buffer.is_meta]
+    held = [(container, container.copy()) for container in _containers(module)]
+    mode = _NoDropout(module)
+
+    def updated() -> list[str]:
+        now = dict(module.named_buffers())
+        paths = [path for path, before in buffers if path not in now or not _equal(now[path], before)]
+        return paths + [path for path, parameter in module.named_parameters() if id(parameter) in mode.saved]
+
+    try:
+        with training_of(module, trains), eager_compiler(), mode:
+            yield updated
+    finally:
+        for container, before in held:
+            _put_back(container, before)
+        for parameter, value in mode.saved.values():
+            parameter.data.copy_(value)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def _containers(module: nn.Module) -> Iterator[Any]:
+    """The attributes of every module, and the dicts and lists among them, without those of hooks."""
+    for part in module.modules():
+        if not isinstance(part, torch.jit.ScriptModule):
+            fields = vars(part)
+            yield fields
+            for name, value in fields.items():
+                if isinstance(value, dict | list) and name not in _HOOKS:
+                    yield value
+
+
+def _put_back(container: Any, before: Any) -> None:
+    if isinstance(container, list):
+        if len(container) != len(before) or any(one is not two for one, two in zip(container, before, strict=True)):
+            container[:] = before
+    elif container.keys() != before.keys() or any(container[name] is not value for name, value in before.items()):
+        container.clear()
+        container.update(before)
+
+
+@contextmanager
+def rates_off(module: nn.Module) -> Iterator[None]:
+    """Rates of 0, and shares that are kept of 1, in attributes of modules and of their configs, and in their dicts."""
+    held: list[tuple[MutableMapping[str, Any], str, float]] = []
+    for fields, named in _fields(module):
+        for name, value in list(fields.items()):
+            says = isinstance(name, str) and (_DROP.search(name) or (named and name in _RATE_OF_DROP))
+            if says and isinstance(value, float) and 0 < value <= 1:
+                held.append((fields, name, value))
+    try:
+        for fields, name, _ in held:
+            fields[name] = 1.0 if "keep" in name.lower() else 0.0
+        yield
+    finally:
+        for fields, name, value in held:
+            fields[name] = value
+
+
+def _fields(module: nn.Module) -> Iterator[tuple[MutableMapping[str, Any], bool]]:
+    """Attributes that may hold rates, each once, and whether their owner is a dropout by its class."""
+    seen: set[int] = set()
+    for part in module.modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            continue
+        yield vars(part), _DROP.search(type(part).__name__) is not None
+        for value in list(vars(part).values()):
+            fields = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+            own = isinstance(value, Tensor | nn.Module | type) or callable(value)
+            if isinstance(fields, dict) and not own and id(fields) not in seen:
+                seen.add(id(fields))
+                yield fields, False
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch, Python and numpy; the audit puts their states back."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+def draws() -> tuple[Any, ...]:
+    """Where the generators of random numbers stand: two that are equal say that nothing was drawn between."""
+    numpy = sys.modules.get("numpy")
+    on_devices = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if on_devices else ())]
+    own = None if numpy is None else numpy.random.get_state()
+    return (
+        *(state.numpy().tobytes() for state in states),
+        random.getstate(),
+        None if own is None else (own[1].tobytes(), *own[2:]),
+    )
