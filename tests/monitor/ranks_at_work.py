@@ -143,6 +143,8 @@ def plain(health: Watch) -> list[Sample]:
             "how": sample.how,
             "missed": sample.not_measured,
             "loss": sample.loss,
+            "first": None if sample.first is None else [sample.first.site, sample.first.cause, sample.first.rank],
+            "modules": sample.modules,
             "alarms": [(alarm.name, alarm.severity) for alarm in health.alarms if alarm.step == sample.step],
             "calls": {
                 f"{call.site} {call.index}": {

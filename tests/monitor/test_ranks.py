@@ -87,6 +87,14 @@ def test_what_is_broken_on_one_rank_is_counted(found: Found) -> None:
     assert all(map(math.isfinite, columns["max_logit"]))
 
 
+def test_the_first_output_that_is_not_finite_of_all_ranks(found: Found) -> None:
+    """The last rank alone has NaN in its inputs; where it began travels to each."""
+    for rank in found:
+        assert rank["uneven"][0]["first"] == ["layers.0.q_proj", "inputs", len(found) - 1]
+        assert {sample["first"] for sample in rank["ddp"]} == {None}
+        assert {sample["modules"] for sample in rank["ddp"]} == {12}
+
+
 def test_a_rank_without_a_call_takes_part(found: Found) -> None:
     whole = work.alone("absent")[0]
     for rank in found:

@@ -22,6 +22,7 @@ from torch.nn.modules import module as torch_module
 from sqrtdk._sites import ROOT
 from sqrtdk.audit.norms import norm_size
 from sqrtdk.errors import kind_and_text
+from sqrtdk.monitor.first_nonfinite import NonfiniteSearch
 from sqrtdk.monitor.gradients import Gradients, Projected, overlap
 from sqrtdk.monitor.modules import can_project, module_of, site_of, was_compiled
 from sqrtdk.monitor.samples import AS_IS, EAGER, CallTraits, not_measured
@@ -106,6 +107,7 @@ class Forwards:
         self._eager = self._with_autograd = False
         self._late = False  # something ran without autograd, and may be computed again with it
         self._gradients = Gradients(self._asks, self._places, self.most, loss_scale)
+        self._search = NonfiniteSearch()
 
     def look(self) -> None:
         """Find out in the next sampled step where q and k come from, also of attentions that are known."""
@@ -158,6 +160,8 @@ class Forwards:
         self._eager = self._eager or was_compiled()
         self._late = self._late or not torch.is_grad_enabled()
         if module is not self._model or self._depth > 1:
+            if self._trace is not None:
+                self._search.begins(module, args)
             return
         self.seen += 1
         self._times.clear()
@@ -173,6 +177,8 @@ class Forwards:
             self._missed.append(f"the trace did not begin: {kind_and_text(error)}")
             return
         self._trace = trace
+        self._search.pass_begins()
+        self._search.begins(module, args)
 
     def _open_trace(self, **options: Any) -> Trace:
         weights = None if self._looks else self._weights
@@ -183,7 +189,7 @@ class Forwards:
         """Whether the pass that begins is one of the step; those so far may turn out to be none."""
         if with_autograd and not self._with_autograd:
             self._with_autograd = self._trains = True
-            self._aside, self._found, self._missed = self.seen - 1, {}, []
+            self._aside, self._found, self._missed, self._search = self.seen - 1, {}, [], NonfiniteSearch()
         if with_autograd or not (self._with_autograd or self._trains):
             return True
         self._aside += 1
@@ -199,6 +205,8 @@ class Forwards:
             self._times[module] += 1
             if getattr(output, "placements", None) is not None:
                 self._of_mesh.add(module)
+        if self._trace is not None:
+            self._search.ends(module, output, self._trace.so_far)
         if module is not self._model:
             return
         self._depth = max(0, self._depth - 1)
@@ -213,6 +221,7 @@ class Forwards:
             trace.__exit__(None, None, None)
             with torch.no_grad(), unseen():
                 self._add(trace)
+            self._search.pass_ends(trace)
         except Exception as error:
             self._missed.append(f"the trace did not end: {kind_and_text(error)}")
 
@@ -325,7 +334,7 @@ class Forwards:
         """The attentions of the step, how it ran, and what was not measured."""
         with torch.no_grad():
             calls = tuple(self._call(place, attention) for place, attention in self._found.items())
-        missed = [*self._missed, *self._gradients.failures]
+        missed = [*self._missed, *self._gradients.failures, *self._search.failures]
         if self._aside:
             missed.append(LEFT_OUT.format(self._aside))
         if self._with_autograd:
@@ -335,7 +344,8 @@ class Forwards:
         if not calls:
             how = not_measured(missed[0] if missed else NO_ATTENTION if self.seen else NO_FORWARD)
         self._found = {}
-        return SeenStep(calls, how, tuple(dict.fromkeys(missed)))
+        first, modules = self._search.first(self._model), self._search.looked_at()
+        return SeenStep(calls, how, tuple(dict.fromkeys(missed)), first=first, modules=modules)
 
     def _absent(self) -> list[str]:
         """Where no gradients came though others did; told once."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sqrtdk.monitor.samples import Alarm, CallTraits
+from sqrtdk.monitor.samples import Alarm, CallTraits, FirstNonfinite
 from sqrtdk.monitor.seen import SeenCall, SeenStep
 from sqrtdk.monitor.sums import MAXIMA, PRODUCTS, SUMS, HeadSums
 from sqrtdk.stats import RowStats
@@ -37,6 +37,7 @@ class Head(NamedTuple):
         told: 1.0 where there is a loss.
         loss: of the step.
         step: its number.
+        modules: whose outputs were looked at.
     """
 
     needed: float
@@ -45,6 +46,7 @@ class Head(NamedTuple):
     told: float
     loss: float
     step: float = 0.0
+    modules: float = 0.0
 
 
 HEAD = 8 * len(Head._fields)  # bytes
@@ -79,6 +81,7 @@ class Layout:
     how: str
     missed: tuple[str, ...]
     alarms: tuple[Alarm, ...]
+    first: FirstNonfinite | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,8 +140,8 @@ def pack(step: SeenStep, *, by_row: bool, most: int) -> Row:
     flat = torch.tensor(numbers, dtype=torch.float64), _cat(wide, torch.float64), _cat(narrow, torch.float32)
     needed = HEAD + sum(part.numel() * part.element_size() for part in flat)
     loss = math.nan if step.loss is None else step.loss
-    head = Head(needed, 0.0, stride, float(step.loss is not None), loss)
-    return Row(Layout(laid, step.how, step.missed, step.alarms), head, *flat)
+    head = Head(needed, 0.0, stride, float(step.loss is not None), loss, modules=float(step.modules))
+    return Row(Layout(laid, step.how, step.missed, step.alarms, step.first), head, *flat)
 
 
 def unpack(row: Tensor, layout: Layout, head: Head, stride: int) -> SeenStep:
@@ -167,7 +170,8 @@ def unpack(row: Tensor, layout: Layout, head: Head, stride: int) -> SeenStep:
         for call, (ratio, _), each in zip(layout.calls, shapes, found, strict=True)
     ]
     loss = head.loss if head.told else None
-    return SeenStep(tuple(calls), layout.how, layout.missed, loss, layout.alarms)
+    modules = int(head.modules)
+    return SeenStep(tuple(calls), layout.how, layout.missed, loss, layout.alarms, layout.first, modules)
 
 
 def _tensors(call: SeenCall, by_row: bool) -> dict[str, Tensor]:

@@ -84,6 +84,46 @@ class CallSample:
         return self.site, self.index
 
 
+# What is known of where an output that is not finite begins, `FirstNonfinite.cause`.
+WEIGHT = "weight"  # a parameter or a buffer of the module is not finite
+AROUND = "weight around"  # one of a module around it is not finite, as `experts.up` before `experts.act`
+INPUTS = "inputs"  # what goes into the model is not finite
+BETWEEN = "between"  # what goes into the module is not finite, and no module returned it
+WITHIN = "within"  # modules within it ran, and what they returned is finite
+FROM_MINUS = "minus infinity"  # what goes into the module holds minus infinity
+FROM_FINITE = "finite"  # what goes into the module is finite
+UNKNOWN = "unknown"  # nothing that goes into the module could be looked at, as it is called with keywords
+RULED_OUT = "ruled out"  # no output is NaN or plus infinity, and the model returns minus infinity
+
+
+@dataclass(frozen=True, slots=True)
+class FirstNonfinite:
+    """The first output that is not finite.
+
+    Attributes:
+        site: path of the module that returned it.
+        kind: class of the module.
+        tensor: name within what the module returned, "loss"; "" where that is one tensor.
+        cause: one of the constants above.
+        detail: "parameter bias" or "buffer running_var" for `WEIGHT`, with the path for `AROUND`; for `BETWEEN` and
+            `WITHIN` the module that ended before, "" for none.
+        returned: the model returned numbers that are not finite, too.
+        before: site and index of the attention that ran next; None: none did.
+        order: number of the pass, and of the module in the order of ending.
+        rank: that saw it, where several ranks watch together.
+    """
+
+    site: str
+    kind: str
+    tensor: str
+    cause: str
+    detail: str
+    returned: bool
+    before: tuple[str, int] | None
+    order: tuple[int, int]
+    rank: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class StepSample:
     """One sampled step.
@@ -95,6 +135,8 @@ class StepSample:
         not_measured: what could not be measured besides, and why.
         loss: that `step()` was told; None: none.
         scaled: a GradScaler multiplies the loss, and skips a step whose gradients are not finite.
+        first: output of a module that is not finite; None: all are, or they were not looked at.
+        modules: whose outputs were looked at.
     """
 
     step: int
@@ -103,6 +145,8 @@ class StepSample:
     not_measured: tuple[str, ...] = ()
     loss: float | None = None
     scaled: bool = False
+    first: FirstNonfinite | None = None
+    modules: int = 0
 
     @property
     def measured(self) -> tuple[CallSample, ...]:

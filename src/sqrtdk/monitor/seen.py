@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from sqrtdk.audit.norms import norm_sigma
-from sqrtdk.monitor.samples import Alarm, CallSample, CallTraits
+from sqrtdk.monitor.samples import Alarm, CallSample, CallTraits, FirstNonfinite
 from sqrtdk.monitor.sums import HeadSums, table
 from sqrtdk.tracing import CallRows
 
@@ -57,6 +57,8 @@ class SeenStep:
         missed: what could not be measured, and why.
         loss: that `step()` was told.
         alarms: that do not come from the numbers, and that every process is to know of.
+        first: output of a module that is not finite.
+        modules: whose outputs were looked at.
     """
 
     calls: tuple[SeenCall, ...]
@@ -64,6 +66,8 @@ class SeenStep:
     missed: tuple[str, ...] = ()
     loss: float | None = None
     alarms: tuple[Alarm, ...] = ()
+    first: FirstNonfinite | None = None
+    modules: int = 0
 
     def samples(self) -> tuple[CallSample, ...]:
         """The statistics of every call; they leave the device in one transfer."""

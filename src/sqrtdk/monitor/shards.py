@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sqrtdk.monitor.samples import NOT_MEASURED, Alarm
+from sqrtdk.monitor.samples import BETWEEN, NOT_MEASURED, RULED_OUT, WITHIN, Alarm, FirstNonfinite
 from sqrtdk.monitor.seen import UNMEASURED, SeenCall, SeenStep
 from sqrtdk.monitor.sums import MAXIMA, PRODUCTS, HeadSums, beside, head_sums, joined
 from sqrtdk.tracing import merge_rows
@@ -50,10 +50,53 @@ def together(steps: Sequence[SeenStep], axes: Sequence[Axis]) -> SeenStep:
     width = len(steps) // stages
     by_stage = [_calls([steps[rank] for rank in grid[at : at + width]], inner) for at in range(0, len(grid), width)]
     calls = [_weighed(call, share) for call in _named(by_stage)]
+    by_rank = [(steps[rank].first, place // width, rank) for place, rank in enumerate(grid)]
     losses = [step.loss for step in steps if step.loss is not None]
     how = next((step.how for step in steps if not step.how.startswith(NOT_MEASURED)), steps[0].how)
     alarms: dict[Alarm, None] = dict.fromkeys(alarm for step in steps for alarm in step.alarms)
-    return SeenStep(tuple(calls), how, _missed(steps), sum(losses) / len(losses) if losses else None, tuple(alarms))
+    return SeenStep(
+        tuple(calls),
+        how,
+        _missed(steps),
+        sum(losses) / len(losses) if losses else None,
+        tuple(alarms),
+        _first(by_rank, by_stage),
+        max(step.modules for step in steps),
+    )
+
+
+def _first(
+    by_rank: Sequence[tuple[FirstNonfinite | None, int, int]], by_stage: Sequence[Sequence[SeenCall]]
+) -> FirstNonfinite | None:
+    """The first output of all ranks that is not finite, in the order of passes, stages and modules.
+
+    Args:
+        by_rank: what each rank has, the number of its stage, and its own.
+        by_stage: the attentions of each stage.
+    """
+    seen = [(first, stage, rank) for first, stage, rank in by_rank if first is not None]
+    if not seen:
+        return None
+    found, stage, rank = min(seen, key=_order)
+    peers = [first for first, where, _ in by_rank if where == stage]
+    everywhere = all(one is not None and (one.site, one.cause) == (found.site, found.cause) for one in peers)
+    earlier = {call.place for calls in by_stage[:stage] for call in calls}
+    if any(call.place in earlier for call in by_stage[stage]):  # one name in two stages, as in `_named`
+        prefix = f"stage{stage}."
+        names_module = found.cause in (BETWEEN, WITHIN) and found.detail
+        before = found.before
+        if before in earlier:
+            before = (prefix + before[0], before[1])
+        detail = prefix + found.detail if names_module else found.detail
+        found = replace(found, site=prefix + found.site, detail=detail, before=before)
+    return replace(found, rank=None if everywhere else rank)
+
+
+def _order(seen: tuple[FirstNonfinite, int, int]) -> tuple[bool, bool, int, int, int]:
+    """What reaches what the model returns is first, then the order of passes, stages and modules."""
+    first, stage, _ = seen
+    number, place = first.order
+    return first.cause == RULED_OUT, not first.returned, number, stage, place
 
 
 def _calls(steps: Sequence[SeenStep], axes: Sequence[Axis]) -> list[SeenCall]:

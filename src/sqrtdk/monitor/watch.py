@@ -290,7 +290,8 @@ class Watch:
             calls, how = seen.samples(), seen.how
         except Exception as error:
             calls, how = (), not_measured(kind_and_text(error))
-        sample = StepSample(self._step, calls, how, seen.missed, seen.loss, self._scaler is not None)
+        scaled = self._scaler is not None
+        sample = StepSample(self._step, calls, how, seen.missed, seen.loss, scaled, seen.first, seen.modules)
         holds = holding(tuple(self.samples), sample)
         self._worsening = any(alarm.severity in LOUD for alarm in holds)
         found = [*seen.alarms, *fresh(holds, self.alarms)]

@@ -1,8 +1,10 @@
-"""Numbers that are not finite: the first tensor in the order of running, and the attention that it is of.
+"""Numbers that are not finite: the first tensor in the order of running, and the attention or module that it is of.
 
 Bar: 0. The order is that of the step: q and k, then the logits, of one attention after the other; the loss; dL/dq and
-dL/dk, of the last attention first. What comes later has it from the first one, so that one is told. Gradients alone are
-a note where a GradScaler runs or q is in float16: such a step is part of how the loss scale is found, and is skipped.
+dL/dk, of the last attention first. What comes later has it from the first one, so that one is told. With an attention
+or a loss goes the first module whose output is not finite, where that came before it (`first_nonfinite`). Gradients
+alone are a note where a GradScaler runs or q is in float16: such a step is part of how the loss scale is found, and is
+skipped.
 """
 
 from __future__ import annotations
@@ -11,9 +13,21 @@ import math
 from collections.abc import Iterator, Sequence
 
 from sqrtdk.audit.rules.nonfinite import SOURCE
-from sqrtdk.monitor.samples import Alarm, CallSample, StepSample
+from sqrtdk.monitor import samples
+from sqrtdk.monitor.samples import Alarm, CallSample, FirstNonfinite, StepSample
 
 NAME = "nonfinite"
+_CAUSES = {
+    samples.WEIGHT: "its {} holds NaN or infinity",
+    samples.AROUND: "the {} holds NaN or infinity",
+    samples.INPUTS: "what goes into the model is not finite already",
+    samples.BETWEEN: "what goes into it is not finite already, and {} was the last to return before",
+    samples.WITHIN: "what the modules within it return is finite, {} is the last of them",
+    samples.FROM_MINUS: "what goes into it holds minus infinity",
+    samples.FROM_FINITE: "what goes into it is finite",
+    samples.UNKNOWN: "whether what goes into it is finite is not known",
+}
+_AT_ONCE = "what goes into it is not finite already, and no module returned before"
 GRADIENTS = {"query_grad_nonfinite": "rows of dL/dq", "key_grad_nonfinite": "keys of dL/dk of one head"}
 
 
@@ -34,13 +48,13 @@ def _forward(now: StepSample) -> Alarm | None:
             minus = "" if any(_column(call, "nan_rows")) else "minus "
             text = (
                 f"{call.name}: {sum(counts):.0f} of {sum(_column(call, 'rows')):.0f} rows of logits hold NaN or {minus}"
-                f"infinity at step {now.step}, first in head {head}; {_blame(call)}"
+                f"infinity at step {now.step}, first in head {head}; {_blame(call)}{_earlier(now, call)}"
             )
             return Alarm(NAME, "critical", now.step, text, SOURCE, call.site, call.index, head, sum(counts), 0.0)
         if queries > 0 and not any(_column(call, "blind_rows")):  # a row that sees no key may hold anything
             text = (
                 f"{call.name}: {queries:.0f} numbers of q are NaN or infinite at step {now.step}, in rows that rows= "
-                "leaves out"
+                f"leaves out{_earlier(now, call)}"
             )
             return Alarm(NAME, "critical", now.step, text, SOURCE, call.site, call.index, None, queries, 0.0)
     return None
@@ -49,11 +63,43 @@ def _forward(now: StepSample) -> Alarm | None:
 def _loss(now: StepSample) -> Alarm | None:
     if now.loss is None or math.isfinite(now.loss):
         return None
-    where = (
-        "q, k and logits of every attention that was measured are finite" if now.measured else "nothing was measured"
-    )
-    text = f"the loss is {now.loss} at step {now.step}; {where}"
+    text = f"the loss is {now.loss} at step {now.step}; {_where(now)}"
     return Alarm(NAME, "critical", now.step, text, SOURCE, value=now.loss, bar=0.0)
+
+
+def _where(now: StepSample) -> str:
+    """Where a loss that is not finite begins."""
+    first = now.first
+    if first is not None and first.cause != samples.RULED_OUT:
+        return _begins(first)
+    attentions = "q, k and logits of every attention that was measured"
+    if not now.modules:
+        return f"{attentions} are finite" if now.measured else "nothing was measured"
+    if first is not None:
+        outputs = f"no output of {now.modules} modules holds NaN or plus infinity"
+        return f"{outputs}, what the model returns holds minus infinity"
+    outputs = f"the outputs of all {now.modules} modules"
+    known = f"{outputs} and {attentions} are finite" if now.measured else f"{outputs} are finite"
+    return f"{known}, the loss is the first tensor that is not"
+
+
+def _earlier(now: StepSample, call: CallSample) -> str:
+    """Where it begins, if that is before an attention."""
+    first, places = now.first, [one.place for one in now.calls]
+    if first is None or first.before not in places or places.index(first.before) > places.index(call.place):
+        return ""
+    return f"; {_begins(first)}"
+
+
+def _begins(first: FirstNonfinite) -> str:
+    """The first output that is not finite, and what is known of its cause."""
+    module = f"{first.site} ({first.kind})" if first.site else f"the model ({first.kind})"
+    output = f"{first.tensor} of {module}" if first.tensor else f"that of {module}"
+    at_once = first.cause == samples.BETWEEN and not first.detail
+    cause = _AT_ONCE if at_once else _CAUSES[first.cause].format(first.detail)
+    passed = "" if first.returned else "; what the model returns is finite all the same"
+    rank = "" if first.rank is None else f" on rank {first.rank}"
+    return f"the first output that is not finite{rank} is {output}; {cause}{passed}"
 
 
 def _backward(now: StepSample) -> Alarm | None:

@@ -1,0 +1,299 @@
+"""The first output of a forward pass that is not finite: of which module, and what went into that module.
+
+Of every tensor that a module takes, owns or returns the least and the largest number stay on the device, two numbers of
+one reduction; a tensor that is met again is not reduced again. One transfer at the end of the step says which of them
+hold NaN or plus infinity. Minus infinity alone rules out a key or a class, and is let pass, as by the law `finite`.
+
+A module that runs within another one ends before it, so the first output in the order of ending is that of the
+innermost module. A sum between two modules, `x = x + mlp(x)`, is met as the input of the next module, or as the output
+of the block.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk.errors import kind_and_text
+from sqrtdk.models.returned import walk
+from sqrtdk.monitor.modules import site_of
+from sqrtdk.monitor.samples import (
+    AROUND,
+    BETWEEN,
+    FROM_FINITE,
+    FROM_MINUS,
+    INPUTS,
+    RULED_OUT,
+    UNKNOWN,
+    WEIGHT,
+    WITHIN,
+    FirstNonfinite,
+)
+from sqrtdk.tracing import Trace
+
+Place = tuple[str, int]  # of an attention: site and index
+Paths = Mapping[nn.Module, str]
+
+FINITE, MINUS, BAD = 0, 1, 2  # MINUS: minus infinity and no NaN
+
+
+@dataclass(slots=True, eq=False)
+class _Passage:
+    """One call of a module; tensors by their numbers in the step."""
+
+    module: nn.Module
+    earlier: int  # modules of the pass that had ended when it began
+    inputs: list[int] = field(default_factory=list)
+    own: list[tuple[str, int]] = field(default_factory=list)  # "parameter bias"
+    outputs: list[tuple[str, int]] = field(default_factory=list)
+    attentions: int = 0  # of the pass, that had run when it ended
+
+
+@dataclass(slots=True, eq=False)
+class _Pass:
+    """One forward pass of the model: the calls of its modules in the order of ending."""
+
+    ended: list[_Passage] = field(default_factory=list)
+    root: _Passage | None = None
+    following: dict[int, Place] = field(default_factory=dict)  # the attention that ran when so many had run
+
+
+class NonfiniteSearch:
+    """Looks at the tensors of the modules of a step's forward passes; the hooks of `Forwards` tell it of them.
+
+    Attributes:
+        failures: why some could not be looked at.
+    """
+
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+        self._passes: list[_Pass] = []
+        self._open: list[_Passage] = []
+        self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}  # by id: the tensor, its version and number
+        self._extremes: list[tuple[Tensor, Tensor]] = []  # by number, of tensors that were met since the last pass
+        self._count = 0
+        self._states: list[tuple[list[int], Tensor]] = []  # numbers of tensors, and the states of these
+
+    def pass_begins(self) -> None:
+        """The model is called."""
+        self._passes.append(_Pass())
+        self._open = []
+
+    def begins(self, module: nn.Module, args: Any) -> None:
+        """A module of the pass is called.
+
+        Args:
+            module: that is called.
+            args: of the call; a hook before all modules is not handed their keywords.
+        """
+        now = self._passes[-1]
+        passage = _Passage(module, len(now.ended))
+        now.root = now.root or passage
+        self._open.append(passage)
+        with self._looking():
+            passage.inputs = [number for _, number in self._all(walk(args, objects=False))]
+            for kind, held in (("parameter", module._parameters), ("buffer", module._buffers)):
+                tensors = ((f"{kind} {name}", tensor) for name, tensor in held.items() if tensor is not None)
+                passage.own += self._all(tensors)
+
+    def ends(self, module: nn.Module, output: Any, attentions: int) -> None:
+        """A module of the pass returns, or raises, with None for its output.
+
+        Args:
+            module: that was called.
+            output: that it returned.
+            attentions: of the pass, that have run.
+        """
+        while self._open:
+            passage = self._open.pop()
+            if passage.module is module:
+                break
+        else:
+            return
+        passage.attentions = attentions
+        self._passes[-1].ended.append(passage)
+        with self._looking():
+            passage.outputs = list(self._all(walk(output, objects=False)))
+
+    def pass_ends(self, trace: Trace) -> None:
+        """The model has returned, and the trace of the pass has ended."""
+        now = self._passes[-1]
+        for count in {passage.attentions for passage in now.ended}:
+            call = trace.after(count)
+            if call is not None:
+                now.following[count] = site_of(call.site), call.index
+        with self._looking():
+            self._judge()
+
+    def looked_at(self) -> int:
+        """How many modules returned something that was looked at; 0 where some could not be, for a reason."""
+        if self.failures:
+            return 0
+        ended = (passage for each in self._passes for passage in each.ended)
+        return len({passage.module for passage in ended if passage.outputs})
+
+    def first(self, model: nn.Module) -> FirstNonfinite | None:
+        """The first output that is not finite; one whose pass returned such numbers goes before one whose did not.
+
+        Args:
+            model: whose paths name the modules.
+        """
+        found: list[FirstNonfinite | None] = []
+        with self._looking():
+            self._judge()  # of a pass that raised
+            found.append(self._first(model))
+        return found[0] if found else None
+
+    def _first(self, model: nn.Module) -> FirstNonfinite | None:
+        states = self._transferred()
+        bad = []
+        for number, each in enumerate(self._passes):
+            place = next((at for at, one in enumerate(each.ended) if _worst(one.outputs, states) == BAD), None)
+            if place is not None:
+                bad.append((number, place))
+        if bad:
+            paths = {module: site_of(path) for path, module in model.named_modules()}
+            found = [_judged(self._passes[number], place, number, states, paths) for number, place in bad]
+            return next((one for one in found if one.returned), found[0])
+        for number, each in enumerate(self._passes):
+            if each.root is not None and _worst(each.root.outputs, states) == MINUS:
+                tensor = next(name for name, at in each.root.outputs if states[at] == MINUS)
+                kind = type(each.root.module).__name__
+                return FirstNonfinite("", kind, tensor, RULED_OUT, "", False, None, (number, len(each.ended)))
+        return None
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        """Operations that no mode of the trace or of the caller sees; an observer never stops the run."""
+        try:
+            with torch.no_grad(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+                yield
+        except Exception as error:
+            self.failures.append(f"whether what modules return is finite: {kind_and_text(error)}")
+
+    def _all(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, int]]:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return  # within vmap a number is one a sample, and is gone when vmap ends
+        for name, tensor in tensors:
+            number = self._look(tensor)
+            if number is not None:
+                yield name, number
+
+    def _look(self, tensor: Tensor) -> int | None:
+        """The number of a tensor; None where it holds no numbers that can be looked at."""
+        version = None if tensor.is_inference() else tensor._version
+        known = self._known.get(id(tensor))
+        if known is not None and known[0]() is tensor and known[1] == version:
+            return known[2]
+        values = _values(tensor)
+        if values is None:
+            return None
+        low, high = torch.aminmax(values)
+        self._extremes.append((low, high))
+        number, self._count = self._count, self._count + 1
+        if version is not None:
+            self._known[id(tensor)] = (weakref.ref(tensor), version, number)
+        return number
+
+    def _judge(self) -> None:
+        """The states of the tensors that were met since the last pass, which stay on their device."""
+        start = self._count - len(self._extremes)
+        groups: dict[Any, list[int]] = defaultdict(list)
+        for at, (low, _) in enumerate(self._extremes):
+            groups[low.device, low.dtype].append(at)
+        for members in groups.values():
+            low, high = (torch.stack([self._extremes[at][side] for at in members]) for side in (0, 1))
+            minus = (low == -torch.inf).to(torch.int8)
+            states = torch.where(high < torch.inf, minus, torch.full_like(minus, BAD))  # NaN is below nothing
+            self._states.append(([start + at for at in members], states))
+        self._extremes = []
+
+    def _transferred(self) -> dict[int, int]:
+        """The state of every tensor by its number: one transfer from each device."""
+        by_device: dict[torch.device, list[tuple[list[int], Tensor]]] = defaultdict(list)
+        for numbers, states in self._states:
+            by_device[states.device].append((numbers, states))
+        found: dict[int, int] = {}
+        for parts in by_device.values():
+            numbers = [number for each, _ in parts for number in each]
+            found |= zip(numbers, torch.cat([states for _, states in parts]).tolist(), strict=True)
+        return found
+
+
+def _judged(now: _Pass, place: int, number: int, states: Mapping[int, int], paths: Paths) -> FirstNonfinite:
+    """What is known of the module that ended at this place of the pass, the first with an output that is not finite."""
+    passage = now.ended[place]
+    tensor = next(name for name, at in passage.outputs if states[at] == BAD)
+    weight = next((name for name, at in passage.own if states[at] == BAD), None)
+    entering = max((states[at] for at in passage.inputs), default=None)
+    root = now.root or passage
+    detail = ""
+    if weight is not None:
+        cause, detail = WEIGHT, weight
+    elif entering == BAD and any(states[at] == BAD for at in root.inputs):
+        cause = INPUTS
+    elif entering == BAD and (outer := _weight_around(now, place, states, paths)):
+        cause, detail = AROUND, outer
+    elif entering == BAD:
+        cause, detail = BETWEEN, _site(now.ended[passage.earlier - 1], paths) if passage.earlier else ""
+    elif passage.earlier < place:
+        cause, detail = WITHIN, _site(now.ended[place - 1], paths)
+    else:
+        cause = UNKNOWN if entering is None else FROM_MINUS if entering == MINUS else FROM_FINITE
+    return FirstNonfinite(
+        site=_site(passage, paths),
+        kind=type(passage.module).__name__,
+        tensor=tensor,
+        cause=cause,
+        detail=detail,
+        returned=_worst(root.outputs, states) == BAD,
+        before=now.following.get(passage.attentions),
+        order=(number, place),
+    )
+
+
+def _weight_around(now: _Pass, place: int, states: Mapping[int, int], paths: Paths) -> str:
+    """A parameter or a buffer that is not finite, of the modules within which that at this place of the pass ran."""
+    began = now.ended[place].earlier
+    for one in now.ended[place + 1 :]:
+        if one.earlier <= began:
+            for name, at in one.own:
+                if states[at] == BAD:
+                    return name.replace(" ", f" {site}." if (site := _site(one, paths)) else " ", 1)
+    return ""
+
+
+def _site(passage: _Passage, paths: Paths) -> str:
+    """The path of a module; the class of one that is made in the forward pass."""
+    return paths.get(passage.module, type(passage.module).__name__)
+
+
+def _worst(outputs: Sequence[tuple[str, int]], states: Mapping[int, int]) -> int:
+    return max((states[at] for _, at in outputs), default=FINITE)
+
+
+def _values(tensor: Tensor) -> Tensor | None:
+    """The numbers of a tensor as a plain one of a dtype that can be compared: of a sharded one those of this rank."""
+    tensor = getattr(tensor, "_local_tensor", tensor)  # DTensor
+    if tensor.is_nested:
+        tensor = tensor.values() if tensor.layout is torch.strided else tensor._values  # type: ignore[assignment]
+    if tensor.is_meta or type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+        return None
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor._values()
+    elif tensor.layout is not torch.strided:
+        return None
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if not tensor.is_floating_point() or not tensor.numel() or not tensor.untyped_storage().nbytes():
+        return None  # a sharded weight whose memory is freed has numbers, and no storage
+    return tensor.float() if tensor.dtype.itemsize == 1 else tensor
