@@ -95,13 +95,13 @@ def test_grouped_attention_with_its_rotation(interleaved: int, tmp_path: Path) -
     angles = np.arange(L)[:, None] / 10000 ** (np.arange(E // 2) / (E // 2))[None]
     given = {"q": flat(H), "k": flat(K, seed=1), "v": flat(K, seed=2)}
     given |= {"last": np.full(B, L - 1, np.int32), "total": np.array([L], np.int32)}
-    given |= {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
+    tables = {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
     node = helper.make_node(
         "GroupQueryAttention", ["q", "k", "v", "", "", "last", "total", "cos", "sin"], ["y", "pk", "pv"],
         domain=MICROSOFT, num_heads=H, kv_num_heads=K, do_rotary=1, rotary_interleaved=interleaved,
         local_window_size=3, softcap=5.0,
     )  # fmt: skip
-    run = graph(tmp_path / "a.onnx", [node], given, ["y"])
+    run = graph(tmp_path / "a.onnx", [node], given, ["y"], tables)
     check(run, ["scale", "softcap", "mask"])
     assert [step.name for step in run.calls[0].query.steps] == ["rope"]
 
@@ -114,9 +114,7 @@ def test_attention_that_holds_its_projections(tmp_path: Path) -> None:
     call = run.calls[0]
     assert call.missing is None
     assert [term.name for term in call.terms or ()] == ["scale", "mask"]
-    # q, k and v are not told: they are computed anew, each a sum of 24 products, on top of what the law allows
-    given_error = 8 * allowed(call)
-    assert float((recomputed(call) - call.output.double()).abs().max()) <= given_error
+    assert float((recomputed(call) - call.output.double()).abs().max()) <= allowed(call)
     assert call.key.projection is not None
     assert call.key.projection.features[0, 0] == H * E
 
@@ -135,7 +133,7 @@ def test_grouped_attention_of_packed_vectors(past: int, tmp_path: Path) -> None:
     check(run, ["scale", "mask"])
     call = run.calls[0]
     assert call.missing is None
-    assert (call.query.values.shape[1], call.key.values.shape) == (H, (rows, K, past + L, E))
+    assert (call.query.values.shape[1], call.key.values.shape) == (H, (rows, H, past + L, E))  # repeated
     first = torch.from_numpy(given["qkv"])[..., : H * E]
     assert torch.equal(call.query.values.transpose(1, 2).flatten(2), first)
 
@@ -162,8 +160,7 @@ def test_a_softmax_that_is_written_out(axis: int, read: bool, tmp_path: Path) ->
         check(run, ["scale"])
         assert run.calls[0].missing is None
     else:
-        assert run.calls == ()
-        assert "over axis 2" in run.missing[0].reason
+        assert "the weights of a query do not sum to 1" in str(run.calls[0].missing)
 
 
 def test_what_is_not_read_is_told(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 
 import sqrtdk
 from sqrtdk.errors import ModelError
+from sqrtdk.graphs import read_onnx
 from tests.graphs.computed import ours, theirs
 from tests.graphs.files import MICROSOFT, attention_model, model_of, onnx, write
 from tests.graphs.test_graph_values import model, normal
@@ -248,6 +249,18 @@ def test_what_the_quantiser_writes(form: str, scale: float, mistake: str | None,
     assert judged.mistake == mistake
     assert (call.site, call.heads, call.head_dim, call.model_dim, call.key_len) == ("layer.0.attn", H, E, D, L)
     assert call.scale.effective == pytest.approx(scale, rel=0.01)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_quantised_graph_rounds_as_onnxruntime_does(form: str, tmp_path: Path) -> None:
+    """Its walk gives onnxruntime's outputs, so the figures of its logits are those of the file."""
+    logging.getLogger().setLevel(logging.ERROR)
+    path = tmp_path / "q.onnx"
+    FORMS[form](attention(tmp_path / "f.onnx"), path)
+    run = read_onnx(path, {"x": torch.from_numpy(normal(2, L, D))})
+    assert run.missing == ()
+    assert [call.call is not None and call.call.stats is not None for call in run.calls] == [True]
 
 
 def test_an_operator_on_integers_that_is_not_read_is_named(tmp_path: Path) -> None:

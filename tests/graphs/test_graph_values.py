@@ -245,6 +245,19 @@ PLAIN: dict[str, tuple[Any, dict[str, Array], dict[str, Array]]] = {
     "SpaceToDepth": (make("SpaceToDepth", ["x"], ["y"], blocksize=2), {"x": normal(2, 3, 4, 6)}, {}),
     "LpPool": (make("LpPool", ["x"], ["y"], kernel_shape=[3], strides=[2], pads=[1, 0], p=2), {"x": X}, {}),
     "GlobalMaxPool": (make("GlobalMaxPool", ["x"], ["y"]), {"x": X}, {}),
+    "Resize, nearest": (
+        make("Resize", ["p", "", "r"], ["y"], mode="nearest", coordinate_transformation_mode="asymmetric",
+             nearest_mode="floor"),
+        {"p": normal(2, 3, 4, 5)}, {"r": np.float32([1, 1, 2, 3])},
+    ),
+    "Resize, linear": (
+        make("Resize", ["p", "", "", "to"], ["y"], mode="linear"), {"p": normal(2, 3, 4, 5)},
+        {"to": np.array([2, 3, 7, 9])},
+    ),
+    "Resize, cubic": (
+        make("Resize", ["p", "", "", "to"], ["y"], mode="cubic", coordinate_transformation_mode="align_corners"),
+        {"p": normal(2, 3, 4, 5)}, {"to": np.array([2, 3, 7, 9])},
+    ),
     "IsInf": (make("IsInf", ["x"], ["y"], detect_negative=0), {"x": np.float32([np.inf, -np.inf, 1.0])}, {}),
     "LayerNormalization": (
         make("LayerNormalization", ["x", "g", "b"], ["y"], axis=1, epsilon=1e-2),

@@ -114,7 +114,14 @@ def diff(
         >>> report.same
         False
     """
-    options_a, options_b = options_of_sides(locals())
+    both = LoadOptions(
+        attn=attn, text=text, input_file=input_file, batch=batch, seq_len=seq_len, device=device, dtype=dtype,
+        seed=seed, revision=revision, trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    options_a, options_b = options_of_sides(
+        both, attn=(attn_a, attn_b), dtype=(dtype_a, dtype_b), device=(device_a, device_b),
+        revision=(revision_a, revision_b),
+    )  # fmt: skip
     with shown("diff"):
         return diff_with(
             a, b, inputs, options_a, options_b, inputs_b=inputs_b, mapping=mapping, fail_on=fail_on, command=command

@@ -39,6 +39,7 @@ from sqrtdk.tracing.watch.stance import steps_seen
 PACKAGES = ("torch", "transformers")
 TRACE, ONNX, EXPORTED = ".safetensors", ".onnx", ".pt2"  # sides that are files
 Given = nn.Module | str | Path
+OfSides = tuple[Any, Any]  # an option of A alone, and of B alone
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,15 +97,23 @@ class Side:
     declared: Mapping[str, str] = field(default_factory=dict)
 
 
-def options_of_sides(arguments: Mapping[str, Any]) -> tuple[LoadOptions, LoadOptions]:
-    """The options of loading A and B, of the arguments of a function; the text or the file of inputs is A's.
+def options_of_sides(
+    both: LoadOptions, *, attn: OfSides, dtype: OfSides, device: OfSides, revision: OfSides
+) -> tuple[LoadOptions, LoadOptions]:
+    """The options of loading A and B, from those of both and the pairs that A and B have of their own.
+
+    A side's own option wins unless it is None. The text and the file of inputs are A's: B runs on the inputs of A.
 
     Example:
-        >>> a, b = options_of_sides({"attn": None, "attn_b": "sdpa", "seed": 3, "text": "poem.txt"})
+        >>> none, both = (None, None), LoadOptions(seed=3, text="poem.txt")
+        >>> a, b = options_of_sides(both, attn=(None, "sdpa"), dtype=none, device=none, revision=none)
         >>> (a.attn, a.text, a.seed), (b.attn, b.text, b.seed)
         ((None, 'poem.txt', 3), ('sdpa', None, 3))
     """
-    a, b = (LoadOptions.of(arguments, side) for side in ("a", "b"))
+    own = {"attn": attn, "dtype": dtype, "device": device, "revision": revision}
+    a, b = (
+        replace(both, **{name: pair[side] for name, pair in own.items() if pair[side] is not None}) for side in (0, 1)
+    )
     return a, replace(b, text=None, input_file=None)
 
 

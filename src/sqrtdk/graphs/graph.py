@@ -15,7 +15,6 @@ from sqrtdk import _extras
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.graphs.model_file import EXTRA
 
-SAME = ("Identity", "Cast", "Dropout")  # the first input, of another dtype at most
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
 _FIRST = 64  # nodes that are asked for the class of the model
@@ -144,12 +143,6 @@ class Graph:
                 continue
             self._constant[last] = node.op in ("Shape", "Size") or all(self._constant[i] for i in node.inputs)
         return self._constant[name]
-
-    def through(self, name: str, ops: tuple[str, ...] = SAME) -> str:
-        """The tensor that a tensor is, but for operations that leave values as they are."""
-        while (node := self.made_by.get(name)) is not None and node.op in ops:
-            name = node.inputs[0]
-        return name
 
 
 def read_graph(model: Any, folder: Path) -> Graph:

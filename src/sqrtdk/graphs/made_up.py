@@ -11,7 +11,7 @@ from torch import Tensor
 from sqrtdk.errors import ModelError
 from sqrtdk.graphs.graph import Graph
 from sqrtdk.graphs.onnx_step import dtype_of
-from sqrtdk.graphs.symbols import size_of
+from sqrtdk.graphs.symbols import shape_of
 
 _SHOWN = 6  # inputs in a note
 _LEAST = 2  # ids, where no vocabulary is known
@@ -37,10 +37,7 @@ def made_up(graph: Graph, seed: int) -> dict[str, Tensor]:
             raise ModelError(
                 f"no value can be made up for the input {value.name[:100]!r}", hint="Give it with --input FILE."
             )
-        shape = [
-            int(d.dim_value) if d.HasField("dim_value") else size_of(d.dim_param, value.name, axis, sizes, False)
-            for axis, d in enumerate(kind.shape.dim)
-        ]
+        shape = shape_of(value, sizes)
         if torch.Size(shape).numel() > MOST_INPUT:
             raise ModelError(f"the input {value.name[:100]!r} has the shape {shape[:8]}", hint="Give it with --input.")
         made[value.name] = _made(graph, value.name, shape, dtype_of(int(kind.elem_type)), generator)

@@ -1,38 +1,45 @@
-"""An ONNX graph, run through onnxruntime, read to the tensors of its attentions."""
+"""An ONNX graph that runs: walked on values under a trace that keeps its tensors, with onnxruntime as the judge.
+
+Nothing is concluded of a graph whose walk gives other outputs than onnxruntime. What may differ is rounding, and how
+much that is, is measured: the walk is made in float64 as well, and onnxruntime may be off from it by as much as the
+walk in the file's own dtypes is, but for a small factor.
+"""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from sqrtdk import _extras
-from sqrtdk.errors import UnsupportedError
-from sqrtdk.graphs.calls import Plan, plan_weighing
-from sqrtdk.graphs.check import checked
+from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text
 from sqrtdk.graphs.feeds import feeds, fixed, usual
 from sqrtdk.graphs.graph import Graph, read_graph
-from sqrtdk.graphs.layout import Values
-from sqrtdk.graphs.logits import read_weighing, written_out
 from sqrtdk.graphs.model_file import EXTRA, folder_of, load_file
-from sqrtdk.graphs.operators import OPERATORS, plan_operator
+from sqrtdk.graphs.onnx_walk import Walk, attends, walkable
+from sqrtdk.graphs.places import GraphRoot, class_of
 from sqrtdk.graphs.records import GraphRun, Missing
-from sqrtdk.graphs.session import refuse_unlike, run_exposed, run_plain, to_tensor
+from sqrtdk.graphs.session import Arrays, run_exposed, to_tensor
 from sqrtdk.tracing.tensors import CallTensors
+from sqrtdk.tracing.trace import Trace
+
+_PRODUCTS = ("MatMul", "Einsum", "FusedMatMul")
+_MOST_LINKS = 48  # tensors between a softmax and the product with values
+_OTHER_ORDER = 16.0  # by how much more another order of the same sums may round, at the most
+_LAST_DIGITS = 8.0  # roundings of the largest number of a tensor: where the walk's own is less, by chance
 
 
 def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[Any, ...]) -> GraphRun:
     """Run an ONNX graph, and read the tensors of all its attentions.
 
-    The graph runs twice on the CPU, once as it is and once with the attentions' tensors as outputs. Both times
-    onnxruntime's rewriting of graphs is switched off: it would fuse the very operations that are looked at. The outputs
-    of both runs must be the same, bit for bit. What onnxruntime computes with its rewriting on may differ from that by
-    rounding.
+    The graph runs three times on the CPU: by onnxruntime, whose rewriting of graphs is switched off, with the results
+    of its attentions as outputs; and as torch operations, in float64 and then, traced, in its own dtypes. What
+    onnxruntime computes with its rewriting on may differ from that by rounding.
 
     Args:
         path: of the file; tensors that lie in others are read from its folder.
@@ -41,39 +48,34 @@ def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[An
     Raises:
         MissingExtraError: onnx or onnxruntime is not installed.
         ModelError: the file can't be read, needs custom operators, or names a file out of its folder; the inputs are
-            not those that the graph takes; onnxruntime fails; the graph draws random numbers.
+            not those that the graph takes; onnxruntime fails.
     """
     model = load_file(path)
-    graph = read_graph(model, folder_of(path))
-    given = feeds(graph.inputs, inputs)
-    plans, missing = find(graph)
-    plain = run_plain(model, graph, given)
-    tensors = [name for plan in plans for name in plan.tensors]
-    shapes = [name for plan in plans for name in plan.shapes]
-    ran, told = run_exposed(model, graph, given, tensors, shapes)
-    refuse_unlike(plain, ran)
-    values = Values(graph, ran, told)
-    batch = next((array.shape[0] for array in given.values() if array.ndim > 1), None)
-    calls: list[CallTensors] = []
-    counts: Counter[str] = Counter()
-    for plan in plans:
-        try:
-            call = plan.read(values, batch)
-        except UnsupportedError as error:
-            missing.append(Missing(plan.site, str(error)))
-            continue
-        calls.append(checked(replace(call, index=counts[call.site]), derived=plan.derived))
-        counts[call.site] += 1
+    file = read_graph(model, folder_of(path))
+    given = feeds(file.inputs, inputs)
+    graph = walkable(file)
+    ends = _ends(graph)
+    own = [value.name for value in model.graph.output]
+    ran = run_exposed(model, file, given, [name for name in ends if name in file.made_by])
+    walk = Walk(graph, values={name: to_tensor(array) for name, array in given.items()}, wanted={*own, *ends})
+    trace = _traced(walk)
+    missing = [*walk.missing, *(Missing(entry.site, entry.reason) for entry in trace.not_measured)]
+    calls = tuple(_named(call, graph) for call in trace.tensors)
+    off = _difference(walk, ran, own, ends)
+    if off is not None:
+        sites = [call.site for call in calls] or ([] if walk.missing else [""])
+        missing = [*(Missing(site, off) for site in sites), *missing]
+        calls = ()
     versions = {name: str(_extras.load(name, EXTRA).__version__) for name in ("onnxruntime", "onnx")}
     return GraphRun(
-        calls=tuple(calls),
-        outputs={name: to_tensor(array) for name, array in plain.items() if isinstance(array, np.ndarray)},
+        calls=calls,
+        outputs={name: to_tensor(ran[name]) for name in own if isinstance(ran[name], np.ndarray)},
         missing=tuple(missing),
         producer=f"{model.producer_name} {model.producer_version}".strip()[:100],
         opset={entry.domain or "ai.onnx": int(entry.version) for entry in model.opset_import},
         ir_version=int(model.ir_version),
         versions=versions,
-        forwards=2,
+        forwards=3,
     )
 
 
@@ -101,26 +103,97 @@ def _inputs(path: str | os.PathLike[str]) -> tuple[Any, ...]:
     return read_graph(load_file(path), folder_of(path)).inputs
 
 
-def find(graph: Graph) -> tuple[list[Plan], list[Missing]]:
-    """The attentions of a graph, in order, and those that can't be read."""
-    plans: list[Plan] = []
-    missing: list[Missing] = []
+def _traced(walk: Walk) -> Trace:
+    """Both walks of a graph on values; the trace of the second.
+
+    Raises:
+        ModelError: torch fails at an operation.
+    """
+    try:
+        with torch.no_grad():
+            walk.first()
+            root = class_of(walk.graph.root_class, GraphRoot)(walk.again, None)
+            walk.place(root)
+            with Trace(root, keep=True) as trace:
+                root(*walk.inputs.values())
+    except (*INTERRUPTS, SqrtdkError):
+        raise
+    except Exception as error:  # whatever torch raises of values that an operation does not take
+        raise ModelError(
+            f"the graph can't be walked on values: {kind_and_text(error)}",
+            hint="Leave --run out: the graph is read without values.",
+        ) from error
+    return trace
+
+
+def _named(call: CallTensors, graph: Graph) -> CallTensors:
+    """The call; at the name of its node in a graph that tells no module."""
+    file, _, line = ((call.call and call.call.softmax_at) or "").rpartition(":")
+    if call.site or file != "<node>":
+        return call
+    node = next((node for node in graph.nodes if node.number + 1 == int(line)), None)
+    return call if node is None else replace(call, site=node.site)
+
+
+def _ends(graph: Graph) -> tuple[str, ...]:
+    """Names of what the attentions give: the product of weights and values, or what the operator gives."""
+    found: list[str] = []
     for node in graph.nodes:
-        if node in graph.hidden:
-            hidden = [op for domain, op in graph.hidden[node] if op == "Softmax" or (domain, op) in OPERATORS]
-            if hidden:
-                missing.append(Missing(node.site, f"{hidden[0]} inside of {node.op}: branches and loops are not read"))
+        if attends(node.domain, node.op):
+            softmax = node.op.endswith("Softmax")
+            found += _product_after(graph, node.outputs[0]) if softmax else node.outputs[:1]
+    return tuple(dict.fromkeys(found))
+
+
+def _product_after(graph: Graph, name: str) -> list[str]:
+    pending, seen = [name], {name}
+    while pending and len(seen) < _MOST_LINKS:
+        last = pending.pop(0)
+        for node in graph.taken_by.get(last, ()):
+            if node.op in _PRODUCTS:
+                return [node.outputs[0]]
+            pending += [made for made in node.outputs if made and made not in seen]
+            seen.update(node.outputs)
+    return []
+
+
+# -- the judge ---------------------------------------------------------------------------------------------------------
+
+
+def _difference(walk: Walk, ran: Arrays, own: list[str], ends: tuple[str, ...]) -> str | None:
+    """Why nothing is concluded; None where the walk gives what onnxruntime gave."""
+    compared = False
+    for name in (*ends, *own):
+        theirs = ran.get(name)
+        if name not in walk.made or not isinstance(theirs, np.ndarray):
             continue
-        try:
-            if (node.domain, node.op) in OPERATORS:
-                plans.append(plan_operator(graph, node))
-                continue
-            softmax = node if node.op == "Softmax" and not node.domain else written_out(graph, node)
-            weighing = None if softmax is None else read_weighing(graph, softmax)
-            if isinstance(weighing, str):
-                missing.append(Missing(node.site, weighing))
-            elif weighing is not None:
-                plans.append(plan_weighing(graph, weighing))
-        except UnsupportedError as error:
-            missing.append(Missing(node.site, str(error)))
-    return plans, missing
+        right = to_tensor(theirs)
+        if not right.is_floating_point():
+            continue
+        compared = True
+        off = _beyond_rounding(right, walk.made[name], walk.exact[name])
+        if off is not None:
+            return f"the walk gives other outputs than onnxruntime (largest difference {off:.3g}, of {name[:60]})"
+    return None if compared else "no output of it could be compared with onnxruntime's"
+
+
+def _beyond_rounding(theirs: Tensor, ours: Tensor, exact: Tensor) -> float | None:
+    """By how much two results differ; None where that is rounding.
+
+    Rounding goes by rows: a row that sees no key holds what float64 does not have.
+    """
+    if theirs.shape != ours.shape:
+        return float("inf")
+    if not theirs.numel():
+        return None
+    shape = (-1, theirs.shape[-1]) if theirs.dim() else (1, 1)
+    right, made, wide = (tensor.reshape(shape).double() for tensor in (theirs, ours, exact))
+    seen = made.isfinite()
+    if not torch.equal(seen, right.isfinite()):
+        return float("nan")
+    size = wide.abs().nan_to_num(0.0, 0.0).max()
+    rounded = (made - wide).abs().nan_to_num(0.0, 0.0).amax(-1, keepdim=True)
+    allowed = _OTHER_ORDER * rounded.clamp(min=float(rounded.median()))
+    allowed = allowed + _LAST_DIGITS * torch.finfo(theirs.dtype).eps * size
+    off = (right - made).abs().where(seen, 0.0)
+    return float(off.max()) if bool((off > allowed).any()) else None

@@ -7,6 +7,7 @@ given beyond that is refused by name.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,7 +16,53 @@ from torch.nn import functional
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.graphs.onnx_layers import Operation, Result
 from sqrtdk.graphs.onnx_step import Step
-from sqrtdk.graphs.operators import FLAGS, MICROSOFT, OPERATORS, Signature
+
+MICROSOFT = "com.microsoft"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Of an operator, numbers of the inputs that are read.
+
+    Attributes:
+        bias: of the bias of the three projections; -1 where there is none.
+        padding: of the mask over keys.
+        added: of what is added to the logits, or a bool mask.
+        past: of the cached keys, and of the cached values.
+        refused: of those that are not read, with their names.
+        query_heads: name of the attribute.
+        key_heads: the same.
+        causal: the same.
+        cap: the softcap's; "" where there is none.
+    """
+
+    bias: int
+    padding: int
+    added: int
+    past: tuple[int, ...]
+    refused: dict[int, str]
+    query_heads: str
+    key_heads: str
+    causal: str
+    cap: str = ""
+
+
+OPERATORS = {
+    ("", "Attention"): Signature(
+        -1, -1, 3, (4, 5), {6: "nonpad_kv_seqlen"}, "q_num_heads", "kv_num_heads", "is_causal", "softcap"
+    ),
+    (MICROSOFT, "MultiHeadAttention"): Signature(
+        3, 4, 5, (6, 7), {9: "cache_indirection"}, "num_heads", "num_heads", "unidirectional"
+    ),
+    (MICROSOFT, "GroupQueryAttention"): Signature(
+        -1, -1, 10, (3, 4), {9: "position_ids", 12: "k_scale", 13: "v_scale"}, "num_heads", "kv_num_heads", "causal",
+        "softcap",
+    ),
+    (MICROSOFT, "Attention"): Signature(
+        2, 3, 5, (4,), {6: "past_sequence_length"}, "num_heads", "num_heads", "unidirectional"
+    ),
+}  # fmt: skip
+FLAGS = ("smooth_softmax", "do_rotary_interleaved", "qk_matmul_output_mode", "k_quant_type", "v_quant_type")
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:
@@ -115,9 +162,14 @@ def _operands(step: Step, signature: Signature, heads: int, key_heads: int) -> t
 def _rotate(x: Tensor, step: Step) -> Tensor:
     """(B, H, L, E) turned by the first L rows of a table of cosines and sines."""
     cos, sin = (step.tensor(index)[: x.shape[2]] for index in (7, 8))
+    return _turned(x, cos, sin, bool(step.attribute("rotary_interleaved", 0)))
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """The first features turned in pairs: neighbours, or one of each half; the rest as they are."""
     width = 2 * cos.shape[-1]
     turning, rest = x[..., :width], x[..., width:]
-    if step.attribute("rotary_interleaved", 0):
+    if interleaved:
         first, second = turning[..., ::2], turning[..., 1::2]
         turned = torch.stack((first * cos - second * sin, first * sin + second * cos), -1).flatten(-2)
     else:
@@ -185,15 +237,7 @@ def _rotary(step: Step) -> Tensor:
         cos, sin = cos[: q.shape[2]], sin[: q.shape[2]]
     else:
         cos, sin = cos[:, None], sin[:, None]
-    width = 2 * cos.shape[-1]
-    turning, rest = q[..., :width], q[..., width:]
-    if step.attribute("interleaved", 0):
-        first, second = turning[..., ::2], turning[..., 1::2]
-        turned = torch.stack((first * cos - second * sin, first * sin + second * cos), -1).flatten(-2)
-    else:
-        first, second = turning.chunk(2, -1)
-        turned = torch.cat((first * cos - second * sin, first * sin + second * cos), -1)
-    turned = torch.cat((turned, rest), -1) if rest.shape[-1] else turned
+    turned = _turned(q, cos, sin, bool(step.attribute("interleaved", 0)))
     return turned if x.dim() == 4 else turned.transpose(1, 2).flatten(2)
 
 

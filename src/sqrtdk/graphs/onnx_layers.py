@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.graphs.onnx_step import Step
+from sqrtdk.tracing.watch.recorder import unseen
 
 Result = Tensor | tuple[Tensor, ...]
 Operation = Callable[[Step], Result]
@@ -54,7 +56,7 @@ def pad(step: Step) -> Tensor:
 
 
 def resize(step: Step) -> Tensor:
-    """Bring a tensor to other sizes: where its values go does not matter."""
+    """Bring a tensor to other sizes."""
     x = step.tensor(0)
     sizes, axes = [*x.shape], [int(axis) % x.dim() for axis in step.attribute("axes", range(x.dim()))]
     policy = str(step.attribute("keep_aspect_ratio_policy", "stretch"))
@@ -70,7 +72,24 @@ def resize(step: Step) -> Tensor:
         raise UnsupportedError(f"{step.node.op} without sizes")
     for axis, size in zip(axes, wanted, strict=True):
         sizes[axis] = size
-    return torch.empty(sizes, dtype=x.dtype, device=x.device) * x.mean()  # where it lies does not matter
+    how = _interpolation(step, x.dim() - 2)
+    if step.device == "meta" or how is None or sizes[:2] != [*x.shape[:2]]:
+        return torch.empty(sizes, dtype=x.dtype, device=x.device) * x.mean()  # where it lies does not matter to a shape
+    mode, corners = how
+    return functional.interpolate(x, sizes[2:], mode=mode, align_corners=corners)
+
+
+def _interpolation(step: Step, axes: int) -> tuple[str, bool | None] | None:
+    """The mode of resizing as torch names it, and whether corners are aligned; None if torch has no such mode."""
+    old = step.opset < 11 or step.node.op == "Upsample"
+    mode = str(step.attribute("mode", "nearest"))
+    place = str(step.attribute("coordinate_transformation_mode", "asymmetric" if old else "half_pixel"))
+    if mode == "nearest":
+        return ("nearest" if place == "asymmetric" else "nearest-exact", None)
+    name = {("linear", 1): "linear", ("linear", 2): "bilinear", ("linear", 3): "trilinear", ("cubic", 2): "bicubic"}
+    if (mode, axes) not in name or place not in ("half_pixel", "pytorch_half_pixel", "align_corners"):
+        return None
+    return name[mode, axes], place == "align_corners"
 
 
 def batch_norm(step: Step) -> Tensor:
@@ -90,6 +109,37 @@ def dequantised(step: Step) -> Tensor:
         shape = [-1 if i == int(step.attribute("axis", 1)) % x.dim() else 1 for i in range(x.dim())]
         scale, zero = scale.reshape(shape), zero.reshape(shape)
     return (x.to(scale.dtype) - zero.to(scale.dtype)) * scale
+
+
+def rounded(step: Step) -> Tensor:
+    """What an activation is after it was quantised: on values rounded, out of a trace's sight.
+
+    A scale that the file holds goes with its zero point; otherwise both are those of `DynamicQuantizeLinear`, whose
+    range holds zero: 255 steps from the least to the largest.
+    """
+    x = step.tensor(0)
+    if step.device == "meta":
+        return x
+    made = x.clone()
+    with unseen():
+        made.detach().numpy()[...] = _quantised(step, x.detach().double()).to(x.dtype).numpy()
+    return made
+
+
+def _quantised(step: Step, x: Tensor) -> Tensor:
+    scale, zero = step.attribute("scale", None), step.attribute("zero", None)
+    if step.attribute("fixed", False):
+        if scale is None or scale.size > 1:
+            raise UnsupportedError("QuantizeLinear by scales that are computed, or one a channel")
+        kind = np.iinfo(np.uint8 if zero is None else zero.dtype)
+        step_size, shift, least, most = float(scale), 0.0 if zero is None else float(zero), kind.min, kind.max
+    else:
+        low, high = min(0.0, float(x.min())), max(0.0, float(x.max()))
+        step_size, least, most = float(np.float32(high - low) / np.float32(255)), 0, 255
+        shift = min(255.0, max(0.0, float(np.rint(-low / step_size)))) if step_size else 0.0
+    if not step_size:
+        return x
+    return ((x / step_size).round() + shift).clamp(least, most).sub(shift).mul(step_size)
 
 
 def lp(step: Step) -> Tensor:

@@ -20,6 +20,7 @@ from sqrtdk.graphs import onnx_windows as windows
 from sqrtdk.graphs.onnx_fused import FUSED
 from sqrtdk.graphs.onnx_layers import Operation, Result
 from sqrtdk.graphs.onnx_step import Step, binary, dtype_of
+from sqrtdk.graphs.rewriting import ROUNDED
 from sqrtdk.graphs.session import to_tensor
 
 
@@ -46,7 +47,7 @@ def _where(step: Step) -> Tensor:
     condition, kept, other = step.tensor(0), step.operand(1), step.operand(2)
     tested = step.graph.made_by.get(step.node.inputs[0])
     cleans = tested is not None and tested.op == "IsNaN" and tested.inputs[0] == step.node.inputs[2] and kept == 0
-    if cleans and isinstance(other, Tensor):  # zeros for the weights of a row that sees no key
+    if step.device == "meta" and cleans and isinstance(other, Tensor):  # zeros where a row sees no key
         return other
     for value, fill, where in ((other, kept, condition), (kept, other, None)):
         if isinstance(value, Tensor) and not isinstance(fill, Tensor):
@@ -301,3 +302,4 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     }.items()
 }
 OPERATIONS |= FUSED
+OPERATIONS[ROUNDED] = layers.rounded

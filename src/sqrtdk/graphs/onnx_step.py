@@ -38,8 +38,9 @@ class Step:
         graph: that it is of.
         inputs: tensors, in order; None for one that is left out.
         numbers_of: values of the inputs that are constants of few elements, by name.
-        device: on which its result is made: "meta", or "cpu" where it is computed of constants.
+        device: on which its result is made: "meta", or "cpu" where it is computed from values.
         learned: names of inputs that are weights.
+        as_numbers: whether a constant of one element is handed to torch as a number, so that a trace reads the number.
     """
 
     node: Node
@@ -48,6 +49,7 @@ class Step:
     numbers_of: Mapping[str, Tensor]
     device: str
     learned: frozenset[str] | set[str]
+    as_numbers: bool = True
 
     @property
     def opset(self) -> int:
@@ -82,14 +84,16 @@ class Step:
 
     def _values(self, index: int) -> Tensor:
         name = self.node.input(index)
-        if name not in self.numbers_of:
+        if name in self.numbers_of:
+            return self.numbers_of[name]
+        if self.device == "meta":
             raise UnsupportedError(f"{self.node.op} with an input {index} that is computed from values")
-        return self.numbers_of[name]
+        return self.tensor(index)
 
     def operand(self, index: int) -> Tensor | float | int | bool:
         """An input; as a number where it is one that is known, and no weight."""
         name = self.node.input(index)
-        if self.device == "meta" and name in self.numbers_of and name not in self.learned:
+        if self.as_numbers and name in self.numbers_of and name not in self.learned:
             value = self.numbers_of[name]
             if value.numel() == 1:
                 number: float | int | bool = value.item()

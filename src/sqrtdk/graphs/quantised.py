@@ -58,13 +58,13 @@ def without_quantisation(graph: Graph) -> Graph:
 
 def _quantize(to: Rewriting, node: Node) -> None:
     """`QuantizeLinear(x, scale, zero point)` is x, rounded."""
-    to.add(node, "Identity", node.inputs[:1], {})
+    to.rounded(node, node.inputs[0], node.inputs[1:3])
     to.carry(node, node.input(1))
 
 
 def _dynamic(to: Rewriting, node: Node) -> None:
     """`DynamicQuantizeLinear(x)` is x, rounded; its scale is 1 here, and its zero point 0."""
-    to.add(node, "Identity", node.inputs[:1], {})
+    to.rounded(node, node.inputs[0])
     to.carry(node, node.outputs[1])
     for name, number in zip(node.outputs[1:], (np.float32(1.0), np.uint8(0)), strict=False):
         to.number(name, number)
@@ -101,7 +101,7 @@ def _linear(to: Rewriting, node: Node) -> None:
     axis = -1 if op == "MatMul" else 0
     names = [to.floating(inputs[i : i + 3], axis) for i in (0, 3)]
     to.add(node, op, names, {})
-    to.carry(node, node.input(6))
+    to.requantised(node, node.input(6), node.input(7))
 
 
 def _alone(to: Rewriting, node: Node) -> None:
@@ -110,7 +110,7 @@ def _alone(to: Rewriting, node: Node) -> None:
         raise Unread("with channels last")
     op = "Softmax" if node.op == "QLinearSoftmax" else _ALONE[node.op]
     to.add(node, op, (to.floating([node.input(i) for i in range(3)]),))
-    to.carry(node, node.input(3))
+    to.requantised(node, node.input(3), node.input(4))
 
 
 def _linear_conv(to: Rewriting, node: Node) -> None:
@@ -118,7 +118,7 @@ def _linear_conv(to: Rewriting, node: Node) -> None:
     names = [*node.inputs, "", ""][:9]
     x, w = to.floating(names[:3]), to.floating(names[3:6])
     to.add(node, "Conv", (x, w, _summed_bias(to, names[8], names[1], names[4])))
-    to.carry(node, names[6])
+    to.requantised(node, names[6], names[7])
 
 
 def _summed_bias(to: Rewriting, bias: str, left: str, right: str, factor: float = 1.0) -> str:
@@ -145,26 +145,27 @@ def _gemm(to: Rewriting, node: Node) -> None:
     alpha = float(node.attributes.get("alpha", 1.0))
     to.add(node, "Gemm", (left, right, _summed_bias(to, names[6], names[1], names[4], alpha)))
     if names[7]:
-        to.carry(node, names[7])
+        to.requantised(node, names[7], names[8])
 
 
 def _concat(to: Rewriting, node: Node) -> None:
     """`QLinearConcat(y scale, y zero, X, scale, zero, ...)`."""
     names = [to.floating(node.inputs[i : i + 3]) for i in range(2, len(node.inputs) - 2, 3)]
     to.add(node, "Concat", names)
-    to.carry(node, node.input(0))
+    to.requantised(node, node.input(0), node.input(1))
 
 
 def _choice(to: Rewriting, node: Node) -> None:
     """`QLinearWhere(condition, X, scale, zero, Y, scale, zero, z scale, z zero)`."""
     to.add(node, "Where", (node.inputs[0], to.floating(node.inputs[1:4]), to.floating(node.inputs[4:7])), {})
-    to.carry(node, node.input(7))
+    to.requantised(node, node.input(7), node.input(8))
 
 
 def _to_float(to: Rewriting, node: Node) -> None:
     """`MatMulIntegerToFloat(A, B, scales, zeros, bias)`, and `DynamicQuantizeMatMul(A, B, scale, zero, bias)`."""
     if node.op == "DynamicQuantizeMatMul":
-        left, right, bias = node.inputs[0], to.floating((node.inputs[1], node.input(2), node.input(3)), -1), 4
+        left, right, bias = f"{node.outputs[0]}::rounded", to.floating((*node.inputs[1:3], node.input(3)), -1), 4
+        to.rounded(replace(node, outputs=(left,)), node.inputs[0])
     else:
         left = to.floating((node.inputs[0], node.input(2), node.input(4)), -1)
         right, bias = to.floating((node.inputs[1], node.input(3), node.input(5)), -1), 6

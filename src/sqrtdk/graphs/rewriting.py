@@ -13,6 +13,7 @@ from sqrtdk.graphs.unpacked import blocks, integers
 
 Array = np.ndarray[Any, Any]
 DOMAINS = ("", "com.microsoft")
+ROUNDED = ("::", "Rounded")  # domain and name of an operator of no file
 PRODUCT = "::product"  # in place of the scale of a product of integers
 _MOVES = ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Split", "Concat", "Gather",
           "GatherElements", "GatherND", "Expand", "Tile", "MaxPool", "Pad", "DepthToSpace", "SpaceToDepth", "Resize",
@@ -84,6 +85,24 @@ class Rewriting:
         given = node.attributes if attributes is None else attributes
         outputs = node.outputs[:1] if op not in ("EmbedLayerNormalization", "Attention") else node.outputs
         self.nodes.append(replace(node, op=op, domain=domain, inputs=tuple(names), outputs=outputs, attributes=given))
+
+    def rounded(self, node: Node, name: str, of: Sequence[str] = ()) -> None:
+        """Put what a node makes as `name`, rounded: to a scale and a zero point, or to those of its own values.
+
+        On values it is rounded as the file rounds; no trace is shown how, as of a cast.
+        """
+        scale, zero = (self.graph.array(source) if source else None for source in (*of, "", "")[:2])
+        attributes = {"scale": scale, "zero": zero, "fixed": bool(of)}
+        domain, op = ROUNDED
+        made = replace(node, op=op, domain=domain, inputs=(name,), outputs=node.outputs[:1], attributes=attributes)
+        self.nodes.append(made)
+
+    def requantised(self, node: Node, scale: str, zero: str) -> None:
+        """Round what the last operator makes, to the scale and the zero point that the node has for it."""
+        exact = f"{node.outputs[0]}::exact"
+        self.nodes[-1] = replace(self.nodes[-1], outputs=(exact, *self.nodes[-1].outputs[1:]))
+        self.rounded(node, exact, (scale, zero))
+        self.carry(node, scale)
 
     def with_bias(self, node: Node, op: str, inputs: Sequence[str], bias: str, attributes: dict[str, Any]) -> None:
         """A product, and its bias where it has one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from sqrtdk.errors import ModelError
 
@@ -44,6 +45,14 @@ def number_for(axis: int, sizes: Mapping[str, int], larger: bool) -> int:
     if axis == 0:
         return 3 if larger else 2
     return (53 if larger else 37) + 2 * sum(1 for size in sizes.values() if size > 3)
+
+
+def shape_of(value: Any, sizes: dict[str, int], larger: bool = False) -> list[int]:
+    """Sizes of an input of an ONNX graph, a `ValueInfoProto`, with numbers for those that it leaves free."""
+    return [
+        int(d.dim_value) if d.HasField("dim_value") else size_of(d.dim_param, value.name, axis, sizes, larger)
+        for axis, d in enumerate(value.type.tensor_type.shape.dim)
+    ]
 
 
 def size_of(symbol: str, of: str, axis: int, sizes: dict[str, int], larger: bool) -> int:

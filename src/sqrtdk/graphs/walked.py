@@ -6,8 +6,13 @@ import os
 from typing import Any
 
 from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text
+from sqrtdk.graphs.graph import read_graph
+from sqrtdk.graphs.model_file import folder_of, load_file
+from sqrtdk.graphs.places import GraphRoot, class_of
 from sqrtdk.graphs.records import Walked
+from sqrtdk.graphs.symbols import shown_sizes
 from sqrtdk.models.names import graph_kind
+from sqrtdk.models.records import LoadedModel
 
 
 def open_graph(
@@ -41,6 +46,25 @@ def _opened(path: str | os.PathLike[str], config: Any, trust_remote_code: bool, 
         from sqrtdk.graphs.program_walk import walk_program
 
         return walk_program(path, config, trust_remote_code=trust_remote_code, larger=larger)
-    from sqrtdk.graphs.onnx_walk import walk_onnx
+    return _onnx(path, config, larger)
 
-    return walk_onnx(path, config, larger=larger)
+
+def _onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> Walked:
+    """An ONNX graph as a model whose forward walks it on the meta device."""
+    from sqrtdk.graphs.onnx_walk import Walk, walkable
+
+    walk = Walk(walkable(read_graph(load_file(path), folder_of(path))), larger=larger)
+    walk.first()
+    root = class_of(walk.graph.root_class, GraphRoot)(walk.again, config)
+    values = walk.place(root)
+    notes: tuple[str, ...] = (shown_sizes(walk.sizes),) if walk.sizes else ()
+    notes += tuple(f"the input {name} is taken as ones: no padding" for name in walk.masks)
+    if walk.unread:
+        ops = ", ".join(sorted(walk.unread)[:5])
+        notes += (f"not read: {ops}{' and more' if len(walk.unread) > 5 else ''}; nor what comes after",)
+    if walk.folded:
+        notes += (
+            f"{len(walk.folded)} queries are constants that the exporter worked out: their projections are not in it",
+        )
+    loaded = LoadedModel(root, tuple(walk.inputs.values()), str(path), "onnx", config, notes=notes, masks=values)
+    return Walked(loaded, tuple(walk.missing), walk.sizes, walk.operators(), tuple(sorted(walk.unread)), walk.sick)
