@@ -34,8 +34,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = sys.argv[1] if len(sys.argv) > 1 else str(small_llama(Path(folder)))
         report = sqrtdk.check(model, seq_len=64)
-    for call in report.calls:
-        print(f"{call.site}  {call.formula}  ratio {call.scale.ratio:.3f}  {call.verdict}")
+    for judged in report.calls:
+        ratio = judged.call.scale.ratio
+        print(f"{judged.site}  {judged.formula}  ratio {ratio:.3f}  {judged.verdict}")
     for finding in report.findings:
         print(f"{finding.severity}: {finding.message}\n  fix: {finding.fix}")
     print(f"attention calls: {len(report.calls)}, findings: {len(report.findings)}, exit code {report.exit_code}")

@@ -39,9 +39,10 @@ def main() -> None:
     for follows_config in (True, False):
         torch.manual_seed(0)
         report = sqrtdk.check(nn.Sequential(Attention(config, follows_config)), x)
-        (call,) = report.calls
+        (judged,) = report.calls
         print(f"reads the config: {follows_config}")
-        print(f"  {call.formula}: ratio {call.scale.ratio:.3f}, {call.verdict}, exit code {report.exit_code}")
+        ratio = judged.call.scale.ratio
+        print(f"  {judged.formula}: ratio {ratio:.3f}, {judged.verdict}, exit code {report.exit_code}")
         for finding in report.findings:
             if finding.rule in ("scale_ledger", "declared_vs_actual"):
                 print(f"  {finding.severity}: {finding.message}\n  fix: {finding.fix}")

@@ -81,7 +81,7 @@ def measure() -> dict[str, Any]:
         "layer": LAYER,
         "head": HEAD,
         "peak": {
-            model: [[round(value, 4) for value in call.stats.peak] for call in report.calls]
+            model: [[round(value, 4) for value in judged.call.stats.peak] for judged in report.calls]
             for model, report in reports.items()
         },
         "weights": {model: weights(model) for model in MODELS},

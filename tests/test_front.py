@@ -150,7 +150,7 @@ def test_the_losses_on_the_first_page_are_those_of_the_records(name: str) -> Non
 def test_the_record_of_the_picture_is_what_a_run_gives(model: str) -> None:
     record = json.loads(readme_picture.RECORD.read_text(encoding="utf-8"))
     torch.testing.assert_close(readme_picture.weights(model), record["weights"][model], rtol=0, atol=2e-3)
-    peaks = [list(call.stats.peak) for call in sqrtdk.check(model).calls]
+    peaks = [list(judged.call.stats.peak) for judged in sqrtdk.check(model).calls]
     torch.testing.assert_close(peaks, record["peak"][model], rtol=0, atol=2e-3)
 
 

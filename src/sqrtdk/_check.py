@@ -20,7 +20,7 @@ from sqrtdk.audit.sources import root
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.laws import table
 from sqrtdk.laws.answers import not_asked
-from sqrtdk.laws.table import FINDINGS, answers_of, names_of
+from sqrtdk.laws.table import FINDINGS, answers_of, is_large, names_of
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import iter_attn, resolve
 from sqrtdk.models.names import graph_kind
@@ -58,7 +58,7 @@ def check(
 
     The model runs in evaluation mode, as a rule up to four times: judged, with a larger scale attribute, and once each
     for eager and sdpa; with attn="both" up to six times. The laws (`sqrtdk.laws`) take some 25 runs, most of them
-    without a trace, two where the model has over 2e9 parameters. With `static` a copy of it on the meta device runs
+    without a trace, one where the model has over 2e9 parameters. With `static` a copy of it on the meta device runs
     once. Where only an attribute declares a scale, up to three more runs ask whether the model follows it.
 
     Args:
@@ -100,7 +100,11 @@ def check(
         >>> {judged.mistake for judged in report.calls}, report.exit_code
         ({'missing'}, 1)
     """
-    options = LoadOptions.of(locals())
+    options = LoadOptions(
+        static=static, attn=attn, text=text, input_file=input_file, batch=batch, seq_len=seq_len, device=device,
+        dtype=dtype, seed=seed, revision=revision, trust_remote_code=trust_remote_code, device_map=device_map,
+        offload_folder=offload_folder,
+    )  # fmt: skip
     with shown("check"):
         return check_with(model, inputs, options, laws=laws, fail_on=fail_on, command=command)
 
@@ -147,7 +151,9 @@ def check_with(
             missing.append(NotMeasured("", f"attention {attn} was asked for: {build.reason}"))
         if build.loaded is not None:
             with by_default_of(build.loaded.module):
-                run = run_model(build.loaded, build.attn, seed=options.seed, compare="never" if runs else compare)
+                keep = not runs and bool(names) and is_large(build.loaded.module)
+                how = "never" if runs else compare
+                run = run_model(build.loaded, build.attn, seed=options.seed, compare=how, keep=keep)
                 if not runs:
                     tell("asking the laws")
                     run = with_laws(run, answers_of(build.loaded, run, names, options.seed))

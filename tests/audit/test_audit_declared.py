@@ -110,7 +110,7 @@ def test_a_norm_after_the_rotation_takes_the_factor_away():
     report = sqrtdk.check(hf.NanoChatForCausalLM(config))
     (call,) = report.calls
     assert call.formula == "softmax(0.25 * rms(rope(q)).rms(rope(k)) + causal)"
-    assert (call.rope, call.verdict, report.findings) == (True, "exact", ())
+    assert (call.call.rope, call.verdict, report.findings) == (True, "exact", ())
 
 
 @each("own", [False, True])

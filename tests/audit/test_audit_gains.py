@@ -6,8 +6,9 @@ from torch import nn
 
 from sqrtdk._check import check
 from sqrtdk.audit.context import Context
+from sqrtdk.audit.explanations import judge
 from sqrtdk.audit.rules import RULES
-from sqrtdk.audit.verdicts import judge, judge_all
+from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.tracing.records import Factor, Stage
 from tests.attentions.each import each
 from tests.audit.stranger_modules import Attention, module, told

@@ -159,7 +159,7 @@ def test_what_the_softmax_does_not_see_is_named_apart(fused):
     report = check(model, x)
     logits = copy.deepcopy(model).double().logits(x.double())
     mean = logits.mean(-1, keepdim=True)
-    stats = report.calls[0].stats
+    stats = report.calls[0].call.stats
     assert max(stats.max_logit) == pytest.approx(float(logits.max()), rel=1e-5)
     assert max(stats.max_logit) > 250
     assert max(stats.max_above_mean) == pytest.approx(float((logits - mean).max()), rel=1e-3)

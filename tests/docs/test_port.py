@@ -65,8 +65,8 @@ def test_a_call_that_was_not_judged_leaves_its_family_out() -> None:
 def test_a_run_of_today_gives_the_declaration_of_the_record(model_type: str) -> None:
     (entry,) = (entry for entry in RECORD["families"] if entry["model_type"] == model_type)
     report = sqrtdk.check(build(small_config(model_type), "eager"), static=True)
-    assert {call.softcap for call in report.calls} == {call["softcap"] for call in entry["calls"]}
-    assert {call.norm for call in report.calls} == {call["norm"] for call in entry["calls"]}
-    assert {call.rope for call in report.calls} == {call["rope"] for call in entry["calls"]}
+    assert {judged.call.softcap for judged in report.calls} == {call["softcap"] for call in entry["calls"]}
+    assert {judged.call.norm for judged in report.calls} == {call["norm"] for call in entry["calls"]}
+    assert {judged.call.rope for judged in report.calls} == {call["rope"] for call in entry["calls"]}
     declared = {call.declared_by.split(" ")[0] if call.declared_by else None for call in report.calls}
     assert declared == {call["declared_by"].split(" ")[0] if call["declared_by"] else None for call in entry["calls"]}

@@ -1,4 +1,4 @@
-"""Every verb takes the options of loading by their names: one that is called otherwise would be dropped."""
+"""Every verb hands each of its options of loading on by name: one that is renamed or left out would be dropped."""
 
 import dataclasses
 import inspect
@@ -6,34 +6,101 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import typer
 
 import sqrtdk
+import sqrtdk._check
+import sqrtdk.audit.baseline
+import sqrtdk.compare.diff
+import sqrtdk.kv.forecast
+import sqrtdk.kv.request
+import sqrtdk.monitor.checkpoints
+import sqrtdk.recording.record
 from sqrtdk import cli
+from sqrtdk.cli.baseline import check as check_baseline
+from sqrtdk.cli.baseline import write as write_baseline
+from sqrtdk.cli.watch_checkpoints import checkpoints
+from sqrtdk.models import names
 from sqrtdk.models.options import LoadOptions
 
 NAMES = {field.name for field in dataclasses.fields(LoadOptions)}
 OF_TWO = {"static", "device_map", "offload_folder"}
+OF_A_SIDE = ("attn", "dtype", "device", "revision")
+
+# The verb, what it hands the object to, the options that it does not take, and its other arguments.
+VERBS: dict[str, tuple[Callable[..., Any], str, set[str], dict[str, Any]]] = {
+    "check": (sqrtdk.check, "sqrtdk._check.check_with", set(), {"model": "demo"}),
+    "record": (sqrtdk.record, "sqrtdk.recording.record.record_with", {"static"}, {"model": "demo", "path": "x"}),
+    "kv_forecast": (sqrtdk.kv.forecast.kv_forecast, "sqrtdk.kv.forecast._loaded", {"static"},
+                    {"model": "demo", "kv_dtype": "int8"}),
+    "diff": (sqrtdk.diff, "sqrtdk.compare.diff.diff_with", OF_TWO, {"a": "demo", "b": "demo"}),
+    "sqrtdk check": (cli.check, "sqrtdk.kv.request.check_and_forecast", set(), {}),
+    "sqrtdk record": (cli.record, "sqrtdk.recording.record.record_with", {"static"}, {"model": "demo", "output": "x"}),
+    "sqrtdk diff": (cli.diff, "sqrtdk.compare.diff.diff_with", OF_TWO, {"a": "demo", "b": "demo"}),
+    "sqrtdk baseline write": (write_baseline, "sqrtdk._check.check_with", set(), {"model": "demo", "file": "x"}),
+    "sqrtdk baseline check": (check_baseline, "sqrtdk._check.check_with", set(), {"model": "demo", "file": "x"}),
+    "sqrtdk watch checkpoints": (checkpoints, "sqrtdk.monitor.checkpoints.measure_checkpoints",
+                                 {"static", "revision", "device_map", "offload_folder"},
+                                 {"patterns": ["x"], "output": "x"}),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("verb", "without"),
-    [
-        (sqrtdk.check, set()),
-        (cli.check, set()),
-        (sqrtdk.record, {"static"}),
-        (cli.record, {"static"}),
-        (sqrtdk.diff, OF_TWO),
-        (cli.diff, OF_TWO),
-    ],
-    ids=lambda value: f"{value.__module__}.{value.__name__}" if callable(value) else "",
-)
-def test_a_verb_takes_every_option_of_loading(verb: Callable[..., Any], without: set[str]) -> None:
-    assert NAMES - set(inspect.signature(verb).parameters) == without
+class Stop(Exception):
+    """Ends a verb once it has handed its options on."""
+
+
+def handed_on(monkeypatch: pytest.MonkeyPatch, verb: str, **own: Any) -> list[LoadOptions]:
+    """The objects of options that a verb builds, when each option that it takes has a value of its own."""
+
+    handed: list[LoadOptions] = []
+
+    def catch(*args: Any, **kwargs: Any) -> None:
+        handed.extend(value for value in (*args, *kwargs.values()) if isinstance(value, LoadOptions))
+        raise Stop
+
+    function, receiver, without, others = VERBS[verb]
+    monkeypatch.setattr(receiver, catch)
+    monkeypatch.setattr(names, "check_name", lambda *args: None)
+    monkeypatch.setattr(sqrtdk.audit.baseline, "read", lambda file: None)
+    monkeypatch.setattr(sqrtdk.kv.forecast, "check_sizes", lambda *sizes: None)
+    monkeypatch.setattr(sqrtdk.kv.forecast, "check_seed", lambda seed: None)
+    values = {name: f"a value of {name}" for name in NAMES - without}
+    with pytest.raises((Stop, typer.Exit)):  # a command turns every error into an exit code
+        function(**others, **values, **own)
+    return handed
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_takes_every_option_of_loading(verb: str) -> None:
+    function, _, without, _ = VERBS[verb]
+    assert NAMES - set(inspect.signature(function).parameters) == without
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_hands_every_option_on(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    options = handed_on(monkeypatch, verb)[0]
+    for name in NAMES - VERBS[verb][2]:
+        assert getattr(options, name) == f"a value of {name}"
+
+
+@pytest.mark.parametrize("verb", ["diff", "sqrtdk diff"])
+def test_what_a_side_has_of_its_own_wins(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    own = {f"{name}_{side}": f"{name} of {side}" for name in OF_A_SIDE for side in "ab"}
+    a, b = handed_on(monkeypatch, verb, **own)
+    for name in OF_A_SIDE:
+        assert (getattr(a, name), getattr(b, name)) == (f"{name} of a", f"{name} of b")
+    assert (a.text, a.input_file, b.text, b.input_file) == ("a value of text", "a value of input_file", None, None)
+    assert a.seed == b.seed == "a value of seed"
 
 
 def test_what_a_side_may_have_of_its_own_is_an_option_of_both() -> None:
     for verb in (sqrtdk.diff, cli.diff):
-        names = set(inspect.signature(verb).parameters)
-        own = {name[:-2] for name in names if name.endswith(("_a", "_b"))} - {"inputs"}
-        assert own == {"attn", "dtype", "device", "revision"}
-        assert own <= names & NAMES
+        parameters = set(inspect.signature(verb).parameters)
+        own = {name[:-2] for name in parameters if name.endswith(("_a", "_b"))} - {"inputs"}
+        assert own == set(OF_A_SIDE)
+        assert own <= parameters & NAMES
+
+
+def test_an_option_that_there_is_not_is_an_error() -> None:
+    with pytest.raises(TypeError, match="divice"):
+        LoadOptions(divice="cpu")  # type: ignore[call-arg]

@@ -34,7 +34,7 @@ SOURCE = Path(sqrtdk.__file__).parent
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 SPEAKERS = (  # what is in them in English, and has a blank, is read by people
     "audit/rules/*.py",
-    "audit/attribute_verdict.py",
+    "audit/explanations.py",
     "audit/layers.py",
     "audit/like.py",
     "audit/mistakes.py",

@@ -84,7 +84,7 @@ FLAG_TEXT = "{} = False"
 class ScaleAttribute:
     """One scale-like number: `owner.name`, at `path` from the site; `values` is None on the meta device.
 
-    `store` is the dictionary of the owner that holds it; None where there is none to change it in (TorchScript).
+    `store` is the dictionary of the owner that holds it; None if it can't be changed there (TorchScript).
     `flag`: it is a switch that says False, which is a scale of 1.
     """
 
@@ -98,7 +98,7 @@ class ScaleAttribute:
 
 
 def _read(raw: Any, heads: int) -> tuple[tuple[float, ...] | None, bool] | None:
-    """The values of a Python number, a 0-d or per-head tensor; None when it is none of these."""
+    """The values of a Python number, a 0-d or per-head tensor, and whether it is learned; else None."""
     if isinstance(raw, torch.Tensor):
         if raw.numel() not in (1, heads) or not raw.is_floating_point():
             return None
@@ -171,13 +171,6 @@ def holders(
             if matches(effective, values):
                 yield attribute, text
                 break
-
-
-def holding(
-    attributes: tuple[ScaleAttribute, ...], effective: tuple[float, ...], head_dim: int
-) -> tuple[ScaleAttribute, str] | None:
-    """The first of the `holders`."""
-    return next(holders(attributes, effective, head_dim), None)
 
 
 def names_the_scale(attribute: ScaleAttribute) -> bool:

@@ -34,10 +34,10 @@ class Line:
     """One attention of the ledger, or a place without one where something was found."""
 
     site: str
-    index: int | None  # of the call at its site; None where no call was
+    index: int | None  # of the call at its site; None without a call
     formula: str | None
     ratio: float | None  # effective scale times sqrt(head_dim)
-    verdict: str | None  # one of VERDICTS; None where there is no attention
+    verdict: str | None  # one of VERDICTS; None without an attention
     mistake: str | None
     findings: tuple[str, ...]  # "fail scale_ledger", each kind once, worst first
 
@@ -95,10 +95,10 @@ class Comparison:
 def ledger(report: CheckReport) -> Ledger:
     """What a report says, in lines."""
     of_calls = [_line(judged, at_site(judged.call.site, report.findings)) for judged in report.calls]
-    told = {id(finding) for judged in report.calls for finding in at_site(judged.call.site, report.findings)}
+    at_calls = {id(finding) for judged in report.calls for finding in at_site(judged.call.site, report.findings)}
     rest: dict[str, list[Finding]] = {}
     for finding in report.findings:
-        if id(finding) not in told:
+        if id(finding) not in at_calls:
             rest.setdefault(finding.site, []).append(finding)
     lines = [*of_calls, *(_without_call(site, findings) for site, findings in rest.items())]
     return Ledger(report.model.id, report.mode, tuple(sorted(lines, key=_order)))
@@ -227,7 +227,7 @@ def same_formula(old: str | None, new: str | None) -> bool:
 
 
 def read(path: str | os.PathLike[str]) -> Ledger:
-    """Read a baseline; it is a stranger's text.
+    """Read a baseline, which is an untrusted file.
 
     Raises:
         BaselineError: It can't be read, is no baseline, is of another version, or breaks a rule of the format.

@@ -121,7 +121,7 @@ class CacheCall:
         stored: as it was asked for.
         others: the other grains of the dtype, from coarse to fine, and the remedies.
         keys: one a key head.
-        blame: none where no head is beyond a bar.
+        blame: empty if every head is below the bars.
         folded: what channels share a scale when it is folded: "pairs" of a rotation, else "channels".
     """
 

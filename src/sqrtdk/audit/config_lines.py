@@ -57,7 +57,7 @@ def field_lines(text: str) -> dict[KeyPath, int]:
 
 
 def read_lines(home: Path | None) -> dict[KeyPath, int]:
-    """The lines of a model's config, which is a file or in a directory; none where there is none that can be read."""
+    """The lines of a model's config, which is a file or lies in a directory; empty if it can't be read."""
     if home is None:
         return {}
     with contextlib.suppress(OSError, ModelError, ValueError, IndexError):

@@ -22,7 +22,7 @@ def _pythons(value: Any) -> Any:
 
 
 def field(config: Any, path: str) -> Any:
-    """The value at a dotted path of a dict or of an object's attributes; None where it is absent or cannot be read.
+    """The value at a dotted path of a dict or of an object's attributes; None if it is absent or can't be read.
 
     A number, a text or a list is of Python's own class.
 
@@ -42,7 +42,7 @@ def field(config: Any, path: str) -> Any:
 
 
 def mapping(config: Any, path: str) -> dict[str, Any] | None:
-    """A copy of the mapping at `path`, of what can be read of it; None where there is none.
+    """A copy of the readable entries of the mapping at `path`, or None if there is no mapping.
 
     >>> mapping({"rope_scaling": {"factor": 8.0}}, "rope_scaling")
     {'factor': 8.0}
@@ -54,7 +54,7 @@ def mapping(config: Any, path: str) -> dict[str, Any] | None:
         names = list(entries)
     except INTERRUPTS:
         raise
-    except BaseException:  # a stranger's __iter__ may raise anything
+    except BaseException:  # a user's __iter__ may raise anything
         return None
     return {name: field(entries, name) for name in names if isinstance(name, str)}
 
@@ -65,7 +65,7 @@ def present(config: Any, name: str) -> bool:
         return hasattr(config, name)
     except INTERRUPTS:
         raise
-    except BaseException:  # a stranger's __getattr__ may raise anything
+    except BaseException:  # a user's __getattr__ may raise anything
         return False
 
 
@@ -76,7 +76,7 @@ def held(config: Any) -> Mapping[str, Any]:
 
 
 def module_at(model: nn.Module, site: str) -> nn.Module | None:
-    """The module at a site, or None where the path is none of the model's (a site named after a call count)."""
+    """The module at a site, or None if the model has no such path (a site may be named after a call count)."""
     module: Any = model
     for name in site.split(".") if site else ():
         module = field(module, name)  # get_submodule is refused by TorchScript

@@ -30,7 +30,7 @@ class Declaration:
 
     `values`: any of them is right; with `interval` anything between the least and the greatest is right as well;
     empty: learned, any value. `length` is the part of it that a length extension (YaRN, longrope) contributes and
-    `layer_factor` the part of a per-layer rule; both 1.0 when there is none.
+    `layer_factor` the part of a per-layer rule; both are 1.0 by default.
     """
 
     values: tuple[float, ...]
@@ -107,14 +107,14 @@ def declared(
     Args:
         call: what ran; its sizes, terms and rope are read, and a loose switch looks at the scale.
         module: the module at the call's site, for its layer type and the length that it was trained on.
-        config: an object or a mapping; None when there is none.
+        config: an object, a mapping, or None.
         layer: 0-based number of the layer, for per-layer rules.
     """
     if call.head_dim < 1:
         return None
     try:
         declaration = _combined(call, module, config, layer)
-    except (ArithmeticError, ValueError):  # a stranger's numbers overflow, divide by zero, or have no logarithm
+    except (ArithmeticError, ValueError):  # numbers of the config overflow, divide by zero, or have no logarithm
         return None
     return declaration if declaration is None or all(map(math.isfinite, declaration.values)) else None
 

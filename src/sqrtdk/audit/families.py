@@ -70,56 +70,50 @@ _COSINE = "cosine attention with a learned gain per head (Liu et al. 2021, Swin 
 _PER_DIM = "learned per-dimension gain, softplus (Das et al. 2023, TimesFM; lingvo PerDimScale)"
 _QK_RMS = "q and k are RMS-normalised, the gain is in the norms' weights"
 
-_T5_FAMILY = Family("scale 1.0", _one, _T5)
-_DISENTANGLED = Family("1/sqrt(head_dim * terms)", _disentangled, _DEBERTA)
-_SWIN = Family("learned gain exp(logit_scale)", _any, _COSINE)
+_UNSCALED = "scale 1.0"
+_PER_DIM_GAIN = "learned per-dimension gain"
+_DOUBLED = "(head_dim/2)^-1/2"
 
 FAMILIES: dict[str, Family] = {
-    "t5": _T5_FAMILY,
-    "mt5": _T5_FAMILY,
-    "umt5": _T5_FAMILY,
-    "longt5": _T5_FAMILY,
-    "switch_transformers": _T5_FAMILY,
-    "pop2piano": _T5_FAMILY,
-    "udop": _T5_FAMILY,
-    "pix2struct": _T5_FAMILY,
-    "pix2struct_text_model": _T5_FAMILY,
-    "pix2struct_vision_model": _T5_FAMILY,
-    "gpt_neo": Family("scale 1.0", _one, "mesh-tensorflow initialisation (EleutherAI gpt-neo, models/gpt2/gpt2.py)"),
-    "dia": Family("scale 1.0", _one, "nari-labs dia, layers.py: SDPA with scale=1.0"),
-    "dia_encoder": Family("scale 1.0", _one, "nari-labs dia, layers.py: SDPA with scale=1.0"),
-    "dia_decoder": Family("scale 1.0", _one, "nari-labs dia, layers.py: SDPA with scale=1.0"),
-    "zamba": Family("(head_dim/2)^-1/2", _half_head, "attention on doubled width (Glorioso et al. 2024, Zamba)"),
-    "zamba2": Family("(head_dim/2)^-1/2", _half_head, "attention on doubled width (Glorioso et al. 2024, Zamba2)"),
+    **dict.fromkeys(
+        ("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "udop", "pix2struct",
+         "pix2struct_text_model", "pix2struct_vision_model"),
+        Family(_UNSCALED, _one, _T5),
+    ),
+    "gpt_neo": Family(_UNSCALED, _one, "mesh-tensorflow initialisation (EleutherAI gpt-neo, models/gpt2/gpt2.py)"),
+    **dict.fromkeys(
+        ("dia", "dia_encoder", "dia_decoder"),
+        Family(_UNSCALED, _one, "nari-labs dia, layers.py: SDPA with scale=1.0"),
+    ),
+    "zamba": Family(_DOUBLED, _half_head, "attention on doubled width (Glorioso et al. 2024, Zamba)"),
+    "zamba2": Family(_DOUBLED, _half_head, "attention on doubled width (Glorioso et al. 2024, Zamba2)"),
     "longcat_flash": Family(
-        "sqrt(hidden_size/q_lora_rank)/sqrt(head_dim)",
-        _low_rank,
+        "sqrt(hidden_size/q_lora_rank)/sqrt(head_dim)", _low_rank,
         "queries of low rank, brought to full variance (modeling_longcat_flash.py: mla_scale_q_lora)",
     ),
     "cvt": Family("embed_dim^-1/2", _embed_dim, "Wu et al. 2021, microsoft/CvT cls_cvt.py: scale = dim_out ** -0.5"),
-    "deberta": _DISENTANGLED,
-    "deberta-v2": _DISENTANGLED,
-    "sew-d": _DISENTANGLED,
-    "swinv2": _SWIN,
-    "swin2sr": _SWIN,
-    "timesfm": Family("learned per-dimension gain", _any, _PER_DIM),
-    "timesfm2_5": Family("learned per-dimension gain", _any, _PER_DIM),
-    "gemma3n_audio": Family("learned per-dimension gain", _any, _PER_DIM),
-    "gemma4_audio": Family("learned per-dimension gain", _any, _PER_DIM),
-    "videoprism_vision_model": Family("learned per-dimension gain", _any, _PER_DIM, module="PoolingHead"),
-    "videoprism": Family("learned per-dimension gain", _any, _PER_DIM, module="PoolingHead"),
+    **dict.fromkeys(
+        ("deberta", "deberta-v2", "sew-d"), Family("1/sqrt(head_dim * terms)", _disentangled, _DEBERTA)
+    ),
+    **dict.fromkeys(("swinv2", "swin2sr"), Family("learned gain exp(logit_scale)", _any, _COSINE)),
+    **dict.fromkeys(
+        ("timesfm", "timesfm2_5", "gemma3n_audio", "gemma4_audio"), Family(_PER_DIM_GAIN, _any, _PER_DIM)
+    ),
+    **dict.fromkeys(
+        ("videoprism_vision_model", "videoprism"), Family(_PER_DIM_GAIN, _any, _PER_DIM, module="PoolingHead")
+    ),
     "mistral_large4_text": Family(
         "learned gain in log position", _any, "transformers modeling_mistral_large4.py: SoftmaxScaling"
     ),
     "inkling_text": Family("1/head_dim", _inverse_dim, "q and k are RMS-normalised (modeling_inkling.py)"),
-    "gemma3n_text": Family("scale 1.0", _one, f"{_QK_RMS} (modeling_gemma3n.py)"),
-    "gemma4_text": Family("scale 1.0", _one, f"{_QK_RMS} (modeling_gemma4.py)"),
-    "gemma4_vision": Family("scale 1.0", _one, f"{_QK_RMS} (modeling_gemma4.py)"),
-    "gemma4_unified_text": Family("scale 1.0", _one, f"{_QK_RMS} (modeling_gemma4_unified.py)"),
-    "diffusion_gemma_text": Family("scale 1.0", _one, f"{_QK_RMS} (modeling_diffusion_gemma.py)"),
-    "embedding_gemma2_text": Family("scale 1.0", _one, f"{_QK_RMS} (modeling_embedding_gemma2.py)"),
+    "gemma3n_text": Family(_UNSCALED, _one, f"{_QK_RMS} (modeling_gemma3n.py)"),
+    "gemma4_text": Family(_UNSCALED, _one, f"{_QK_RMS} (modeling_gemma4.py)"),
+    "gemma4_vision": Family(_UNSCALED, _one, f"{_QK_RMS} (modeling_gemma4.py)"),
+    "gemma4_unified_text": Family(_UNSCALED, _one, f"{_QK_RMS} (modeling_gemma4_unified.py)"),
+    "diffusion_gemma_text": Family(_UNSCALED, _one, f"{_QK_RMS} (modeling_diffusion_gemma.py)"),
+    "embedding_gemma2_text": Family(_UNSCALED, _one, f"{_QK_RMS} (modeling_embedding_gemma2.py)"),
     "evolla": Family("heads^-1/2", _heads, "westlake-repl Evolla, sequence aligner", module="SequenceAligner"),
-}
+}  # fmt: skip
 
 # Families whose code multiplies the softmax scale itself by the square of YaRN's mscale_all_dim, as DeepSeek does
 # (deepseek-ai/DeepSeek-V2, modeling_deepseek.py). Others read rope_parameters for the rotation only.

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.health import health
+from sqrtdk.audit.explanations import judge
+from sqrtdk.audit.health import with_health
 from sqrtdk.audit.model_run import ModelRun
 from sqrtdk.audit.records import Finding, JudgedCall, ModelInfo
 from sqrtdk.audit.rules import declared_vs_actual, scale_ledger
 from sqrtdk.audit.rules.unmeasured import not_read
-from sqrtdk.audit.verdicts import judge
 from sqrtdk.errors import ModelError
 from sqrtdk.graphs.beside import config_beside
 from sqrtdk.graphs.gguf import Value, read_metadata
@@ -49,12 +48,12 @@ def audit_gguf(path: str, model: str) -> tuple[ModelRun, tuple[NotMeasured, ...]
         findings = [entry for check in (scale_ledger.check, declared_vs_actual.check) for entry in check(context)]
         judged = (one,)
     missing = NotMeasured(_SITE, f"{NOT_SEEN}; the file says: {said}")
-    told = not_read(missing)
-    calls = tuple(replace(entry, health=health(entry, (*findings, told))) for entry in judged)
+    finding = not_read(missing)
+    calls = with_health(judged, (*findings, finding))
     environment = {"dtype": "", "attn": "", "device": "", "notes": [*notes, f"metadata alone: {NOT_SEEN}"]}
     info = ModelInfo(model, f"GGUF {family}", 0)
     run = ModelRun("own", info, "static", environment, calls, (), (), tuple(findings))
-    return run, (missing,), (told,)
+    return run, (missing,), (finding,)
 
 
 def _as_config(family: str, call: AttentionCall) -> Mapping[str, Any]:

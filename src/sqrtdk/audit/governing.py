@@ -87,7 +87,7 @@ def _configs(module: nn.Module) -> Iterator[Any]:
 def config_at(model: nn.Module, site: str) -> Any:
     """The config that governs the module at `site`: the nearest that says something about a scale or its model's type.
 
-    Its own comes first, then its parents'. Where none says anything it is the nearest of all; None where there is none.
+    Its own config comes first, then its parents'. If no config says anything, the nearest is returned.
     A composite (text_config, vision_config, decoder, ...) gives way to the part that the path names.
     """
     parts = site.split(".") if site else []

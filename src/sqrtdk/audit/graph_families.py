@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import nn
 
 from sqrtdk.audit.families import FAMILIES, MLA_YARN, Family
-from sqrtdk.audit.like import SCALE_RULES
-from sqrtdk.audit.model_run import ModelRun
+from sqrtdk.audit.model_run import ModelRun, without_verdicts
 from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall
 from sqrtdk.audit.rules.unmeasured import SOURCE
-from sqrtdk.audit.tolerance import matches
+from sqrtdk.audit.tolerance import matches, scales_of
 from sqrtdk.tracing.records import AttentionCall
 
 FIX = "put the model's config.json beside the graph, or name the model with --like"
@@ -30,7 +29,7 @@ _WORDS = r"(Text|Vision|Audio)?(For\w+|PreTrained\w*|\w*(Model|Attention|Layer|B
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Names by which a family is known where no class is told.
+    """Names that show a family when the graph keeps no class names.
 
     Attributes:
         family: key of `FAMILIES`.
@@ -65,30 +64,23 @@ def ask_for_config(run: ModelRun, model: nn.Module) -> ModelRun:
     asked = [judged for judged in run.calls if judged.verdict == "unexplained" and _is_right(judged.call, rule)]
     if not asked:
         return run
-    sites = {judged.call.site for judged in asked}
-    calls = tuple(_unjudged(judged, name) if judged in asked else judged for judged in run.calls)
-    kept = tuple(f for f in run.findings if not (f.rule in SCALE_RULES and f.site in sites))
-    told = tuple(
-        Finding(UNMEASURED, "warn", judged.call.site, None, None, judged.reason or "", FIX, SOURCE)
-        for judged in calls
-        if judged.call.site in sites and judged.verdict == UNMEASURED
-    )
-    return replace(run, calls=calls, findings=(*kept, *dict.fromkeys(told)))
+    looks = f"the graph looks like {name}, whose config says what its scale is"
+    reasons = {
+        (judged.call.site, judged.call.index): f"{looks}: {judged.call.scale.effective:.4g} here" for judged in asked
+    }
+    return without_verdicts(run, reasons, _asks)
 
 
-def _unjudged(judged: JudgedCall, name: str) -> JudgedCall:
-    here = judged.call.scale.effective
-    reason = f"the graph looks like {name}, whose config says what its scale is: {here:.4g} here"
-    return replace(judged, verdict=UNMEASURED, mistake=None, declared_by=None, reason=reason, health="warn")
+def _asks(judged: JudgedCall) -> Finding:
+    return Finding(UNMEASURED, "warn", judged.call.site, None, None, judged.reason or "", FIX, SOURCE)
 
 
 def _is_right(call: AttentionCall, rule: Family | None) -> bool:
     """Whether a scale is the family's; any, where its configs differ."""
     if rule is None:
         return True
-    effective = call.scale.per_head or (() if call.scale.effective is None else (call.scale.effective,))
     values = rule.values(call, None)
-    return not values or any(matches(effective, (value,)) for value in values)
+    return not values or any(matches(scales_of(call), (value,)) for value in values)
 
 
 def _family(run: ModelRun, model: nn.Module) -> tuple[str, Family | None] | None:

@@ -8,11 +8,10 @@ from typing import Any
 from torch import nn
 
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.health import health
+from sqrtdk.audit.health import with_health
 from sqrtdk.audit.model_run import ModelRun, run_model
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.rules import entropy, flat, max_logit, range_forecast, saturation
-from sqrtdk.graphs.values import stats_of
 from sqrtdk.models.input_file import read_tensors
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.tracing.tensors import CallTensors
@@ -51,10 +50,15 @@ def run_onnx(run: ModelRun, module: nn.Module, path: str, options: LoadOptions) 
         note = f"the graph was run with inputs that are made up, with seed {options.seed}: {told_inputs(inputs)}"
         run = replace(run, environment=run.environment | {"notes": [note, *run.environment["notes"]]})
     ran = read_onnx(path, inputs)
+    reasons = {entry.site: entry.reason for entry in ran.missing}
     by_site = {(call.site, call.index): call for call in ran.calls}
     in_order = len(ran.calls) == len(run.calls)
     calls = tuple(
-        _measured(judged, ran.calls[place] if in_order else by_site.get((judged.call.site, judged.call.index)))
+        _measured(
+            judged,
+            ran.calls[place] if in_order else by_site.get((judged.call.site, judged.call.index)),
+            reasons.get(judged.call.site, "its tensors were not read from the run"),
+        )
         for place, judged in enumerate(run.calls)
     )
     context = Context(module, calls, "dynamic", compare="never", dtype=str(run.environment["dtype"]))
@@ -63,22 +67,24 @@ def run_onnx(run: ModelRun, module: nn.Module, path: str, options: LoadOptions) 
     return replace(
         run,
         mode="dynamic",
-        calls=tuple(replace(judged, health=health(judged, findings)) for judged in calls),
+        calls=with_health(calls, findings),
         findings=findings,
     )
 
 
-def _measured(judged: JudgedCall, call: CallTensors | None) -> JudgedCall:
-    stats = "its tensors were not read from the run" if call is None else stats_of(call)
-    if isinstance(stats, str):
-        return replace(judged, call=replace(judged.call, stats_reason=stats))
+def _measured(judged: JudgedCall, ran: CallTensors | None, reason: str) -> JudgedCall:
+    """The judged call with the statistics of its run; with the reason where it did not run."""
+    call = None if ran is None else ran.call
+    if ran is None or call is None or call.stats is None:
+        reason = reason if ran is None or call is None else ran.missing or call.stats_reason or reason
+        return replace(judged, call=replace(judged.call, stats_reason=reason))
     return replace(
         judged,
         call=replace(
             judged.call,
-            stats=stats.heads,
+            stats=call.stats,
             stats_reason=None,
-            max_product=stats.max_product,
-            future_weight=stats.future_weight,
+            max_product=call.max_product,
+            future_weight=call.future_weight,
         ),
     )

@@ -11,9 +11,10 @@ from sqrtdk._progress import tell
 from sqrtdk.audit.gguf import audit_gguf
 from sqrtdk.audit.graph_families import ask_for_config
 from sqrtdk.audit.graph_run import run_onnx, run_program
-from sqrtdk.audit.like import SCALE_RULES, as_like
-from sqrtdk.audit.model_run import ModelRun, run_model
-from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall
+from sqrtdk.audit.like import as_like
+from sqrtdk.audit.model_run import ModelRun, run_model, without_verdicts
+from sqrtdk.audit.probe import Key
+from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.rules import nonfinite
 from sqrtdk.audit.rules.unmeasured import not_read
 from sqrtdk.audit.sources import at_file
@@ -69,8 +70,8 @@ def audit_graph(
             raise InvalidValueError(
                 "--like and --run given with a GGUF file", hint="It holds no graph: leave them out."
             )
-        run, lost, told = audit_gguf(path, model)
-        return _at_file(run, path), lost, told
+        run, lost, findings = audit_gguf(path, model)
+        return _at_file(run, path), lost, findings
     config, notes = config_beside(path)
     tell("reading the graph")
     walked = open_graph(path, config, trust_remote_code=options.trust_remote_code)
@@ -126,17 +127,17 @@ def _by_operator(calls: tuple[JudgedCall, ...], walked: Walked) -> tuple[JudgedC
     """The calls, with the operators that they are; a site with more softmaxes than calls tells nothing."""
     counts = Counter(judged.call.site for judged in calls)
 
-    def told(judged: JudgedCall) -> JudgedCall:
+    def named(judged: JudgedCall) -> JudgedCall:
         operators = walked.operators.get(judged.call.site, ())
         if len(operators) != counts[judged.call.site] or operators[judged.call.index] == "Softmax":
             return judged
         return replace(judged, call=replace(judged.call, kind="kernel", op=operators[judged.call.index]))
 
-    return tuple(map(told, calls))
+    return tuple(map(named, calls))
 
 
 def _again(path: str, config: Any, options: LoadOptions) -> tuple[AttentionCall, ...] | None:
-    """The attentions, with other numbers for the sizes that the graph leaves free; None where they do not fit."""
+    """The attentions, with other numbers for the sizes that the graph leaves free; None if these do not fit."""
     try:
         walked = open_graph(path, config, trust_remote_code=options.trust_remote_code, larger=True)
         with trace(walked.loaded.module, stats=False) as run:
@@ -153,30 +154,16 @@ def _without_sizes(run: ModelRun, walked: Walked, again: tuple[AttentionCall, ..
         note = f"read at one size of {names} alone: whether a scale follows one of them is not known"
         return _noted(run, note)
     others = {(call.site, call.index): call.scale.effective for call in again}
-    following = {
-        (judged.call.site, judged.call.index): other
-        for judged in run.calls
-        if (here := judged.call.scale.effective) is not None
-        and (other := others.get((judged.call.site, judged.call.index))) is not None
-        and not close(here, other)
-    }
-    if not following:
-        return run
-    sites = {site for site, _ in following}
-    kept = tuple(f for f in run.findings if not (f.rule in SCALE_RULES and f.site in sites))
-    calls = tuple(_following(judged, following) for judged in run.calls)
-    told = tuple(
-        not_read(NotMeasured(judged.call.site, judged.reason or "", judged.call.formula, judged.call.product_at))
-        for judged in calls
-        if (judged.call.site, judged.call.index) in following
-    )
-    return replace(run, calls=calls, findings=(*kept, *told))
+    reasons: dict[Key, str] = {}
+    for call in (judged.call for judged in run.calls):
+        key, here = (call.site, call.index), call.scale.effective
+        other = others.get(key)
+        if here is not None and other is not None and not close(here, other):
+            sizes = f"{here:.4g} at one, {other:.4g} at another"
+            reasons[key] = f"the scale follows a size that the graph leaves free: {sizes}"
+    return without_verdicts(run, reasons, _follows_a_size)
 
 
-def _following(judged: JudgedCall, following: dict[tuple[str, int], float]) -> JudgedCall:
-    other = following.get((judged.call.site, judged.call.index))
-    if other is None:
-        return judged
-    here = judged.call.scale.effective
-    reason = f"the scale follows a size that the graph leaves free: {here:.4g} at one, {other:.4g} at another"
-    return replace(judged, verdict=UNMEASURED, mistake=None, declared_by=None, reason=reason, health="warn")
+def _follows_a_size(judged: JudgedCall) -> Finding:
+    call = judged.call
+    return not_read(NotMeasured(call.site, judged.reason or "", call.formula, call.product_at))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from sqrtdk.audit.records import FAILING, OK, SEVERITIES, UNMEASURED, Finding, JudgedCall
 from sqrtdk.tracing.records import AttentionCall
@@ -43,3 +44,9 @@ def health(judged: JudgedCall, findings: Iterable[Finding]) -> str:
     worst = max((entry.severity for entry in here), key=SEVERITIES.index, default=OK)
     known = judged.call.stats is not None and judged.verdict != UNMEASURED
     return worst if known or worst in FAILING else UNMEASURED
+
+
+def with_health(calls: Iterable[JudgedCall], findings: Iterable[Finding]) -> tuple[JudgedCall, ...]:
+    """The calls, each with its health by these findings."""
+    every = tuple(findings)
+    return tuple(replace(judged, health=health(judged, every)) for judged in calls)

@@ -12,17 +12,16 @@ from dataclasses import replace
 from torch import nn
 
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.health import health
-from sqrtdk.audit.model_run import ModelRun, run_model
+from sqrtdk.audit.health import with_health
+from sqrtdk.audit.model_run import SCALE_RULES, ModelRun, run_model
 from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall
 from sqrtdk.audit.rules import declared_vs_actual, scale_ledger
 from sqrtdk.audit.rules.unmeasured import not_read
-from sqrtdk.audit.tolerance import matches
+from sqrtdk.audit.tolerance import matches, scales_of
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
-from sqrtdk.tracing.records import AttentionCall, NotMeasured
+from sqrtdk.tracing.records import NotMeasured
 
-SCALE_RULES = ("scale_ledger", "declared_vs_actual")
 _PARTS = ("softcap", "norm", "rope", "sinks")
 
 
@@ -55,7 +54,7 @@ def as_like(run: ModelRun, module: nn.Module, model: str, options: LoadOptions) 
     notes = [*(n for n in run.environment["notes"] if "nothing is declared" not in n), note]
     return replace(
         run,
-        calls=tuple(replace(judged, health=health(judged, findings)) for judged in calls),
+        calls=with_health(calls, findings),
         findings=findings,
         environment=run.environment | {"notes": notes},
     )
@@ -71,7 +70,7 @@ def _pairs(calls: Sequence[JudgedCall], others: Sequence[JudgedCall]) -> list[Ju
 
 
 def _judged(judged: JudgedCall, other: JudgedCall, model: str) -> JudgedCall:
-    here, there = _effective(judged.call), _effective(other.call)
+    here, there = scales_of(judged.call), scales_of(other.call)
     if not here or not there:
         reason = judged.reason or other.reason or "its scale, or that of the other model, could not be read"
         return replace(judged, verdict=UNMEASURED, mistake=None, declared_by=None, reason=reason)
@@ -83,12 +82,6 @@ def _judged(judged: JudgedCall, other: JudgedCall, model: str) -> JudgedCall:
     named = judged.mistake or "unknown"
     reason = f"it applies {there[0]:.6g}, the graph {here[0]:.6g}"
     return JudgedCall(judged.call, "unexplained", named, f"the attention of {model[:80]}", there[0], reason)
-
-
-def _effective(call: AttentionCall) -> tuple[float, ...]:
-    if call.scale.per_head is not None:
-        return call.scale.per_head
-    return () if call.scale.effective is None else (call.scale.effective,)
 
 
 def _others(

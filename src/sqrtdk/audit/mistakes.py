@@ -1,4 +1,4 @@
-"""The dictionary of mistakes, all that is said of each in one row, and how look-alikes are told apart.
+"""The dictionary of mistakes, all that is said of each in one row, and how look-alikes are distinguished.
 
 d = head_dim, h = heads, r = effective scale * sqrt(d). One effective scale can have several causes; evidence decides
 before value: zero padding that the product saw, a declared length factor, a pattern over the layers, and the factors
@@ -32,7 +32,7 @@ class Mistake:
         happened: what happened, in a finding, in half a sentence.
         fix: in one sentence.
         fix_declared: the same where the run contradicts a declaration, if it is another.
-        values: the scales that it can give a call, by which it is known; none where other evidence shows it.
+        values: the scales that it can give a call, by which it is known; empty if other evidence shows it.
         rank: its place among those that give a call the same scale, the first of which is named; 0 without `values`.
         excuse: what makes its value a declared one. "any attribute": one that holds the value and that the run
             follows. "its name": such a one whose name can mean nothing else. "one factor": any, where the value is one
@@ -185,7 +185,7 @@ def root_factors(call: AttentionCall) -> int:
 def name_mistake(
     call: AttentionCall, effective: float, length: float = 1.0, layered: str | None = None
 ) -> tuple[str, str | None]:
-    """The mistake that explains an effective scale, and how it was told from its look-alikes.
+    """The mistake that explains an effective scale, and how it was distinguished from its look-alikes.
 
     Args:
         call: head_dim, padded_head_dim, heads, kv_heads, model_dim and the factors are the evidence.

@@ -21,10 +21,10 @@ from sqrtdk._progress import tell
 from sqrtdk.audit.config_lines import declared_at, read_lines
 from sqrtdk.audit.context import Context, Rerun
 from sqrtdk.audit.guard import eval_mode, random_state, watch_norms
-from sqrtdk.audit.health import health
+from sqrtdk.audit.health import with_health
 from sqrtdk.audit.own_module import refuse_empty
-from sqrtdk.audit.probe import make_probe
-from sqrtdk.audit.records import Finding, JudgedCall, LawAnswer, ModelInfo, Source
+from sqrtdk.audit.probe import Key, make_probe
+from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, LawAnswer, ModelInfo, Source
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.silence import silences
 from sqrtdk.audit.sources import named_at, sources
@@ -37,12 +37,14 @@ from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.modules import frozen_hint
 from sqrtdk.models.options import ATTN
 from sqrtdk.models.records import Inputs, LoadedModel
-from sqrtdk.models.returned import walk
+from sqrtdk.models.returned import tensors_of, walk
 from sqrtdk.models.run import call as forward
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.records import NotAttention, NotMeasured
 from sqrtdk.tracing.trace import trace
 from sqrtdk.tracing.watch.nonfinite import PARAMETER, Origin, find_origin
+
+SCALE_RULES = ("scale_ledger", "declared_vs_actual")  # whose findings are on the scale of a call
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,9 +61,11 @@ class ModelRun:
     findings: tuple[Finding, ...]
     sources: tuple[Source, ...] = ()
     laws: tuple[LawAnswer, ...] = ()
+    # Floating tensors that the run returned, by name, where they were asked for.
+    outputs: dict[str, Tensor] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
 
-def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> ModelRun:
+def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: bool = False) -> ModelRun:
     """Run a model under a trace with the attention asked for, judge its calls and apply the rules.
 
     Args:
@@ -69,6 +73,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
         attn: "eager" or "sdpa"; anything else leaves the choice as it is.
         seed: of every forward pass.
         compare: when to run eager against sdpa, see `Context`.
+        keep: the floating tensors that it returns.
 
     Raises:
         ModelError: its forward raises, or no attention runs in it, or on inputs without a row or a token.
@@ -88,6 +93,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
             traced, output = _traced(loaded, seed, stats=not static, tokens=tokens)
         _refuse_silence(loaded, traced)
         spoiled, infinite = _spoiled(output)
+        outputs = tensors_of(output) if keep and not static else {}
         lost, idle_or_doubtful = silences(module, called, traced)
         rerun = _reruns(module, loaded.inputs, seed)
         calls = traced.calls
@@ -109,20 +115,20 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
             infinite=infinite,
             origin=None if static else lambda: _origin(loaded, seed),
         )
-        told: list[Finding | NotMeasured] = []
+        entries: list[Finding | NotMeasured] = []
         for done, rule in enumerate(RULES.values()):
             tell("applying the rules", done, len(RULES))
-            told += rule(context)
-        findings = tuple(entry for entry in told if isinstance(entry, Finding))
+            entries += rule(context)
+        findings = tuple(entry for entry in entries if isinstance(entry, Finding))
     missed = (
         *lost,
         *(entry for entry in idle_or_doubtful if entry.reason == IDLE),
-        *(entry for entry in told if isinstance(entry, NotMeasured)),
+        *(entry for entry in entries if isinstance(entry, NotMeasured)),
     )
     where, lines = loaded.home, read_lines(loaded.home)
-    told_calls = tuple(
-        dataclasses.replace(entry, health=health(entry, findings), declared_at=declared_at(entry, where, lines))
-        for entry in judged
+    judged_calls = tuple(
+        dataclasses.replace(entry, declared_at=declared_at(entry, where, lines))
+        for entry in with_health(judged, findings)
     )
     parameters = sum(p.numel() for p in module.parameters())
     return ModelRun(
@@ -130,19 +136,45 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
         model=ModelInfo(loaded.id, type(module).__name__, parameters, named_at(loaded)),
         mode=context.mode,
         environment=environment,
-        calls=told_calls,
+        calls=judged_calls,
         not_attention=traced.not_attention,
         not_measured=missed,
         findings=findings,
-        sources=sources(loaded, told_calls, findings, (*traced.not_attention, *missed)),
+        sources=sources(loaded, judged_calls, findings, (*traced.not_attention, *missed)),
+        outputs=outputs,
     )
+
+
+def without_verdicts(
+    run: ModelRun, reasons: Mapping[Key, str], finding_of: Callable[[JudgedCall], Finding]
+) -> ModelRun:
+    """The run with calls that can't be judged after all.
+
+    Args:
+        run: of a graph.
+        reasons: why, by the site and the index of a call.
+        finding_of: what is said of such a call, in place of the findings on its scale.
+    """
+
+    def unjudged(judged: JudgedCall) -> JudgedCall:
+        reason = reasons.get((judged.call.site, judged.call.index))
+        if reason is None:
+            return judged
+        return dataclasses.replace(
+            judged, verdict=UNMEASURED, mistake=None, declared_by=None, reason=reason, health="warn"
+        )
+
+    calls, sites = tuple(map(unjudged, run.calls)), {site for site, _ in reasons}
+    kept = (entry for entry in run.findings if not (entry.rule in SCALE_RULES and entry.site in sites))
+    said = (finding_of(judged) for judged in calls if (judged.call.site, judged.call.index) in reasons)
+    return dataclasses.replace(run, calls=calls, findings=(*kept, *dict.fromkeys(said)))
 
 
 def with_laws(run: ModelRun, answers: tuple[LawAnswer, ...]) -> ModelRun:
     """The run with what laws answered; a broken one is a finding like any other, and counts for the calls there."""
     findings = (*run.findings, *(answer.finding for answer in answers if answer.finding is not None))
-    calls = tuple(dataclasses.replace(judged, health=health(judged, findings)) for judged in run.calls)
-    return dataclasses.replace(run, laws=answers, findings=findings, calls=calls)
+    calls = with_health(run.calls, findings)
+    return dataclasses.replace(run, laws=answers, findings=findings, calls=calls, outputs={})
 
 
 def _traced(loaded: LoadedModel, seed: int, *, stats: bool, tokens: Tokens) -> tuple[Trace, Any]:
@@ -185,7 +217,7 @@ def _refuse_silence(loaded: LoadedModel, run: Trace) -> None:
         refuse_empty(loaded.inputs)
     if run.calls:
         return
-    reasons = [_told(entry) for entry in run.not_measured] + [_told(entry) for entry in run.not_attention]
+    reasons = [_with_place(entry) for entry in run.not_measured] + [_with_place(entry) for entry in run.not_attention]
     what = "no attention could be read" if run.not_measured else "no attention ran"
     raise ModelError(
         f"{what} in {loaded.id}" + (f": {reasons[0]}" if reasons else ""),
@@ -195,7 +227,7 @@ def _refuse_silence(loaded: LoadedModel, run: Trace) -> None:
     )
 
 
-def _told(entry: NotMeasured | NotAttention) -> str:
+def _with_place(entry: NotMeasured | NotAttention) -> str:
     seen = filter(None, (entry.formula, entry.at and f"at {entry.at}"))
     return ", ".join((entry.reason, *seen))
 

@@ -31,14 +31,17 @@ def by_layer(config: Any, layer: int | None) -> Multiplier | None:
     return Multiplier((1.0 / (layer + 1),), f"config.{LAYER_SWITCH}: 1/{layer + 1}", "layer")
 
 
+def _up_to(high: float, by: str) -> Multiplier | None:
+    """A factor that grows with the position, from 1 at the first rows to `high` at the last."""
+    return None if high == 1.0 else Multiplier((1.0, high), by, interval=True)
+
+
 def _fixed(path: str, source: str) -> Callable[[AttentionCall, Any], Multiplier | None]:
     def read(call: AttentionCall, config: Any) -> Multiplier | None:
         value = number(config, path)
-        return (
-            None
-            if value is None or value in (0.0, 1.0)
-            else Multiplier((value,), f"config.{path} = {value:g} ({source})")
-        )
+        if value is None or value in (0.0, 1.0):
+            return None
+        return Multiplier((value,), f"config.{path} = {value:g} ({source})")
 
     return read
 
@@ -48,7 +51,7 @@ def _temperature_tuning(call: AttentionCall, config: Any) -> Multiplier | None:
     if not field(config, "attn_temperature_tuning") or strength is None or not floor:
         return None
     high = 1.0 + strength * math.log1p(call.key_len // floor)
-    return None if high == 1.0 else Multiplier((1.0, high), "config.attn_temperature_tuning (Llama 4)", interval=True)
+    return _up_to(high, "config.attn_temperature_tuning (Llama 4)")
 
 
 def _position_beta(call: AttentionCall, config: Any) -> Multiplier | None:
@@ -57,9 +60,7 @@ def _position_beta(call: AttentionCall, config: Any) -> Multiplier | None:
     if not beta or not original:
         return None
     high = 1.0 + beta * math.log1p(call.key_len // original)
-    return (
-        None if high == 1.0 else Multiplier((1.0, high), "config.rope_parameters.llama_4_scaling_beta", interval=True)
-    )
+    return _up_to(high, "config.rope_parameters.llama_4_scaling_beta")
 
 
 def _log_scaling(call: AttentionCall, config: Any) -> Multiplier | None:
@@ -67,7 +68,7 @@ def _log_scaling(call: AttentionCall, config: Any) -> Multiplier | None:
     if not floor or not alpha:
         return None
     high = 1.0 + alpha * math.log(max(call.key_len / floor, 1.0))
-    return None if high == 1.0 else Multiplier((1.0, high), "config.log_scaling_alpha", interval=True)
+    return _up_to(high, "config.log_scaling_alpha")
 
 
 def _log_n(call: AttentionCall, config: Any) -> Multiplier | None:
@@ -75,7 +76,7 @@ def _log_n(call: AttentionCall, config: Any) -> Multiplier | None:
     if field(config, "use_logn_attn") is not True or trained is None or trained <= 1 or call.key_len <= trained:
         return None
     high = math.log(call.key_len) / math.log(trained)
-    return Multiplier((1.0, high), "config.use_logn_attn (Qwen: log_seq_length of the position)", interval=True)
+    return _up_to(high, "config.use_logn_attn (Qwen: log_seq_length of the position)")
 
 
 # The field that each reads first, and the reader.

@@ -9,12 +9,12 @@ import math
 
 from sqrtdk.audit.attributes import INVERSE, PLAIN, SCALE_ATTRIBUTES, ScaleAttribute
 from sqrtdk.audit.mistakes import MISTAKES, name_mistake, root_factors
-from sqrtdk.audit.tolerance import close, inverse_root, matches
+from sqrtdk.audit.tolerance import close, heads_agree, inverse_root, matches
 from sqrtdk.tracing.records import AttentionCall
 
 
 def normalised(call: AttentionCall) -> str | None:
-    """The normalisation of q and k ("rms", "layer", "l2", ...), None where there is none or on one side only."""
+    """The normalisation of q and k ("rms", "layer", "l2", ...), or None if q and k are not both normalised."""
     sides = {stage.where for stage in call.stages if stage.name == "norm"} & {"q", "k"}
     return None if len(sides) == 1 else call.norm
 
@@ -55,9 +55,7 @@ def _dropped(call: AttentionCall, attributes: tuple[ScaleAttribute, ...]) -> boo
 
 def _signature(call: AttentionCall, effective: tuple[float, ...]) -> bool:
     """Whether the scale is one that nobody intends."""
-    if not all(close(value, effective[0]) for value in effective):
-        return False
-    return MISTAKES[name_mistake(call, effective[0])[0]].excuse in ("nothing", "one factor")
+    return heads_agree(effective) and MISTAKES[name_mistake(call, effective[0])[0]].excuse in ("nothing", "one factor")
 
 
 def _gains(call: AttentionCall, effective: tuple[float, ...]) -> str | None:

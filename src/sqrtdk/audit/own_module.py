@@ -115,7 +115,7 @@ def _to_meta(model: nn.Module) -> nn.Module:
         return twin
     except INTERRUPTS:
         raise
-    except BaseException as error:  # whatever a stranger's __deepcopy__ raises
+    except BaseException as error:  # whatever a user's __deepcopy__ raises
         raise ModelError(
             f"{type(model).__name__} can't be copied to the meta device: {kind_and_text(error)}",
             hint="Build it under `with torch.device('meta')` and check that.",

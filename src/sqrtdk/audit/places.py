@@ -9,7 +9,7 @@ from sqrtdk.tracing.records import AttentionCall
 
 
 def of_scale(call: AttentionCall, mistake: str | None = None) -> str | None:
-    """File and line of each factor of the scale; of the product, where there is none, or one is missing.
+    """File and line of each factor of the scale; of the product if there is no factor or one is missing.
 
     Args:
         call: the record.

@@ -14,7 +14,7 @@ from torch import nn
 
 from sqrtdk.audit.configs import field, held, number
 from sqrtdk.audit.mistakes import MISTAKES
-from sqrtdk.audit.tolerance import close, inverse_root, matches
+from sqrtdk.audit.tolerance import close, inverse_root, matches, scales_of
 from sqrtdk.tracing.records import AttentionCall
 
 BASE_LENGTHS = ("base_sequence_length", "base_seqlen")  # diffusers' and Lumina-T2X's names for b
@@ -24,7 +24,7 @@ BLUR = 0.05  # of a whole number: beyond it any value would be near one
 
 
 def length_factors(call: AttentionCall, module: nn.Module | None, config: Any) -> tuple[tuple[float, ...], str] | None:
-    """The declared factors on 1/sqrt(head_dim), and what declares them; None where no base is known.
+    """The declared factors on 1/sqrt(head_dim), and what declares them, or None if no base is known.
 
     `proportional_attn` switches it on for self-attention; where that is not said the textbook's scale is right as well.
     """
@@ -43,7 +43,7 @@ def length_factors(call: AttentionCall, module: nn.Module | None, config: Any) -
 
 
 def by_argument(call: AttentionCall, module: nn.Module | None) -> str | None:
-    """What declares a proportional scale whose base is an argument of the attention; None where it is none.
+    """What declares a proportional scale whose base is an argument of the attention, or None.
 
     The base is a count of tokens, so the scale as it was read must give back a whole number: a constant does not.
     """
@@ -52,7 +52,7 @@ def by_argument(call: AttentionCall, module: nn.Module | None) -> str | None:
     if name is None or call.query_len < 2 or not values or len(values) < len(call.scale.factors):
         return None
     applied = math.prod(values)
-    if call.scale.effective is None or not matches(call.scale.per_head or (call.scale.effective,), (applied,)):
+    if call.scale.effective is None or not matches(scales_of(call), (applied,)):
         return None
     signatures = (value for mistake in MISTAKES.values() for value in mistake.values(call))
     if any(close(applied, value, 4 * SINGLE) for value in signatures):
@@ -64,7 +64,7 @@ def by_argument(call: AttentionCall, module: nn.Module | None) -> str | None:
 
 
 def _whole_base(ratio: float, length: int) -> int | None:
-    """The whole number b of which `ratio` is `sqrt(log_b(length))`, None where there is none."""
+    """The whole number b for which `ratio` is `sqrt(log_b(length))`, or None."""
     log_base = math.log(length) / ratio**2 if ratio > 0 else math.inf
     if log_base > 50:
         return None
@@ -83,6 +83,6 @@ def _arguments(module: nn.Module | None) -> set[str]:
     for function in (field(type(module), "forward"), None if processor is None else field(type(processor), "__call__")):
         try:
             names.update(inspect.signature(function).parameters)  # type: ignore[arg-type]
-        except Exception:  # none at all, or a stranger's own signature
+        except Exception:  # no signature, or one that a user's class breaks
             continue
     return names

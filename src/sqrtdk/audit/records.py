@@ -9,7 +9,6 @@ from typing import Any
 
 from sqrtdk._shown import Saved, Shown
 from sqrtdk.audit.cache import CacheForecast
-from sqrtdk.audit.call_fields import CallFields
 from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
 
 SCHEMA_VERSION = 1
@@ -64,18 +63,28 @@ class LawAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedCall(CallFields, Shown):
-    """An attention call with the verdict on its scale; the fields of `call` can be read here too, as JSON has them."""
+class JudgedCall(Shown):
+    """An attention call with the verdict on its scale; what the run showed of it is in `call`."""
 
     call: AttentionCall
     verdict: str  # one of VERDICTS
     mistake: str | None = None  # a name of `mistakes.MISTAKES`, when unexplained
     declared_by: str | None = None  # e.g. "config.query_pre_attn_scalar = 256", "family t5: scale 1.0 (...)"
     expected: float | None = None  # the effective scale that was declared, or 1/sqrt(head_dim)
-    reason: str | None = None  # why unmeasured, or how the mistake was told from its look-alikes
+    reason: str | None = None  # why unmeasured, or how the mistake was distinguished from its look-alikes
     attribute: str | None = None  # the module's attribute that holds the effective scale, as "1/temperature"
     health: str = UNMEASURED  # one of HEALTH: the worst finding at the site; unmeasured: none, and no statistics
     declared_at: str | None = None  # file and line of the config's fields in `declared_by`, "models/x/config.json:12"
+
+    @property
+    def site(self) -> str:
+        """Module path of the call."""
+        return self.call.site
+
+    @property
+    def formula(self) -> str:
+        """What reached the softmax, as "softmax(0.125 * q.k + causal)"."""
+        return self.call.formula
 
     @property
     def sound_but_failing(self) -> bool:
@@ -134,8 +143,8 @@ class CheckReport(Saved, Shown):
         severities = Counter(finding.severity for finding in self.findings)
         calls = [f"{verdicts[name]} {name}" for name in VERDICTS if verdicts[name]]
         findings = [f"{severities[name]} {name}" for name in reversed(SEVERITIES) if severities[name]]
-        told = f"calls: {', '.join(calls) or 'none'}; findings: {', '.join(findings) or 'none'}"
-        return f"CheckReport({self.model.id!r}, {self.outcome}; {told})"
+        counts = f"calls: {', '.join(calls) or 'none'}; findings: {', '.join(findings) or 'none'}"
+        return f"CheckReport({self.model.id!r}, {self.outcome}; {counts})"
 
     @property
     def schema_version(self) -> int:

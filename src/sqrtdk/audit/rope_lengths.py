@@ -26,7 +26,7 @@ ROPE_FIELDS = (*ROPE_BLOCKS, BARE)
 
 @dataclass(frozen=True, slots=True)
 class RopeBlock:
-    """What a config says of its rotary embedding; None where it does not.
+    """What a config says of its rotary embedding; None stands for a field that is not set.
 
     Attributes:
         name: of the config's field.
@@ -118,7 +118,7 @@ def rope_parameters(config: Any, module: nn.Module | None, layer: int | None) ->
 
 
 def rope_block(config: Any, module: nn.Module | None, layer: int | None) -> RopeBlock | None:
-    """What the config says of the rotary embedding of a layer, None where it says nothing."""
+    """What the config says of the rotary embedding of a layer, or None."""
     parameters = rope_parameters(config, module, layer)
     if not parameters:
         return None
@@ -140,7 +140,7 @@ def rope_block(config: Any, module: nn.Module | None, layer: int | None) -> Rope
 
 
 def rope_length(call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None) -> Multiplier | None:
-    """The factor that the RoPE block of a config declares for a call, None where it declares none."""
+    """The factor that the RoPE block of a config declares for a call, or None."""
     block = rope_block(config, module, layer)
     if block is None:
         return None

@@ -5,7 +5,7 @@
   weight above 1e-4 on such keys, in a module that says it is causal, also where the keys begin before the rows (a
   cache). What declares a prefix, two directions, blocks or as long a lookahead (`audit.lookahead`) is believed;
 - rows that see a few keys after their own, and all before: fail, as a lookahead that nothing declares;
-- a causal mask off by one that hides a row's own key: warn;
+- a causal mask off by one that hides a row's own key: warn, a note where q and k are one projection (Reformer);
 - a causal mask aligned with the first key where a cache comes before the rows: critical.
 """
 
@@ -69,7 +69,7 @@ def leak(call: AttentionCall, declared: float, static: bool) -> Iterable[Fault]:
 
 
 def shape(call: AttentionCall, declared: float, tokens: int) -> Fault | None:
-    """A shape of the visible keys that nobody wants of self-attention, told from the least and greatest i - j.
+    """A shape of the visible keys that nobody wants of self-attention, read from the least and greatest i - j.
 
     Args:
         call: the record.
@@ -159,7 +159,7 @@ def _behind(mask: Mask, ends: tuple[int, int]) -> Fault | None:
 
 
 def unordered(call: AttentionCall, module: nn.Module | None, config: Any) -> Fault | None:
-    """Rows or keys that the data picked: whether the mask is the right one is not known; None where it is ordered."""
+    """Rows or keys that the data picked: whether the mask is right is not known. None if they keep their order."""
     if not any((stage.name, stage.detail) == ("gather", BY_DATA) for stage in call.stages):
         return None
     if call.mask is None and not says_causal(call, module, config):

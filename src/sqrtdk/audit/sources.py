@@ -94,6 +94,6 @@ def named_at(loaded: LoadedModel) -> str | None:
 
 
 def _factory(name: str) -> Any:
-    """The code of `package.module:factory`; None where it is a class or an object."""
+    """The code of the function `package.module:factory`, or None if it is a class or an object."""
     module, _, attribute = name.partition(":")
     return field(sys.modules.get(module), f"{attribute}.__code__")

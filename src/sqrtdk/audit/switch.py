@@ -42,7 +42,7 @@ def offers_choice(model: nn.Module) -> bool:
 
 
 def current(model: nn.Module) -> str | None:
-    """The implementation that the model says it runs, None where it says nothing."""
+    """The implementation that the model says it runs, or None."""
     name = field(model, "config._attn_implementation")
     return name if isinstance(name, str) else None
 

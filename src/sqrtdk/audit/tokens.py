@@ -36,7 +36,7 @@ class Tokens:
     def of(
         self, site: str, batch: int, rows: int, columns: int, self_attention: bool | None
     ) -> tuple[Tensor, Tensor] | None:
-        """Tokens of the rows (B, L) and of the keys (B, S) of a call; None where neither has padding that is known."""
+        """Tokens of the rows (B, L) and of the keys (B, S) of a call, or None if no padding is known."""
         if not self.masks or _OTHER.search(site.lower()):
             return None
         across = self_attention is False or rows != columns
@@ -52,7 +52,7 @@ class Tokens:
         return (keys.new_ones(batch, rows) if queries is None else queries), keys
 
     def keys(self, call: AttentionCall) -> Tensor | None:
-        """Tokens of a call's keys (B, S); None where no padding is known of them."""
+        """Tokens of a call's keys (B, S), or None if no padding is known."""
         both = self.of(call.site, call.batch, call.query_len, call.key_len, call.self_attention)
         return None if both is None else both[1]
 
@@ -71,7 +71,7 @@ class Tokens:
 
 
 def tokens_of(module: nn.Module, inputs: Inputs) -> Tokens:
-    """The padding that a model is given. A mask without any, or one of other numbers than 0 and 1, is none."""
+    """The padding in a model's inputs. A mask that hides nothing, or holds numbers beside 0 and 1, is left out."""
     named = inputs if isinstance(inputs, dict) else dict(zip(forward_arguments(module), inputs, strict=False))
     masks: dict[str, Tensor] = {}
     for name, value in named.items():

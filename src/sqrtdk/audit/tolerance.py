@@ -1,9 +1,11 @@
-"""The one tolerance of the ledger, and the comparison that uses it."""
+"""The one tolerance of the ledger, and what is compared within it: the scales of a call, one value or one a head."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+
+from sqrtdk.tracing.records import AttentionCall
 
 # Relative. A scale held in bf16 is off by up to 2^-8 = 0.4%, so less would accuse rounding; a released 27B model
 # (head_dim 128, query_pre_attn_scalar 144) is off by 5.7% under the textbook scale, so 3% is too much to see it well.
@@ -37,3 +39,13 @@ def matches(values: Sequence[float], expected: Sequence[float]) -> bool:
     if len(expected) == 1:
         return all(close(value, expected[0]) for value in values)
     return len(values) == len(expected) and all(map(close, values, expected))
+
+
+def scales_of(call: AttentionCall) -> tuple[float, ...]:
+    """The effective scale of a call: one value for all heads, or one a head; empty if it was not read."""
+    return call.scale.per_head or (() if call.scale.effective is None else (call.scale.effective,))
+
+
+def heads_agree(values: Sequence[float]) -> bool:
+    """Whether all heads have one scale."""
+    return all(close(value, values[0]) for value in values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,6 +15,7 @@ from sqrtdk.cli.verbs import group_of, register
 
 if TYPE_CHECKING:
     from sqrtdk.audit.records import CheckReport
+    from sqrtdk.models.options import LoadOptions
 
 baseline = group_of(
     "baseline", "Keep what a model's attentions do in a file, and fail a later run only on what changed."
@@ -58,9 +59,15 @@ def write(
         _files.check_writable(file, force)
         from sqrtdk.audit.baseline import ledger
         from sqrtdk.cli.output import say, written
+        from sqrtdk.models.options import LoadOptions
         from sqrtdk.report.baseline import ledger_line, to_file
 
-        kept = ledger(_checked(model, "never", locals()))
+        loading = LoadOptions(
+            static=static, attn=attn, text=text, input_file=input_file, batch=batch, seq_len=seq_len, device=device,
+            dtype=dtype, seed=seed, revision=revision, trust_remote_code=trust_remote_code, device_map=device_map,
+            offload_folder=offload_folder,
+        )  # fmt: skip
+        kept = ledger(_checked(model, loading, laws, "never"))
         _files.write_text(file, to_file(kept), force)
         written("baseline", file)
         say(ledger_line(kept, options.language(lang)))
@@ -108,11 +115,17 @@ def check(
         _files.check_outputs((output, sarif, comment), force)
         from sqrtdk.audit.baseline import compare, read
         from sqrtdk.cli.output import colors, print_text, say, width, written
+        from sqrtdk.models.options import LoadOptions
         from sqrtdk.report.baseline import summary_line, to_json, to_markdown, to_text
         from sqrtdk.report.sarif import to_sarif
 
         before = read(file)
-        report = _checked(model, fail_on, locals())
+        loading = LoadOptions(
+            static=static, attn=attn, text=text, input_file=input_file, batch=batch, seq_len=seq_len, device=device,
+            dtype=dtype, seed=seed, revision=revision, trust_remote_code=trust_remote_code, device_map=device_map,
+            offload_folder=offload_folder,
+        )  # fmt: skip
+        report = _checked(model, loading, laws, fail_on)
         comparison = compare(before, report, str(file))
         language = options.language(lang)
         wanted = [(output, to_json(comparison), "JSON")] if output is not None else []
@@ -134,18 +147,14 @@ register(baseline, write)
 register(baseline, check)
 
 
-def _checked(model: str, fail_on: str, arguments: dict[str, Any]) -> CheckReport:
-    """Run the model with the options of loading among a verb's arguments."""
+def _checked(model: str, loading: LoadOptions, laws: str | None, fail_on: str) -> CheckReport:
     from sqrtdk.cli.output import announce, working
 
     with working(f"Checking {model}"):
         from sqrtdk.models.names import check_name
 
-        check_name(model, arguments["revision"], announce)
+        check_name(model, loading.revision, announce)
         from sqrtdk._check import check_with
-        from sqrtdk.models.options import LoadOptions
 
         command = shlex.join(["sqrtdk", *sys.argv[1:]])
-        return check_with(
-            model, None, LoadOptions.of(arguments), laws=arguments["laws"], fail_on=fail_on, command=command
-        )
+        return check_with(model, None, loading, laws=laws, fail_on=fail_on, command=command)

@@ -129,7 +129,11 @@ def check(
             from sqrtdk.report.terminal import summary_line, to_text
 
             cache = asked(model, kv_dtype, kv_scale, kv_rows, static)
-            loading = LoadOptions.of(locals())
+            loading = LoadOptions(
+                static=static, attn=attn, text=text, input_file=input_file, batch=batch, seq_len=seq_len, device=device,
+                dtype=dtype, seed=seed, revision=revision, trust_remote_code=trust_remote_code, device_map=device_map,
+                offload_folder=offload_folder,
+            )  # fmt: skip
             command = shlex.join(["sqrtdk", *sys.argv[1:]])
             report = check_and_forecast(
                 model, loading, cache, laws=laws, fail_on=fail_on, command=command, like=like, run_graph=run_graph

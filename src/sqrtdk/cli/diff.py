@@ -104,11 +104,19 @@ def diff(
                     check_name(model, own or revision, announce)
             from sqrtdk.compare.diff import diff_with
             from sqrtdk.compare.sides import options_of_sides
+            from sqrtdk.models.options import LoadOptions
             from sqrtdk.report.diff import summary_line, to_text
             from sqrtdk.report.diff_html import to_html
             from sqrtdk.report.diff_json import to_json
 
-            loading = options_of_sides(locals())
+            both = LoadOptions(
+                attn=attn, text=text, input_file=input_file, batch=batch, seq_len=seq_len,
+                device=device, dtype=dtype, seed=seed, revision=revision, trust_remote_code=trust_remote_code,
+            )  # fmt: skip
+            loading = options_of_sides(
+                both, attn=(attn_a, attn_b), dtype=(dtype_a, dtype_b), device=(device_a, device_b),
+                revision=(revision_a, revision_b),
+            )  # fmt: skip
             command = shlex.join(["sqrtdk", *sys.argv[1:]])
             report = diff_with(a, b, None, *loading, mapping=mapping, fail_on=fail_on, command=command)
             documents: tuple[tuple[Path | None, Callable[[], str], str], ...]

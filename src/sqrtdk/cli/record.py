@@ -76,7 +76,11 @@ def record(
             from sqrtdk.recording.cut import parse_heads
             from sqrtdk.recording.record import record_with
 
-            loading = LoadOptions.of(locals())
+            loading = LoadOptions(
+                attn=attn, text=text, input_file=input_file, batch=batch, seq_len=seq_len, device=device, dtype=dtype,
+                seed=seed, revision=revision, trust_remote_code=trust_remote_code, device_map=device_map,
+                offload_folder=offload_folder,
+            )  # fmt: skip
             recording = record_with(
                 model,
                 None,

@@ -81,7 +81,10 @@ def checkpoints(
             from sqrtdk.models.options import LoadOptions
 
             columns = columns_of(statistic)
-            loading = LoadOptions.of(locals())
+            loading = LoadOptions(
+                attn=attn, text=text, input_file=input_file, batch=batch, seq_len=seq_len, device=device, dtype=dtype,
+                seed=seed, trust_remote_code=trust_remote_code,
+            )  # fmt: skip
             from sqrtdk.monitor.checkpoints import measure_checkpoints
 
             try:

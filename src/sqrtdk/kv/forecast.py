@@ -102,7 +102,11 @@ def kv_forecast(
         (3, 'tensor', True)
     """
     request = Request(kv_dtype, checked_scale(kv_dtype, kv_scale), rows, residual)
-    options = LoadOptions.of(locals())
+    options = LoadOptions(
+        attn=attn, text=text, input_file=input_file, batch=batch, seq_len=seq_len, device=device, dtype=dtype,
+        seed=seed, revision=revision, trust_remote_code=trust_remote_code, device_map=device_map,
+        offload_folder=offload_folder,
+    )  # fmt: skip
     check_seed(options.seed)
     check_sizes(options.rows, options.seq_len)
     with shown("forecast of the cache"):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -48,26 +46,6 @@ class LoadOptions:
     trust_remote_code: bool = False
     device_map: str | None = None
     offload_folder: str | Path | None = None
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any], side: str = "") -> LoadOptions:
-        """Those of a function's arguments that are options of loading, by their names: `LoadOptions.of(locals())`.
-
-        Args:
-            arguments: by name; what is no option is not looked at.
-            side: of two models that are loaded, "a" or "b": its own, "dtype_b", win over those of both.
-
-        Example:
-            >>> given = {"model": "demo", "seed": 3, "dtype": "bf16", "dtype_b": "fp16"}
-            >>> LoadOptions.of(given).seed, LoadOptions.of(given, "a").dtype, LoadOptions.of(given, "b").dtype
-            (3, 'bf16', 'fp16')
-        """
-        chosen = {}
-        for name in (field.name for field in fields(cls)):
-            own = arguments.get(f"{name}_{side}")
-            if own is not None or name in arguments:
-                chosen[name] = arguments[name] if own is None else own
-        return cls(**chosen)
 
     @property
     def rows(self) -> int:

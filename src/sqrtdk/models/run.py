@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from sqrtdk._modes import EagerMode
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.models.alone import alone
 from sqrtdk.models.modules import frozen_hint, is_spread
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 ANY = (aten.any.default, aten.any.dim, aten.any.dims)
 
 
-class _Answers(TorchDispatchMode):
+class _Answers(EagerMode):
     """Answer a model that branches on a meta tensor's truth: yes to "do all", no to "does any".
 
     Models ask whether a padding mask is all ones (it is: ours are), and whether any value overflowed.

@@ -110,7 +110,11 @@ def record(
         >>> recording.calls
         1
     """
-    options = LoadOptions.of(locals())
+    options = LoadOptions(
+        attn=attn, text=text, input_file=input_file, batch=batch, seq_len=seq_len, device=device, dtype=dtype,
+        seed=seed, revision=revision, trust_remote_code=trust_remote_code, device_map=device_map,
+        offload_folder=offload_folder,
+    )  # fmt: skip
     return record_with(
         model, inputs, path, options,
         calls=calls, rows=rows, heads=heads, projections=projections, force=force, announce=announce,

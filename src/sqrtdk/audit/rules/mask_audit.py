@@ -1,14 +1,10 @@
 """What the mask and the bias do to the rows.
 
-- a leak of the future: critical. Rows of self-attention that see keys after their own and none before; a causal mask
-  off by one, which shows every row the key after its own; weight on future keys (j > i) above 1e-4 in a module that
-  says it is causal. What declares a prefix, two directions, blocks or a lookahead (`audit.lookahead`) is believed;
-- a causal mask off by one that hides a row's own key: warn, a note where q and k are one projection (Reformer);
+- leaks of the future, and masks off by a key, inverted, or aligned with the wrong corner: the list is in `audit.sight`;
 - blind rows see no key (note: padding makes them; their output must be 0 or unused, NaN is `nonfinite`'s; fail when
   every row is one);
 - uniform rows have every key at finfo.min, so the softmax averages masked keys (note: padding makes them; fail when
   every row is one);
-- a causal mask aligned with the first key where the rows belong to the last: critical;
 - weight on masked keys above 1e-4: fail; so is, without values, a softcap after the mask that leaves them as much;
 - a mask multiplied by the scale: warn, a note where the fill is too large to care (-inf, or beyond 1e30: CodeGen) or
   is not known (meta device);
@@ -29,8 +25,8 @@ from collections.abc import Iterable
 from sqrtdk.audit.configs import field, model_type
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.families import SCALED_BIAS
+from sqrtdk.audit.gains import gained_by_inputs
 from sqrtdk.audit.health import broken
-from sqrtdk.audit.input_gains import gained_by_inputs
 from sqrtdk.audit.lookahead import lookahead, may_see_ahead
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.sight import SOURCE, WEIGHT, Fault, corner, leak, own_key, says_causal, shape, unordered
@@ -108,7 +104,7 @@ def _of_rows(call: AttentionCall, *, shaped: bool, own: bool) -> Iterable[Fault]
 
 
 def _capped(call: AttentionCall) -> float | None:
-    """The cap on logits that were masked before it, where it leaves hidden keys a weight; None where it does not.
+    """The cap on logits that were masked before it, if it leaves hidden keys a weight; else None.
 
     A hidden key has the logit -cap, beside others near 0: exp(-cap) of their weight.
     """

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from sqrtdk.audit.attributes import is_flag
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.input_gains import without_input_gains
+from sqrtdk.audit.gains import without_input_gains
 from sqrtdk.audit.layers import by_attribute, siblings_text, strangers
 from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN
 from sqrtdk.audit.places import of_scale

@@ -55,7 +55,7 @@ def _judge(call: AttentionCall, window: Window) -> Finding | None:
 
 
 def check(context: Context) -> Iterable[Finding | NotMeasured]:
-    """One finding for each call with another window; what could not be told is said once for each window."""
+    """One finding for each call with another window; what could not be judged is listed once for each window."""
     short: dict[str, int] = {}
     unread: Counter[str] = Counter()
     for judged in context.calls:

@@ -4,7 +4,8 @@
   dimensions have none to judge;
 - an additive score, which has no scale to judge: note;
 - a distance score, whose coefficient is in the unit of its distances: note;
-- an attention that ran and could not be read at all, or was not found in a module that is one: warn;
+- an attention that ran and could not be read at all, or was not found in a module that is one: warn; a note where it is
+  one without a softmax, by its name, beside another at its site that was judged;
 - an attention that was asked for and does not run that way: warn;
 - a call whose scale was read, and whose logits could not be measured although there are values: note;
 - an attention that did not run with these inputs: note;
@@ -15,13 +16,13 @@ Threshold: any. `--fail-on unmeasured` fails on each of them.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.places import listed, of_loss
 from sqrtdk.audit.records import UNMEASURED, Finding
 from sqrtdk.models.attentions import IDLE
+from sqrtdk.tracing.classify.contract import WITHOUT_SOFTMAX
 from sqrtdk.tracing.records import NotMeasured
 
 SOURCE = "what was not judged is not known to be right"
@@ -32,10 +33,8 @@ _UNRUN = "give inputs that run it"
 
 def check(context: Context) -> Iterable[Finding]:
     """One finding for each attention that was not judged."""
-    calls = Counter(judged.call.site for judged in context.calls)
     for judged in context.calls:
-        call = judged.call
-        place = f" (call {call.index + 1} of {calls[call.site]} here)" if calls[call.site] > 1 else ""
+        call, place = judged.call, context.which(judged)
         if call.score == "additive":
             unseen = ", its mask not looked at" if call.mask is None and call.stats is None else ""
             message = f"an additive score: no scale to judge{unseen}{place}"
@@ -51,8 +50,11 @@ def check(context: Context) -> Iterable[Finding]:
             why = call.stats_reason or "no reason given"
             message = f"the logits could not be measured: {why}{place}"
             yield _finding("note", call.site, message, _LOST, call.softmax_at)
+    judged_at = {judged.call.site for judged in context.calls if judged.verdict != UNMEASURED}
     for entry in _each_once(context.lost):
-        yield _finding("warn", entry.site, _message(entry), _LOST, entry.at)
+        without = f": {WITHOUT_SOFTMAX}" in entry.reason  # linear attention, say, which is named
+        severity = "note" if without and entry.site in judged_at else "warn"
+        yield _finding(severity, entry.site, _message(entry), _LOST, entry.at)
     for entry in _each_once(context.idle_or_doubtful):
         yield _finding("note", entry.site, _message(entry), _UNRUN if entry.reason == IDLE else _LOST, entry.at)
 

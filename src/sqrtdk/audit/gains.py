@@ -1,10 +1,17 @@
-"""A factor on the logits that is computed from the data (de-stationary attention): what stands beside it is judged."""
+"""Factors on the logits that no mistake explains: a gain that is a parameter, and one that is computed from the data.
+
+What stands beside them is judged all the same: `(tau q.k + delta) / sqrt(d)` of de-stationary attention by its
+`1/sqrt(d)`, and `exp(logit_scale) q.k / d` as a scale that was applied twice.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
+from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN, name_mistake, root_factors
+from sqrtdk.audit.norms import normalised
+from sqrtdk.audit.tolerance import close, inverse_root, matches
 from sqrtdk.tracing.records import DATA, ROWS, AttentionCall, Factor
 
 # Classes of released code whose tensor factor is tau, wherever the caller had it from (Time-Series-Library, PyPOTS).
@@ -32,7 +39,7 @@ def gains_text(call: AttentionCall) -> str:
 
 
 def without_input_gains(call: AttentionCall) -> AttentionCall | None:
-    """The call as its other factors alone would scale it; None where no factor is of the data, or more was not read."""
+    """The call with its other factors alone; None if no factor is of the data, or if one of them was not read."""
     if not gained_by_inputs(call) or call.unknown or call.scale.agree is False:
         return None
     factors = tuple(factor for factor in call.scale.factors if not _from_inputs(call, factor))
@@ -54,3 +61,36 @@ def without_input_gains(call: AttentionCall) -> AttentionCall | None:
         reason=None if effective is not None else call.scale.reason,
     )
     return replace(call, scale=scale)
+
+
+def learned_gain(call: AttentionCall) -> Factor | None:
+    """The first factor of the call that is a parameter, or None."""
+    return next((factor for factor in call.scale.factors if factor.learned), None)
+
+
+def mistake_beside_gain(call: AttentionCall) -> str | None:
+    """The mistake in the fixed factors that stand beside a learned gain, or None.
+
+    Twice and inverted are mistakes beside any gain. A gain that is 1 explains nothing: beside it every mistake that
+    nobody intends is named.
+    """
+    fixed, idle = 1.0, True
+    for factor in call.scale.factors:
+        if factor.learned:
+            idle = idle and factor.value is not None and matches(factor.per_head or (factor.value,), (1.0,))
+        elif factor.value is None:
+            return None
+        else:
+            fixed *= factor.value
+            idle = idle and factor.per_head is None
+    if root_factors(call) >= 2 and close(fixed, inverse_root(call.head_dim) ** 2):
+        return "twice"
+    if normalised(call) != "l2" and call.head_dim > 1 and close(fixed, call.head_dim**0.5):
+        return "inverted"
+    named = name_mistake(call, fixed)[0] if idle else UNKNOWN
+    return named if named != "inverted" and MISTAKES[named].excuse == "nothing" else None
+
+
+def gain_text(gain: Factor) -> str:
+    """The name of a gain, as reports have it."""
+    return gain.source if gain.source.startswith("parameter") else f"parameter {gain.source}"

@@ -1,0 +1,371 @@
+"""Why a scale is what it is: every explanation of a ratio in one ordered table. The first that applies is the verdict.
+
+The order of `EXPLANATIONS`, and why:
+
+1. What has no scale to explain, or one that can't be read, comes first: no later row may look at a number that is not
+   there. A factor that is computed from the data is taken out, and what stands beside it is judged by the whole table.
+2. Config and family come before the textbook: a model that declares `query_pre_attn_scalar = 144` and runs
+   `1/sqrt(128)` contradicts itself, though the textbook would call it exact. A learned gain may have left a declared
+   value, so that beside one the declaration is not contradicted.
+3. The textbook comes before a learned gain, which may be 1. A cosine has another textbook: `q.k / |q||k| / sqrt(d)` is
+   at most `1/sqrt(d)`, and nearly uniform.
+4. Rules of the computation itself (normalised q and k, a length, channels) come before attributes of the module, which
+   are weak: `self.scale = heads ** -0.5` holds the very mistake.
+5. An attribute comes before the cosine's gain, as it has a name to report. A mistake comes last: it is named only
+   where nothing else explains the number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from sqrtdk.audit.attributes import ScaleAttribute, holders, names_the_scale, scale_attributes
+from sqrtdk.audit.declared import Declaration, declared
+from sqrtdk.audit.gains import (
+    gain_text,
+    gained_by_inputs,
+    gained_by_rows,
+    gains_text,
+    learned_gain,
+    mistake_beside_gain,
+    without_input_gains,
+)
+from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN, name_mistake, root_factors
+from sqrtdk.audit.norms import cosine_gain, divided_cosine, norm_rule
+from sqrtdk.audit.proportional import by_argument
+from sqrtdk.audit.records import UNMEASURED, JudgedCall
+from sqrtdk.audit.tolerance import SCALE_TOLERANCE, heads_agree, inverse_root, matches, scales_of
+from sqrtdk.tracing.records import WITHOUT_PRODUCT, AttentionCall
+
+Follows = Callable[[ScaleAttribute], bool | None]  # whether the call's scale changes with it; None: not known
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of one call: what `judge` takes, and what follows from it."""
+
+    call: AttentionCall
+    module: nn.Module | None
+    config: Any
+    layer: int | None
+    layered: str | None  # None of the first layer, whose factor 1/(layer + 1) is 1
+    follows: Follows
+    declaration: Declaration | None  # of config or family
+    problem: str | None  # why the scale can't be read
+
+    @property
+    def effective(self) -> tuple[float, ...]:
+        """The scale that ran, see `scales_of`."""
+        return scales_of(self.call)
+
+    @property
+    def textbook(self) -> float:
+        """1/sqrt(head_dim)."""
+        return inverse_root(self.call.head_dim)
+
+
+def judge(
+    call: AttentionCall,
+    module: nn.Module | None = None,
+    config: Any = None,
+    layer: int | None = None,
+    *,
+    layered: str | None = None,
+    follows: Follows = lambda attribute: None,
+) -> JudgedCall:
+    """Judge the scale of one call by the first of `EXPLANATIONS` that applies.
+
+    Args:
+        call: the record.
+        module: the module at its site; its attributes are weak declarations.
+        config: what governs the module, an object or a mapping.
+        layer: 0-based layer number, for rules by layer.
+        layered: how the scale follows the number of the layer, see `layer_pattern`.
+        follows: whether the run's scale changes with an attribute, if that was tried.
+
+    Returns:
+        Verdict `exact` (ratio 1 within 1%, and no mere cosine), `declared`, `unexplained` with a mistake, or
+        `unmeasured` with the reason.
+    """
+    declaration = declared(call, module, config, layer)
+    layered = layered if layer else None
+    evidence = Evidence(call, module, config, layer, layered, follows, declaration, _unreadable(call))
+    return next(judged for explain in EXPLANATIONS.values() if (judged := explain(evidence)) is not None)
+
+
+def _unreadable(call: AttentionCall) -> str | None:
+    """Why the scale of a call can't be read, or None."""
+    scale = call.scale
+    if call.head_dim < 1:
+        reason = scale.reason if call.unknown or call.score in WITHOUT_PRODUCT else None
+        return reason or "a head of q has no dimensions: there is no q . k to scale"
+    if scale.agree is False:
+        return scale.reason or f"the readings disagree: symbolic {scale.symbolic}, numeric {scale.numeric}"
+    if scale.effective is None or scale.ratio is None:
+        return scale.reason or "the scale could not be read"
+    if not (abs(scale.effective) < float("inf")):
+        return scale.reason or f"the scale reads as {scale.effective}"
+    return None
+
+
+# -- no scale to explain, or one that can't be read --------------------------------------------------------------------
+
+
+def _unlike_blocks(e: Evidence) -> JudgedCall | None:
+    if not e.call.unlike_blocks or e.call.unknown:
+        return None
+    return JudgedCall(e.call, "unexplained", expected=e.textbook, reason=e.problem)
+
+
+def _no_dimensions(e: Evidence) -> JudgedCall | None:
+    return JudgedCall(e.call, UNMEASURED, reason=e.problem) if e.call.head_dim < 1 else None
+
+
+def _data_factor(e: Evidence) -> JudgedCall | None:
+    """A factor of the data: no mistake is named on it, only on what stands beside it."""
+    call = e.call
+    if not gained_by_inputs(call):
+        return None
+    gains, rest = gains_text(call), without_input_gains(call)
+    if rest is None:
+        why = e.problem or call.scale.reason or ", ".join(call.unknown)
+        return JudgedCall(call, UNMEASURED, reason=f"what stands beside {gains} could not be read: {why}")
+    fixed = judge(rest, e.module, e.config, e.layer, layered=e.layered, follows=e.follows)
+    if fixed.verdict in ("exact", "declared"):
+        return JudgedCall(call, "declared", declared_by=f"{gains}, beside {fixed.declared_by or '1/sqrt(head_dim)'}")
+    if fixed.mistake == "missing" and gained_by_rows(call):
+        reason = "a factor for each row may hold the scale: its values are not judged"
+        return JudgedCall(call, UNMEASURED, expected=fixed.expected, reason=reason)
+    reason = "; ".join(filter(None, (fixed.reason, f"in the factors beside {gains}")))
+    return replace(fixed, call=call, reason=reason, attribute=None)
+
+
+def _learned_gain_without_value(e: Evidence) -> JudgedCall | None:
+    """A learned gain is a rule even if its value is not known, as on the meta device."""
+    gain, scale = learned_gain(e.call), e.call.scale
+    if e.problem is None or gain is None or gain.value is not None:
+        return None
+    if scale.agree is False or scale.numeric is not None or mistake_beside_gain(e.call) is not None:
+        return None
+    return JudgedCall(e.call, "declared", declared_by=f"{gain_text(gain)} (learned)", reason="value not read")
+
+
+def _not_read(e: Evidence) -> JudgedCall | None:
+    if e.problem is None:
+        return None
+    expected = e.declaration.values[0] if e.declaration and e.declaration.values else None
+    return JudgedCall(e.call, UNMEASURED, expected=expected or e.textbook, reason=e.problem)
+
+
+# -- config and family -------------------------------------------------------------------------------------------------
+
+
+def _as_declared(e: Evidence) -> JudgedCall | None:
+    if e.declaration is None or not e.declaration.values:
+        return None
+    values, effective = e.declaration.values, e.effective
+    if e.declaration.interval:
+        low, high = min(values) * (1 - SCALE_TOLERANCE), max(values) * (1 + SCALE_TOLERANCE)
+        agrees = all(low <= value <= high for value in effective)
+    else:
+        agrees = any(matches(effective, (value,)) for value in values)
+    if not agrees:
+        return None
+    verdict = "exact" if matches(effective, (e.textbook,)) else "declared"
+    return JudgedCall(e.call, verdict, None, e.declaration.by, values[0])
+
+
+def _against_declaration(e: Evidence) -> JudgedCall | None:
+    """The run does not apply what was declared; the part of the declaration that was dropped is named if one fits."""
+    if e.declaration is None or not e.declaration.values or learned_gain(e.call) is not None:
+        return None
+    effective, values, length = e.effective, e.declaration.values, e.declaration.length
+    expected, factor = values[0], e.declaration.layer_factor
+    mistake, how = UNKNOWN, None
+    if factor != 1.0 and matches(effective, (expected / factor,)):
+        mistake, how = "layer_index", ": no layer factor"
+    elif length not in (0.0, 1.0) and any(matches(effective, (value / length,)) for value in values):
+        mistake, how = "length_factor", f": the length factor {length:.4g} is missing"
+    elif matches(effective, (e.textbook,)):
+        how = ", which is 1/sqrt(head_dim)"
+    elif not heads_agree(effective):
+        how = "; heads differ"
+    else:
+        mistake, evidence = name_mistake(e.call, effective[0], length)
+        how = f"; {evidence}" if evidence else None
+    reason = f"declared {expected:.6g}, the run applied {effective[0]:.6g}{how or ''}"
+    return JudgedCall(e.call, "unexplained", mistake, e.declaration.by, expected, reason)
+
+
+# -- the textbook, and learned gains -----------------------------------------------------------------------------------
+
+
+def _divided_cosine(e: Evidence) -> JudgedCall | None:
+    applies = matches(e.effective, (e.textbook,)) and divided_cosine(e.call)
+    return JudgedCall(e.call, "unexplained", "cosine", expected=math.sqrt(e.call.head_dim)) if applies else None
+
+
+def _textbook(e: Evidence) -> JudgedCall | None:
+    return JudgedCall(e.call, "exact", expected=e.textbook) if matches(e.effective, (e.textbook,)) else None
+
+
+def _mistake_beside_gain(e: Evidence) -> JudgedCall | None:
+    gain = learned_gain(e.call)
+    mistake = None if gain is None else mistake_beside_gain(e.call)
+    if gain is None or mistake is None:
+        return None
+    return JudgedCall(e.call, "unexplained", mistake, None, e.textbook, f"in the factors beside {gain_text(gain)}")
+
+
+def _learned_gain(e: Evidence) -> JudgedCall | None:
+    gain = learned_gain(e.call)
+    return None if gain is None else JudgedCall(e.call, "declared", declared_by=f"{gain_text(gain)} (learned)")
+
+
+def _learned_family(e: Evidence) -> JudgedCall | None:
+    """A family whose scale is learned: it names no value, and a declaration with values was settled above."""
+    return None if e.declaration is None else JudgedCall(e.call, "declared", declared_by=e.declaration.by)
+
+
+# -- rules of the computation ------------------------------------------------------------------------------------------
+
+
+def _by_rule(e: Evidence, rule: str | None) -> JudgedCall | None:
+    return None if rule is None else JudgedCall(e.call, "declared", declared_by=rule, expected=e.effective[0])
+
+
+def _normalised(e: Evidence) -> JudgedCall | None:
+    return _by_rule(e, norm_rule(e.call, e.effective, scale_attributes(e.module, e.call.heads)))
+
+
+def _proportional(e: Evidence) -> JudgedCall | None:
+    return _by_rule(e, by_argument(e.call, e.module))
+
+
+def _channels(e: Evidence) -> JudgedCall | None:
+    """Attention over channels: rows and keys are features of q and k, and the product sums over positions.
+
+    No scale is the textbook's there. XCiT (El-Nouby et al. 2021, arXiv:2106.09681) and Restormer (Zamir et al. 2022,
+    arXiv:2111.09881) take cosines times a learned temperature, which other rows explain.
+    """
+    if e.call.axis != "channels":
+        return None
+    bare = "attention over channels: no scale (Fu et al. 2019, DANet)"
+    rules = {
+        1.0: bare,
+        -1.0: bare,  # the row's maximum less the product
+        inverse_root(e.call.query_len): "attention over channels: 1/sqrt(channels of a head) (Ding et al. 2022, DaViT)",
+        1.0 / e.call.head_dim: "attention over channels: the mean over positions",
+    }
+    return _by_rule(e, next((rule for value, rule in rules.items() if matches(e.effective, (value,))), None))
+
+
+# -- attributes of the module ------------------------------------------------------------------------------------------
+
+
+def _holder(e: Evidence) -> tuple[ScaleAttribute | None, str | None, str | None]:
+    """The attribute that holds the scale, the text of that reading, and a note if the scale does not follow it."""
+    holding = list(holders(scale_attributes(e.module, e.call.heads), e.effective, e.call.head_dim))
+    held, text = next((pair for pair in holding if e.follows(pair[0]) is not False), (None, None))
+    idle = f"attribute {holding[0][1]} holds that value, but the scale does not follow" if holding else None
+    return held, text, None if held is not None else idle
+
+
+def _named(e: Evidence) -> tuple[str, str | None]:
+    """The mistake that gives the scale, and how it was distinguished from its look-alikes."""
+    return name_mistake(e.call, e.effective[0], layered=e.layered)
+
+
+def _attribute(e: Evidence) -> JudgedCall | None:
+    """An attribute that the run follows, unless its value is that of a mistake which it does not excuse."""
+    held, text, _ = _holder(e)
+    if held is None or min(e.effective) <= 0:
+        return None
+    if not heads_agree(e.effective):
+        return JudgedCall(e.call, "declared", declared_by=f"attribute {text} (per head)", attribute=text)
+    mistake, how = _named(e)
+    if not _excused(e, mistake, held):
+        return None
+    by = f"attribute {text}" if held.flag else f"attribute {text} = {e.effective[0]:.6g}"
+    by += " (learned)" if held.learned else ""
+    return JudgedCall(e.call, "declared", None, by, e.effective[0], how if mistake == "twice" else None, text)
+
+
+def _excused(e: Evidence, mistake: str, held: ScaleAttribute) -> bool:
+    """Whether the attribute that holds the value of a mistake declares it."""
+    excuse = MISTAKES[mistake].excuse
+    if excuse == "one factor":
+        return root_factors(e.call) < 2
+    if excuse == "its name":  # T5's way; alpha and temperature are 1 by default, False is written
+        return held.flag or (e.follows(held) is True and names_the_scale(held))
+    return excuse == "any attribute"
+
+
+# -- what nothing declares ---------------------------------------------------------------------------------------------
+
+
+def _cosine_with_gain(e: Evidence) -> JudgedCall | None:
+    mistake = _named(e)[0] if heads_agree(e.effective) else UNKNOWN
+    return _by_rule(e, cosine_gain(e.call, e.effective) if mistake == UNKNOWN else None)
+
+
+def _channels_without_rule(e: Evidence) -> JudgedCall | None:
+    if e.call.axis != "channels":
+        return None
+    reason = f"attention over channels has no textbook scale, and nothing declares {e.effective[0]:.4g}"
+    return JudgedCall(e.call, UNMEASURED, reason=reason)
+
+
+def _not_positive(e: Evidence) -> JudgedCall | None:
+    reason = None
+    if max(e.effective) <= 0 <= min(e.effective):
+        reason = "at scale 0 the weights know nothing of q and k"
+    elif min(e.effective) <= 0:
+        reason = "a negative scale gives the weight to the keys least alike"
+    return None if reason is None else JudgedCall(e.call, "unexplained", UNKNOWN, None, e.textbook, reason)
+
+
+def _heads_differ(e: Evidence) -> JudgedCall | None:
+    if heads_agree(e.effective):
+        return None
+    reason = f"heads differ, from {min(e.effective):.6g} to {max(e.effective):.6g}, and nothing declares it"
+    return JudgedCall(e.call, "unexplained", UNKNOWN, None, e.textbook, reason)
+
+
+def _mistake(e: Evidence) -> JudgedCall:
+    mistake, how = _named(e)
+    held, text, note = _holder(e)
+    if held is not None and MISTAKES[mistake].excuse == "nothing":
+        note = f"attribute {text} holds the value of {mistake}"
+    reason = "; ".join(filter(None, (note, how))) or None
+    return JudgedCall(e.call, "unexplained", mistake, None, e.textbook, reason, text)
+
+
+EXPLANATIONS: dict[str, Callable[[Evidence], JudgedCall | None]] = {
+    "unlike_blocks": _unlike_blocks,  # unexplained
+    "no_dimensions": _no_dimensions,  # unmeasured
+    "factor_of_the_data": _data_factor,  # that of what stands beside it
+    "learned_gain_without_a_value": _learned_gain_without_value,  # declared
+    "not_read": _not_read,  # unmeasured
+    "as_declared": _as_declared,  # exact or declared
+    "against_the_declaration": _against_declaration,  # unexplained
+    "divided_cosine": _divided_cosine,  # unexplained
+    "textbook": _textbook,  # exact
+    "mistake_beside_a_gain": _mistake_beside_gain,  # unexplained
+    "learned_gain": _learned_gain,  # declared
+    "learned_family": _learned_family,  # declared
+    "normalised_q_and_k": _normalised,  # declared
+    "proportional": _proportional,  # declared
+    "channels": _channels,  # declared
+    "attribute": _attribute,  # declared
+    "cosine_with_a_gain": _cosine_with_gain,  # declared
+    "channels_without_a_rule": _channels_without_rule,  # unmeasured
+    "not_positive": _not_positive,  # unexplained
+    "heads_differ": _heads_differ,  # unexplained
+    "mistake": _mistake,  # unexplained
+}
