@@ -154,7 +154,10 @@ REFUSED: dict[str, tuple[Callable[[], Layout], str]] = {
     ),
     "a bias that is another": (lambda: _with(_other_bias), "q.bias is not the bias that was added to q"),
     "a norm of zeros": (lambda: _zeros(), "q is all zeros, which does not tell the gain"),
-    "a gain of two parameters": (lambda: _with(_of_two), "the gain of q is one of first, second"),
+    "a gain of two parameters": (
+        lambda: _with(_of_two),
+        r"q is normalised \(rms\) without a gain that is a parameter of its own",
+    ),
     "no gain, beside one of ones": (lambda: _with(_one_sided), r"q is normalised \(rms\) without a gain"),
     "k and v of one norm": (lambda: _with(_values_normed), "k_norm.weight gives both k and v"),
     "ALiBi": (lambda: _with(_nothing, after=_alibi), "a bias .* is added to its logits"),

@@ -332,18 +332,10 @@ class Centred(nn.Module):
         return self.weight.to(torch.float64) * ((x - mean) * torch.rsqrt(variance + 1e-5))
 
 
-class Moved(Centred):
-    """What is taken off is no mean."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.weight * ((x - x[..., :1]) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
-
-
 @each(
     "make, kind, gain",
     [
         (Centred, "layer", "weight"),
-        (Moved, "rms", "weight"),
         (lambda: nn.LayerNorm(8), "layer", "weight"),
         (lambda: nn.RMSNorm(8), "rms", "weight"),
         (lambda: nn.RMSNorm(8, elementwise_affine=False), "rms", ""),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -219,3 +221,31 @@ def test_autocast_around_the_block_is_kept() -> None:
 
     for a, b in zip(step(contextlib.nullcontext), step(lambda: sqrtdk.trace(layer)), strict=True):
         assert torch.equal(a, b)
+
+
+COMPILES_ITSELF = """
+import sys, torch, sqrtdk
+
+class Lazy(torch.nn.Linear):
+    attend = None
+    def forward(self, x):
+        if self.attend is None and sys.argv[1] == "compiled":
+            self.attend = torch.compile(lambda q, k: (q @ k.mT * 0.25).softmax(-1) @ k, backend="eager")
+        q, k = super().forward(x).chunk(2, -1)
+        return self.attend(q, k) if self.attend else (q @ k.mT * 0.25).softmax(-1) @ k
+
+with sqrtdk.trace(model := Lazy(16, 32)) as run:
+    model(torch.randn(2, 5, 16))
+print([call.formula for call in run.calls], "torch._dynamo" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("how", ["plain", pytest.param("compiled", marks=pytest.mark.full)])
+def test_the_compiler_is_imported_by_models_alone_and_passes_over_the_trace(how: str) -> None:
+    """Of a model that compiles a part of itself while it is traced, that part is followed."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILES_ITSELF, how], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.split("] ")[0] == "['softmax(0.25 * q.k)'"
+    assert done.stdout.endswith(f"{how == 'compiled'}\n")
+    assert "recompile" not in done.stderr

@@ -157,14 +157,14 @@ def test_a_librarys_product_with_weights_projects(inputs: bool, scale: float) ->
     assert all(call.self_attention is not False for call in calls)
 
 
-def test_a_librarys_operation_without_weights_is_not_followed() -> None:
+def test_a_librarys_operation_without_weights_is_read_from_what_it_does() -> None:
     class Doubled(Attention):
         def forward(self, x: Tensor) -> Tensor:
             return (rotary_mm(self.q(x)) @ self.k(x).mT * ROOT).softmax(-1) @ self.v(x)
 
     (call,) = calls_of(Doubled())
-    assert call.unknown == ("rotary_mm",)
-    assert call.scale.effective is None
+    assert call.unknown == ()
+    assert call.scale.effective == pytest.approx(2 * ROOT)
 
 
 @each("scale", [ROOT, 1.0])

@@ -319,10 +319,89 @@ def test_a_gain_that_learns_is_one_beside_the_length(norm: Callable[..., Tensor]
     assert meta or call.scale.effective == pytest.approx(7.5)
 
 
+def rms_with_a_gain_inside(x: Tensor, gain: Tensor) -> Tensor:
+    return x * (gain * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6))
+
+
+def layer_norm_by_hand(x: Tensor, gain: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return gain * (centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-5)) + 0.1 * gain
+
+
+@everywhere
+@each("norm, kind", [(rms_with_a_gain_inside, "rms"), (layer_norm_by_hand, "layer")])
+@each("gain", [torch.full((E,), 2.0), torch.linspace(1.0, 7.0, E)])
+def test_where_the_gain_stands_does_not_matter(gain: Tensor, norm: Turn, kind: str, meta: bool) -> None:
+    call = traced(
+        lambda m, q, k, v: scores(norm(q, m.gain), norm(k, m.gain), v, 0.5), meta=meta, gain=nn.Parameter(gain)
+    )
+    reads(call, softmax_of(f"{kind}(q).{kind}(k)", 0.5), 0.5, meta=meta)
+    assert (call.norm, call.norm_gain) == (kind, True)
+
+
+@everywhere
+@each("gain", [torch.full((H, 1, 1), 3.0), torch.arange(1.0, H + 1).view(H, 1, 1)])
+def test_a_scale_a_head_inside_a_norm_is_no_gain(gain: Tensor, meta: bool) -> None:
+    gain = nn.Parameter(gain)
+    call = traced(lambda m, q, k, v: scores(q * (m.gain / length(q)), k / length(k), v, 2.0), meta=meta, gain=gain)
+    uniform = not meta and bool((gain == 3.0).all())
+    assert call.scale.effective == (pytest.approx(6.0) if uniform else None)
+    assert not call.norm_gain
+
+
+@everywhere
+def test_what_leaves_rows_unlike_lengths_is_no_norm(meta: bool) -> None:
+    def moved(x: Tensor) -> Tensor:
+        return (x - x[..., :1]) * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+    call = traced(lambda m, q, k, v: scores(moved(q), moved(k), v), meta=meta)
+    assert call.norm is None
+    assert call.unknown
+    assert call.scale.effective is None
+
+
+@each("rows", [1, 5])
+@each("gain", [1.0, 2.0, None])
+def test_a_gain_of_a_layer_norm_is_no_scale(rows: int, gain: float | None) -> None:
+    """Neither of one row, whose length any gain changes by a number, nor where it is one number for all channels."""
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.norm = nn.Linear(8, 16), nn.Linear(8, 16), nn.LayerNorm(16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k = self.norm(self.q(x)), self.norm(self.k(x))
+            return functional.scaled_dot_product_attention(q[:, None], k[:, None], k[:, None])
+
+    model = Normed()
+    with torch.no_grad():
+        model.norm.weight.copy_(torch.linspace(1, 3, 16) if gain is None else torch.full((16,), gain))
+        with sqrtdk.trace(model) as run:
+            model(torch.randn(1, rows, 8))
+    assert run.calls[0].formula == "softmax(0.25 * layer(q).layer(k))"
+
+
+def test_a_norm_of_many_rows_is_seen_by_a_few() -> None:
+    class Long(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k = nn.Linear(8, 1024), nn.Linear(8, 1024)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k = self.q(x), self.k(x[:, :4])
+            return (rms(q) @ rms(k).mT * 0.5).softmax(-1) @ k
+
+    model = Long()
+    with torch.no_grad(), sqrtdk.trace(model) as run:
+        model(torch.randn(1, 4200, 8))  # more than 2^22 numbers
+    assert run.calls[0].formula == "softmax(0.5 * rms(q).rms(k))"
+
+
 @each("size", [lambda n: n * 0.0, lambda n: n * -1.0, lambda n: (n * 1e30) ** -9, lambda n: n**0])
 def test_no_constant_of_a_length_stops_a_trace(size: Turn) -> None:
     call = traced(lambda m, q, k, v: scores(q * size(length(q)), k, v))
-    assert call.norm == "l2"
+    assert call.norm is None  # q * -|q| and the others leave no row a length of its own
 
 
 def test_a_length_on_which_much_is_done_stops_no_trace() -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from sqrtdk._modes import EagerMode
 from sqrtdk.lab.figures import Figure, Place
 from sqrtdk.lab.intervals import mean
 
@@ -111,7 +111,7 @@ def peak_bytes(call: Call) -> int:
     return alive.peak
 
 
-class _Alive(TorchDispatchMode):
+class _Alive(EagerMode):
     """Counts the bytes of the storages that operations make, until each is freed."""
 
     def __init__(self) -> None:

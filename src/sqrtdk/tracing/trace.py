@@ -179,6 +179,16 @@ class Trace:
         self.not_attention = tuple(listed)
         self.not_measured = tuple(dict.fromkeys(self._missed))
 
+    @property
+    def so_far(self) -> int:
+        """How many attentions have run; those to blocks of keys, which become one, are counted by block."""
+        return len(self._calls)
+
+    def after(self, so_far: int) -> AttentionCall | None:
+        """The attention that ran when so many had run; None: no other one. Known once the trace has ended."""
+        before = sum(call is not None for call in self._calls[:so_far])
+        return self.calls[before] if before < len(self.calls) else None
+
     # -- what the recorder tells -----------------------------------------------------------------------------------
 
     def _eager(self, weighing: Weighing, value: Tensor, output: Tensor) -> None:

@@ -15,15 +15,18 @@ _WIDEST = 256  # of a rotation's matrix: one head
 _DEEPEST = 2  # sums of sums that are kept
 
 
-def set_beside(node: Node, active: list[Node], tensors: dict[int, Tensor]) -> list[Node]:
+def set_beside(node: Node, active: list[Node], tensors: dict[int, Tensor], projected: Container[Node]) -> list[Node]:
     """Make constants of the tables, or of the gate, among the `active` operands of a multiplication; those that remain.
 
-    A table holds cosines and sines, of positions that are data; a gate has one number for each vector.
+    A table holds cosines and sines, of positions that are data, or is made of inputs that nothing has projected, as
+    `forward(x, cos, sin)` takes them; a gate has one number for each vector.
     """
     if node.op not in ("mul", "addcmul", "div") or len({p.roots for p in active}) < 2:
         return active
     values = {arg: tensors[i] for i, arg in enumerate(node.args) if i in tensors}
     kind, aside = "table", [p for p in active if holds_angles(p) or (p.op == "exp" and values[p].is_complex())]
+    if not aside and any(not _is_of_inputs(p, projected) for p in active):
+        aside = [p for p in active if _is_of_inputs(p, projected)]
     if not aside:
         kind, aside = "gate", [p for p in active if _is_gate(p, node)]
     if not aside or len(aside) == len(active) or (node.op == "div" and node.args[0] in aside):
@@ -34,6 +37,11 @@ def set_beside(node: Node, active: list[Node], tensors: dict[int, Tensor]) -> li
 
 def _leaf(arg: Node, kind: str) -> Node:
     return Node(kind, arg.shape, args=(arg,) if kind == "table" else ())
+
+
+def _is_of_inputs(node: Node, projected: Container[Node]) -> bool:
+    """Whether it is made of inputs alone, and of none that is projected: no hidden states."""
+    return bool(node.roots) and all(root.op == "input" and root not in projected for root in node.roots)
 
 
 def holds_angles(node: Node) -> bool:
@@ -47,7 +55,7 @@ def holds_angles(node: Node) -> bool:
 
 
 def _is_gate(node: Node, product: Node) -> bool:
-    return node.shape[-1:] in ((), (1,)) and product.shape[-1:] > (1,) and not node.size and _fits(node, product)
+    return node.shape[-1:] in ((), (1,)) and product.shape[-1:] > (1,) and _fits(node, product)
 
 
 def _fits(node: Node, product: Node) -> bool:

@@ -14,7 +14,7 @@ from sqrtdk.tracing.classify import edges, online, opaque, quantised
 from sqrtdk.tracing.classify.additive import reads_pairs
 from sqrtdk.tracing.classify.branches import keep_channels
 from sqrtdk.tracing.classify.combine import combine
-from sqrtdk.tracing.classify.contract import contract, is_product
+from sqrtdk.tracing.classify.contract import contract, is_product, squares_rows
 from sqrtdk.tracing.classify.effect import ROTATION, rotated_argument
 from sqrtdk.tracing.classify.mixing import CONVOLUTIONS, mix_heads
 from sqrtdk.tracing.classify.nested import note_nested
@@ -156,7 +156,10 @@ def _embed(scene: Scene, made: Made, parents: list[Node]) -> None:
 
 
 def _contract(scene: Scene, made: Made, parents: list[Node]) -> None:
-    contract(scene, made)
+    if squares_rows(made.node):
+        combine(scene, made, parents)
+    else:
+        contract(scene, made)
 
 
 def _softmax(scene: Scene, made: Made, parents: list[Node]) -> None:

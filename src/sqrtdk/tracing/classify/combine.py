@@ -10,12 +10,12 @@ from sqrtdk.tracing.classify.branches import set_beside, summands
 from sqrtdk.tracing.classify.combined import combine_weights
 from sqrtdk.tracing.classify.dropped import dropped
 from sqrtdk.tracing.classify.joined import join
-from sqrtdk.tracing.classify.normalise import normalise
 from sqrtdk.tracing.classify.pairs import note_pairs
 from sqrtdk.tracing.classify.softmax import by_hand, is_maximum, may_be_numerator
 from sqrtdk.tracing.classify.sums import note_sum, settle
 from sqrtdk.tracing.classify.values import is_scored, sum_values
 from sqrtdk.tracing.classify.weights import carry
+from sqrtdk.tracing.probe.norms import may_normalise
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, alias
 from sqrtdk.tracing.watch.marks import Weights
@@ -75,9 +75,9 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
     weighing = before.weighing
     others = [p for p in active if p.weighing is not weighing]
     if _sums(node) and source.shape[-1:] != (1,) and node.shape in (source.shape[:-1], (*source.shape[:-1], 1)):
-        node.size = "sum"
+        node.total = True
     elif len(active) == 1:
-        node.size = active[0].size
+        node.total = active[0].total
     joined = join(node, source, weighing, before.carried) if others and not before.weighted else None
     carried = before.carried if others else carry(node, made.tensor, tensors, source, weighing)
     node.weights = replace(before, carried=carried)
@@ -96,7 +96,7 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
         node.weights = replace(node.weights, weighted=True, values=before.values)
     if node.op in ops.VIEWS:
         node.operands = {i: alias(t) for i, t in tensors.items() if node.args[i] is not source}
-    elif not node.size:
+    elif not node.total:
         node.args = (source,)
 
 
@@ -131,7 +131,7 @@ def _carry_vectors(scene: Scene, made: Made, active: list[Node]) -> None:
         return
     note_pairs(node)
     note_sum(scene, made)
-    active = set_beside(node, active, made.tensors)
+    active = set_beside(node, active, made.tensors, scene.store.projected)
     first = node.main()
     scored = first is not None and len(active) > 1 and is_additive(first)  # another term of the score, or its maximum
     together = scored or node.op in ("cat", "stack") or edges.pairs_rows(node)
@@ -145,6 +145,5 @@ def _carry_vectors(scene: Scene, made: Made, active: list[Node]) -> None:
     kept = node.op == "exp" and may_be_numerator(active[0])
     met = [i for i, arg in enumerate(node.args) if kept or not _flows(arg) or (scored and i > 0)]
     node.operands = {i: alias(t) for i, t in made.tensors.items() if i in met}
-    normalise(node, active)
-    if node.norm:
+    if may_normalise(node):
         scene.store.keep(node, made.tensor)

@@ -17,7 +17,7 @@ from sqrtdk.tracing.classify.gathered import rows_of
 from sqrtdk.tracing.classify.mixing import mix_heads
 from sqrtdk.tracing.classify.online import finished, weigh
 from sqrtdk.tracing.classify.sums import as_matrix, largest, note_weighted_sum
-from sqrtdk.tracing.classify.weights import axis_fault
+from sqrtdk.tracing.classify.weights import axis_fault, over_their_sum
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import Unweighted, Weighing
 from sqrtdk.tracing.watch.graph import Node, alias, capacity, origin
@@ -63,6 +63,15 @@ def is_product(a: Node, b: Node) -> bool:
     return a.act and b.act  # a raw parameter against activations is a projection, whatever it stands for
 
 
+def squares_rows(node: Node) -> bool:
+    """Whether it multiplies each row with itself, (N, 1, E) by (N, E, 1), as einsum("nd,nd->n", x, x) does."""
+    if node.op != "bmm":
+        return False
+    a, b = (arg for arg in node.args if isinstance(arg, Node))
+    whole = math.prod(a.shape) == math.prod(b.shape) == math.prod(origin(a).shape)  # and not two pieces of one tensor
+    return a.act and whole and origin(a) is origin(b) and a.shape[-2] == b.shape[-1] == 1 < a.shape[0]
+
+
 def _meets_values(scene: Scene, made: Made, weighing: Weighing, a: Node, b: Node) -> bool:
     """Whether weights meet values, for the first time; who listens is told."""
     weights, value = (a, b) if a.weighing is weighing else (b, a)
@@ -71,8 +80,8 @@ def _meets_values(scene: Scene, made: Made, weighing: Weighing, a: Node, b: Node
     store, tensors = scene.store, made.tensors
     numbers = next((t for t in tensors.values() if store.is_node(t, weights)), None)
     assert weights.weights is not None
-    carried = weights.weights.carried.settled()
     contracted = -1 if weights is a else -2
+    carried = over_their_sum(weights.weights.carried.settled(), numbers, contracted)
     fault = axis_fault(weights, numbers, contracted, weighing)
     values = next(t for t in tensors.values() if store.is_node(t, value))
     for attention in complete(weights.weights):

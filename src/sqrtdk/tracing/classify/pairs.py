@@ -17,6 +17,7 @@ from sqrtdk.tracing.watch.marks import Pairs
 
 DISTANCES = frozenset({"_cdist_forward", "_euclidean_dist"})
 LENGTHS = frozenset({"linalg_vector_norm", "norm"})
+_REDUCTIONS = frozenset({"mean", "var", "std", "sum"}) | LENGTHS
 _PAIRING = frozenset({"mul", "add", "sub"}) | DISTANCES
 _GROWING = frozenset({"expand", "repeat", "repeat_interleave", "index", "index_select"})
 _SPREADS = frozenset({"expand", "repeat"})
@@ -39,12 +40,24 @@ def _note_spread(node: Node, left: Node, right: Node) -> None:
         node.pairs = Pairs(left, right, both=True)
         return
     left, right = _unspread(left), _unspread(right)
-    if left is right or left.size or right.size or node.kwargs.get("alpha", 1) != 1:
+    if left is right or _is_length(left) or _is_length(right) or node.kwargs.get("alpha", 1) != 1:
         return
     first = len(node.shape) > 2  # a leading axis is the batch's
     owners = {a == 1 for a, b in [*facing(left, right, node.shape)][first:] if (a == 1) != (b == 1)}
     if owners:
         node.pairs = Pairs(left, right, both=len(owners) == 2)
+
+
+def _is_length(node: Node) -> bool:
+    """Whether it is made of the lengths of vectors, `x.pow(2).mean(-1, keepdim=True)`: it meets those, and no rows."""
+    while node.act and not node.is_root and 1 in node.shape[-2:]:
+        main = node.main()
+        if main is None:
+            return False
+        if node.op in _REDUCTIONS and 1 not in main.shape[-2:]:
+            return True
+        node = main
+    return False
 
 
 def _note_side_by_side(node: Node) -> None:
@@ -86,7 +99,7 @@ def _unspread(node: Node) -> Node:
         if any(size not in (1, spread) for size, spread in zip(sizes, source.shape, strict=True)):
             break
         source = parent
-    if source.norm is None or source.is_root:
+    if source.is_root:
         return source
     for axis in _repeated(source):  # normalised after it was spread
         sizes = tuple(1 if d == axis else n for d, n in enumerate(source.shape))

@@ -60,7 +60,7 @@ _ADDING = frozenset({"addmm", "baddbmm"})  # their first argument to the product
 
 def largest(scene: Scene, made: Made) -> torch.Tensor | None:
     """The largest |product|, as it was stored; without entries that a mask, added in the same operation, hides."""
-    if not scene.products or made.tensor.is_meta or not made.tensor.numel():
+    if not scene.products or made.tensor.is_meta or made.tensor.is_complex() or not made.tensor.numel():
         return None
     stored, addend = made.tensor.detach(), made.tensors.get(0) if made.node.op in _ADDING else None
     if addend is not None and addend.is_floating_point() and made.node.kwargs.get("beta", 1) != 0:

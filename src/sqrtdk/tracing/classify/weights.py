@@ -36,7 +36,7 @@ def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node,
         weighing: the softmax they come from.
     """
     before = _of(weights)
-    if node.op in ops.VIEWS | ops.SAME - {"native_dropout"} | _PUT_TOGETHER or node.size:
+    if node.op in ops.VIEWS | ops.SAME - {"native_dropout"} | _PUT_TOGETHER or node.total:
         return before
     if (drop := dropped(node)) is not None:
         return before.times((1 - drop[0]) * drop[1], node.op)
@@ -148,7 +148,7 @@ def _by_operation(node: Node, weights: Node) -> str | None:
 def _divided_by_sum(node: Node) -> bool:
     """Whether weights are divided by their sum, or multiplied with its inverse."""
     for parent in node.parents():
-        if parent.size == "sum":
+        if parent.total:
             return node.op == "div" or (node.op == "mul" and _is_inverse(parent))
     return False
 
@@ -156,7 +156,7 @@ def _divided_by_sum(node: Node) -> bool:
 def _is_inverse(size: Node) -> bool:
     """Whether the sum of weights stands in the denominator: 1 / sum, sum ** -1, sum.reciprocal()."""
     inverse = False
-    while size.size and size.args:
+    while size.total and size.args:
         turned = size.op == "reciprocal" or (size.op == "div" and not isinstance(size.args[0], Node))
         inverse ^= turned or (size.op == "pow" and number_of(size, 1) == -1)
         parent = size.main()
@@ -198,6 +198,24 @@ def _by_row_or_head(node: Node, weights: Node, weighing: Weighing) -> bool:
 def _descends(node: Node, weighing: Weighing) -> bool:
     """Whether a tensor is computed from the numbers of the weights, and not from their shape alone."""
     return any(ancestor.weighing is weighing for ancestor in ancestors(node, closed=ops.CREATIONS))
+
+
+def over_their_sum(carried: Carried, tensor: Tensor | None, contracted: int) -> Carried:
+    """What weights went through, where they were divided by their sum over the axis that the value product sums over.
+
+    Slots compete for an input, and what each has of all inputs sums to 1 (Locatello et al. 2020, section 2.1).
+
+    Args:
+        carried: what they went through.
+        tensor: their values as they meet those of v.
+        contracted: the axis of it that the product sums over, -1 or -2.
+    """
+    if OTHER_SUM not in carried.changes or tensor is None or tensor.is_meta or not tensor.numel():
+        return carried
+    sums = tensor.detach().to(torch.float32).sum(contracted)
+    if not bool(((sums - 1).abs() < _WHOLE).all()):
+        return carried
+    return replace(carried, changes=tuple(name for name in carried.changes if name != OTHER_SUM)).over_sum()
 
 
 OTHER_AXIS = "softmax over another axis than the value product sums over"

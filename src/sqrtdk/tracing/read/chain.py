@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sqrtdk.tracing.classify.additive import is_additive, is_score
+from sqrtdk.tracing.probe.effects import Moved, moved
 from sqrtdk.tracing.read.mixing import read_residual_mixing
 from sqrtdk.tracing.read.operations import OPERATIONS, Readers, beside_product, unknown
 from sqrtdk.tracing.read.operations import Link as Link
@@ -87,8 +88,13 @@ def read_chain(
         elif node.op in ops.VIEWS:
             views = (node, *views)
         elif node.op not in ops.SAME:
-            read = readers.get(node.op, unknown)
-            steps = (*_written_at(node, read(Link(node, main, views, steps))), *steps)
+            read = readers.get(node.op, unknown)(Link(node, main, views, steps))
+            effect = _by_effect(node, until) if any(isinstance(step, Unknown) for step in read) else None
+            if effect is not None:
+                steps = (*_written_at(node, (Scale(effect.factor("logits")),)), *steps)
+                node = effect.part.source
+                continue
+            steps = (*_written_at(node, read), *steps)
         if node.op == "cat" or (node.shape != main.shape and node.op in ops.CONTRACTIONS):
             views = (node, *views)
         node = main
@@ -97,6 +103,16 @@ def read_chain(
     if node.product is not None:
         steps = (*_written_at(node, beside_product(node, views)), *steps)
     return Chain(node, _fold_caps(steps), views, fork)
+
+
+def _by_effect(node: Node, until: Node | None) -> Moved | None:
+    """Operations without readers that multiply each logit by one number; None where they do anything else."""
+    for found in moved(node):
+        if any(_is_product(inner) or inner is until for inner in found.part.order):
+            return None
+        if found.in_place:
+            return found
+    return None
 
 
 def _fork(node: Node, steps: tuple[Step, ...], views: tuple[Node, ...]) -> Fork | None:

@@ -45,15 +45,15 @@ def tensor_factor(
     known = value is not None and not value.is_meta and not value.is_complex() and value.numel() > 0
     if several == 1:
         if not known:
-            return Factor(None, where, _source(arg), learned=is_learned(arg))
+            return Factor(None, where, source_of(arg), learned=is_learned(arg))
         assert value is not None
         number = float(value.flatten()[0])
-        return Factor(1 / number if inverse and number else number, where, _source(arg), learned=is_learned(arg))
+        return Factor(1 / number if inverse and number else number, where, source_of(arg), learned=is_learned(arg))
     keys = shape[-1:] != (1,) and heads_axis != -1
     if keys or len(shape) < -heads_axis or shape[heads_axis] != several:
         return _uniform(arg, value, where, inverse)
     if not known:
-        return Factor(None, where, _source(arg), learned=is_learned(arg)) if several == math.prod(shape) else None
+        return Factor(None, where, source_of(arg), learned=is_learned(arg)) if several == math.prod(shape) else None
     assert value is not None
     repeated = value.movedim(heads_axis, 0).reshape(several, -1)
     return _one_a_head(arg, repeated, where, inverse) or _uniform(arg, value, where, inverse)
@@ -65,7 +65,7 @@ def _one_a_head(arg: Node, repeated: Tensor, where: str, inverse: bool) -> Facto
         return None
     numbers = [1 / float(v) if inverse else float(v) for v in repeated[:, 0]]
     mean = math.exp(sum(math.log(abs(v)) for v in numbers) / len(numbers)) if all(numbers) else 0.0
-    return Factor(mean, where, _source(arg), per_head=tuple(numbers), learned=is_learned(arg))
+    return Factor(mean, where, source_of(arg), per_head=tuple(numbers), learned=is_learned(arg))
 
 
 def factor_of_edges(arg: Node, value: Tensor | None, heads: int, *, inverse: bool) -> Factor | None:
@@ -75,7 +75,7 @@ def factor_of_edges(arg: Node, value: Tensor | None, heads: int, *, inverse: boo
     each = None
     if value is not None and not value.is_meta and value.shape[-1:] == (heads,):
         each = _one_a_head(arg, value.movedim(-1, 0).reshape(heads, -1), "logits", inverse)
-    return each or Factor(None, "logits", _source(arg), learned=True)
+    return each or Factor(None, "logits", source_of(arg), learned=True)
 
 
 def heads_axis(factor: object, logits: Node) -> int:
@@ -124,10 +124,11 @@ def _uniform(arg: Node, value: Tensor | None, where: str, inverse: bool) -> Fact
     if low != high or not low:
         return None
     learned = low != 1 and is_learned(arg)  # one of 1 is as it was made: it explains nothing
-    return Factor(1 / low if inverse else low, where, _source(arg) if learned else "tensor", learned=learned)
+    return Factor(1 / low if inverse else low, where, source_of(arg) if learned else "tensor", learned=learned)
 
 
-def _source(node: Node) -> str:
+def source_of(node: Node) -> str:
+    """Where a factor comes from: the name of a parameter that it is computed of, or what it is."""
     name = _leaf_name(node)
     if name:
         return f"parameter {name}"

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sqrtdk.tracing.probe.norms import is_computed_gain
 from sqrtdk.tracing.read.amplitude import amplitude_of_points
-from sqrtdk.tracing.read.factors import of_the_rows, read_factor
+from sqrtdk.tracing.read.factors import of_the_rows, read_factor, source_of
 from sqrtdk.tracing.read.rotary import decayed, turned
 from sqrtdk.tracing.records import DATA, Factor, Stage
 from sqrtdk.tracing.watch.constants import evaluate
@@ -37,6 +38,8 @@ def multiplied(node: Node, main: Node, where: str, follow: Callable[[Node, str],
         if amplitude is None:
             return side.lost(where, "rotary table of varying amplitude")
         return turned(side, amplitude, where)
+    if isinstance(other, Node) and is_computed_gain(other, node):
+        return _gained(side, node, other, value, where)
     if side.norm and isinstance(other, Node) and _is_gain(other, node, side):
         return replace(side, basis=_with_gain(node.op, side.basis, value), norm_gain=True)
     spread = len(node.shape) > 4 and node.shape[-2] == 1  # an axis that einsum adds
@@ -53,6 +56,18 @@ def multiplied(node: Node, main: Node, where: str, follow: Callable[[Node, str],
         stages = (*side.stages[:-1], replace(side.stages[-1], detail="rms"))
         basis = None if side.basis is None else side.basis * factor.value
         return replace(side, norm="rms", stages=stages, basis=basis)
+    return side.times(factor, Stage(where, "scale", factor.text()))
+
+
+def _gained(side: Side, node: Node, gain: Node, value: Tensor | None, where: str) -> Side:
+    """The side after a gain for each channel, whose root mean square is a factor of all."""
+    known = value is not None and not value.is_meta and bool(value.numel())
+    size = float(value.detach().double().square().mean().sqrt()) if known and value is not None else None
+    if size is not None and node.op == "div":
+        size = 1 / size if size else None
+    basis = _with_gain(node.op, side.basis, value) if size else None
+    side = replace(side, basis=None if basis is None or not size else basis / size, norm_gain=side.norm is not None)
+    factor = Factor(size, where, source_of(gain), learned=True)
     return side.times(factor, Stage(where, "scale", factor.text()))
 
 

@@ -5,6 +5,7 @@ What an operation means is a row of `OPERATIONS`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from sqrtdk.tracing.classify.additive import CURVES
 from sqrtdk.tracing.classify.edges import is_of_groups
 from sqrtdk.tracing.classify.mixing import CONVOLUTIONS, is_bias_of_mixing
+from sqrtdk.tracing.probe.replays import part_between
 from sqrtdk.tracing.read.distances import is_squared_length
 from sqrtdk.tracing.read.factors import heads_axis, of_the_data, of_the_rows, read_factor
 from sqrtdk.tracing.read.masks import HIDDEN, read_addend, read_overwritten
@@ -136,7 +138,24 @@ def _is_second_part(other: Node, main: Node) -> bool:
     """Whether both are products of activations at one place: features of q and k in two parts, with one head_dim."""
     seconds = [product for product in other.products if product.product is not None]
     sites = {product.site for product in main.products}
-    return bool(seconds) and all(p.site in sites and not p.learned and _of_projections(p) for p in seconds)
+    alike = all(p.site in sites and not p.learned and _of_projections(p) for p in seconds)
+    return bool(seconds) and alike and not any(_is_shifted(product, other) for product in seconds)
+
+
+def _is_shifted(product: Node, logits: Node) -> bool:
+    """Whether keys of a product are others in the logits: distances, put to the keys by padding and slices.
+
+    Dai et al. 2019, appendix B (Transformer-XL); so do Conformer encoders.
+    """
+    part = part_between(product, logits)
+    if part is None:
+        return False
+    numbers = torch.arange(math.prod(product.shape), dtype=torch.float64, device=part.device).reshape(product.shape)
+    try:
+        moved = part.run(numbers)
+    except Exception:  # an operation that does not take such numbers
+        return False
+    return moved.numel() != numbers.numel() or bool((moved.flatten() != numbers.flatten()).any())
 
 
 def _of_projections(product: Node) -> bool:

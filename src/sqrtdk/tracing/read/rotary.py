@@ -127,7 +127,7 @@ def decayed(side: Side, by: Tensor, where: str) -> Side:
 
 def _turns(source: Node, between: Sequence[Node]) -> bool:
     """Whether the operations after `source` can be a rotation of it."""
-    if source.size or source.shape[-1:] == (1,):
+    if source.shape[-1:] == (1,):
         return False
     return all(n.op in _ROTATION | ops.VIEWS | ops.SAME for n in between)
 

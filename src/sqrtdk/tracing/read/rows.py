@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from sqrtdk.tracing.probe.norms import norm_at
 from sqrtdk.tracing.read.orient import Orientation, varies
 from sqrtdk.tracing.steps.placed import to_softmax
 from sqrtdk.tracing.watch import ops
@@ -119,11 +120,11 @@ def norm_fault(operand: Node, *, summed: int) -> str | None:
         summed: the axis that the product sums over, counted from the end.
     """
     node: Node | None = operand
-    while node is not None and not node.is_root and node.norm is None:
+    while node is not None and not node.is_root and (norm := norm_at(node)) is None:
         node = node.main()
-    if node is None or node.norm is None or node.is_root or len(node.shape) < 2:
+    if node is None or node.is_root or norm is None or len(node.shape) < 2:
         return None
-    start, axis = node, node.norm.axis
+    start, axis = node, norm.axis
     line = torch.arange(start.shape[axis], dtype=torch.float32)
     line = line.view((-1,) if axis == -1 else (-1, *(1,) * (-1 - axis))).expand(start.shape)
     way: list[Node] = []

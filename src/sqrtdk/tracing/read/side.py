@@ -7,17 +7,22 @@ each, are looked for first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
 from sqrtdk.tracing.classify.effect import ROTATION
+from sqrtdk.tracing.probe import effects
+from sqrtdk.tracing.probe.norms import Norm, norm_at, norms_inwards
+from sqrtdk.tracing.probe.replays import Part
 from sqrtdk.tracing.read.factors import tensor_factor
 from sqrtdk.tracing.read.matrices import turned_by_matrix, turned_by_sum
 from sqrtdk.tracing.read.multiply import multiplied
-from sqrtdk.tracing.read.normed import normed
 from sqrtdk.tracing.read.pieces import assembled, joined, moved, padded
 from sqrtdk.tracing.read.pooling import POOLS, REDUCTIONS, convolved, pooled
 from sqrtdk.tracing.read.rotary import repeats, rotated
@@ -26,11 +31,22 @@ from sqrtdk.tracing.read.sums import summed
 from sqrtdk.tracing.records import BY_DATA, Factor, Stage
 from sqrtdk.tracing.watch import ops, places
 from sqrtdk.tracing.watch.graph import Node, ancestors, replay
-from sqrtdk.tracing.watch.marks import Norm, Root
+from sqrtdk.tracing.watch.marks import Root
 
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten"})
 _TURNS = ("rope", "xpos")
+_MOST_UNKNOWN = 4  # operations without readers on one way; a recurrence has more, and is none of these
+_ROUNDED = 1e-4  # a factor of 1, but for the rounding of what gave it
 _PICKS = frozenset({"gather", "index", "index_select"})
+
+
+class _Asked(threading.local):
+    now = False
+    inside = 0
+
+
+_asked = _Asked()
+_by_effects: WeakKeyDictionary[Node, dict[str, Side | None]] = WeakKeyDictionary()  # None: it is none of these
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +142,21 @@ class Side:
 
 def follow(node: Node, where: str) -> Side:
     """Follow `node` back to its root, collecting what happened on the way."""
-    return _follow(node, where).written_at(node)
+    before, _asked.inside = _asked.inside, _asked.inside + 1
+    try:
+        return _follow(node, where).written_at(node)
+    finally:
+        _asked.inside = before
+
+
+@contextmanager
+def unasked() -> Iterator[None]:
+    """A block in which operations without readers are not asked what they do: what is lost is told as it was seen."""
+    before, _asked.now = _asked.now, True
+    try:
+        yield
+    finally:
+        _asked.now = before
 
 
 def _follow(node: Node, where: str) -> Side:
@@ -138,9 +168,59 @@ def _follow(node: Node, where: str) -> Side:
     if node.is_root or not node.act or main is None:
         return _start(node, where)
     side = _normalised(node, where) or rotated(node, where, follow) or _unstacked(node, where)
-    if side is not None:
+    if side is None:
+        side = READERS.get(node.op, _unknown)(node, main, where)
+    if not side.unknown or len(side.unknown) > _MOST_UNKNOWN or (_asked.inside > 1 and node.op in ops.VIEWS | ops.SAME):
+        return side  # what a view ends is asked where it ends the way, as the real part of what was complex does
+    return _by_effect(node, where) or side
+
+
+def _by_effect(node: Node, where: str) -> Side | None:
+    """The side after operations without readers, by what they do to other values; None where that is none of these.
+
+    What is inside has been asked before, as it was followed first: sources that are not known by now are not asked
+    again.
+    """
+    known = _by_effects.setdefault(node, {})
+    if where not in known and not _asked.now:
+        with unasked():
+            known[where] = next(_effects(node, where), None)
+    return known.get(where)
+
+
+def _effects(node: Node, where: str) -> Iterator[Side]:
+    for found in effects.moved(node):
+        side = follow(found.part.source, where)
+        if not side.unknown:
+            basis = _through(side, found.part, found.place)
+            yield _multiplied_by_effect(replace(side, basis=basis), found.by, found.part, where)
+    for norm in norms_inwards(node):
+        side = follow(norm.part.source, where)
+        if not side.unknown:
+            values = _through(side, norm.part, norm.part.run)
+            yield _normed(side, norm, values, where, _effect(norm.part))
+
+
+def _through(side: Side, part: Part, effect: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """The side's values after what a part does to them."""
+    if side.basis is None or tuple(side.basis.shape) != part.source.shape:
+        return None
+    try:
+        return effect(side.basis)
+    except RuntimeError:  # of a dtype that it does not take
+        return None
+
+
+def _effect(part: Part) -> str:
+    """What a factor is said to come from that is known by its effect."""
+    return f"effect of {part.names}"
+
+
+def _multiplied_by_effect(side: Side, by: float, part: Part, where: str) -> Side:
+    if math.isclose(by, 1.0, rel_tol=_ROUNDED):
         return side
-    return READERS.get(node.op, _unknown)(node, main, where)
+    factor = Factor(by, where, _effect(part))
+    return side.times(factor, Stage(where, "scale", factor.text()))
 
 
 def _before(node: Node, where: str) -> Side | None:
@@ -170,32 +250,29 @@ def _normalised(node: Node, where: str) -> Side | None:
 
     A rotation before it is told, and no more: it is in those values.
     """
-    if not node.norm or node.value is None:
+    norm = norm_at(node)
+    if norm is None or node.value is None:
         return None
-    side = follow(min(node.roots, key=lambda n: n.serial), where)
-    source, _ = normed(node)
-    before = None if source is None else follow(source, where)
-    turns = [stage for stage in before.stages if stage.name in _TURNS] if before is not None else []
-    gains = _gains_of(node.norm, where)
-    side = side.then(
-        *turns,
-        Stage(where, "norm", node.norm.kind),
-        basis=node.value / math.prod(gain.value or 1.0 for gain in gains) if gains else node.value,
-        factors=(),
-        norm=node.norm.kind,
-        norm_gain=node.norm.gain,
-        normed=node.shape[-1],
-    )
-    for gain in gains:
-        side = side.times(gain, Stage(where, "scale", gain.text()))
-    return side
+    turns = [stage for stage in follow(norm.part.source, where).stages if stage.name in _TURNS]
+    side = follow(min(node.roots, key=lambda n: n.serial), where).then(*turns)
+    return _normed(side, norm, node.value, where, "number")
 
 
-def _gains_of(norm: Norm, where: str) -> list[Factor]:
-    """What the vectors of a norm are longer by than it says, be it a number or learned."""
+def _normed(side: Side, norm: Norm, values: Tensor | None, where: str, source: str) -> Side:
+    """The side after a normalisation that gave `values`; what makes them longer than it says is a factor."""
     learned = None if norm.learned is None else tensor_factor(*norm.learned, where, -1)
-    gains = [] if norm.by == 1.0 else [Factor(norm.by, where, "number")]
-    return gains if learned is None else [*gains, learned]
+    gains = [] if norm.by in (1.0, None) else [Factor(norm.by, where, source)]
+    gains += [] if learned is None else [learned]
+    longer = math.prod(gain.value or 1.0 for gain in gains)
+    return side.then(
+        Stage(where, "norm", norm.kind),
+        *(Stage(where, "scale", gain.text()) for gain in gains),
+        basis=None if values is None else values / longer,
+        factors=tuple(gains),
+        norm=norm.kind,
+        norm_gain=norm.gain,
+        normed=norm.part.end.shape[-1],
+    )
 
 
 def _unstacked(node: Node, where: str) -> Side | None:
@@ -266,8 +343,10 @@ def _shifted(node: Node, main: Node, where: str) -> Side:
     """A learned vector added to q or k (a bias of the projection that came late)."""
     if sum(p.act for p in node.parents()) != 1:
         return _unknown(node, main, where)
-    side = follow(main, where).then(Stage(where, "shift"))
+    side = follow(main, where)
     shift, product = node.operands.get(1 if node.args[0] is main else 0), side.factor
+    if side.norm is None or side.factors or side.moves:  # else it is the bias of a norm
+        side = side.then(Stage(where, "shift"))
     if side.basis is None or shift is None or shift.is_meta or not math.isfinite(product) or not product:
         return replace(side, basis=None)
     sign = -1.0 if node.op == "sub" else 1.0

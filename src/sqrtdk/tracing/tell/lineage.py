@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -10,14 +9,14 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.classify.effect import ROTATION
+from sqrtdk.tracing.probe.norms import name_of_gain, norm_within
 from sqrtdk.tracing.read.matrices import turned_by_matrix, turned_by_sum
 from sqrtdk.tracing.read.multiply import multiplied
-from sqrtdk.tracing.read.normed import normed
 from sqrtdk.tracing.read.regroup import regrouped
 from sqrtdk.tracing.read.rotary import rotated
 from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, ancestors
+from sqrtdk.tracing.watch.graph import Node
 from sqrtdk.tracing.watch.writes import part, written
 
 _JOINS = frozenset({"cat", "stack"})
@@ -106,10 +105,9 @@ def lineage(node: Node) -> Lineage:
 
 
 def _span(node: Node) -> Span | None:
-    if node.norm is not None:
-        source, operations = normed(node)
-        gain = next(filter(None, map(_gain, operations)), "")
-        return None if source is None else Span("norm", node.norm.kind, source, node, gain=gain)
+    if (within := norm_within(node)) is not None:
+        norm, operations = within
+        return Span("norm", norm.kind, norm.part.source, node, gain=name_of_gain(operations))
     if node.op == ROTATION:
         main = node.main()
         return None if main is None else Span("rope", "by its effect", main, node)
@@ -124,15 +122,6 @@ def _span(node: Node) -> Span | None:
     if side is None or not side.rope or side.root is None or side.unknown:
         return None
     return Span("rope", "", side.root, node, _order(node, side.root))
-
-
-def _gain(node: Node) -> str:
-    """Name of the one parameter, of several numbers, that an operation of a norm multiplies by."""
-    if node.op not in ops.NORMS and node.op != "mul":
-        return ""
-    operands = [parent for parent in node.parents() if not parent.act and math.prod(parent.shape) > 1]
-    leaves = [leaf for leaf in ancestors(operands[0]) if leaf.op == "parameter"] if operands else []
-    return leaves[0].label if len(leaves) == 1 else ""
 
 
 def _alone(source: Node, where: str) -> Side:

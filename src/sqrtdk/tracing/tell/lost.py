@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sqrtdk.tracing.read.eager import read_eager
-from sqrtdk.tracing.read.side import follow
+from sqrtdk.tracing.read.side import follow, unasked
 from sqrtdk.tracing.tell import formula
 from sqrtdk.tracing.tell.sight import look
 from sqrtdk.tracing.watch import ops
@@ -19,6 +19,11 @@ def tell_lost(seen: Lost) -> str | None:
     `softmax(0.125 * q.k)` of a softmax, `0.125 * q.k + causal` of logits that met values as they are,
     `attend(0.125 * q, rope(k), v)` of an operation whose computation is not seen.
     """
+    with unasked():
+        return _told(seen)
+
+
+def _told(seen: Lost) -> str | None:
     if isinstance(seen, Operands):
         operands = (formula.operand(follow(node, name), name) for name, node in seen.nodes.items())
         return f"{seen.name}({', '.join(operands)})"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from sqrtdk.tracing.classify.contract import WITHOUT_SOFTMAX
 from sqrtdk.tracing.read import chain
 from sqrtdk.tracing.read.patterns import pattern
-from sqrtdk.tracing.read.side import follow
+from sqrtdk.tracing.read.side import follow, unasked
 from sqrtdk.tracing.steps import Hide, Scale, Step
 from sqrtdk.tracing.steps.expression import Expression
 from sqrtdk.tracing.tell.formula import product
@@ -37,6 +37,11 @@ _NAMES = {
 
 def without_softmax(weights: Node) -> tuple[str, str | None]:
     """What an attention is whose `weights`, made without a softmax, met values, and their formula, where it has one."""
+    with unasked():
+        return _named_attention(weights)
+
+
+def _named_attention(weights: Node) -> tuple[str, str | None]:
     way = chain.read_chain(weights, READERS)
     curves = tuple(step.name for step in way.steps if isinstance(step, _Curve))
     name = _NAMES.get(curves)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.marks import Norm, Pairs, Partial, Product, Root, Weights
+from sqrtdk.tracing.watch.marks import Pairs, Partial, Product, Root, Weights
 from sqrtdk.tracing.watch.places import Place
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ class Node:
         product: set where queries met keys.
         weights: set where it carries the weights of a softmax.
         partial: set where it carries a sum of exponentials times values.
-        norm: set where it is the output of a normalisation.
-        size: it measures its root's own size (the divisor of a normalisation): "rms" or "l2"; "sum" of weights.
+        total: it is made of a sum of weights, and of nothing else: what a division by their sum divides by.
     """
 
     __slots__ = (
@@ -70,7 +69,6 @@ class Node:
         "kwargs",
         "label",
         "learned",
-        "norm",
         "op",
         "operands",
         "out",
@@ -82,9 +80,9 @@ class Node:
         "serial",
         "shape",
         "site",
-        "size",
         "summed",
         "terms",
+        "total",
         "value",
         "weights",
     )
@@ -126,8 +124,7 @@ class Node:
         self.product: Product | None = None
         self.weights: Weights | None = None
         self.partial: Partial | None = None
-        self.norm: Norm | None = None
-        self.size: str | None = None
+        self.total = False
         self.value: Tensor | None = None
         self.operands: dict[int | tuple[int, int], Tensor] = {}
         self.terms = 0
@@ -179,8 +176,7 @@ class Node:
         self.root = root
         self.product = self.weights = None
         self._roots = self._products = frozenset()
-        self.size = None
-        self.norm = None
+        self.total = False
         self.value = value
 
     def stand_for(self, op: str, func: Any, *args: Any) -> None:
@@ -229,6 +225,8 @@ def replay(node: Node, value: Tensor) -> Tensor:
     """Apply the view that `node` is to `value`, which has the shape of the node's parent."""
     if node.op in {"view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten"}:
         return value.reshape(node.shape)
+    if node.op == "as_strided":  # its strides are those of a tensor without gaps, or there is no telling
+        value = value.contiguous()
     if node.op == "view_as_complex" and value.dtype in (torch.bfloat16, torch.float16):
         value = value.float()  # as the model's own, whose cast moved nothing and is passed over
     main = node.main()

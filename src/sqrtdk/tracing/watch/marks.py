@@ -92,21 +92,6 @@ class Pairs:
     both: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """A normalisation, "rms", "layer", "l2" or "group", and whether a gain for each channel followed it.
-
-    `axis` is that of the vectors that have the length now, counted from the end; they are `by` times as long, and
-    `learned` times, a number that learns: its node and value.
-    """
-
-    kind: str
-    gain: bool = False
-    axis: int = -1
-    by: float = 1.0
-    learned: tuple[Node, Tensor | None] | None = None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
     """Weights of a softmax, and what they went through since.

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from sqrtdk._modes import EagerMode
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.tracing.watch import places
 from sqrtdk.tracing.watch.ops import CONTRACTIONS
@@ -95,12 +95,8 @@ def find_origin(model: nn.Module, run: Callable[[], object], held: Mapping[str, 
     return watch.origin or watch.overflow
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(EagerMode):
     """Looks at what each operation gives, up to the first NaN."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return True
 
     supports_higher_order_operators = True
 

@@ -33,6 +33,7 @@ VIEWS = frozenset(
         "im2col",
         "diagonal",
         "roll",
+        "flip",
         "index_select",
         "index",
         "view_as_real",

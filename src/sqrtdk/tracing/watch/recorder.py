@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from sqrtdk._modes import EagerMode
 from sqrtdk.errors import kind_and_text
 from sqrtdk.tracing.watch import ops, places
 from sqrtdk.tracing.watch.events import KernelCall, Operands
@@ -63,12 +63,8 @@ def unseen() -> Iterator[None]:
         _reading.now = before
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(EagerMode):
     """Runs every operation as it is and notes where its output came from."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return True
 
     supports_higher_order_operators = True
 

@@ -1,0 +1,212 @@
+"""Normalisations of q and k, decided by values: what leaves each row one length, whatever its length was before.
+
+Written by hand a norm is several operations, `x * rsqrt(mean(x^2) + eps)`, `x / x.norm(dim=-1, keepdim=True)` or
+`(x - x.mean(-1)) / x.std(-1)`. They all have one vector that every path goes through (the dominator), and what comes
+out for other vectors is those vectors with another length: unit vectors, centred ones for a LayerNorm, times a gain.
+The gain that is left over is a number or one number a channel. Few rows are enough to see it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.probe.replays import Part, inwards, part_between
+from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.graph import Node, ancestors, capacity, dominator, is_learned
+
+_LONG, _SHORT = 1024.0, 1 / 8  # lengths of rows: eps does not show beside one, a clip at 1 leaves the other as it is
+_BROUGHT = 0.2  # of the length of a long row, that a short one must come to
+_SAME = 2.0**-8  # relative: a few roundings of float32 an operation
+_ONE = 1e-4  # a gain of 1, but for rounding
+_DEEPEST = 8  # operations inwards
+_MEANS = frozenset({"mean", "var", "std"})  # of squares: what is divided by them has root mean square 1
+_PASSED = frozenset({"mul", "add", *ops.SAME})  # between a norm and the vector with its gain
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm:
+    """A normalisation of the rows of `part.source`.
+
+    Attributes:
+        part: its operations.
+        kind: "rms", "layer", "l2" or "group".
+        by: how many times as long as its kind says the rows are; None where that is not known.
+        gain: each channel has a gain of its own, inside of the norm.
+        axis: of the vectors, counted from the end.
+        learned: a number that learns and is in `by`: its node and its value.
+    """
+
+    part: Part
+    kind: str
+    by: float | None = 1.0
+    gain: bool = False
+    axis: int = -1
+    learned: tuple[Node, Tensor | None] | None = None
+
+
+def norm_at(node: Node) -> Norm | None:
+    """The normalisation whose last operation is `node`."""
+    if node.is_root or not node.act or not may_normalise(node):
+        return None
+    if node.op in ops.NORMS and (main := node.main()) is not None:
+        part = part_between(main, node)
+        return None if part is None else Norm(part, ops.NORMS[node.op])
+    source = dominator(node)[0]
+    part = None if source is None else part_between(source, node)
+    found = None if part is None else norm_of(part)
+    if found is None or found.kind == "layer" or source is None or source.op != "sub" or source.is_root:
+        return found
+    whole = dominator(source)[0]  # the variance may be taken of what is centred already: c = x - mean(x); c / rms(c)
+    part = None if whole is None else part_between(whole, node)
+    return (None if part is None else norm_of(part)) or found
+
+
+def may_normalise(node: Node) -> bool:
+    """Whether it is an operator that normalises, or vectors met numbers of the data, one for several: their lengths."""
+    if node.op not in ("mul", "div"):
+        return node.op in ops.NORMS
+    active = {parent for parent in node.parents() if parent.act}
+    return len(active) > 1 and any(capacity(parent) < math.prod(node.shape) for parent in active)
+
+
+def norms_inwards(node: Node) -> Iterator[Norm]:
+    """The normalisations that end in `node` by any operation, the shortest first."""
+    for part in inwards(node, _DEEPEST):
+        found = norm_of(part)
+        if found is not None:
+            yield found
+
+
+def norm_within(node: Node) -> tuple[Norm, tuple[Node, ...]] | None:
+    """The normalisation behind `node`, and `node` with the operations of its gain and its shift for each channel."""
+    passed = [node]
+    while (norm := norm_at(node)) is None:
+        parents = [parent for parent in node.parents() if parent.act]
+        if node.is_root or node.op not in _PASSED or len(parents) != 1:
+            return None
+        if node.op not in ops.SAME and not any(_is_gain(arg, node) for arg in node.args):
+            return None
+        node = parents[0]
+        passed.append(node)
+    return norm, tuple(passed)
+
+
+def _is_gain(arg: object, node: Node) -> bool:
+    """Whether a constant operand has one number a channel, not one number for all."""
+    return isinstance(arg, Node) and not arg.act and arg.shape[-1:] > (1,) and not is_computed_gain(arg, node)
+
+
+def is_computed_gain(other: Node, node: Node) -> bool:
+    """Whether it has a learned number for each channel, which is computed of a parameter and not one itself.
+
+    TimesFM's softplus(p) * 1.44 / sqrt(E) holds the scale; the weight w of a norm, or its 1 + w, begins at 1.
+    """
+    if capacity(other) != node.shape[-1] or other.shape[-1:] != node.shape[-1:] or not is_learned(other):
+        return False
+    while other.op in ops.VIEWS | ops.SAME | {"add"}:
+        parent = other.main()
+        if parent is None:
+            return False
+        other = parent
+    return other.op not in ("parameter", "buffer")
+
+
+def norm_of(part: Part) -> Norm | None:
+    """What a part of the graph normalises, by what it does to vectors that it has not seen."""
+    if part.source.shape != part.end.shape:
+        return None
+    for axis in (-1, -2)[: len(part.source.shape)]:
+        found = _along(part, axis) if part.source.shape[axis] > 1 else None
+        if found is not None:
+            return found
+    return None
+
+
+def _along(part: Part, axis: int) -> Norm | None:
+    """The normalisation of vectors along an axis, tried on few rows where the operations allow it, else on all."""
+    for shape in (part.sampled(axis), *(() if part.is_large else (part.source.shape,))):
+        for dtype in (torch.float64, torch.float32):
+            rows = torch.randn((2, *shape), dtype=dtype, generator=torch.Generator().manual_seed(0)).to(part.device)
+            try:
+                return _tried(part, axis, rows / rows.norm(dim=axis, keepdim=True))
+            except Exception:  # an operation that does not take the dtype, these numbers or a sample
+                continue
+    return None
+
+
+def _tried(part: Part, axis: int, rows: Tensor) -> Norm | None:
+    """The normalisation of two lots of unit vectors: a gain that fits both is none of a single vector."""
+    units = torch.stack([rows[0], -rows[1]])
+    long = torch.stack([part.run(_LONG * units[0]), part.run(2 * _LONG * units[1])])
+    if long.shape != units.shape:
+        raise RuntimeError("not the shape of what went in")
+    size, short = float(long.abs().amax()), part.run(_SHORT * units[0])
+    if not size or not math.isfinite(size):
+        return None
+    if bool((short.norm(dim=axis) < _BROUGHT * long[0].norm(dim=axis)).any()):
+        return None  # what only cuts off long vectors leaves short ones as they are
+    centred = units - units.mean(axis, keepdim=True)
+    for kind, unit in ((_kind(part), units), ("layer", centred / centred.norm(dim=axis, keepdim=True))):
+        others = [d for d in range(-unit.dim(), 0) if d != axis]
+        gain = (long * unit).sum(others, keepdim=True) / (unit * unit).sum(others, keepdim=True)
+        if bool(((long - gain * unit).abs() <= _SAME * size).all()):
+            return _with_gain(part, gain.double(), axis, kind)
+    return None
+
+
+def _with_gain(part: Part, gain: Tensor, axis: int, kind: str) -> Norm | None:
+    """The normalisation whose unit vectors were multiplied by a gain for each channel, or by one for all."""
+    learned = list(_learned(part))
+    single = [(arg, value) for arg, value in learned if capacity(arg) == 1]
+    channels = [arg for arg, _ in learned if len(arg.shape) >= -axis and arg.shape[axis] > 1]
+    if part.is_meta and len(single) + len(channels) < len(learned):
+        return None  # a scale a head, of which no value is known
+    low, high = (float(number) for number in torch.aminmax(gain))
+    if channels or high - low > _SAME * max(abs(low), abs(high)):
+        return Norm(part, kind, gain=True, axis=axis)
+    length, root = (low + high) / 2, math.sqrt(part.source.shape[axis])
+    if single and part.is_meta:
+        return Norm(part, kind, None, axis=axis, learned=single[0])
+    if single and (value := single[0][1]) is not None and float(value):
+        length /= float(value)
+    if kind != "layer" and math.isclose(length, root, rel_tol=_ONE):
+        kind = "rms"
+    elif kind != "layer" and math.isclose(length, 1.0, rel_tol=_ONE):
+        kind = "l2"
+    by = length if kind == "l2" else length / root
+    by = next((1.0 for usual in (1.0, _degree(part)) if math.isclose(by, usual, rel_tol=_ONE)), by)
+    return Norm(part, kind, by, axis=axis, learned=single[0] if single else None)
+
+
+def _degree(part: Part) -> float:
+    """The length that `x.std()` leaves, which divides by n - 1 and not by n."""
+    n = part.source.shape[-1]
+    return math.sqrt((n - 1) / n) if any(node.op in ("std", "var") for node in part.order) else 1.0
+
+
+def _kind(part: Part) -> str:
+    return "rms" if any(node.op in _MEANS for node in part.order) else "l2"
+
+
+def _learned(part: Part) -> Iterator[tuple[Node, Tensor | None]]:
+    """Operands of the part that are made of parameters."""
+    for node in part.order:
+        for i, arg in enumerate(node.args):
+            if isinstance(arg, Node) and not arg.act and is_learned(arg):
+                yield arg, node.operands.get(i)
+
+
+def name_of_gain(nodes: tuple[Node, ...]) -> str:
+    """Name of the one parameter, of several numbers, that a norm or one of the operations after it multiplies by."""
+    for node in nodes:
+        if node.op in ops.NORMS or node.op == "mul":
+            operands = [parent for parent in node.parents() if not parent.act and math.prod(parent.shape) > 1]
+            leaves = [leaf for leaf in ancestors(operands[0]) if leaf.op == "parameter"] if operands else []
+            if len(leaves) == 1:
+                return leaves[0].label
+    return ""

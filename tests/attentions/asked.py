@@ -1,0 +1,181 @@
+"""Operations between projection and product, or on the logits, that no table of the trace lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import einops
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+B, H, L, E = 2, 4, 6, 8
+WIDTH, ROOT = H * E, E**-0.5
+Middle = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
+Vectors = Callable[[Tensor], Tensor]
+
+CHANNELS = torch.randperm(E, generator=torch.Generator().manual_seed(0))
+ROWS = torch.randperm(L, generator=torch.Generator().manual_seed(1))
+
+
+@torch.library.custom_op("sqrtdk_asked::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    """A kernel that doubles."""
+    return x * 2
+
+
+@torch.library.custom_op("sqrtdk_asked::backwards", mutates_args=())
+def backwards(x: Tensor) -> Tensor:
+    """A kernel that turns channels round."""
+    return x.flip(-1).contiguous()
+
+
+@torch.library.custom_op("sqrtdk_asked::unit_rows", mutates_args=())
+def unit_rows(x: Tensor) -> Tensor:
+    """A kernel that normalises."""
+    return F.rms_norm(x, x.shape[-1:])
+
+
+for _kernel in (twice, backwards, unit_rows):
+    _kernel.register_fake(torch.empty_like)
+
+
+class Doubles(torch.autograd.Function):
+    """Times two, with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:  # type: ignore[override]
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient * 2
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT * ROOT).softmax(-1) @ v
+
+
+def on_both(function: Vectors) -> Middle:
+    return lambda _, q, k, v: attend(function(q), function(k), v)
+
+
+def on_logits(function: Vectors) -> Middle:
+    return lambda _, q, k, v: function(q @ k.mT * ROOT).softmax(-1) @ v
+
+
+def on_values(function: Vectors) -> Middle:
+    return lambda _, q, k, v: attend(q, k, function(v))
+
+
+def on_weights(function: Vectors) -> Middle:
+    return lambda _, q, k, v: function((q @ k.mT * ROOT).softmax(-1)) @ v
+
+
+def rearranged(*patterns: str, **sizes: int) -> Middle:
+    def function(x: Tensor) -> Tensor:
+        for pattern in patterns:
+            names = pattern.partition("->")[0]
+            x = einops.rearrange(
+                x, pattern, **{n: size for n, size in (sizes | {"h": H, "b": B}).items() if n in names}
+            )
+        return x
+
+    return on_both(function)
+
+
+def zeros_with(write: Callable[[Tensor, Tensor], Tensor]) -> Middle:
+    return on_both(lambda x: write(torch.zeros_like(x), x))
+
+
+# Name -> what happens between projections and output, and the scale that it has.
+READ: dict[str, tuple[Middle, float]] = {
+    "roll of channels": (on_both(lambda x: x.roll(1, -1)), ROOT),
+    "roll of positions": (on_both(lambda x: x.roll(1, -2)), ROOT),
+    "roll of k and v": (lambda _, q, k, v: attend(q, k.roll(1, -2), v.roll(1, -2)), ROOT),
+    "flip": (on_both(lambda x: x.flip(-1)), ROOT),
+    "rot90 twice": (on_both(lambda x: x.rot90(1, (-2, -1)).rot90(-1, (-2, -1))), ROOT),
+    "index": (on_both(lambda x: x[..., CHANNELS]), ROOT),
+    "index_select": (on_both(lambda x: x.index_select(-1, CHANNELS)), ROOT),
+    "gather": (on_both(lambda x: x.gather(-1, CHANNELS.expand_as(x))), ROOT),
+    "take_along_dim": (on_both(lambda x: x.take_along_dim(CHANNELS.expand_as(x), -1)), ROOT),
+    "rows of k and v by indices": (lambda _, q, k, v: attend(q, k[:, :, ROWS], v[:, :, ROWS]), ROOT),
+    "scatter": (zeros_with(lambda zero, x: zero.scatter(-1, CHANNELS.expand_as(x), x)), ROOT),
+    "index_copy": (zeros_with(lambda zero, x: zero.index_copy(-1, CHANNELS, x)), ROOT),
+    "index_add": (zeros_with(lambda zero, x: zero.index_add(-1, CHANNELS, x)), ROOT),
+    "masked_scatter": (zeros_with(lambda zero, x: zero.masked_scatter(zero == 0, x)), ROOT),
+    "put": (zeros_with(lambda zero, x: zero.put(torch.arange(x.numel()).flip(0), x)), ROOT),
+    "Fourier transform and back": (on_both(lambda x: torch.fft.ifft(torch.fft.fft(x)).real), ROOT),
+    "real Fourier transform and back": (on_both(lambda x: torch.fft.irfft(torch.fft.rfft(x), n=E)), ROOT),
+    "sums and their differences": (on_both(lambda x: F.pad(x, (1, 0)).cumsum(-1).diff(dim=-1)), ROOT),
+    "unfold": (on_both(lambda x: x.unfold(-1, E, 1).squeeze(-2)), ROOT),
+    "channel_shuffle": (on_both(lambda x: F.channel_shuffle(x.reshape(-1, E, 1, 1), 2).reshape(x.shape)), ROOT),
+    "pixel_shuffle": (on_both(lambda x: F.pixel_shuffle(x.reshape(-1, 4, 1, 1), 2).reshape(x.shape)), ROOT),
+    "as_strided": (on_both(lambda x: x.contiguous().as_strided(x.shape, (H * L * E, L * E, E, 1))), ROOT),
+    "where": (on_both(lambda x: torch.where(x == x, x, 0.0)), ROOT),
+    "nan_to_num": (on_both(torch.nan_to_num), ROOT),
+    "float64 and back": (on_both(lambda x: x.double().float()), ROOT),
+    "lerp": (on_both(lambda x: torch.lerp(torch.zeros_like(x), x, 0.5)), ROOT / 4),
+    "lerp of k": (lambda _, q, k, v: attend(q, torch.lerp(torch.zeros_like(k), k, 2.0), v), 2 * ROOT),
+    "addcdiv": (zeros_with(lambda zero, x: torch.addcdiv(zero, x, torch.full_like(x, 0.5))), 4 * ROOT),
+    "ldexp": (on_both(lambda x: torch.ldexp(x, torch.tensor(1))), 4 * ROOT),
+    "diagonal matrix": (on_both(lambda x: torch.einsum("bhle,ef->bhlf", x, 2 * torch.eye(E))), 4 * ROOT),
+    "Kronecker product": (on_both(lambda x: x @ torch.kron(torch.eye(2), torch.eye(4))), ROOT),
+    "autograd function": (on_both(Doubles.apply), 4 * ROOT),
+    "kernel that doubles": (on_both(twice), 4 * ROOT),
+    "kernel that turns round": (on_both(backwards), ROOT),
+    "kernel that normalises": (on_both(unit_rows), ROOT),
+    "vmap of a factor": (on_both(torch.vmap(lambda x: x * 2)), 4 * ROOT),
+    "vmap of the product": (
+        lambda _, q, k, v: (torch.vmap(torch.vmap(lambda a, b: a @ b.T))(q, k) * ROOT).softmax(-1) @ v, ROOT,
+    ),
+    "length by einsum": (on_both(lambda x: x * torch.einsum("bhle,bhle->bhl", x, x).div(E).rsqrt()[..., None]), ROOT),
+    "length by logarithms": (on_both(lambda x: x / torch.exp(0.5 * x.square().mean(-1, keepdim=True).log())), ROOT),
+    "length by vecdot": (on_both(lambda x: x / torch.linalg.vecdot(x, x).div(E).sqrt()[..., None]), ROOT),
+    "flip and flip of logits": (on_logits(lambda z: z.flip(-1).flip(-1)), ROOT),
+    "kernel on logits": (on_logits(twice), 2 * ROOT),
+    "autograd function on logits": (on_logits(Doubles.apply), 2 * ROOT),
+    "lerp on logits": (on_logits(lambda z: torch.lerp(torch.zeros(()), z, 0.5)), ROOT / 2),
+    "ldexp on logits": (on_logits(lambda z: torch.ldexp(z, torch.tensor(1))), 2 * ROOT),
+    "logits and v reordered": (lambda _, q, k, v: (q @ k.mT * ROOT)[..., ROWS].softmax(-1) @ v[..., ROWS, :], ROOT),
+    "hardtanh of v": (on_values(F.hardtanh), ROOT),
+    "roll of v": (on_values(lambda v: v.roll(1, -1)), ROOT),
+    "weights and the identity": (on_weights(lambda p: p + torch.eye(L)), ROOT),
+    "weights less their mean": (on_weights(lambda p: p - 1 / L), ROOT),
+    "weights mixed with an adjacency": (on_weights(lambda p: 0.5 * p + 0.5 * torch.eye(L).roll(1, 0)), ROOT),
+    "flip of weights and v": (lambda _, q, k, v: (q @ k.mT * ROOT).softmax(-1).flip(-1) @ v.flip(-2), ROOT),
+    "heads together and apart": (rearranged("b h l e -> b l (h e)", "b l (h e) -> b h l e"), ROOT),
+    "heads in the batch": (rearranged("b h l e -> (b h) l e", "(b h) l e -> b h l e"), ROOT),
+    "pairs of channels as an axis": (rearranged("b h l (p e) -> b h p l e", "b h p l e -> b h l (p e)", p=2), ROOT),
+    "pairs of channels the other way": (rearranged("b h l (p e) -> b h l (e p)", p=2), ROOT),
+    "axes reversed": (rearranged("b h l e -> e l h b", "e l h b -> b h l e"), ROOT),
+    "halves of positions": (rearranged("b h (s l) e -> s b h l e", "s b h l e -> b h (s l) e", s=2), ROOT),
+    "three axes of channels": (rearranged("b h l (x y z) -> b h l (z y x)", x=2, y=2), ROOT),
+}  # fmt: skip
+
+# Name -> what happens, and the operation that is named: what it does is no factor, so that there is no scale.
+UNREAD: dict[str, tuple[Middle, str]] = {
+    "tanh of q": (lambda _, q, k, v: attend(q.tanh(), k, v), "tanh"),
+    "relu": (on_both(F.relu), "relu"),
+    "elu": (on_both(lambda x: F.elu(x) + 1), "elu"),
+    "softplus": (on_both(F.softplus), "softplus"),
+    "signed root": (on_both(lambda x: x.sign() * x.abs().sqrt()), "mul"),
+    "long rows cut off": (on_both(lambda x: x / x.norm(dim=-1, keepdim=True).clamp(min=50.0)), "div"),
+    "relu of logits": (on_logits(F.relu), "relu"),
+    "root of logits": (on_logits(lambda z: z.abs().sqrt()), "sqrt"),
+    "asinh of logits": (on_logits(torch.asinh), "asinh"),
+    "squared weights": (on_weights(torch.square), "pow on the weights"),
+}
+
+
+class Asked(nn.Module):
+    """Self-attention of four heads with one of these in its middle."""
+
+    def __init__(self, middle: Middle) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.middle = middle
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part(x).unflatten(-1, (H, E)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        return self.middle(self, q, k, v).transpose(1, 2).flatten(2)

@@ -1,0 +1,54 @@
+"""Operations that no table lists are read from what they do to other values; what is no factor is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sqrtdk
+from sqrtdk.tracing import AttentionCall
+from tests.attentions.asked import READ, UNREAD, WIDTH, Asked, B, L, Middle
+
+
+def read(middle: Middle, dtype: torch.dtype = torch.float32) -> AttentionCall:
+    model, x = Asked(middle).to(dtype), torch.randn(B, L, WIDTH, dtype=dtype)
+    with torch.no_grad():
+        plain = model(x)
+        with sqrtdk.trace(model) as run:
+            observed = model(x)
+    assert torch.equal(plain, observed)
+    (call,) = run.calls
+    return call
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("name", READ)
+def test_what_moves_and_multiplies_is_read(name: str) -> None:
+    middle, scale = READ[name]
+    call = read(middle)
+    assert call.unknown == ()
+    assert call.scale.effective == pytest.approx(scale, rel=1e-4)
+    assert call.scale.agree in (True, None)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", UNREAD)
+def test_what_is_no_factor_is_named(name: str) -> None:
+    middle, operation = UNREAD[name]
+    call = read(middle)
+    assert operation in " ".join(call.unknown)
+    assert call.scale.effective is None
+
+
+@pytest.mark.parametrize("name", ["kernel that doubles", "ldexp on logits", "kernel that normalises"])
+def test_the_factor_says_what_gave_it(name: str) -> None:
+    call = read(READ[name][0])
+    sources = [factor.source for factor in call.scale.factors]
+    norms = [stage.detail for stage in call.stages if stage.name == "norm"]
+    assert "effect of twice" in sources or "effect of ldexp" in sources or norms == ["rms", "rms"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_in_another_dtype(dtype: torch.dtype) -> None:
+    middle, scale = READ["lerp"]
+    assert read(middle, dtype).scale.effective == pytest.approx(scale, rel=1e-4)
