@@ -127,7 +127,8 @@ def test_what_the_audit_keeps_is_what_a_run_returns():
     kept = run_model(loaded, "own", seed=0, compare="never", keep=True).outputs
     plain = subject_of(loaded.module, loaded.inputs).run({})
     assert list(kept) == list(plain)
-    assert {"logits", "past_key_values.0.key"} <= set(kept)
+    assert "logits" in kept
+    assert any(name.endswith("0.key") for name in kept)  # of the cache, whose name has changed in transformers 5.24
     assert all(torch.equal(kept[name], value) for name, value in plain.items())
     assert run_model(loaded, "own", seed=0, compare="never").outputs == {}
     assert not any(value.requires_grad or value.is_inference() for value in kept.values())

@@ -61,6 +61,7 @@ def test_parts_of_a_weight_are_refused(ranks: list[dict[Any, Any]]) -> None:
         assert all("tensor parallel" in str(reason) for reason in rank["parts"]), rank["parts"]
 
 
+@pytest.mark.full
 def test_a_rank_without_a_call_at_first_is_waited_for(ranks: list[dict[Any, Any]]) -> None:
     """What it can't clip, no one clips; then all do, by the same maxima."""
     one, other = (rank["late"] for rank in ranks)

@@ -38,7 +38,7 @@ def kept(model: nn.Module, *inputs: Any, **options: Any) -> Trace:
     return run
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", CASES)
 def test_every_style(name: str) -> None:
     made = CASES[name]()
