@@ -133,6 +133,7 @@ READ: dict[str, tuple[Middle, float]] = {
     "length by logarithms": (on_both(lambda x: x / torch.exp(0.5 * x.square().mean(-1, keepdim=True).log())), ROOT),
     "length by vecdot": (on_both(lambda x: x / torch.linalg.vecdot(x, x).div(E).sqrt()[..., None]), ROOT),
     "flip and flip of logits": (on_logits(lambda z: z.flip(-1).flip(-1)), ROOT),
+    "where on logits": (on_logits(lambda z: torch.where(z == z, z, z.square())), ROOT),
     "kernel on logits": (on_logits(twice), 2 * ROOT),
     "autograd function on logits": (on_logits(Doubles.apply), 2 * ROOT),
     "lerp on logits": (on_logits(lambda z: torch.lerp(torch.zeros(()), z, 0.5)), ROOT / 2),

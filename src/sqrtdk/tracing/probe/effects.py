@@ -19,6 +19,7 @@ from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.watch.graph import Node
 
 _DEEPEST = 8  # operations inwards
+_ONE = 1e-4
 _NEAR = 0.02  # of a whole number, that it is one: numbers go up to 2^22, with rounding of float64
 # Relative, of the check by other numbers: a rounding of float32, in which a kernel may compute whatever it is given;
 # eight of them where operations run in float32.
@@ -39,9 +40,9 @@ class Moved:
     by: float
     order: Tensor
 
-    def factor(self, where: str) -> Factor:
-        """What it multiplies by, for the record."""
-        return Factor(self.by, where, f"effect of {self.part.names}")
+    def factor(self, where: str) -> Factor | None:
+        """What it multiplies by, for the record; None where that is 1, but for the rounding of what gave it."""
+        return None if math.isclose(self.by, 1.0, rel_tol=_ONE) else Factor(self.by, where, self.part.effect)
 
     @property
     def in_place(self) -> bool:

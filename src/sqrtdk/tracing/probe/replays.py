@@ -48,6 +48,11 @@ class Part:
         return ", ".join(dict.fromkeys(node.op for node in self.order if node.op not in ops.VIEWS | ops.SAME))
 
     @property
+    def effect(self) -> str:
+        """What a factor is said to come from that is known by what the operations do."""
+        return f"effect of {self.names}"
+
+    @property
     def is_large(self) -> bool:
         """Whether it takes more than a moment to run it on a value of the source's shape."""
         return any(math.prod(node.shape) > _LARGEST for node in (self.source, *self.order))
@@ -95,7 +100,7 @@ class _Sample:
                 operand = operand.index_select(axis, torch.tensor([0, size - 1], device=operand.device))
         return operand
 
-    def sizes(self, node: Node, sizes: Any) -> list[int]:
+    def sizes(self, sizes: Any) -> list[int]:
         """Those that `x.expand(sizes)` would have been called with."""
         return [taken if n == whole else n for n, whole, taken in zip(sizes, self.whole, self.taken, strict=True)]
 
@@ -145,7 +150,7 @@ def _ran(node: Node, known: dict[Node, Tensor], dtype: torch.dtype, sample: _Sam
     if sample is not None and node.op in ops.VIEWS - _SIZELESS:
         if node.op != "expand":
             raise RuntimeError(f"{node.op} needs all rows")
-        args[1] = sample.sizes(node, args[1])
+        args[1] = sample.sizes(args[1])
     if node.op in _CASTS:
         cast: Tensor = args[0]
         return cast

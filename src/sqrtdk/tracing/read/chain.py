@@ -91,7 +91,8 @@ def read_chain(
             read = readers.get(node.op, unknown)(Link(node, main, views, steps))
             effect = _by_effect(node, until) if any(isinstance(step, Unknown) for step in read) else None
             if effect is not None:
-                steps = (*_written_at(node, (Scale(effect.factor("logits")),)), *steps)
+                factor = effect.factor("logits")
+                steps = (*_written_at(node, () if factor is None else (Scale(factor),)), *steps)
                 node = effect.part.source
                 continue
             steps = (*_written_at(node, read), *steps)

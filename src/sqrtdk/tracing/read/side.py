@@ -36,7 +36,6 @@ from sqrtdk.tracing.watch.marks import Root
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten"})
 _TURNS = ("rope", "xpos")
 _MOST_UNKNOWN = 4  # operations without readers on one way; a recurrence has more, and is none of these
-_ROUNDED = 1e-4  # a factor of 1, but for the rounding of what gave it
 _PICKS = frozenset({"gather", "index", "index_select"})
 
 
@@ -192,13 +191,13 @@ def _effects(node: Node, where: str) -> Iterator[Side]:
     for found in effects.moved(node):
         side = follow(found.part.source, where)
         if not side.unknown:
-            basis = _through(side, found.part, found.place)
-            yield _multiplied_by_effect(replace(side, basis=basis), found.by, found.part, where)
+            side, factor = replace(side, basis=_through(side, found.part, found.place)), found.factor(where)
+            yield side if factor is None else side.times(factor, Stage(where, "scale", factor.text()))
     for norm in norms_inwards(node):
         side = follow(norm.part.source, where)
         if not side.unknown:
             values = _through(side, norm.part, norm.part.run)
-            yield _normed(side, norm, values, where, _effect(norm.part))
+            yield _normed(side, norm, values, where, norm.part.effect)
 
 
 def _through(side: Side, part: Part, effect: Callable[[Tensor], Tensor]) -> Tensor | None:
@@ -209,18 +208,6 @@ def _through(side: Side, part: Part, effect: Callable[[Tensor], Tensor]) -> Tens
         return effect(side.basis)
     except RuntimeError:  # of a dtype that it does not take
         return None
-
-
-def _effect(part: Part) -> str:
-    """What a factor is said to come from that is known by its effect."""
-    return f"effect of {part.names}"
-
-
-def _multiplied_by_effect(side: Side, by: float, part: Part, where: str) -> Side:
-    if math.isclose(by, 1.0, rel_tol=_ROUNDED):
-        return side
-    factor = Factor(by, where, _effect(part))
-    return side.times(factor, Stage(where, "scale", factor.text()))
 
 
 def _before(node: Node, where: str) -> Side | None:
