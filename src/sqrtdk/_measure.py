@@ -16,7 +16,7 @@ from sqrtdk.impl.call import Call, has_values
 from sqrtdk.impl.choice import against_compiled, against_triton
 from sqrtdk.impl.cpu import row_statistics as on_cpu
 from sqrtdk.impl.fused import LARGEST_MASK, mask_elements, obstacle, swept
-from sqrtdk.impl.gpu.load import GPUS
+from sqrtdk.impl.gpu import GPUS
 from sqrtdk.impl.rows import block_stats
 from sqrtdk.impl.tiled import block_rows
 from sqrtdk.impl.triton import row_statistics as on_gpu

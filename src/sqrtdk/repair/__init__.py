@@ -8,7 +8,7 @@ from sqrtdk.repair.entropy import entropy_floor as entropy_floor
 from sqrtdk.repair.fold import FoldRecord as FoldRecord
 from sqrtdk.repair.fold import fold_scale_ as fold_scale_
 from sqrtdk.repair.hook import QKClip as QKClip
-from sqrtdk.repair.plan import CallPlan as CallPlan
 from sqrtdk.repair.plan import plan_of as plan_of
 from sqrtdk.repair.reparam import SigmaReparam as SigmaReparam
 from sqrtdk.repair.reparam import sigma_reparam as sigma_reparam
+from sqrtdk.repair.rows import CallPlan as CallPlan

@@ -21,9 +21,9 @@ from sqrtdk._arguments import number
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.repair.lookup import Parameters
 from sqrtdk.repair.masters import Copies, Optimizers
-from sqrtdk.repair.plan import CallPlan, grouped, plan_of, shared_rows
+from sqrtdk.repair.plan import grouped, plan_of, shared_rows
 from sqrtdk.repair.ranks import Ranks, merged, reshard
-from sqrtdk.repair.rows import Rows
+from sqrtdk.repair.rows import CallPlan, Rows
 from sqrtdk.repair.scaling import scale_
 from sqrtdk.repair.watched import StepWatch, measured
 from sqrtdk.tracing import Trace

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from sqrtdk.repair.gains import gain_rows
-from sqrtdk.repair.rows import Refusal, Rows
+from sqrtdk.repair.rows import CallPlan, Refusal, Rows
 from sqrtdk.tracing import CallTensors
 
 if TYPE_CHECKING:
     from jaxtyping import Int
 
     from sqrtdk.repair.lookup import Parameters
-    from sqrtdk.repair.plan import CallPlan
 
 
 def number_groups(rows: Sequence[Sequence[Rows]], heads: Sequence[int]) -> list[Int[Tensor, " Hq"]]:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.repair.clip import ClipRecord, LogitMaxima, bound, clip_, qk_clip_, share
 from sqrtdk.repair.masters import Optimizers
-from sqrtdk.repair.plan import CallPlan, grouped, is_broken, plan_of
+from sqrtdk.repair.plan import grouped, is_broken, plan_of
 from sqrtdk.repair.ranks import Ranks, gathered, is_group, merged
+from sqrtdk.repair.rows import CallPlan
 from sqrtdk.repair.watched import StepWatch
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.trace import trace

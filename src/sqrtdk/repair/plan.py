@@ -9,11 +9,10 @@ runs twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.repair.gains import gain_rows
@@ -21,40 +20,12 @@ from sqrtdk.repair.groups import conflict, number_groups, readers
 from sqrtdk.repair.latent import latent_rows
 from sqrtdk.repair.lookup import Parameters, whole_weight
 from sqrtdk.repair.ranks import reshard
-from sqrtdk.repair.rows import Refusal, Rows, spread
+from sqrtdk.repair.rows import CallPlan, Refusal, Rows, spread
 from sqrtdk.tracing import CallTensors, Trace
-
-if TYPE_CHECKING:
-    from jaxtyping import Int
 
 NATIVE = "it ran as one native operation, whose q and k are not seen; torch.backends.mha.set_fastpath_enabled(False)"
 
 _BROKEN = " (q or k holds a NaN or an infinity, behind which this can't be told)"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CallPlan:
-    """What one attention call's heads are made of.
-
-    Attributes:
-        site: module path.
-        index: 0-based count of the attentions at this site.
-        heads: query heads.
-        rows: what is scaled; none where the call is refused.
-        groups: (Hq,): heads of one number, in any call of the plan, are scaled as one.
-        softcap: c of c tanh(z / c) on the logits; None without one.
-        shared: what several heads share, in words.
-        refused: why the call can't be clipped; None where it can.
-    """
-
-    site: str
-    index: int
-    heads: int
-    rows: tuple[Rows, ...]
-    groups: Int[Tensor, " Hq"]
-    softcap: float | None = None
-    shared: tuple[str, ...] = ()
-    refused: str | None = None
 
 
 def plan_of(model: nn.Module, run: Trace) -> tuple[CallPlan, ...]:

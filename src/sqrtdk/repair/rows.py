@@ -1,4 +1,4 @@
-"""Rows of a parameter, each head's own, and the one exception that says why there are none."""
+"""Rows of a parameter, each head's own, the plan of a call, and the one exception that says why there is none."""
 
 from __future__ import annotations
 
@@ -39,6 +39,31 @@ class Rows:
     axis: int | None = 0
     offset: float = 0.0
     shape: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallPlan:
+    """What one attention call's heads are made of.
+
+    Attributes:
+        site: module path.
+        index: 0-based count of the attentions at this site.
+        heads: query heads.
+        rows: what is scaled; none where the call is refused.
+        groups: (Hq,): heads of one number, in any call of the plan, are scaled as one.
+        softcap: c of c tanh(z / c) on the logits; None without one.
+        shared: what several heads share, in words.
+        refused: why the call can't be clipped; None where it can.
+    """
+
+    site: str
+    index: int
+    heads: int
+    rows: tuple[Rows, ...]
+    groups: Int[Tensor, " Hq"]
+    softcap: float | None = None
+    shared: tuple[str, ...] = ()
+    refused: str | None = None
 
 
 def spread(features: Int[Tensor, "H E"], heads: int) -> Int[Tensor, "Hq E"]:

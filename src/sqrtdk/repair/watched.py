@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
-from sqrtdk.repair.plan import CallPlan, grouped, plans_from
+from sqrtdk.repair.plan import grouped, plans_from
 from sqrtdk.repair.ranks import Ranks
+from sqrtdk.repair.rows import CallPlan
 from sqrtdk.tracing import CallTensors
 
 Place = tuple[str, int]

@@ -1,1 +1,13 @@
 """The Triton kernel of `impl="triton"`: `forward` and `backward` do the arithmetic, `load` knows whether it can run."""
+
+from __future__ import annotations
+
+import torch
+
+GPUS = ("cuda", "xpu")  # "cuda" stands for AMD's as well
+
+
+def gpu_count(kind: str) -> int:
+    """How many GPUs of a kind torch can use."""
+    module = torch.get_device_module(kind)
+    return int(module.device_count()) if module.is_available() else 0

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-GPUS = ("cuda", "xpu")  # "cuda" stands for AMD's as well
+from sqrtdk.impl.gpu import GPUS, gpu_count
+
 YES = ("1", "true", "yes", "on", "y")  # what Triton takes for it
 
 
@@ -34,12 +35,6 @@ def state() -> State:
     seen = [torch.device(kind, i) for kind in GPUS for i in range(gpu_count(kind))]
     reasons = [unavailable(device) for device in seen] or ["torch sees no GPU"]
     return State(False, None if None in reasons else reasons[0])
-
-
-def gpu_count(kind: str) -> int:
-    """How many GPUs of a kind torch can use."""
-    module = torch.get_device_module(kind)
-    return int(module.device_count()) if module.is_available() else 0
 
 
 def interpreted() -> bool:

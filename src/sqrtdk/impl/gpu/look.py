@@ -8,7 +8,7 @@ import re
 import torch
 
 from sqrtdk.errors import short_text, text_of
-from sqrtdk.impl.gpu.load import GPUS, gpu_count
+from sqrtdk.impl.gpu import GPUS, gpu_count
 
 OLDEST = (3, 6)  # what the oldest torch that this package takes brings
 OLDEST_NVIDIA = (8, 0)  # compute capability: bfloat16 and asynchronous copies
