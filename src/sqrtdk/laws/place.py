@@ -31,8 +31,7 @@ from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.traced import exchanged, first_tensor, restored, run_traced, traced, upwards
 from sqrtdk.laws.views import merged_by_view, merged_right, split_by_view
 from sqrtdk.tracing.tensors import CallTensors
-from sqrtdk.tracing.watch.disturbed import Disturbed, added_in_layout
-from sqrtdk.tracing.watch.stance import steps_seen
+from sqrtdk.tracing.watch.stance import Disturbed, added_in_layout, steps_seen
 
 LAW = "place"
 SPLIT, MERGE = "split", "merge"

@@ -21,7 +21,7 @@ from sqrtdk.tracing.classify.nested import note_nested
 from sqrtdk.tracing.classify.softmax import begin
 from sqrtdk.tracing.watch import ops, places
 from sqrtdk.tracing.watch.graph import Node, alias, origin
-from sqrtdk.tracing.watch.scene import Made, Scene
+from sqrtdk.tracing.watch.recorder import Made, Scene
 from sqrtdk.tracing.watch.store import shape_of
 
 Kind = Callable[[Scene, Made, list[Node]], None]

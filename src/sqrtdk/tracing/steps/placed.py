@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.constants import spread
 from sqrtdk.tracing.watch.graph import Node, replay
-from sqrtdk.tracing.watch.writes import spread
 
 
 @dataclass(frozen=True, slots=True, eq=False)

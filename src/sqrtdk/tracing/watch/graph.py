@@ -21,7 +21,7 @@ from sqrtdk.tracing.watch.marks import Pairs, Partial, Product, Root, Weights
 from sqrtdk.tracing.watch.places import Place
 
 if TYPE_CHECKING:
-    from sqrtdk.tracing.watch.events import Weighing
+    from sqrtdk.tracing.watch.marks import Weighing
 
 _SERIAL = count()
 EXTREMES = frozenset({"amax", "max", "logsumexp"})  # of a row of logits: the softmax does not see it

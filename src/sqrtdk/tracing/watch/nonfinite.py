@@ -21,7 +21,7 @@ from sqrtdk._modes import EagerMode
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.tracing.watch import places
 from sqrtdk.tracing.watch.ops import CONTRACTIONS
-from sqrtdk.tracing.watch.sites import Sites
+from sqrtdk.tracing.watch.places import Sites
 from sqrtdk.tracing.watch.stance import eager_compiler
 
 PARAMETER = "parameter "  # how the name of one begins, in what a run is searched with

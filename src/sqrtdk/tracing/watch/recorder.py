@@ -10,16 +10,122 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from sqrtdk._modes import EagerMode
 from sqrtdk.errors import kind_and_text
 from sqrtdk.tracing.watch import ops, places
-from sqrtdk.tracing.watch.events import KernelCall, Operands
-from sqrtdk.tracing.watch.scene import Scene
+from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.marks import Online, SoftmaxEntry, Weighing
+from sqrtdk.tracing.watch.places import Place, Sites
+from sqrtdk.tracing.watch.store import Store
+
+
+@dataclass(slots=True)
+class KernelCall:
+    """A call of an attention that is one operation.
+
+    Attributes:
+        op: its whole name, "aten::_scaled_dot_product_flash_attention_for_cpu".
+        arguments: by their names in the operator's schema.
+        nodes: of those that are tensors.
+        output: its first result.
+        lse: log of the sums of exponentials, (B, H, L), where it gave them.
+        site: module path.
+        place: where in the code.
+    """
+
+    op: str
+    arguments: dict[str, Any]
+    nodes: dict[str, Node]
+    output: Tensor
+    site: str
+    place: Place | None = None
+    lse: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unweighted:
+    """Logits that met values without a softmax: their node and values."""
+
+    node: Node
+    logits: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """The activations among the operands of an operation whose computation is not seen, by their names."""
+
+    name: str
+    nodes: dict[str, Node]
+
+
+class Missed(Protocol):
+    """Who is told what can't be followed."""
+
+    def __call__(self, site: str, reason: str, seen: Unweighted | Operands | None = None) -> None:
+        """Note the site, why it can't be followed, and what was seen of it."""
+
+
+@dataclass(slots=True)
+class Listener:
+    """Who is told: of an eager attention that is complete, of a kernel that ran, and of what could not be seen.
+
+    `unsoftened` is told of logits that met values without a softmax, and their site; `ended` of a softmax whose weights
+    are gone.
+    """
+
+    eager: Callable[[Weighing, Tensor, Tensor], None]
+    kernel: Callable[[KernelCall], None]
+    missed: Missed
+    enlarge: Callable[[str], float | None]
+    unsoftened: Callable[[str, Unweighted], None]
+    online: Callable[[Online], None]
+    ended: Callable[[Weighing], None] | None = None
+
+
+@dataclass(slots=True)
+class Scene:
+    """A trace while it runs.
+
+    Attributes:
+        store: the nodes.
+        sites: where in the model an operation runs.
+        listener: who is told.
+        products: note the largest |q . k|.
+        flex: what runs is FlexAttention's own code.
+        entries: every softmax so far.
+        exponentials: every exponential of logits that met values so far.
+        online: those that are divided by their sum, and not told yet.
+        held: how many logits exponentials hold.
+        keep: keep the values of q, k and v at every step, and what projections multiplied.
+    """
+
+    store: Store
+    sites: Sites
+    listener: Listener
+    products: bool
+    flex: bool = False
+    entries: list[SoftmaxEntry] = field(default_factory=list)
+    exponentials: list[SoftmaxEntry] = field(default_factory=list)
+    online: list[Online] = field(default_factory=list)
+    held: int = 0
+    keep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """One output of an operation: its node, which is being filled in, its values, and the operands by position."""
+
+    node: Node
+    tensor: Tensor
+    tensors: dict[int, Tensor]
+
 
 _FLEX = "flex_attention"
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
@@ -78,7 +184,6 @@ class Recorder(EagerMode):
         self._thread = threading.get_ident()
         self._again = False  # it sees what a backward pass computes again, and nothing else
         self._composite: dict[Any, bool] = {}
-        self._writes: dict[Any, tuple[int | str, ...]] = {}
 
     def __enter__(self) -> Recorder:
         self._thread = threading.get_ident()
@@ -93,8 +198,8 @@ class Recorder(EagerMode):
         again = torch._C._current_graph_task_id() != -1
         if threading.get_ident() != self._thread or again is not self._again or _reading.now:
             return func(*args, **kwargs)
-        if self.store.hooked is not None:
-            self._guard(self.store.hooked.attach)
+        if self.store.asked is not None:
+            self._guard(self.store.asked.attach)
         if not hasattr(func, "_schema"):
             return self._higher_order(func, args, kwargs)
         name = _base_name(func)
@@ -132,9 +237,9 @@ class Recorder(EagerMode):
         return any(placement.is_shard(args[0].dim() - 2) for placement in placements)
 
     def _run(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        written = self._written(func)
+        written = _written(func, args, kwargs)
         if written:
-            self._guard(lambda: self.store.save_before_write(written, args, kwargs))
+            self._guard(lambda: self.store.save_before_write(written))
         enlarge = name in _MULTIPLYING and not self.scene.flex
         output = func(*(self._enlarged(name, args) if enlarge else args), **kwargs)
         self._guard(lambda: self._note(func, name, args, kwargs, output, written))
@@ -147,10 +252,9 @@ class Recorder(EagerMode):
             reason = f"{func.namespace}::{name} is opaque: what it computes is not seen"
             self.listener.missed(self.sites.here(), reason, self._operands(func, name, args, kwargs))
         if foreign and output is None:  # it writes its result
-            output = [x for key in written if _is_tensor(x := _written_to(key, args, kwargs))]
+            output = written
         self.classifier.note(func, name, args, kwargs, output, turned)
-        if written:
-            self.store.note_write(written, args, kwargs)
+        self.store.note_write(written)
 
     def _operands(self, func: Any, name: str, args: Any, kwargs: Any) -> Operands:
         tensors = {key: value for key, value in _bind(func, args, kwargs).items() if _is_tensor(value)}
@@ -183,40 +287,24 @@ class Recorder(EagerMode):
             known = self._composite[func] = func.namespace != "prim" and bool(func._can_decompose())
         return known
 
-    def _written(self, func: Any) -> tuple[int | str, ...]:
-        known = self._writes.get(func)
-        if known is None:
-            known = ()
-            if func._schema.is_mutable:
-                known = tuple(
-                    arg.name if arg.kwarg_only else i
-                    for i, arg in enumerate(func._schema.arguments)
-                    if arg.alias_info is not None and arg.alias_info.is_write
-                )
-            self._writes[func] = known
-        return known
-
     # -- attention kernels -----------------------------------------------------------------------------------------
 
     def _run_kernel(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         named = _bind(func, args, kwargs)
-        site, written = self.sites.here(), self._written(func)
+        site, written = self.sites.here(), _written(func, args, kwargs)
         nodes = {key: self.store.node(value) for key, value in named.items() if isinstance(value, torch.Tensor)}
         self._guard(lambda: self.store.lose(named.values()))
         if written:
-            self._guard(lambda: self.store.save_before_write(written, args, kwargs))
+            self._guard(lambda: self.store.save_before_write(written))
         output = self._run_enlarged(func, named, site, args, kwargs)
         several = output if isinstance(output, (tuple, list)) else (output,)
-        results = [x for x in (named.get("out"), *several) if _is_tensor(x)]
-        if not results:
-            results = [x for key in written if _is_tensor(x := _written_to(key, args, kwargs))]
+        results = [x for x in (named.get("out"), *several) if isinstance(x, Tensor)] or written
         if results:
             call = KernelCall(func._schema.name, named, nodes, results[0], site, places.here(), _lse(results))
             self.listener.kernel(call)
         for result in results:
             self._guard(functools.partial(self.store.new_root, func._schema.name.removeprefix("aten::"), result))
-        if written:
-            self._guard(lambda: self.store.note_write(written, args, kwargs))
+        self._guard(lambda: self.store.note_write(written))
         return output
 
     def _run_enlarged(self, func: Any, named: dict[str, Any], site: str, args: Any, kwargs: Any) -> Any:
@@ -240,8 +328,13 @@ class Recorder(EagerMode):
         return args
 
 
-def _written_to(key: int | str, args: Any, kwargs: Any) -> Any:
-    return args[key] if isinstance(key, int) and key < len(args) else kwargs.get(str(key))
+def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that an operation writes to."""
+    if not func._schema.is_mutable:
+        return []
+    given = _bind(func, args, kwargs)
+    writes = (arg.name for arg in func._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write)
+    return [tensor for name in writes if isinstance(tensor := given.get(name), Tensor)]
 
 
 def _lse(results: list[torch.Tensor]) -> torch.Tensor | None:
