@@ -22,64 +22,51 @@ def evaluate(node: Node) -> Tensor | None:
     """The values of a tensor that depends on no input and no parameter (a causal mask); None for any other."""
     try:
         with torch.no_grad():
-            return _evaluate(node, {}, 0)
-    except Exception:  # an operation that has no CPU kernel for what it was given, or whose arguments were not kept
+            return _value(node, {}, 0)
+    except Exception:  # it is no constant, or an operation has no CPU kernel for what it was given
         return None
 
 
-def _evaluate(node: Node, known: dict[int, Tensor | None], depth: int) -> Tensor | None:
+def _value(node: Node, known: dict[int, Tensor], depth: int) -> Tensor:
+    """As `evaluate`, with the values that are known by serial number; raises for what is no constant."""
     if node.serial not in known:
+        if node.external or node.act or node.op in ops.RANDOM or depth > DEEPEST or math.prod(node.shape) > LARGEST:
+            raise LookupError(node.op)
         known[node.serial] = _computed(node, known, depth)
     return known[node.serial]
 
 
-def _computed(node: Node, known: dict[int, Tensor | None], depth: int) -> Tensor | None:
-    if node.op == "constant":
+def _computed(node: Node, known: dict[int, Tensor], depth: int) -> Tensor:
+    if node.op == "constant" and node.value is not None:
         return node.value
-    if node.external or node.act or node.op in ops.RANDOM or (node.func is None and node.op != "overwrite"):
-        return None
-    if depth > DEEPEST or math.prod(node.shape) > LARGEST:
-        return None
-    if node.op == "overwrite":
-        return _overwritten(node.args[0], node.args[1], known, depth)
-    args = _arguments(node, node.args, known, depth)
-    if args is None:
-        return None
-    result = node.func(*args, **_keywords(node))
+    written = node.args[1] if node.op == "overwrite" else None
+    source = node if written is None else written
+    keywords = {name: "cpu" if name == "device" else value for name, value in source.kwargs.items()}
+    if written is not None:
+        whole = _value(node.args[0], known, depth + 1).clone()
+        written.func(part(written, whole), *_arguments(written, written.args[1:], known, depth), **keywords)
+        return whole
+    result = node.func(*_arguments(node, node.args, known, depth), **keywords)
     output: Tensor = result[node.out] if node.out is not None else result
     return output
 
 
-def _overwritten(old: Node, write: Node, known: dict[int, Tensor | None], depth: int) -> Tensor | None:
-    """What a constant is after an operation wrote to a part of it."""
-    before = _evaluate(old, known, depth + 1)
-    args = _arguments(write, write.args[1:], known, depth)
-    if before is None or args is None:
-        return None
-    after = before.clone()
-    write.func(part(write, after), *args, **_keywords(write))
-    return after
+def _arguments(node: Node, given: Sequence[Any], known: dict[int, Tensor], depth: int) -> list[Any]:
+    """Arguments with values in place of nodes."""
 
+    def value(arg: Any) -> Any:
+        if isinstance(arg, (list, tuple)):
+            return [value(item) for item in arg]
+        if not isinstance(arg, Node):
+            return arg
+        try:
+            return _value(arg, known, depth + 1).clone()  # the operation may write to it
+        except Exception:
+            if node.op not in _SHAPED | _NEW:
+                raise
+            return torch.empty(arg.shape if node.op in _SHAPED else ())
 
-def _keywords(node: Node) -> dict[str, Any]:
-    return {name: "cpu" if name == "device" else value for name, value in node.kwargs.items()}
-
-
-def _arguments(node: Node, given: Sequence[Any], known: dict[int, Tensor | None], depth: int) -> list[Any] | None:
-    """Arguments with values in place of nodes; None where one is not known."""
-    args: list[Any] = []
-    for arg in given:
-        items = arg if isinstance(arg, (list, tuple)) else [arg]
-        values = [_evaluate(item, known, depth + 1) if isinstance(item, Node) else item for item in items]
-        if node.op in _SHAPED and isinstance(arg, Node) and values == [None]:
-            values = [torch.empty(arg.shape)]
-        if node.op in _NEW and isinstance(arg, Node) and values == [None]:
-            values = [torch.empty(())]
-        if any(isinstance(item, Node) and value is None for item, value in zip(items, values, strict=True)):
-            return None
-        values = [value.clone() if isinstance(value, Tensor) else value for value in values]  # it may write in place
-        args.append(values if isinstance(arg, (list, tuple)) else values[0])
-    return args
+    return [value(arg) for arg in given]
 
 
 def written(node: Node) -> tuple[Node, tuple[Node, ...]]:
