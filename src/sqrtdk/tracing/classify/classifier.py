@@ -37,7 +37,7 @@ class Classifier:
     def note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, turned: Mapping[int | None, int]) -> None:
         """Make the nodes of what `func` gave for `args`; `turned` are outputs that rotate an argument."""
         store, sites = self.scene.store, self.scene.sites
-        outside = not sites.running
+        outside = not sites.stack
         if outside and name in ops.RANDOM:
             store.forget(output)
             return

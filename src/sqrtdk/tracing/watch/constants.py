@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, replay_all
+from sqrtdk.tracing.watch.graph import Node, numbered, replay_all
 
 LARGEST = 2**22  # elements of one tensor
 _SHAPED = frozenset({"zeros_like", "ones_like", "full_like"})  # of an activation they take the shape alone
@@ -100,22 +100,13 @@ def spread(node: Node, value: Tensor) -> Tensor:
     Raises:
         RuntimeError: the block is no box.
     """
-    _, writes = written(node)
-    view = next(write.args[0] for write in writes if block(write) is not None)
-    starts = [0] * len(node.shape)
-    while view.op == "slice" and view.shape != node.shape:
-        dim = int(view.args[1]) if len(view.args) > 1 else 0
-        start = view.args[2] if len(view.args) > 2 else 0
-        step = view.args[4] if len(view.args) > 4 else 1
-        size = view.args[0].shape[dim]
-        first = start or 0
-        starts[dim] += min(first + size if first < 0 else first, size)
-        if step != 1:
-            raise RuntimeError("a block with gaps")
-        view = view.args[0]
-    if view.shape != node.shape or value.dim() != len(starts):
-        raise RuntimeError("a block that is no slice")
-    for dim, (start, n) in enumerate(zip(starts, node.shape, strict=True)):
+    write = next(write for write in written(node)[1] if block(write) is not None)
+    for dim, n in enumerate(node.shape):
+        places = part(write, numbered(node.shape, dim))
+        line = places[tuple(slice(None) if d == dim else 0 for d in range(places.dim()))]
+        start = int(line[0])
+        if places.dim() != value.dim() or line.tolist() != list(range(start, start + places.shape[dim])):
+            raise RuntimeError("a block that is no slice, or has gaps")
         if value.shape[dim] != n:
             nearest = (torch.arange(n, device=value.device) - start).clamp(0, value.shape[dim] - 1)
             value = value.index_select(dim, nearest)

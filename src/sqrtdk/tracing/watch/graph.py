@@ -30,59 +30,38 @@ EXTREMES = frozenset({"amax", "max", "logsumexp"})  # of a row of logits: the so
 
 @dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
 class Node:
-    """What one tensor is, seen from the softmax that may come later.
+    """What one tensor is, seen from the softmax that may come later."""
 
-    Attributes:
-        op: operator name without namespace and overload, or "input", "parameter", "buffer", "constant", "overwrite".
-        shape: of the tensor.
-        func: the operator, to replay views; None for leaves.
-        args: its arguments, tensors replaced by their nodes (empty at roots: the chain is cut there).
-        kwargs: its keyword arguments that are no tensors.
-        out: which of several outputs this is.
-        act: descends from the model's activations.
-        external: made from integers that came from outside (token ids).
-        site: module path where it was made.
-        label: name of a parameter, or of the one that a projection used.
-        root: set where a lineage starts.
-        place: where in the code; None for leaves.
-        serial: in the order of creation.
-        learned: made from parameters alone; for a product, one of its sides is.
-        pairs: set where rows of two activations met element by element, spread over one another.
-        summed: set where it sums such pairs: a product of queries and keys, should it enter a softmax.
-        product: set where queries met keys.
-        weights: set where it carries the weights of a softmax.
-        partial: set where it carries a sum of exponentials times values.
-        total: it is made of a sum of weights, and of nothing else: what a division by their sum divides by.
-        value: alias of the values, where they are kept.
-        operands: aliases of the other tensors of the operation, by position (and place in a list).
-        terms: content-dependent products with a constant that are summed here.
-        branches: what a root sums, each with a factor; it is followed where no projection reads the sum.
-    """
-
-    op: str
+    op: str  # operator without namespace and overload, "input", "parameter", "buffer", "constant" or "overwrite"
     shape: tuple[int, ...]
     _: KW_ONLY
-    func: Any = None
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    out: int | None = None
-    act: bool = False
-    external: bool = False
-    site: str = ""
-    label: str = ""
-    root: Root | None = None
-    place: Place | None = None
-    serial: int = field(init=False, default_factory=_SERIAL.__next__)
-    learned: bool = field(init=False, default=False)
+    func: Any = None  # the operator, to replay views; None for leaves
+    args: tuple[Any, ...] = ()  # tensors replaced by their nodes; empty at roots: the chain is cut there
+    kwargs: dict[str, Any] = field(default_factory=dict)  # those that are no tensors
+    out: int | None = None  # which of several outputs this is
+    act: bool = False  # descends from the model's activations
+    external: bool = False  # made from integers that came from outside (token ids)
+    site: str = ""  # module path where it was made
+    label: str = ""  # name of a parameter, or of the one that a projection used
+    root: Root | None = None  # set where a lineage starts
+    place: Place | None = None  # where in the code; None for leaves
+    serial: int = field(init=False, default_factory=_SERIAL.__next__)  # in the order of creation
+    learned: bool = field(init=False, default=False)  # made from parameters alone; for a product, one of its sides is
+
+    # Rows of two activations met element by element, spread over one another; `summed` where such pairs were summed: a
+    # product of queries and keys, should it enter a softmax.
     pairs: Pairs | None = field(init=False, default=None)
     summed: Product | None = field(init=False, default=None)
-    product: Product | None = field(init=False, default=None)
-    weights: Weights | None = field(init=False, default=None)
-    partial: Partial | None = field(init=False, default=None)
-    total: bool = field(init=False, default=False)
+    product: Product | None = field(init=False, default=None)  # queries met keys
+    weights: Weights | None = field(init=False, default=None)  # it carries the weights of a softmax
+    partial: Partial | None = field(init=False, default=None)  # it carries a sum of exponentials times values
+    total: bool = field(init=False, default=False)  # it is made of a sum of weights alone, by which they are divided
+
+    # Aliases of the values, where they are kept, and of the operation's other tensors, by position and place in a list.
     value: Tensor | None = field(init=False, default=None)
     operands: dict[int | tuple[int, int], Tensor] = field(init=False, default_factory=dict)
-    terms: int = field(init=False, default=0)
+    terms: int = field(init=False, default=0)  # content-dependent products with a constant that are summed here
+    # What a root sums, each with a factor; it is followed where no projection reads the sum.
     branches: tuple[tuple[Node, float], ...] = field(init=False, default=())
     _roots: frozenset[Node] = field(init=False, default=frozenset())
     _products: frozenset[Node] = field(init=False, default=frozenset())

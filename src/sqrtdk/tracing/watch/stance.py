@@ -25,51 +25,35 @@ _stance = ExitStack()
 
 @contextmanager
 def eager_compiler() -> Iterator[None]:
-    """Let compiled functions run their Python code, until the last of the open traces ends.
+    """Let compiled functions run their Python code, until the last of the open traces of all threads ends.
 
     Nothing is done before the compiler has been imported: nothing is compiled then, and the import is slow.
     """
+    global _open
     if "torch._dynamo" not in sys.modules and "torch.nn.attention.flex_attention" not in sys.modules:
         yield
         return
-    _begin()
-    try:
-        yield
-    finally:
-        _end()
-
-
-def _begin() -> None:
-    global _open
     with _lock:
         if _open == 0:
             _stance.enter_context(torch.compiler.set_stance("force_eager"))
-            _stance.enter_context(_without_warnings())
+            # Torch warns that a global hook sees a compiled module twice, and that FlexAttention is not compiled: it is
+            # the trace that does so.
+            warnings.filterwarnings("ignore", message=_KNOWN)
+            _stance.callback(_drop, warnings.filters[0])
         _open += 1
-
-
-def _end() -> None:
-    global _open
-    with _lock:
-        _open -= 1
-        if _open == 0:
-            _stance.close()
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Torch warns that a global hook sees a compiled module twice, and that FlexAttention is not compiled.
-
-    The trace knows: it is the trace that does so.
-    """
-    warnings.filterwarnings("ignore", message=_KNOWN)
-    rule = warnings.filters[0]
     try:
         yield
     finally:
-        rules: Any = warnings.filters
-        if rule in rules:
-            rules.remove(rule)
+        with _lock:
+            _open -= 1
+            if _open == 0:
+                _stance.close()
+
+
+def _drop(rule: Any) -> None:
+    rules: Any = warnings.filters
+    if rule in rules:
+        rules.remove(rule)
 
 
 @contextmanager
@@ -102,7 +86,7 @@ class Disturbed(TorchFunctionMode):
         super().__init__()
         self.done = False
         self._change, self._numel, self._sums = change, output.numel(), _sums(output)
-        self._off = close_of(output.dtype)
+        self._off = _close_of(output.dtype)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -121,10 +105,8 @@ class Disturbed(TorchFunctionMode):
     def _is_it(self, tensor: Tensor) -> bool:
         if tensor.numel() != self._numel or not self._numel:
             return False
-        return all(
-            abs(one - other) <= self._off * max(abs(other), self._sums[1])
-            for one, other in zip(_sums(tensor), self._sums, strict=True)
-        )
+        pairs = zip(_sums(tensor), self._sums, strict=True)
+        return all(abs(one - other) <= self._off * max(abs(other), self._sums[1]) for one, other in pairs)
 
 
 def scaled_throughout(tensor: Tensor) -> Tensor:
@@ -148,7 +130,7 @@ def added_in_layout(output: Tensor, addend: Tensor) -> Callable[[Tensor], Tensor
     """
 
     def change(tensor: Tensor) -> Tensor | None:
-        limit = close_of(tensor.dtype) * float(output.abs().max())
+        limit = _close_of(tensor.dtype) * float(output.abs().max())
         for order in itertools.permutations(range(output.dim())):
             laid = output.permute(order).reshape(tensor.shape)
             if bool(((laid - tensor).abs() <= limit).all()):
@@ -158,7 +140,7 @@ def added_in_layout(output: Tensor, addend: Tensor) -> Callable[[Tensor], Tensor
     return change
 
 
-def close_of(dtype: torch.dtype) -> float:
+def _close_of(dtype: torch.dtype) -> float:
     """How far two results of one computation are apart, of their size."""
     return _CLOSE.get(dtype, _CLOSE[torch.float32])
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from types import ModuleType
 from typing import Any
 from weakref import WeakSet
 
@@ -17,12 +15,9 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 from sqrtdk.tracing.watch import places
 from sqrtdk.tracing.watch.graph import Node, alias, origin
 from sqrtdk.tracing.watch.marks import Carried, Partial, Root, Weighing, Weights
-from sqrtdk.tracing.watch.places import Place, Sites
+from sqrtdk.tracing.watch.places import Place, Sites, local_of, module_tensors, within
 
 _SWEEP = 4096  # new tensors between two clean-ups of dead references
-_DEEPEST = 4  # objects, containers or tensors in one another
-_WIDEST = 64  # what holds more than that is no cache of tables
-_PURE = 1e-6
 Overwritten = Callable[[Node, Node, Tensor], Carried]
 
 
@@ -100,8 +95,8 @@ class Store:
         self._sharing.setdefault(_storage(tensor), []).append(TensorWeakRef(tensor))
         self._puts += 1
         if self._puts % _SWEEP == 0:
-            shared = {key: _alive(refs) for key, refs in self._sharing.items()}
-            self._sharing = {key: refs for key, refs in shared.items() if refs}
+            shared = ((key, _alive(refs)) for key, refs in self._sharing.items())
+            self._sharing = {key: refs for key, refs in shared if refs}
             self._loose = _alive(self._loose)
 
     def is_node(self, tensor: Tensor, node: Node) -> bool:
@@ -118,7 +113,7 @@ class Store:
         shape = shape_of(tensor)
         if not tensor.is_nested:
             self._read.add(_storage(tensor))
-        label = self._name(tensor) or self._cast_label(tensor) or self._swapped_label(tensor)
+        label = self._label(tensor)
         if label is not None or isinstance(tensor, nn.Parameter):
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
             value = self._values.get(label or "") if tensor.is_meta else None
@@ -140,7 +135,7 @@ class Store:
     def shard(self, parameter: nn.Parameter) -> None:
         """A DTensor is read: what this rank holds of it is a parameter, wherever it comes from."""
         local = local_of(parameter)
-        label = self._name(parameter) or self._swapped_label(parameter) or ""
+        label = self._label(parameter) or ""
         if self._nodes.get(local) is None or self._nodes[local].label != label:
             self._read.add(_storage(local))
             node = Node("parameter", shape_of(local), label=label)
@@ -148,22 +143,19 @@ class Store:
             if local.shape != parameter.shape:
                 self.parts.add(node)
 
-    def _name(self, tensor: object) -> str | None:
-        """What the model calls a tensor that it holds."""
-        return self._held[id(tensor)][0] if id(tensor) in self._held else None
+    def _label(self, tensor: Tensor) -> str | None:
+        """What the model calls a tensor, or the parameter that it stands for.
 
-    def _cast_label(self, tensor: Tensor) -> str | None:
-        """Name of the parameter that autocast cast to this tensor before the trace began, and kept in its cache."""
+        Autocast may have cast a parameter before the trace began, and kept that in its cache; FSDP puts a sharded one
+        together while its module runs.
+        """
+        if id(tensor) in self._held:
+            return self._held[id(tensor)][0]
         cast = tensor.grad_fn
-        if cast is None or cast.name() != "ToCopyBackward0":
-            return None
-        return self._name(getattr(cast.next_functions[0][0], "variable", None))
-
-    def _swapped_label(self, tensor: Tensor) -> str | None:
-        """Name of a parameter that stands in for a sharded one while its module runs, as FSDP puts it together."""
-        if not isinstance(tensor, nn.Parameter):
-            return None
-        name = self._sites.name_of(tensor)
+        if cast is not None and cast.name() == "ToCopyBackward0":
+            source = getattr(cast.next_functions[0][0], "variable", None)
+            return self._held[id(source)][0] if id(source) in self._held else None
+        name = self._sites.name_of(tensor) if isinstance(tensor, nn.Parameter) else None
         if name is not None:
             self._swapped.add(name)
         return name
@@ -329,68 +321,3 @@ def _remembers_constants(written: Node) -> bool:
     """Whether a constant that is written to it matters: to logits, weights, and constants that the model makes."""
     made = written.func is not None or written.op == "overwrite"
     return bool(written.products) or written.weights is not None or (made and not written.act)
-
-
-def module_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, buffers and attributes by name, those in containers too, and deeper only what can be a rotation."""
-    yield from model.named_parameters()
-    yield from model.named_buffers()
-    known: set[int] = set()
-    for path, module in model.named_modules():
-        for key, item in vars(module).items():
-            if key in ("_parameters", "_buffers", "_modules"):
-                continue
-            direct = [item, *(_items(item) if isinstance(item, (list, tuple, dict)) else ())]
-            found = [inner for inner in direct if isinstance(inner, Tensor)]
-            for tensor in (*found, *_tables(item, _DEEPEST, known)):
-                yield f"{path}.{key}".lstrip("."), tensor
-
-
-def _items(item: object) -> list[object]:
-    """What an object or a container holds, without its own methods; nothing of a module, which has its turn."""
-    if isinstance(item, (nn.Module, ModuleType)):
-        return []
-    if isinstance(item, list):
-        return list(list.__iter__(item))
-    if isinstance(item, tuple):
-        return list(tuple.__iter__(item))
-    held: object = item
-    if not isinstance(item, dict):
-        with suppress(Exception):  # a stranger's object may refuse anything
-            held = getattr(item, "__dict__", None)  # of a class it is no dict
-    return list(dict.values(held)) if isinstance(held, dict) else []
-
-
-def _tables(item: object, deep: int, known: set[int]) -> Iterator[Tensor]:
-    """Tables of angles in an object that is no module: `rotation.tables[device][length] = (cosines, sines)`."""
-    if isinstance(item, Tensor):
-        if _holds_angles(item):
-            yield item
-    elif deep and id(item) not in known and len(inside := _items(item)) <= _WIDEST:
-        known.add(id(item))
-        for inner in inside:
-            yield from _tables(inner, deep - 1, known)
-
-
-def _holds_angles(tensor: Tensor) -> bool:
-    """Whether it can be cosines and sines by position: those of the first, 0, are all 0 or the amplitude."""
-    if tensor.is_meta or tensor.is_nested or tensor.dim() < 2 or not tensor.is_floating_point() or len(tensor) < 2:
-        return False
-    sizes = tensor.detach().abs().to(torch.float32)
-    first, largest = sizes[0], sizes.max()
-    return bool(largest > 0) and bool(((first == 0) | (first >= largest * (1 - _PURE))).all())
-
-
-def local_of(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor: of a DTensor the plain one in it."""
-    local = getattr(tensor, "_local_tensor", None)
-    return local if isinstance(local, Tensor) else tensor
-
-
-def within(tensor: Tensor, deep: int = _DEEPEST) -> Iterator[Tensor]:
-    """The tensor, and those that it holds where its class is a stranger's, as of quantised weights."""
-    yield tensor
-    if deep and type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
-        for item in vars(tensor).values():
-            if isinstance(item, Tensor):
-                yield from within(item, deep - 1)
