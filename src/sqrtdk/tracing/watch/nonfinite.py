@@ -38,29 +38,20 @@ _CONVERSIONS = ("_to_copy", "copy")
 class Origin:
     """Where the numbers of a run stop being finite.
 
-    Attributes:
-        site: path of the module that ran.
-        op: the operation, "bmm"; its name in aten.
-        at: file and line, "myport.py:14"; None where they are not known.
-        kind: "held", a tensor that the model holds or gets is not finite itself; "overflow", finite numbers outgrew the
-            dtype; "blind", a softmax over rows whose every logit is -inf; "infinite", arithmetic on infinities, as
-            inf - inf; "undefined", arithmetic on finite numbers, as 0 / 0.
-        name: of the tensor that is held, "parameter q_proj.weight"; "" of any other kind.
-        rows: how many rows have no logit above -inf, of "blind".
-        of: how many rows there are, of "blind".
-        dtype: of what outgrew it, "float16".
-        size: what it would have been, of "overflow"; None where it could not be computed.
+    Its kind is "held": a tensor that the model holds or gets is not finite itself; "overflow": finite numbers outgrew
+    the dtype; "blind": a softmax over rows whose every logit is -inf; "infinite": arithmetic on infinities, as
+    inf - inf; "undefined": arithmetic on finite numbers, as 0 / 0.
     """
 
-    site: str
-    op: str
-    at: str | None
+    site: str  # path of the module that ran
+    op: str  # the operation's name in aten, "bmm"
+    at: str | None  # file and line, "myport.py:14"; None where they are not known
     kind: str
-    name: str = ""
-    rows: int = 0
-    of: int = 0
-    dtype: str = ""
-    size: float | None = None
+    name: str = ""  # of the tensor that is held, "parameter q_proj.weight"
+    rows: int = 0  # how many have no logit above -inf, of "blind"
+    of: int = 0  # how many rows there are, of "blind"
+    dtype: str = ""  # of what outgrew it, "float16"
+    size: float | None = None  # what it would have been; None where that could not be computed
 
     @property
     def contracts(self) -> bool:

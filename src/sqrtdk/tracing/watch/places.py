@@ -226,36 +226,35 @@ def module_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for key, item in vars(module).items():
             if key in ("_parameters", "_buffers", "_modules"):
                 continue
-            direct = [item, *(_items(item) if isinstance(item, (list, tuple, dict)) else ())]
-            found = [inner for inner in direct if isinstance(inner, Tensor)]
-            for tensor in (*found, *_tables(item, _DEEPEST, known)):
-                yield f"{path}.{key}".lstrip("."), tensor
+            yield from ((f"{path}.{key}".lstrip("."), tensor) for tensor in _held(item, _DEEPEST, known))
+
+
+def _held(item: object, deep: int, known: set[int], *, sure: bool = True) -> Iterator[Tensor]:
+    """The tensors in an attribute; those that lie deeper than in one container only where they can be angles.
+
+    `rotation.tables[device][length] = (cosines, sines)`
+    """
+    if isinstance(item, Tensor):
+        if sure or _holds_angles(item):
+            yield item
+    elif deep and id(item) not in known:
+        known.add(id(item))
+        inside, sure = _items(item), sure and isinstance(item, (list, tuple, dict))
+        for inner in inside if sure or len(inside) <= _WIDEST else ():
+            yield from _held(inner, deep - 1, known, sure=sure and deep == _DEEPEST)
 
 
 def _items(item: object) -> list[object]:
     """What an object or a container holds, without its own methods; nothing of a module, which has its turn."""
+    held: object = item
     if isinstance(item, (nn.Module, ModuleType)):
         return []
-    if isinstance(item, list):
-        return list(list.__iter__(item))
-    if isinstance(item, tuple):
-        return list(tuple.__iter__(item))
-    held: object = item
+    if isinstance(item, (list, tuple)):
+        return list(list.__iter__(item) if isinstance(item, list) else tuple.__iter__(item))
     if not isinstance(item, dict):
         with suppress(Exception):  # a stranger's object may refuse anything
             held = getattr(item, "__dict__", None)  # of a class it is no dict
     return list(dict.values(held)) if isinstance(held, dict) else []
-
-
-def _tables(item: object, deep: int, known: set[int]) -> Iterator[Tensor]:
-    """Tables of angles in an object that is no module: `rotation.tables[device][length] = (cosines, sines)`."""
-    if isinstance(item, Tensor):
-        if _holds_angles(item):
-            yield item
-    elif deep and id(item) not in known and len(inside := _items(item)) <= _WIDEST:
-        known.add(id(item))
-        for inner in inside:
-            yield from _tables(inner, deep - 1, known)
 
 
 def _holds_angles(tensor: Tensor) -> bool:

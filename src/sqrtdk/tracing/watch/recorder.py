@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,22 +99,6 @@ _MULTIPLYING = frozenset({"bmm", "baddbmm", "matmul"})  # q and k; "matmul" of n
 _KNOWN = ("aten", "prims", "prim")
 
 
-class Classifying(Protocol):
-    """Who says what each tensor is."""
-
-    def note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, turned: Mapping[int | None, int]) -> None:
-        """Make the nodes of what `func` gave for `args`; `turned` are outputs that rotate an argument."""
-
-    def rotations(self, args: Any, output: Any) -> Mapping[int | None, int]:
-        """Which outputs of an operation that is not seen are rotations of which argument."""
-
-    def is_product(self, left: Tensor, right: Tensor) -> bool:
-        """Whether a contraction of the two is a product of queries and keys."""
-
-    def may_attend(self, name: str, args: Any, kwargs: Any, output: Any) -> bool:
-        """Whether an operation that is not seen may be an attention."""
-
-
 class _Reading(threading.local):
     now = False  # what runs is a trace's own computing
 
@@ -133,11 +117,14 @@ def unseen() -> Iterator[None]:
 
 
 class Recorder(EagerMode):
-    """Runs every operation as it is and notes where its output came from."""
+    """Runs every operation as it is and notes where its output came from.
+
+    The `classifier` is of the room above; what `sqrtdk.tracing.classify.classifier.Classifier` has is what is asked.
+    """
 
     supports_higher_order_operators = True
 
-    def __init__(self, scene: Scene, classifier: Classifying, kernels: Mapping[str, str | None]) -> None:
+    def __init__(self, scene: Scene, classifier: Any, kernels: Mapping[str, str | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.scene = scene
         self.store, self.sites, self.listener = scene.store, scene.sites, scene.listener

@@ -6,7 +6,7 @@ import itertools
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from sqrtdk.tracing.watch.recorder import unseen
 
 _KNOWN = r"Using `torch\.compile\(module\)` when there are global hooks|flex_attention called without torch\.compile"
+_CLOSE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}  # of its size
 _lock = threading.Lock()
 _open = 0
 _stance = ExitStack()
@@ -67,89 +68,61 @@ def steps_seen() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-_CLOSE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}  # of its size
-
-
 class Disturbed(TorchFunctionMode):
-    """Changes the first result that has the numbers of an attention's output.
+    """Adds to the first result that is an attention's output, which is known by its numbers.
 
     Attributes:
         done: whether it came by.
+
+    Example:
+        >>> output = torch.randn(1, 2, 3, 4)
+        >>> with Disturbed(output, torch.ones(1, 2, 3, 4)) as mode:
+        ...     merged = output.transpose(1, 2).reshape(1, 3, 8)
+        >>> mode.done
+        True
     """
 
-    def __init__(self, output: Tensor, change: Callable[[Tensor], Tensor | None]) -> None:
+    def __init__(self, output: Tensor, addend: Tensor) -> None:
         """
         Args:
-            output: of the attention, in any layout: it is known by its size and two sums.
-            change: what stands in place of a result with these sums; None where it is not the one.
+            output: (B, H, L, E); the code may have its axes in another order, or merged.
+            addend: of the same shape.
         """
         super().__init__()
         self.done = False
-        self._change, self._numel, self._sums = change, output.numel(), _sums(output)
-        self._off = _close_of(output.dtype)
+        self._output, self._addend = output, addend
+        self._size, self._largest = _size_of(output), float(output.abs().max()) if output.numel() else 0.0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if torch.compiler.is_compiling():  # flex_attention compiles itself: a sum has no value there
+        if self.done or torch.compiler.is_compiling():  # flex_attention compiles itself: a sum has no value there
             return result
         first = result[0] if isinstance(result, tuple) and result else result
-        if self.done or type(first) is not Tensor or not first.is_floating_point() or not self._is_it(first):
+        if type(first) is not Tensor or not first.is_floating_point() or first.numel() != self._output.numel():
             return result
         with torch.no_grad(), unseen():
-            other = self._change(first)
+            other = self._added(first) if first.numel() else None
         if other is None:
             return result
         self.done = True
         return (other, *result[1:]) if isinstance(result, tuple) else other
 
-    def _is_it(self, tensor: Tensor) -> bool:
-        if tensor.numel() != self._numel or not self._numel:
-            return False
-        pairs = zip(_sums(tensor), self._sums, strict=True)
-        return all(abs(one - other) <= self._off * max(abs(other), self._sums[1]) for one, other in pairs)
-
-
-def scaled_throughout(tensor: Tensor) -> Tensor:
-    """The tensor with another factor for every entry, 0.5 to 1.5."""
-    factor = torch.linspace(0.5, 1.5, tensor.numel(), dtype=tensor.dtype, device=tensor.device)
-    return tensor * factor.view(tensor.shape)
-
-
-def added_in_layout(output: Tensor, addend: Tensor) -> Callable[[Tensor], Tensor | None]:
-    """What adds to an output whose axes the code has in another order, or merged; None for another tensor.
-
-    Args:
-        output: (B, H, L, E), as it is.
-        addend: of the same shape, what is to be added.
-
-    Example:
-        >>> output = torch.randn(1, 2, 3, 4)
-        >>> change = added_in_layout(output, torch.ones(1, 2, 3, 4))
-        >>> torch.equal(change(output.transpose(1, 2)), output.transpose(1, 2) + 1)
-        True
-    """
-
-    def change(tensor: Tensor) -> Tensor | None:
-        limit = _close_of(tensor.dtype) * float(output.abs().max())
-        for order in itertools.permutations(range(output.dim())):
-            laid = output.permute(order).reshape(tensor.shape)
-            if bool(((laid - tensor).abs() <= limit).all()):
-                return tensor + addend.permute(order).reshape(tensor.shape).to(tensor.dtype)
+    def _added(self, tensor: Tensor) -> Tensor | None:
+        """The result with the addend in its layout; None for another tensor."""
+        close = _CLOSE.get(tensor.dtype, _CLOSE[torch.float32])
+        if abs(_size_of(tensor) - self._size) > close * self._size:  # cheaper than all orders of axes
+            return None
+        for order in itertools.permutations(range(self._output.dim())):
+            laid = self._output.permute(order).reshape(tensor.shape)
+            if bool(((laid - tensor).abs() <= close * self._largest).all()):
+                return tensor + self._addend.permute(order).reshape(tensor.shape).to(tensor.dtype)
         return None
 
-    return change
 
-
-def _close_of(dtype: torch.dtype) -> float:
-    """How far two results of one computation are apart, of their size."""
-    return _CLOSE.get(dtype, _CLOSE[torch.float32])
-
-
-def _sums(tensor: Tensor) -> tuple[float, float]:
-    """The mean of the entries, and their root mean square."""
+def _size_of(tensor: Tensor) -> float:
+    """The root mean square of the entries."""
     with torch.no_grad(), unseen():
-        values = tensor.detach().double()
-        return float(values.mean()), float(values.square().mean().sqrt())
+        return float(tensor.detach().double().square().mean().sqrt())
 
 
 def hint_for(model: object, otherwise: str) -> str:
