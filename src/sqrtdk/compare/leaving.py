@@ -51,9 +51,7 @@ def _reacts(a: Side, step: ModuleStep, blind: Blind, allowed: float) -> bool:
     if call is None or call.output is None or a.again is None:
         return False
     a.forwards += 1
-    by = (
-        torch.linspace(-0.5, 0.5, call.output.numel()).to(call.output).view_as(call.output)
-    )
+    by = torch.linspace(-0.5, 0.5, call.output.numel()).to(call.output).view_as(call.output)
     other = Disturbed(call.output, call.output * by)
     try:
         with other:

@@ -127,13 +127,9 @@ class Expression:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step; a new kind overrides what it does.
+    """One step; a new kind overrides what it does."""
 
-    Attributes:
-        at: file and line; None where they are those of the softmax, or of the kernel.
-    """
-
-    at: str | None = field(default=None, kw_only=True)
+    at: str | None = field(default=None, kw_only=True)  # file and line, where not those of the softmax or kernel
 
     def write(self, expression: Expression) -> None:
         """Add the step to the formula, inside out; most that leave the softmax as it is are not written."""
@@ -149,15 +145,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Scale(Step):
-    """The logits times a factor.
+    """The logits times a factor."""
 
-    Attributes:
-        factor: as the record tells it.
-        by: its values, where they are no single number: one a row, say; None where they are not known or not needed.
-    """
-
-    factor: Factor
-    by: Placed | None = None
+    factor: Factor  # as the record tells it
+    by: Placed | None = None  # its values, where they are no single number, and are known and needed: one a row, say
 
     def write(self, expression: Expression) -> None:
         expression.scale(self.factor)
@@ -173,16 +164,12 @@ class Scale(Step):
 class Bias(Step):
     """A tensor added to the logits: a position bias, or a further term of the score.
 
-    Attributes:
-        name: "alibi", "relative", "disentangled", `ZERO_ONE` or "bias".
-        addend: the values, None where they are not known. Entries that hide their key as well, a mask in the same
-            tensor, are a `Hide` besides.
-        content: how many products with the content of q or k it sums; it belongs to the score then.
+    Entries that hide their key as well, a mask in the same tensor, are a `Hide` besides.
     """
 
-    name: str
-    addend: Placed | None
-    content: int = 0
+    name: str  # "alibi", "relative", "disentangled", `ZERO_ONE` or "bias"
+    addend: Placed | None  # None where the values are not known
+    content: int = 0  # how many products with the content of q or k it sums; it belongs to the score then
 
     def write(self, expression: Expression) -> None:
         expression.add(self.name)
@@ -203,25 +190,15 @@ class Squares(Bias):
 
 @dataclass(frozen=True, slots=True)
 class Hide(Step):
-    """A mask: keys hidden from rows by a number that was added, or written over their logits.
+    """A mask: keys hidden from rows by a number that was added, or written over their logits."""
 
-    Attributes:
-        form: "bool", "float", or "implicit" (a causal flag or a window that the operation was given).
-        fill: the number that marks a hidden key; None where it is not known.
-        visible: True where the row sees the key; None where it is not known.
-        name: what its pattern is called ("causal", "padding", ...); None while it is unread, and if it hides nothing.
-        beside_bias: the tensor that hides is a bias as well, a step of its own.
-        causal: it is the causal flag, upper-left.
-        source: the tensor that was added, where it is known to hide.
-    """
-
-    form: str
-    fill: float | None
-    visible: Placed | None = None
-    name: str | None = None
-    beside_bias: bool = False
-    causal: bool = False
-    source: Node | None = None
+    form: str  # "bool", "float", or "implicit" (a causal flag or a window that the operation was given)
+    fill: float | None  # the number that marks a hidden key; None where it is not known
+    visible: Placed | None = None  # True where the row sees the key; None where it is not known
+    name: str | None = None  # of its pattern ("causal", "padding", ...); None while unread, and if it hides nothing
+    beside_bias: bool = False  # the tensor that hides is a bias as well, a step of its own
+    causal: bool = False  # it is the causal flag, upper-left
+    source: Node | None = None  # the tensor that was added, where it is known to hide
 
     def write(self, expression: Expression) -> None:
         if self.name is not None:
@@ -237,12 +214,9 @@ class Sink(Step):
     """Learned sinks, one more term in the softmax's denominator (gpt-oss, arXiv:2508.10925, section 2.2).
 
     The sinks of Xiao et al. 2023 (arXiv:2309.17453) are tokens. The formula names them last, after the masks.
-
-    Attributes:
-        column: they stand beside the logits, as a key would.
     """
 
-    column: bool = True
+    column: bool = True  # they stand beside the logits, as a key would
 
     def stage(self) -> Stage | None:
         return Stage("logits", "sinks", "sinks") if self.column else None
@@ -332,12 +306,9 @@ class Mix(Step):
     """Logits mixed over the heads (talking heads, Shazeer et al. 2020, arXiv:2003.02436).
 
     Head g of the mixed logits is the sum over h of matrix[g, h] times head h.
-
-    Attributes:
-        matrix: (H mixed, H), float64; None where its values are not known.
     """
 
-    matrix: Tensor | None = None
+    matrix: Tensor | None = None  # (H mixed, H), float64; None where its values are not known
 
     def write(self, expression: Expression) -> None:
         expression.settle(masks=True)  # what was hidden before is mixed as well

@@ -48,17 +48,11 @@ def to_softmax(value: Tensor, views: Iterable[Node]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Sampled logits on their way back to the product.
+    """Sampled logits on their way back to the product."""
 
-    Attributes:
-        logits: float64, of any shape.
-        pick: the values that a tensor of an earlier step has at the same places, in float64.
-        outer: product of the factors of the steps that were taken off; NaN where one is not known.
-    """
-
-    logits: Tensor
-    pick: Callable[[Placed], Tensor]
-    outer: float = 1.0
+    logits: Tensor  # float64, of any shape
+    pick: Callable[[Placed], Tensor]  # the values that a tensor of an earlier step has at the same places, float64
+    outer: float = 1.0  # product of the factors of the steps that were taken off; NaN where one is not known
 
     def without(self, addend: Placed) -> Sample:
         """Take off what was added, which the later factors multiplied."""

@@ -46,25 +46,25 @@ class Node:
     root: Root | None = None  # set where a lineage starts
     place: Place | None = None  # where in the code; None for leaves
     serial: int = field(init=False, default_factory=_SERIAL.__next__)  # in the order of creation
-    learned: bool = field(init=False, default=False)  # made from parameters alone; for a product, one of its sides is
+    learned: bool = False  # made from parameters alone; for a product, one of its sides is
 
     # Rows of two activations met element by element, spread over one another; `summed` where such pairs were summed: a
     # product of queries and keys, should it enter a softmax.
-    pairs: Pairs | None = field(init=False, default=None)
-    summed: Product | None = field(init=False, default=None)
-    product: Product | None = field(init=False, default=None)  # queries met keys
-    weights: Weights | None = field(init=False, default=None)  # it carries the weights of a softmax
-    partial: Partial | None = field(init=False, default=None)  # it carries a sum of exponentials times values
-    total: bool = field(init=False, default=False)  # it is made of a sum of weights alone, by which they are divided
+    pairs: Pairs | None = None
+    summed: Product | None = None
+    product: Product | None = None  # queries met keys
+    weights: Weights | None = None  # it carries the weights of a softmax
+    partial: Partial | None = None  # it carries a sum of exponentials times values
+    total: bool = False  # it is made of a sum of weights alone, by which they are divided
 
     # Aliases of the values, where they are kept, and of the operation's other tensors, by position and place in a list.
-    value: Tensor | None = field(init=False, default=None)
-    operands: dict[int | tuple[int, int], Tensor] = field(init=False, default_factory=dict)
-    terms: int = field(init=False, default=0)  # content-dependent products with a constant that are summed here
+    value: Tensor | None = None
+    operands: dict[int | tuple[int, int], Tensor] = field(default_factory=dict)
+    terms: int = 0  # content-dependent products with a constant that are summed here
     # What a root sums, each with a factor; it is followed where no projection reads the sum.
-    branches: tuple[tuple[Node, float], ...] = field(init=False, default=())
-    _roots: frozenset[Node] = field(init=False, default=frozenset())
-    _products: frozenset[Node] = field(init=False, default=frozenset())
+    branches: tuple[tuple[Node, float], ...] = ()
+    _roots: frozenset[Node] = frozenset()
+    _products: frozenset[Node] = frozenset()
 
     def __repr__(self) -> str:
         return f"Node({self.op} {tuple(self.shape)})"
