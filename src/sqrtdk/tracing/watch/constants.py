@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,34 +38,31 @@ def _value(node: Node, known: dict[int, Tensor], depth: int) -> Tensor:
 def _computed(node: Node, known: dict[int, Tensor], depth: int) -> Tensor:
     if node.op == "constant" and node.value is not None:
         return node.value
-    written = node.args[1] if node.op == "overwrite" else None
-    source = node if written is None else written
-    keywords = {name: "cpu" if name == "device" else value for name, value in source.kwargs.items()}
-    if written is not None:
+    written = node.op == "overwrite"
+    made = node.args[1] if written else node
+    args = [_argument(arg, made, known, depth) for arg in (made.args[1:] if written else made.args)]
+    keywords = {name: "cpu" if name == "device" else value for name, value in made.kwargs.items()}
+    if written:
         whole = _value(node.args[0], known, depth + 1).clone()
-        written.func(part(written, whole), *_arguments(written, written.args[1:], known, depth), **keywords)
+        made.func(part(made, whole), *args, **keywords)
         return whole
-    result = node.func(*_arguments(node, node.args, known, depth), **keywords)
+    result = made.func(*args, **keywords)
     output: Tensor = result[node.out] if node.out is not None else result
     return output
 
 
-def _arguments(node: Node, given: Sequence[Any], known: dict[int, Tensor], depth: int) -> list[Any]:
-    """Arguments with values in place of nodes."""
-
-    def value(arg: Any) -> Any:
-        if isinstance(arg, (list, tuple)):
-            return [value(item) for item in arg]
-        if not isinstance(arg, Node):
-            return arg
-        try:
-            return _value(arg, known, depth + 1).clone()  # the operation may write to it
-        except Exception:
-            if node.op not in _SHAPED | _NEW:
-                raise
-            return torch.empty(arg.shape if node.op in _SHAPED else ())
-
-    return [value(arg) for arg in given]
+def _argument(arg: Any, node: Node, known: dict[int, Tensor], depth: int) -> Any:
+    """An argument of an operation, with values in place of nodes."""
+    if isinstance(arg, (list, tuple)):
+        return [_argument(item, node, known, depth) for item in arg]
+    if not isinstance(arg, Node):
+        return arg
+    try:
+        return _value(arg, known, depth + 1).clone()  # the operation may write to it
+    except Exception:
+        if node.op not in _SHAPED | _NEW:
+            raise
+        return torch.empty(arg.shape if node.op in _SHAPED else ())
 
 
 def written(node: Node) -> tuple[Node, tuple[Node, ...]]:

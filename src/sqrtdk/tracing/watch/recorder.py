@@ -119,7 +119,7 @@ def unseen() -> Iterator[None]:
 class Recorder(EagerMode):
     """Runs every operation as it is and notes where its output came from.
 
-    The `classifier` is of the room above; what `sqrtdk.tracing.classify.classifier.Classifier` has is what is asked.
+    Its `classifier` is a `Classifier` of the room above, from which this one can't import.
     """
 
     supports_higher_order_operators = True
