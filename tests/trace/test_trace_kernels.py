@@ -14,7 +14,7 @@ from sqrtdk.tracing import Trace
 from sqrtdk.tracing.read.fused import read_fused
 from sqrtdk.tracing.read.kernels import KERNELS, Kernel
 from sqrtdk.tracing.read.reading import Reading
-from sqrtdk.tracing.watch.events import KernelCall
+from sqrtdk.tracing.watch.recorder import KernelCall
 from tests.attentions.each import each
 
 E = 16

@@ -16,7 +16,7 @@ import sqrtdk
 from sqrtdk.tracing import NotAttention, NotMeasured, Trace
 from sqrtdk.tracing.read import chain, kernels
 from sqrtdk.tracing.records import LOST_ADDITIVE, LOST_SIGHT, NEVER_USED, NOT_SEEN
-from sqrtdk.tracing.watch.events import KernelCall
+from sqrtdk.tracing.watch.recorder import KernelCall
 from tests.attentions.each import each
 
 E, L = 16, 6

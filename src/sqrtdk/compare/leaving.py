@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
+
 from sqrtdk.compare.entering import Blind, exact_of
 from sqrtdk.compare.first_module import gap_of, level_of, matched
 from sqrtdk.compare.modules import Kept, ModuleStep, Place
 from sqrtdk.compare.sides import Side
 from sqrtdk.errors import SqrtdkError
-from sqrtdk.tracing.watch.disturbed import Disturbed, scaled_throughout
+from sqrtdk.tracing.watch.stance import Disturbed
 
 
 def leaves_alike(a: Side, b: Side, pairs: Sequence[tuple[Place, Place]], blind: Blind) -> list[bool]:
@@ -49,7 +51,8 @@ def _reacts(a: Side, step: ModuleStep, blind: Blind, allowed: float) -> bool:
     if call is None or call.output is None or a.again is None:
         return False
     a.forwards += 1
-    other = Disturbed(call.output, scaled_throughout)
+    by = torch.linspace(-0.5, 0.5, call.output.numel()).to(call.output).view_as(call.output)
+    other = Disturbed(call.output, call.output * by)
     try:
         with other:
             run = a.again(True, None)

@@ -31,8 +31,7 @@ from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.traced import exchanged, first_tensor, restored, run_traced, traced, upwards
 from sqrtdk.laws.views import merged_by_view, merged_right, split_by_view
 from sqrtdk.tracing.tensors import CallTensors
-from sqrtdk.tracing.watch.disturbed import Disturbed, added_in_layout
-from sqrtdk.tracing.watch.stance import steps_seen
+from sqrtdk.tracing.watch.stance import Disturbed, steps_seen
 
 LAW = "place"
 SPLIT, MERGE = "split", "merge"
@@ -261,7 +260,7 @@ def _merging(call: CallTensors, seed: int) -> _Merging:
     spread = float(output.double().square().mean().sqrt()) or 1.0
     noise = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed)).to(output) * (NOISE * spread)
     addend = noise * cells[..., None].to(output.device)
-    return _Merging(call, cells, Disturbed(output, added_in_layout(output, addend)))
+    return _Merging(call, cells, Disturbed(output, addend))
 
 
 def _leaving(subject: Subject, one: _Merging, path: str) -> Any:

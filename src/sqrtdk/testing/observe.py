@@ -29,7 +29,7 @@ from sqrtdk.models.attentions import watch_modules
 from sqrtdk.testing.open_masks import OpenMasks
 from sqrtdk.testing.weak import cannot_fail
 from sqrtdk.tracing.trace import Trace
-from sqrtdk.tracing.watch.sites import Sites
+from sqrtdk.tracing.watch.places import Sites
 
 
 class CalledModules(nn.Module):

@@ -22,8 +22,8 @@ from sqrtdk.tracing.tensors import Term as Term
 from sqrtdk.tracing.tensors import Vector as Vector
 from sqrtdk.tracing.tensors import Waypoint as Waypoint
 from sqrtdk.tracing.trace import Trace as Trace
-from sqrtdk.tracing.watch.hooked import Asked as Asked
-from sqrtdk.tracing.watch.programs import hint_for as hint_for
+from sqrtdk.tracing.watch.places import Sites as Sites
 from sqrtdk.tracing.watch.recorder import unseen as unseen
-from sqrtdk.tracing.watch.sites import Sites as Sites
 from sqrtdk.tracing.watch.stance import eager_compiler as eager_compiler
+from sqrtdk.tracing.watch.stance import hint_for as hint_for
+from sqrtdk.tracing.watch.store import Asked as Asked

@@ -43,16 +43,12 @@ from sqrtdk.tracing.tell.used import Used, of_kernel
 from sqrtdk.tracing.tell.without_softmax import without_softmax
 from sqrtdk.tracing.tensors import CallRows, CallTensors, Projection
 from sqrtdk.tracing.watch import places
-from sqrtdk.tracing.watch.events import KernelCall, Listener, Online, Operands, Unweighted, Weighing
 from sqrtdk.tracing.watch.graph import Node
-from sqrtdk.tracing.watch.hooked import Asked, Hooked
-from sqrtdk.tracing.watch.places import Place
-from sqrtdk.tracing.watch.programs import hint_for
-from sqrtdk.tracing.watch.recorder import Recorder, unseen
-from sqrtdk.tracing.watch.scene import Scene
-from sqrtdk.tracing.watch.sites import Sites
-from sqrtdk.tracing.watch.stance import eager_compiler
-from sqrtdk.tracing.watch.store import Store
+from sqrtdk.tracing.watch.marks import Online, Weighing
+from sqrtdk.tracing.watch.places import Place, Sites
+from sqrtdk.tracing.watch.recorder import KernelCall, Listener, Operands, Recorder, Scene, Unweighted, unseen
+from sqrtdk.tracing.watch.stance import eager_compiler, hint_for
+from sqrtdk.tracing.watch.store import Asked, Store
 
 Roots = tuple[int | None, int | None]  # of q and of k
 _HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "h")
@@ -127,7 +123,7 @@ class Trace:
 
     def __enter__(self) -> Trace:
         store = Store(self.model, self._sites, self._values, overwritten)
-        store.hooked = None if self._gradients is None else Hooked(self._gradients)
+        store.asked = self._gradients
         listener = Listener(
             self._eager, self._kernel, self._miss, self._factor, self._unsoftened, self._online, ended=self._end
         )
@@ -147,8 +143,8 @@ class Trace:
     ) -> None:
         assert self._scene is not None
         scene = self._scene
-        if scene.store.hooked is not None:
-            scene.store.hooked.attach()
+        if scene.store.asked is not None:
+            scene.store.asked.attach()
         self._running.__exit__(kind, error, traceback)
         close(scene)
         for weighing in list(scene.store.weighings):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sqrtdk.tracing.records import APART, ONE_PROJECTION
-from sqrtdk.tracing.watch.events import Weighing
 from sqrtdk.tracing.watch.graph import Node, origin
+from sqrtdk.tracing.watch.marks import Weighing
 
 
 def name(weighing: Weighing, value: Node) -> None:

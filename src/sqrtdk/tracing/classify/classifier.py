@@ -21,7 +21,7 @@ from sqrtdk.tracing.classify.nested import note_nested
 from sqrtdk.tracing.classify.softmax import begin
 from sqrtdk.tracing.watch import ops, places
 from sqrtdk.tracing.watch.graph import Node, alias, origin
-from sqrtdk.tracing.watch.scene import Made, Scene
+from sqrtdk.tracing.watch.recorder import Made, Scene
 from sqrtdk.tracing.watch.store import shape_of
 
 Kind = Callable[[Scene, Made, list[Node]], None]
@@ -37,7 +37,7 @@ class Classifier:
     def note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, turned: Mapping[int | None, int]) -> None:
         """Make the nodes of what `func` gave for `args`; `turned` are outputs that rotate an argument."""
         store, sites = self.scene.store, self.scene.sites
-        outside = not sites.running
+        outside = not sites.stack
         if outside and name in ops.RANDOM:
             store.forget(output)
             return

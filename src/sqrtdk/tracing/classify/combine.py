@@ -19,7 +19,7 @@ from sqrtdk.tracing.probe.norms import may_normalise
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, alias
 from sqrtdk.tracing.watch.marks import Weights
-from sqrtdk.tracing.watch.scene import Made, Scene
+from sqrtdk.tracing.watch.recorder import Made, Scene
 
 _KEPT = frozenset({"exp", "exp2", "_log_softmax"})  # whose own input is needed when they turn out to be a softmax
 

@@ -11,9 +11,8 @@ from dataclasses import replace
 
 from sqrtdk.tracing.classify.mixing import OVER_HEADS
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.events import SoftmaxEntry, Weighing
 from sqrtdk.tracing.watch.graph import Node
-from sqrtdk.tracing.watch.marks import Weights
+from sqrtdk.tracing.watch.marks import SoftmaxEntry, Weighing, Weights
 
 POSITIONAL = "its logits are no product of q and k, and its weights join those of an attention"
 _WORDS = {

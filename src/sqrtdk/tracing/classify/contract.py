@@ -19,10 +19,9 @@ from sqrtdk.tracing.classify.online import finished, weigh
 from sqrtdk.tracing.classify.sums import as_matrix, largest, note_weighted_sum
 from sqrtdk.tracing.classify.weights import axis_fault, over_their_sum
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.events import Unweighted, Weighing
 from sqrtdk.tracing.watch.graph import Node, alias, capacity, origin
-from sqrtdk.tracing.watch.marks import Multiplied, Product
-from sqrtdk.tracing.watch.scene import Made, Scene
+from sqrtdk.tracing.watch.marks import Multiplied, Product, Weighing
+from sqrtdk.tracing.watch.recorder import Made, Scene, Unweighted
 
 WITHOUT_SOFTMAX = "a product of activations meets values without a softmax"
 

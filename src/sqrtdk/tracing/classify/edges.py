@@ -16,10 +16,9 @@ from torch import Tensor
 from sqrtdk.tracing.classify.gathered import LINEAR, rows_of
 from sqrtdk.tracing.classify.softmax import begin
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.events import EdgeGroups, Weighing
 from sqrtdk.tracing.watch.graph import Node, alias, origin
-from sqrtdk.tracing.watch.marks import Product, Weights
-from sqrtdk.tracing.watch.scene import Made, Scene
+from sqrtdk.tracing.watch.marks import EdgeGroups, Product, Weighing, Weights
+from sqrtdk.tracing.watch.recorder import Made, Scene
 
 
 class _Arguments(NamedTuple):

@@ -11,9 +11,8 @@ logits is what it was, and what was done is told. A power of the weights is anot
 from __future__ import annotations
 
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.carried import Carried
-from sqrtdk.tracing.watch.events import Weighing
 from sqrtdk.tracing.watch.graph import Node, ancestors
+from sqrtdk.tracing.watch.marks import Carried, Weighing
 
 _WORDS = {
     "add": "plus another tensor",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqrtdk.tracing.watch.graph import Node
 from sqrtdk.tracing.watch.marks import Weights
-from sqrtdk.tracing.watch.scene import Made, Scene
+from sqrtdk.tracing.watch.recorder import Made, Scene
 
 INVERSES = frozenset({"linalg_pinv", "linalg_inv_ex", "_linalg_svd", "_linalg_eigh", "_linalg_solve_ex"})
 

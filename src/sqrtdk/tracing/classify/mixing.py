@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sqrtdk.tracing.classify.axes import paired_axes
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.carried import Carried
 from sqrtdk.tracing.watch.graph import Node, alias
+from sqrtdk.tracing.watch.marks import Carried
 
 OVER_HEADS = "over the heads"
 BY_DATA = "heads mixed by the data"

@@ -10,7 +10,7 @@ from sqrtdk.tracing.classify.softmax import begin
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, alias, ancestors
 from sqrtdk.tracing.watch.marks import Root
-from sqrtdk.tracing.watch.scene import Made, Scene
+from sqrtdk.tracing.watch.recorder import Made, Scene
 
 
 def note_nested(scene: Scene, made: Made, parents: list[Node]) -> None:

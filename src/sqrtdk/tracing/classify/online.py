@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.events import Exponential, Finished, Online, SoftmaxEntry, Weighing
 from sqrtdk.tracing.watch.graph import Node, alias, numbered, origin, replay_all
-from sqrtdk.tracing.watch.marks import Partial
-from sqrtdk.tracing.watch.scene import Made, Scene
+from sqrtdk.tracing.watch.marks import Exponential, Finished, Online, Partial, SoftmaxEntry, Weighing
+from sqrtdk.tracing.watch.recorder import Made, Scene
 
 Part = Exponential | Finished
 LARGEST = 2**26  # logits that are held for one reading, 256 MB of them in float32

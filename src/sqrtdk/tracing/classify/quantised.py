@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, origin
-from sqrtdk.tracing.watch.scene import Made, Scene
+from sqrtdk.tracing.watch.recorder import Made, Scene
 
 
 def multiplies_integers(node: Node) -> bool:

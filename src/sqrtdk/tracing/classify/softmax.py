@@ -10,11 +10,9 @@ from sqrtdk.tracing.classify.sums import settle
 from sqrtdk.tracing.classify.weights import SINKHORN
 from sqrtdk.tracing.records import LOST_SIGHT, NEVER_USED
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.carried import Carried
-from sqrtdk.tracing.watch.events import SoftmaxEntry, Weighing
 from sqrtdk.tracing.watch.graph import EXTREMES, Node, alias, origin
-from sqrtdk.tracing.watch.marks import Weights
-from sqrtdk.tracing.watch.scene import Made, Scene
+from sqrtdk.tracing.watch.marks import Carried, SoftmaxEntry, Weighing, Weights
+from sqrtdk.tracing.watch.recorder import Made, Scene
 
 _TO_MAXIMUM = ops.VIEWS | ops.SAME | {"masked_fill", "maximum"}
 GUARD = 1e-2  # a number at or below it keeps a sum from 0

@@ -16,7 +16,7 @@ from sqrtdk.tracing.classify.pairs import DISTANCES, LENGTHS, facing, is_act, st
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, alias, ancestors, origin
 from sqrtdk.tracing.watch.marks import Pairs, Product
-from sqrtdk.tracing.watch.scene import Made, Scene
+from sqrtdk.tracing.watch.recorder import Made, Scene
 
 _aten = torch.ops.aten
 _SUMS = frozenset({"sum", "mean"})

@@ -7,7 +7,7 @@ from torch import Tensor
 from sqrtdk.tracing.classify.additive import is_additive
 from sqrtdk.tracing.classify.weights import sum_fault
 from sqrtdk.tracing.watch.graph import Node
-from sqrtdk.tracing.watch.scene import Made, Scene
+from sqrtdk.tracing.watch.recorder import Made, Scene
 
 
 def is_scored(logits: Node) -> bool:

@@ -12,10 +12,9 @@ from sqrtdk.tracing.classify.dropped import dropped, number_of
 from sqrtdk.tracing.classify.joined import join
 from sqrtdk.tracing.classify.mixing import over_heads
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.carried import Carried
 from sqrtdk.tracing.watch.constants import evaluate
-from sqrtdk.tracing.watch.events import Weighing
 from sqrtdk.tracing.watch.graph import Node, ancestors, origin, replay
+from sqrtdk.tracing.watch.marks import Carried, Weighing
 
 OTHER_SUM = "division by the sum over the queries"
 SINKHORN = "Sinkhorn normalisation"  # of rows and columns in turn

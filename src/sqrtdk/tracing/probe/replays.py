@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.constants import evaluate
+from sqrtdk.tracing.watch.constants import evaluate, part
 from sqrtdk.tracing.watch.graph import Node, dominator, is_learned
-from sqrtdk.tracing.watch.writes import part
 
 _LARGEST = 2**22  # numbers of one tensor
 _MOST = 2**11  # operations

@@ -18,9 +18,8 @@ from sqrtdk.tracing.read.slices import sliced
 from sqrtdk.tracing.records import BLOCKS, Factor
 from sqrtdk.tracing.steps import Bias, Blocks, Hide, Offset, Scale, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
-from sqrtdk.tracing.watch.events import Weighing
 from sqrtdk.tracing.watch.graph import Node, numbered
-from sqrtdk.tracing.watch.marks import Product
+from sqrtdk.tracing.watch.marks import Product, Weighing
 
 ALIKE = 0.01  # relative difference of two scales that are one
 _NAMED_BY_VALUES = ("alibi", "relative", "bias")

@@ -20,8 +20,8 @@ from sqrtdk.tracing.read.written import Written, put_back, read_written
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Beside, Scale, Sink, Softcap, Step, Unknown
 from sqrtdk.tracing.watch import ops, places
+from sqrtdk.tracing.watch.constants import block
 from sqrtdk.tracing.watch.graph import Node
-from sqrtdk.tracing.watch.writes import block
 
 
 @dataclass(frozen=True, slots=True)

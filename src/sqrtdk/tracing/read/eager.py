@@ -21,8 +21,8 @@ from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.read.unfused import SAFE_SOFTMAX, merge_scale
 from sqrtdk.tracing.records import ONE_PROJECTION, Stage
 from sqrtdk.tracing.steps import Sink, Unknown
-from sqrtdk.tracing.watch.events import Weighing
 from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.marks import Weighing
 
 
 def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint: int | None) -> Reading | str:

@@ -15,8 +15,8 @@ from sqrtdk.tracing.read.reading import Edges, Layout, Reading
 from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.records import ONE_PROJECTION, Stage
 from sqrtdk.tracing.steps import Scale, Step, Unknown
-from sqrtdk.tracing.watch.events import EdgeGroups, Weighing
 from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.marks import EdgeGroups, Weighing
 
 KIND = "edge softmax"
 _NO_STATS = "an edge softmax whose edges could not be put in order of their nodes"

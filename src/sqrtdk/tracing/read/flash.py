@@ -23,8 +23,8 @@ from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Bias, Hide, Scale, Softcap, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.watch.events import KernelCall
 from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.recorder import KernelCall
 
 # What an argument is, whatever the operator calls it.
 _NAMES = {

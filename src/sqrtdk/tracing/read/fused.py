@@ -15,7 +15,7 @@ from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Hide, Scale, Step
 from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.watch.events import KernelCall
+from sqrtdk.tracing.watch.recorder import KernelCall
 
 # SDPA gives it no flag where L differs from S; `torch.nn.attention.bias.causal_lower_right` does.
 _LOWER_RIGHT = "aten::_scaled_dot_product_flash_attention"

@@ -14,7 +14,7 @@ from sqrtdk.tracing.read.native import read_native
 from sqrtdk.tracing.read.own import read_own
 from sqrtdk.tracing.read.reading import Reading
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.events import KernelCall
+from sqrtdk.tracing.watch.recorder import KernelCall
 
 
 class Kernel(NamedTuple):

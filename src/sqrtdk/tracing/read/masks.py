@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.read.patterns import TRIANGLES, pattern
-from sqrtdk.tracing.steps import Bias, Hide, Step
-from sqrtdk.tracing.steps.bias import ZERO_ONE
+from sqrtdk.tracing.steps import ZERO_ONE, Bias, Hide, Step
 from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.graph import Node, ancestors

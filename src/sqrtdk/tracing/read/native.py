@@ -19,9 +19,9 @@ from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.records import Factor, Stage
 from sqrtdk.tracing.steps import Hide, Scale
 from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.watch.events import KernelCall
 from sqrtdk.tracing.watch.graph import Node
 from sqrtdk.tracing.watch.marks import Root
+from sqrtdk.tracing.watch.recorder import KernelCall
 
 
 def read_native(call: KernelCall) -> Reading:

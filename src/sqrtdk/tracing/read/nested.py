@@ -16,8 +16,8 @@ from sqrtdk.tracing.read.unfused import SAFE_SOFTMAX, merge_scale
 from sqrtdk.tracing.records import Factor, Stage
 from sqrtdk.tracing.steps import Scale, Step, Unknown
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.events import Weighing
 from sqrtdk.tracing.watch.graph import Node, origin
+from sqrtdk.tracing.watch.marks import Weighing
 
 _PASSED = ops.VIEWS | ops.SAME
 _PROJECTIONS = frozenset({"linear", "matmul", "mm", "bmm"})

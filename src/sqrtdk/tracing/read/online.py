@@ -21,8 +21,8 @@ from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Hide, Scale, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.watch.constants import evaluate
-from sqrtdk.tracing.watch.events import Exponential, Online, Weighing
 from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.marks import Exponential, Online, Weighing
 
 LARGEST = 2**26  # logits that are put side by side
 OTHER = "blocks that do not add up to the softmax of their logits"

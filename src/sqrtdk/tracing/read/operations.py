@@ -21,9 +21,8 @@ from sqrtdk.tracing.read.factors import heads_axis, of_the_data, of_the_rows, re
 from sqrtdk.tracing.read.masks import HIDDEN, read_addend, read_overwritten
 from sqrtdk.tracing.read.mixing import read_mixing
 from sqrtdk.tracing.records import Factor
-from sqrtdk.tracing.steps import Clamp, Hide, Offset, Power, Scale, Softcap, Squares, Step, Unknown
+from sqrtdk.tracing.steps import ZERO_ONE_FACTOR, Clamp, Hide, Offset, Power, Scale, Softcap, Squares, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
-from sqrtdk.tracing.steps.unknown import ZERO_ONE_FACTOR
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.graph import EXTREMES, Node

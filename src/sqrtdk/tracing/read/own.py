@@ -23,8 +23,8 @@ from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.records import ROWS, Factor
 from sqrtdk.tracing.steps import Hide, Scale, Sink, Softcap, Step
 from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.watch.events import KernelCall
 from sqrtdk.tracing.watch.graph import Node, is_learned
+from sqrtdk.tracing.watch.recorder import KernelCall
 
 
 def read_own(call: KernelCall) -> Reading:

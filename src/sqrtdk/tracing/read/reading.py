@@ -12,8 +12,8 @@ from sqrtdk.tracing.read.orient import Orientation
 from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.steps import Step
 from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.watch.carried import Carried
 from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.marks import Carried
 from sqrtdk.tracing.watch.places import Place
 
 

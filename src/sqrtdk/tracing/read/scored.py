@@ -12,7 +12,7 @@ from sqrtdk.tracing.read.reading import Layout, Logits, Reading
 from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.records import Stage
 from sqrtdk.tracing.steps import Sink
-from sqrtdk.tracing.watch.events import Weighing
+from sqrtdk.tracing.watch.marks import Weighing
 
 ADDITIVE = "additive"
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.constants import block, written
 from sqrtdk.tracing.watch.graph import Node, numbered, replay_all
-from sqrtdk.tracing.watch.writes import block, written
 
 
 def sliced(node: Node) -> tuple[int, list[Node]]:

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from sqrtdk.tracing.steps import Bias, Hide, Sink, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.watch.constants import evaluate
+from sqrtdk.tracing.watch.constants import block, evaluate, part, written
 from sqrtdk.tracing.watch.graph import Node
-from sqrtdk.tracing.watch.writes import block, part, written
 
 _HIDES = -1e3  # a number below it hides what it is written over
 _ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})

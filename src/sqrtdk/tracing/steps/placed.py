@@ -1,16 +1,17 @@
-"""A tensor that meets the logits at one step, and the way from that step's layout to the softmax's."""
+"""A tensor that meets the logits at one step, and logits at a few places, from which the steps are taken off."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.constants import spread
 from sqrtdk.tracing.watch.graph import Node, replay
-from sqrtdk.tracing.watch.writes import spread
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,3 +44,21 @@ def to_softmax(value: Tensor, views: Iterable[Node]) -> Tensor:
         else:
             value = replay(view, value)
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Sampled logits on their way back to the product."""
+
+    logits: Tensor  # float64, of any shape
+    pick: Callable[[Placed], Tensor]  # the values that a tensor of an earlier step has at the same places, float64
+    outer: float = 1.0  # product of the factors of the steps that were taken off; NaN where one is not known
+
+    def without(self, addend: Placed) -> Sample:
+        """Take off what was added, which the later factors multiplied."""
+        by = self.outer if math.isfinite(self.outer) else 1.0
+        return replace(self, logits=self.logits - self.pick(addend) * by)
+
+    def under(self, factor: float | None) -> Sample:
+        """What was added before this factor is multiplied by it; the factor itself stays, for the slope to show."""
+        return replace(self, outer=self.outer * (math.nan if factor is None else factor))

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from sqrtdk.tracing.read.reading import Reading
 from sqrtdk.tracing.read.side import Side
-from sqrtdk.tracing.steps import Sink, Step, Unknown
-from sqrtdk.tracing.steps.expression import Expression
+from sqrtdk.tracing.steps import Expression, Sink, Step, Unknown
 
 
 def write(reading: Reading, steps: Iterable[Step]) -> str:

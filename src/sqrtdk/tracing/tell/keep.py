@@ -21,7 +21,7 @@ from sqrtdk.tracing.tell.sums import at_logits, lse_of, sinks_of
 from sqrtdk.tracing.tell.used import Used
 from sqrtdk.tracing.tell.vectors import own, sharing, vector
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector
-from sqrtdk.tracing.watch.carried import Carried
+from sqrtdk.tracing.watch.marks import Carried
 
 _EVEN = 0.02  # a factor on rounded weights that is the same for all
 _ROUNDED = 2.0**-20  # a factor of float32 this near to 1 is 1

@@ -16,8 +16,8 @@ from sqrtdk.tracing.read.regroup import regrouped
 from sqrtdk.tracing.read.rotary import rotated
 from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.constants import part, written
 from sqrtdk.tracing.watch.graph import Node
-from sqrtdk.tracing.watch.writes import part, written
 
 _JOINS = frozenset({"cat", "stack"})
 _LINEAR = frozenset({"mul", "div", "neg", *ops.SAME, *ops.VIEWS, *_JOINS})

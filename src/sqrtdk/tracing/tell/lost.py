@@ -7,8 +7,9 @@ from sqrtdk.tracing.read.side import follow, unasked
 from sqrtdk.tracing.tell import formula
 from sqrtdk.tracing.tell.sight import look
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.events import Operands, SoftmaxEntry, Unweighted, Weighing
 from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.marks import SoftmaxEntry, Weighing
+from sqrtdk.tracing.watch.recorder import Operands, Unweighted
 
 Lost = Weighing | Unweighted | Operands
 

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from sqrtdk.tracing.read.orient import coordinates
 from sqrtdk.tracing.read.reading import Edges, Logits, Reading, Vectors
-from sqrtdk.tracing.steps import Beside, Mix, Unknown
-from sqrtdk.tracing.steps.sample import Sample
-from sqrtdk.tracing.steps.unknown import ZERO_ONE_FACTOR
+from sqrtdk.tracing.steps import ZERO_ONE_FACTOR, Beside, Mix, Unknown
+from sqrtdk.tracing.steps.placed import Sample
 from sqrtdk.tracing.tell.sight import Sight
 from sqrtdk.tracing.tell.statistics import NO_DATA
 from sqrtdk.tracing.watch.graph import replay_all

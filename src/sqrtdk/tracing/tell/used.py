@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sqrtdk.tracing.watch.events import KernelCall
 from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.recorder import KernelCall
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,8 +9,7 @@ from sqrtdk.tracing.classify.contract import WITHOUT_SOFTMAX
 from sqrtdk.tracing.read import chain
 from sqrtdk.tracing.read.patterns import pattern
 from sqrtdk.tracing.read.side import follow, unasked
-from sqrtdk.tracing.steps import Hide, Scale, Step
-from sqrtdk.tracing.steps.expression import Expression
+from sqrtdk.tracing.steps import Expression, Hide, Scale, Step
 from sqrtdk.tracing.tell.formula import product
 from sqrtdk.tracing.watch.graph import Node
 

@@ -1,17 +1,15 @@
-"""Constants without data: on the meta device, what the model's code makes of numbers alone is computed on the CPU."""
+"""Values that only the graph holds: constants without data, and tensors that were written part by part."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node
-from sqrtdk.tracing.watch.writes import part
+from sqrtdk.tracing.watch.graph import Node, numbered, replay_all
 
 LARGEST = 2**22  # elements of one tensor
 _SHAPED = frozenset({"zeros_like", "ones_like", "full_like"})  # of an activation they take the shape alone
@@ -23,61 +21,89 @@ def evaluate(node: Node) -> Tensor | None:
     """The values of a tensor that depends on no input and no parameter (a causal mask); None for any other."""
     try:
         with torch.no_grad():
-            return _evaluate(node, {}, 0)
-    except Exception:  # an operation that has no CPU kernel for what it was given, or whose arguments were not kept
+            return _value(node, {}, 0)
+    except Exception:  # it is no constant, or an operation has no CPU kernel for what it was given
         return None
 
 
-def _evaluate(node: Node, known: dict[int, Tensor | None], depth: int) -> Tensor | None:
+def _value(node: Node, known: dict[int, Tensor], depth: int) -> Tensor:
+    """As `evaluate`, with the values that are known by serial number; raises for what is no constant."""
     if node.serial not in known:
+        if node.external or node.act or node.op in ops.RANDOM or depth > DEEPEST or math.prod(node.shape) > LARGEST:
+            raise LookupError(node.op)
         known[node.serial] = _computed(node, known, depth)
     return known[node.serial]
 
 
-def _computed(node: Node, known: dict[int, Tensor | None], depth: int) -> Tensor | None:
-    if node.op == "constant":
+def _computed(node: Node, known: dict[int, Tensor], depth: int) -> Tensor:
+    if node.op == "constant" and node.value is not None:
         return node.value
-    if node.external or node.act or node.op in ops.RANDOM or (node.func is None and node.op != "overwrite"):
-        return None
-    if depth > DEEPEST or math.prod(node.shape) > LARGEST:
-        return None
-    if node.op == "overwrite":
-        return _overwritten(node.args[0], node.args[1], known, depth)
-    args = _arguments(node, node.args, known, depth)
-    if args is None:
-        return None
-    result = node.func(*args, **_keywords(node))
+    written = node.op == "overwrite"
+    made = node.args[1] if written else node
+    args = [_argument(arg, made, known, depth) for arg in (made.args[1:] if written else made.args)]
+    keywords = {name: "cpu" if name == "device" else value for name, value in made.kwargs.items()}
+    if written:
+        whole = _value(node.args[0], known, depth + 1).clone()
+        made.func(part(made, whole), *args, **keywords)
+        return whole
+    result = made.func(*args, **keywords)
     output: Tensor = result[node.out] if node.out is not None else result
     return output
 
 
-def _overwritten(old: Node, write: Node, known: dict[int, Tensor | None], depth: int) -> Tensor | None:
-    """What a constant is after an operation wrote to a part of it."""
-    before = _evaluate(old, known, depth + 1)
-    args = _arguments(write, write.args[1:], known, depth)
-    if before is None or args is None:
-        return None
-    after = before.clone()
-    write.func(part(write, after), *args, **_keywords(write))
-    return after
+def _argument(arg: Any, node: Node, known: dict[int, Tensor], depth: int) -> Any:
+    """An argument of an operation, with values in place of nodes."""
+    if isinstance(arg, (list, tuple)):
+        return [_argument(item, node, known, depth) for item in arg]
+    if not isinstance(arg, Node):
+        return arg
+    try:
+        return _value(arg, known, depth + 1).clone()  # the operation may write to it
+    except Exception:
+        if node.op not in _SHAPED | _NEW:
+            raise
+        return torch.empty(arg.shape if node.op in _SHAPED else ())
 
 
-def _keywords(node: Node) -> dict[str, Any]:
-    return {name: "cpu" if name == "device" else value for name, value in node.kwargs.items()}
+def written(node: Node) -> tuple[Node, tuple[Node, ...]]:
+    """What a tensor was before it was written to, and the writes, the first one first."""
+    writes: tuple[Node, ...] = ()
+    while node.op == "overwrite":
+        node, new = node.args
+        writes = (new, *writes)
+    return node, writes
 
 
-def _arguments(node: Node, given: Sequence[Any], known: dict[int, Tensor | None], depth: int) -> list[Any] | None:
-    """Arguments with values in place of nodes; None where one is not known."""
-    args: list[Any] = []
-    for arg in given:
-        items = arg if isinstance(arg, (list, tuple)) else [arg]
-        values = [_evaluate(item, known, depth + 1) if isinstance(item, Node) else item for item in items]
-        if node.op in _SHAPED and isinstance(arg, Node) and values == [None]:
-            values = [torch.empty(arg.shape)]
-        if node.op in _NEW and isinstance(arg, Node) and values == [None]:
-            values = [torch.empty(())]
-        if any(isinstance(item, Node) and value is None for item, value in zip(items, values, strict=True)):
-            return None
-        values = [value.clone() if isinstance(value, Tensor) else value for value in values]  # it may write in place
-        args.append(values if isinstance(arg, (list, tuple)) else values[0])
-    return args
+def block(write: Node) -> Node | None:
+    """The logits that a write copied; None for any other write."""
+    source = write.args[1] if write.op == "copy" and len(write.args) > 1 else None
+    return source if isinstance(source, Node) and source.products else None
+
+
+def part(write: Node, whole: Tensor) -> Tensor:
+    """The view of `whole` that was written to."""
+    path: list[Node] = []
+    view = write.args[0]
+    while view.shape != whole.shape and view.op in ops.VIEWS:
+        path.append(view)
+        view = view.args[0]
+    return replay_all(reversed(path), whole)
+
+
+def spread(node: Node, value: Tensor) -> Tensor:
+    """The whole of which `value` is the first block of logits written to it; elsewhere its nearest entry.
+
+    Raises:
+        RuntimeError: the block is no box.
+    """
+    write = next(write for write in written(node)[1] if block(write) is not None)
+    for dim, n in enumerate(node.shape):
+        places = part(write, numbered(node.shape, dim))
+        line = places[tuple(slice(None) if d == dim else 0 for d in range(places.dim()))]
+        start = int(line[0])
+        if places.dim() != value.dim() or line.tolist() != list(range(start, start + places.shape[dim])):
+            raise RuntimeError("a block that is no slice, or has gaps")
+        if value.shape[dim] != n:
+            nearest = (torch.arange(n, device=value.device) - start).clamp(0, value.shape[dim] - 1)
+            value = value.index_select(dim, nearest)
+    return value

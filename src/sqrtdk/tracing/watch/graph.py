@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -21,114 +22,49 @@ from sqrtdk.tracing.watch.marks import Pairs, Partial, Product, Root, Weights
 from sqrtdk.tracing.watch.places import Place
 
 if TYPE_CHECKING:
-    from sqrtdk.tracing.watch.events import Weighing
+    from sqrtdk.tracing.watch.marks import Weighing
 
 _SERIAL = count()
 EXTREMES = frozenset({"amax", "max", "logsumexp"})  # of a row of logits: the softmax does not see it
 
 
+@dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
 class Node:
-    """What one tensor is, seen from the softmax that may come later.
+    """What one tensor is, seen from the softmax that may come later."""
 
-    Attributes:
-        op: operator name without namespace and overload, or "input", "parameter", "buffer", "constant", "overwrite".
-        func: the operator, to replay views; None for leaves.
-        args: its arguments, tensors replaced by their nodes (empty at roots: the chain is cut there).
-        kwargs: its keyword arguments that are no tensors.
-        out: which of several outputs this is.
-        shape: of the tensor.
-        site: module path where it was made.
-        place: where in the code; None for leaves.
-        label: name of a parameter, or of the one that a projection used.
-        serial: in the order of creation.
-        act: descends from the model's activations.
-        external: made from integers that came from outside (token ids).
-        learned: made from parameters alone; for a product, one of its sides is.
-        operands: aliases of the other tensors of the operation, by position (and place in a list).
-        value: alias of the values, where they are kept.
-        terms: content-dependent products with a constant that are summed here.
-        root: set where a lineage starts.
-        branches: what a root sums, each with a factor; it is followed where no projection reads the sum.
-        pairs: set where rows of two activations met element by element, spread over one another.
-        summed: set where it sums such pairs: a product of queries and keys, should it enter a softmax.
-        product: set where queries met keys.
-        weights: set where it carries the weights of a softmax.
-        partial: set where it carries a sum of exponentials times values.
-        total: it is made of a sum of weights, and of nothing else: what a division by their sum divides by.
-    """
+    op: str  # operator without namespace and overload, "input", "parameter", "buffer", "constant" or "overwrite"
+    shape: tuple[int, ...]
+    _: KW_ONLY
+    func: Any = None  # the operator, to replay views; None for leaves
+    args: tuple[Any, ...] = ()  # tensors replaced by their nodes; empty at roots: the chain is cut there
+    kwargs: dict[str, Any] = field(default_factory=dict)  # those that are no tensors
+    out: int | None = None  # which of several outputs this is
+    act: bool = False  # descends from the model's activations
+    external: bool = False  # made from integers that came from outside (token ids)
+    site: str = ""  # module path where it was made
+    label: str = ""  # name of a parameter, or of the one that a projection used
+    root: Root | None = None  # set where a lineage starts
+    place: Place | None = None  # where in the code; None for leaves
+    serial: int = field(init=False, default_factory=_SERIAL.__next__)  # in the order of creation
+    learned: bool = False  # made from parameters alone; for a product, one of its sides is
 
-    __slots__ = (
-        "__weakref__",
-        "_products",
-        "_roots",
-        "act",
-        "args",
-        "branches",
-        "external",
-        "func",
-        "kwargs",
-        "label",
-        "learned",
-        "op",
-        "operands",
-        "out",
-        "pairs",
-        "partial",
-        "place",
-        "product",
-        "root",
-        "serial",
-        "shape",
-        "site",
-        "summed",
-        "terms",
-        "total",
-        "value",
-        "weights",
-    )
+    # Rows of two activations met element by element, spread over one another; `summed` where such pairs were summed: a
+    # product of queries and keys, should it enter a softmax.
+    pairs: Pairs | None = None
+    summed: Product | None = None
+    product: Product | None = None  # queries met keys
+    weights: Weights | None = None  # it carries the weights of a softmax
+    partial: Partial | None = None  # it carries a sum of exponentials times values
+    total: bool = False  # it is made of a sum of weights alone, by which they are divided
 
-    def __init__(
-        self,
-        op: str,
-        shape: tuple[int, ...],
-        *,
-        func: Any = None,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-        out: int | None = None,
-        act: bool = False,
-        external: bool = False,
-        site: str = "",
-        label: str = "",
-        root: Root | None = None,
-        place: Place | None = None,
-    ) -> None:
-        self.op = op
-        self.shape = shape
-        self.func = func
-        self.args = args
-        self.kwargs = kwargs or {}
-        self.out = out
-        self.act = act
-        self.external = external
-        self.site = site
-        self.label = label
-        self.root = root
-        self.place = place
-        self.serial = next(_SERIAL)
-        self.learned = False
-        self._roots: frozenset[Node] = frozenset()
-        self._products: frozenset[Node] = frozenset()
-        self.pairs: Pairs | None = None
-        self.summed: Product | None = None
-        self.product: Product | None = None
-        self.weights: Weights | None = None
-        self.partial: Partial | None = None
-        self.total = False
-        self.value: Tensor | None = None
-        self.operands: dict[int | tuple[int, int], Tensor] = {}
-        self.terms = 0
-        self.branches: tuple[tuple[Node, float], ...] = ()
+    # Aliases of the values, where they are kept, and of the operation's other tensors, by position and place in a list.
+    value: Tensor | None = None
+    operands: dict[int | tuple[int, int], Tensor] = field(default_factory=dict)
+    terms: int = 0  # content-dependent products with a constant that are summed here
+    # What a root sums, each with a factor; it is followed where no projection reads the sum.
+    branches: tuple[tuple[Node, float], ...] = ()
+    _roots: frozenset[Node] = frozenset()
+    _products: frozenset[Node] = frozenset()
 
     def __repr__(self) -> str:
         return f"Node({self.op} {tuple(self.shape)})"
@@ -170,14 +106,10 @@ class Node:
 
     def make_root(self, root: Root, value: Tensor | None) -> None:
         """Cut the chain: this node is where a lineage starts, and keeps its values."""
-        self.args = ()
-        self.kwargs = {}
-        self.operands = {}
-        self.root = root
+        self.args, self.kwargs, self.operands = (), {}, {}
         self.product = self.weights = None
         self._roots = self._products = frozenset()
-        self.total = False
-        self.value = value
+        self.root, self.value, self.total = root, value, False
 
     def stand_for(self, op: str, func: Any, *args: Any) -> None:
         """Be read as another operation with the same result."""
@@ -187,12 +119,9 @@ class Node:
     def parents(self) -> Iterator[Node]:
         """Nodes among the arguments, one level of lists included."""
         for arg in self.args:
-            if isinstance(arg, Node):
-                yield arg
-            elif isinstance(arg, (list, tuple)):
-                for item in arg:
-                    if isinstance(item, Node):
-                        yield item
+            for item in arg if isinstance(arg, (list, tuple)) else (arg,):
+                if isinstance(item, Node):
+                    yield item
 
     def main(self) -> Node | None:
         """The one parent that carries the lineage: product before activation before constant."""
@@ -203,9 +132,7 @@ class Node:
 
     def number(self, position: int) -> float | None:
         """The argument at `position` as a number: a Python number, or a one-element tensor that has data."""
-        if position >= len(self.args):
-            return None
-        arg = self.args[position]
+        arg = self.args[position] if position < len(self.args) else None
         if isinstance(arg, (int, float)) and not isinstance(arg, bool):
             return float(arg)
         value = self.operands.get(position)
@@ -223,19 +150,19 @@ def _rank(parent: Node) -> int:
 
 def replay(node: Node, value: Tensor) -> Tensor:
     """Apply the view that `node` is to `value`, which has the shape of the node's parent."""
-    if node.op in {"view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten"}:
+    if node.op in ops.RESHAPES:
         return value.reshape(node.shape)
     if node.op == "as_strided":  # its strides are those of a tensor without gaps, or there is no telling
         value = value.contiguous()
     if node.op == "view_as_complex" and value.dtype in (torch.bfloat16, torch.float16):
         value = value.float()  # as the model's own, whose cast moved nothing and is passed over
     main = node.main()
-    args: list[Any] = []
-    for i, arg in enumerate(node.args):
-        if isinstance(arg, list):
-            args.append([node.operands.get((i, j), item) for j, item in enumerate(arg)])
-        else:
-            args.append(value if arg is main else node.operands.get(i, arg))
+    args = [
+        [node.operands.get((i, j), item) for j, item in enumerate(arg)]
+        if isinstance(arg, list)
+        else (value if arg is main else node.operands.get(i, arg))
+        for i, arg in enumerate(node.args)
+    ]
     result = node.func(*args, **node.kwargs)
     output: Tensor = result[node.out] if node.out is not None else result
     return output
@@ -250,9 +177,8 @@ def replay_all(views: Iterable[Node], value: Tensor) -> Tensor:
 
 def numbered(shape: tuple[int, ...], axis: int) -> Tensor:
     """0, 1, 2 ... along an axis, spread over the shape."""
-    return (
-        torch.arange(shape[axis], device="cpu").view([-1 if d == axis else 1 for d in range(len(shape))]).expand(shape)
-    )
+    line = torch.arange(shape[axis], device="cpu")
+    return line.view([-1 if d == axis else 1 for d in range(len(shape))]).expand(shape)
 
 
 def dominator(node: Node) -> tuple[Node | None, list[Node]]:
@@ -292,25 +218,23 @@ def is_learned(node: Node) -> bool:
     return any(leaf.op == "parameter" for leaf in ancestors(node))
 
 
+def back(node: Node, *, through: frozenset[str] = ops.PASSING) -> Iterator[Node]:
+    """The node and what it was made from, by way of its main parents, to the first that is no view and no cast."""
+    yield node
+    while node.op in through and not node.is_root and (parent := node.main()) is not None:
+        node = parent
+        yield node
+
+
 def origin(node: Node) -> Node:
     """The tensor that a projection read, before the views and casts that lead to it."""
-    while node.op in ops.VIEWS | ops.SAME and not node.is_root:
-        parent = node.main()
-        if parent is None:
-            break
-        node = parent
-    return node
+    *_, first = back(node)
+    return first
 
 
 def capacity(node: Node) -> int:
     """How many numbers a tensor can hold that differ: those of the smallest among the views that lead to it."""
-    fewest = math.prod(node.shape)
-    while node.op in ops.VIEWS | ops.SAME and not node.is_root:
-        parent = node.main()
-        if parent is None:
-            break
-        node, fewest = parent, min(fewest, math.prod(parent.shape))
-    return fewest
+    return min(math.prod(view.shape) for view in back(node))
 
 
 def alias(tensor: Tensor) -> Tensor:

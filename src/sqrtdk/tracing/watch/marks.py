@@ -2,17 +2,159 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.watch.carried import Carried
+from sqrtdk.tracing.records import Stage
+from sqrtdk.tracing.watch.places import Place
 
 if TYPE_CHECKING:
-    from sqrtdk.tracing.watch.events import Exponential, Finished, SoftmaxEntry, Weighing
     from sqrtdk.tracing.watch.graph import Node
+
+_EQUAL = 1e-3  # a factor this near to 1 changes no weight
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What the weights of a softmax went through."""
+
+    remasked: bool = False  # keys were hidden by zeros
+    renormalised: bool = False  # and the rest was then divided by its sum
+    thinned: bool = False  # weights were set to 0 by their own size (top-k)
+    changes: tuple[str, ...] = ()  # names of other operations that changed them
+    stages: tuple[Stage, ...] = ()  # what is known of the rest: mixed over the heads, combined with others, joined
+    combined: bool = False  # weights of another softmax, or another tensor, joined them: the rows are no more its own
+    gain: float = 1.0  # product of the numbers that all of them were multiplied by; NaN where one is not known
+    gained_by: tuple[str, ...] = ()  # the operations that did so
+
+    def then(self, name: str, detail: str) -> Carried:
+        """The weights after a step that is known, told once."""
+        stage = Stage("weights", name, detail)
+        return self if stage in self.stages else replace(self, stages=(*self.stages, stage))
+
+    def changed(self, operation: str) -> Carried:
+        """The weights after an operation that could not be followed."""
+        return replace(self, changes=(*self.changes, operation))
+
+    def times(self, factor: float, operation: str) -> Carried:
+        """The weights after a multiplication of all of them."""
+        return replace(self, gain=self.gain * factor, gained_by=(*self.gained_by, operation))
+
+    def over_sum(self) -> Carried:
+        """The weights after the division by their sum."""
+        return replace(self, renormalised=self.remasked or self.combined, gain=1.0, gained_by=())
+
+    def beside(self, other: Carried, detail: str) -> Carried:
+        """The weights joined by those of another softmax, which went through `other`."""
+        return replace(
+            self,
+            remasked=self.remasked or other.remasked,
+            thinned=self.thinned or other.thinned,
+            changes=tuple(dict.fromkeys((*self.changes, *other.changes))),
+            stages=tuple(dict.fromkeys((*self.stages, *other.stages, Stage("weights", "combined", detail)))),
+            combined=True,
+        )
+
+    def joined(self, detail: str) -> Carried:
+        """The weights joined by a tensor that is no softmax: their rows are no longer its own."""
+        return replace(self.then("joined", detail), combined=True)
+
+    def settled(self) -> Carried:
+        """The weights as they meet the values: a gain other than 1 is a change, unless it is a share in a sum."""
+        known = self.combined or abs(self.gain - 1) <= _EQUAL
+        return replace(self, gain=1.0, gained_by=(), changes=(*self.changes, *(() if known else self.gained_by)))
+
+
+@dataclass(slots=True)
+class SoftmaxEntry:
+    """A softmax that has run, for the list of those that turn out to be no attention."""
+
+    site: str
+    shape: tuple[int, ...]
+    reason: str  # why it is no attention, unless it turns out to be one
+    attention: bool = False
+    place: Place | None = None
+    lost: bool = False  # its weights met something else, and were not followed further
+    lost_at: Place | None = None  # where
+    formula: str | None = None  # as far as it was seen
+    told: bool = False  # nothing more can be said of it
+    record: int | None = None  # number of its record, among those of the trace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EdgeGroups:
+    """A softmax over the edges of each node."""
+
+    axis: int  # of the edges
+    nodes: int  # how many there are
+    index: Tensor | None = None  # the node of each edge; None where it is not known
+
+
+@dataclass(eq=False)
+class Weighing:
+    """A softmax that has run; it becomes an attention when its weights reach a value product."""
+
+    node: Node  # of the logits
+    logits: Tensor  # what entered it
+    weights: Tensor  # what left it
+    dim: int
+    op: str
+    entry: SoftmaxEntry
+    flex: bool
+    stored: torch.dtype  # of the product's result, before an upcast for the softmax
+    dropout: float = 0.0
+    sinks: bool = False  # its denominator has more than the keys
+    carried: Carried = field(default_factory=Carried)  # what the weights went through until the value product
+    met: Tensor | None = None  # the weights that met the values, (..., L, S), where a mixing may have shown hidden keys
+    used: Tensor | None = None  # the weights that met the values, (..., L, S), where the trace keeps them
+    fault: str | None = None  # the value product sums over another axis than the softmax's
+    edges: EdgeGroups | None = None  # it runs over the edges of a graph, by scattered sums
+    ended: Callable[[Weighing], None] | None = None  # is told when the last of its weights is gone
+
+    def __del__(self) -> None:
+        if self.ended is not None:
+            self.ended(self)
+
+
+@dataclass(eq=False)
+class Exponential:
+    """exp(z - m) of logits that has met values; a part of a softmax, once the sum of its like divides what came out."""
+
+    node: Node  # of z
+    way: tuple[Node, ...]  # from the exp to what met the values, innermost first
+    logits: Tensor | None  # what entered the exp; None where that is too much to hold, or is held no more
+    power: Tensor | None  # what left it, where it was written over the logits; then they are its logarithm
+    offset: Tensor | None  # m; None where nothing was taken off
+    maximum: int | None  # number of m's node, where it is of the data
+    value: Tensor  # that it met, (..., Sv, Ev)
+    shape: tuple[int, ...]  # of z
+    dim: int  # its axis of the keys
+    base: float  # of the power, e or 2
+    stored: torch.dtype  # of the product's result
+    entry: SoftmaxEntry  # for the list of what was not read
+    number: int  # in the order of running
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finished:
+    """An attention that is read, to some of the keys: what came out may yet be merged with that of the others."""
+
+    entry: SoftmaxEntry
+    number: int  # in the order of running
+    sides: tuple[object, object]  # of its product; equal where blocks have the same queries, or the same keys
+
+
+@dataclass(slots=True, eq=False)
+class Online:
+    """Parts that belong to one attention or more, and what came out of them so far, divided by their sums."""
+
+    parts: list[Exponential | Finished]
+    output: Tensor
+    loose: bool = False  # sums under unlike maxima were added as they were
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,57 +168,34 @@ class Multiplied:
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """Where a lineage starts.
+    """Where a lineage starts."""
 
-    Attributes:
-        source: serial number of what a projection read; two projections of the same tensor share it.
-        lineage: serial numbers of that tensor and of what it was projected from, up to the nearest sum of branches.
-        width: features that a projection contracted over.
-        additive: it is an additive score, v . tanh(q + k).
-        paired: it projects pairs of rows of two activations, or a curve over them: True for all pairs, False for those
-            of a single row with all others.
-        meets: it adds, or projects, rows of two activations, an edge of a graph each.
-        gathered_by: serial number of the list by which the rows that a projection read were gathered.
-        projects: an operation of a library's own projected, or what one projected became floating-point numbers again.
-        inverse: it is a product of weights with themselves, a step to their inverse (Nystroem).
-        pooled: the softmax whose weights met values here.
-        logits: what it was made from, where those were logits: a step that is not followed.
-        matrices: how many matrices projected, one a head: entry n of a stack of them was projected by n % matrices.
-        part: a rank's part of a weight projected.
-        multiplied: what was, where the trace keeps it.
-    """
-
-    source: int | None = None
+    source: int | None = None  # serial number of what a projection read; two projections of one tensor share it
+    # Serial numbers of that tensor and of what it was projected from, up to the nearest sum of branches.
     lineage: frozenset[int] = frozenset()
-    width: int | None = None
-    additive: bool = False
+    width: int | None = None  # features that a projection contracted over
+    additive: bool = False  # it is an additive score, v . tanh(q + k)
+    # It projects pairs of rows of two activations, or a curve over them: all pairs, or a single row with all others.
     paired: bool | None = None
-    meets: bool = False
-    gathered_by: int | None = None
-    projects: bool = False
-    inverse: bool = False
-    pooled: SoftmaxEntry | None = None
-    logits: Node | None = None
-    matrices: int = 1
-    part: bool = False
-    multiplied: Multiplied | None = None
+    meets: bool = False  # it adds, or projects, rows of two activations, an edge of a graph each
+    gathered_by: int | None = None  # serial number of the list by which the rows that a projection read were gathered
+    projects: bool = False  # a library's own operation projected, or what one gave became floating-point again
+    inverse: bool = False  # it is a product of weights with themselves, a step to their inverse (Nystroem)
+    pooled: SoftmaxEntry | None = None  # the softmax whose weights met values here
+    logits: Node | None = None  # what it was made from, where those were logits: a step that is not followed
+    matrices: int = 1  # how many projected, one a head: entry n of a stack of them was projected by n % matrices
+    part: bool = False  # a rank's part of a weight projected
+    multiplied: Multiplied | None = None  # what was, where the trace keeps it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """What queries and keys came to.
+    """What queries and keys came to."""
 
-    Attributes:
-        dtype: in which it was stored.
-        largest: the largest |q . k|, where it was measured.
-        distance: it is |q - k| to this power, 1 or 2, and no q . k; None where it is q . k.
-        edges: row is multiplied with row, and not every row with every other.
-    """
-
-    dtype: torch.dtype
-    largest: Tensor | None
-    distance: int | None = None
-    edges: bool = False
+    dtype: torch.dtype  # in which it was stored
+    largest: Tensor | None  # the largest |q . k|, where it was measured
+    distance: int | None = None  # it is |q - k| to this power, 1 or 2; None where it is q . k
+    edges: bool = False  # row is multiplied with row, and not every row with every other
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,37 +213,21 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """Weights of a softmax, and what they went through since.
-
-    Attributes:
-        weighing: the softmax.
-        carried: what they went through.
-        weighted: they were multiplied with values, by broadcasting, and not summed yet.
-        values: those values.
-        beside: other softmaxes whose weights were combined with them.
-    """
+    """Weights of a softmax, and what they went through since."""
 
     weighing: Weighing
     carried: Carried = field(default_factory=Carried)
-    weighted: bool = False
-    values: Tensor | None = None
-    beside: tuple[Weighing, ...] = ()
+    weighted: bool = False  # they were multiplied with values, by broadcasting, and not summed yet
+    values: Tensor | None = None  # those values
+    beside: tuple[Weighing, ...] = ()  # other softmaxes whose weights were combined with them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partial:
-    """A sum of exponentials times values, as attention by blocks of keys keeps it, or what came out of attentions.
+    """A sum of exponentials times values, as attention by blocks of keys keeps it, or what came out of attentions."""
 
-    Attributes:
-        parts: those in it.
-        open: those that were not divided by their sum yet.
-        scaled: it was multiplied by a number of the rows since it was last added to.
-        loose: sums under unlike maxima were added, and neither was brought to the other's.
-        weighed: it was multiplied by a share of a sum of exponentials since.
-    """
-
-    parts: frozenset[Exponential | Finished]
-    open: frozenset[Exponential | Finished]
-    scaled: bool = False
-    loose: bool = False
-    weighed: bool = False
+    parts: frozenset[Exponential | Finished]  # those in it
+    open: frozenset[Exponential | Finished]  # those that were not divided by their sum yet
+    scaled: bool = False  # it was multiplied by a number of the rows since it was last added to
+    loose: bool = False  # sums under unlike maxima were added, and neither was brought to the other's
+    weighed: bool = False  # it was multiplied by a share of a sum of exponentials since

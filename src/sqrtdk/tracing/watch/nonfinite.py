@@ -8,10 +8,11 @@ neither. A run is watched only once it is known to have gone wrong: every operat
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ from sqrtdk._modes import EagerMode
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.tracing.watch import places
 from sqrtdk.tracing.watch.ops import CONTRACTIONS
-from sqrtdk.tracing.watch.sites import Sites
-from sqrtdk.tracing.watch.stance import eager_compiler
+from sqrtdk.tracing.watch.places import Sites
+from sqrtdk.tracing.watch.recorder import base_name
+from sqrtdk.tracing.watch.stance import eager_compiler, steps_seen
 
 PARAMETER = "parameter "  # how the name of one begins, in what a run is searched with
 
@@ -36,29 +38,20 @@ _CONVERSIONS = ("_to_copy", "copy")
 class Origin:
     """Where the numbers of a run stop being finite.
 
-    Attributes:
-        site: path of the module that ran.
-        op: the operation, "bmm"; its name in aten.
-        at: file and line, "myport.py:14"; None where they are not known.
-        kind: "held", a tensor that the model holds or gets is not finite itself; "overflow", finite numbers outgrew the
-            dtype; "blind", a softmax over rows whose every logit is -inf; "infinite", arithmetic on infinities, as
-            inf - inf; "undefined", arithmetic on finite numbers, as 0 / 0.
-        name: of the tensor that is held, "parameter q_proj.weight"; "" of any other kind.
-        rows: how many rows have no logit above -inf, of "blind".
-        of: how many rows there are, of "blind".
-        dtype: of what outgrew it, "float16".
-        size: what it would have been, of "overflow"; None where it could not be computed.
+    Its kind is "held": a tensor that the model holds or gets is not finite itself; "overflow": finite numbers outgrew
+    the dtype; "blind": a softmax over rows whose every logit is -inf; "infinite": arithmetic on infinities, as
+    inf - inf; "undefined": arithmetic on finite numbers, as 0 / 0.
     """
 
-    site: str
-    op: str
-    at: str | None
+    site: str  # path of the module that ran
+    op: str  # the operation's name in aten, "bmm"
+    at: str | None  # file and line, "myport.py:14"; None where they are not known
     kind: str
-    name: str = ""
-    rows: int = 0
-    of: int = 0
-    dtype: str = ""
-    size: float | None = None
+    name: str = ""  # of the tensor that is held, "parameter q_proj.weight"
+    rows: int = 0  # how many have no logit above -inf, of "blind"
+    of: int = 0  # how many rows there are, of "blind"
+    dtype: str = ""  # of what outgrew it, "float16"
+    size: float | None = None  # what it would have been; None where that could not be computed
 
     @property
     def contracts(self) -> bool:
@@ -82,16 +75,12 @@ def find_origin(model: nn.Module, run: Callable[[], object], held: Mapping[str, 
     """
     sites = Sites(model)
     watch = _Watch(sites, held)
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sites, eager_compiler(), watch:
+        with steps_seen(), sites, eager_compiler(), watch:
             run()
     except SqrtdkError:
         if watch.origin is None:
             raise
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
     return watch.origin or watch.overflow
 
 
@@ -111,8 +100,7 @@ class _Watch(EagerMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        watched = self.origin is None and threading.get_ident() == self._thread and hasattr(func, "_schema")
-        if not watched:
+        if self.origin is not None or threading.get_ident() != self._thread or not hasattr(func, "_schema"):
             return func(*args, **kwargs)
         before = self._sick((*args, *kwargs.values())) if func._schema.is_mutable else None
         output = func(*args, **kwargs)
@@ -121,9 +109,7 @@ class _Watch(EagerMode):
         return output
 
     def _look(self, func: Any, args: Any, kwargs: Any, output: Any, before: str | None) -> None:
-        name = func._schema.name.partition("::")[2]
-        name = name.removesuffix("_") if not name.startswith("__") else name
-        results = list(_floats(output))
+        name, results = base_name(func), list(_floats(output))
         if name.startswith(_UNWRITTEN):
             self._unwritten.update(map(_memory, results))
             return
@@ -133,21 +119,31 @@ class _Watch(EagerMode):
             results = [x for x in results if _memory(x) not in self._unwritten]
         else:
             self._unwritten.difference_update(map(_memory, results))
-        nan = any(bool(x.isnan().any()) for x in results)
-        infinite = nan or any(bool(x.isinf().any()) for x in results)
-        if not infinite:
+        if all(bool(x.isfinite().all()) for x in results):
             return
-        operands = list(_floats((*args, *kwargs.values())))
-        sick = before or self._sick(operands)
-        here, at = self._sites.here(), places.text(places.here())
-        if sick is not None:
-            self.origin = Origin(here, name, at, "held", name=sick)
-        elif nan:
-            self.origin = self._of_nan(name, here, at, args, operands)
-        elif self.overflow is None and operands and _outgrew(name, results, operands, args, kwargs):
+        given = (*args, *kwargs.values())
+        operands = list(_floats(given))
+        asked = any(isinstance(x, float) and math.isinf(x) for x in given)  # `(1 - mask) * float("-inf")`
+        infinite = asked or any(bool(x.isinf().any()) for x in operands)
+        # -inf counts of a product alone: `log(0)` is how masks are made.
+        outgrew = name in CONTRACTIONS or any(bool(x.isposinf().any()) for x in results)
+        origin = Origin(self._sites.here(), name, places.text(places.here()), "undefined")
+        if sick := before or self._sick(operands):
+            self.origin = replace(origin, kind="held", name=sick)
+        elif any(bool(x.isnan().any()) for x in results):
+            self.origin = self._of_nan(origin, args, infinite=infinite)
+        elif self.overflow is None and operands and not infinite and outgrew:
             kind = str(results[0].dtype).removeprefix("torch.")
-            size = _size(func, name, args, kwargs)
-            self.overflow = Origin(here, name, at, "overflow", dtype=kind, size=size)
+            self.overflow = replace(origin, kind="overflow", dtype=kind, size=_size(func, name, args, kwargs))
+
+    def _of_nan(self, origin: Origin, args: Any, *, infinite: bool) -> Origin:
+        if infinite and self.overflow is not None:
+            return self.overflow
+        if origin.op in _SOFTMAX:
+            hidden = (args[0] == -torch.inf).all(args[1])
+            if bool(hidden.any()):
+                return replace(origin, kind="blind", rows=int(hidden.sum()), of=hidden.numel())
+        return replace(origin, kind="infinite") if infinite else origin
 
     def _sick(self, operands: Any) -> str | None:
         """The name of an operand that was there before the run and is not finite; only in a parameter -inf is sick."""
@@ -159,29 +155,6 @@ class _Watch(EagerMode):
             if bool(sick.any()):
                 return name
         return None
-
-    def _of_nan(self, name: str, here: str, at: str | None, args: Any, operands: list[Tensor]) -> Origin:
-        infinite = _asked(args) or any(bool(x.isinf().any()) for x in operands)
-        if infinite and self.overflow is not None:
-            return self.overflow
-        if name in _SOFTMAX:
-            logits, dim = args[0], args[1]
-            hidden = (logits == -torch.inf).all(dim)
-            if bool(hidden.any()):
-                return Origin(here, name, at, "blind", rows=int(hidden.sum()), of=hidden.numel())
-        return Origin(here, name, at, "infinite" if infinite else "undefined")
-
-
-def _outgrew(name: str, results: list[Tensor], operands: list[Tensor], args: Any, kwargs: Any) -> bool:
-    """Whether finite numbers became infinite. -inf counts of a product alone: `log(0)` is how masks are made."""
-    if _asked((*args, *kwargs.values())) or any(bool(x.isinf().any()) for x in operands):
-        return False
-    return name in CONTRACTIONS or any(bool(x.isposinf().any()) for x in results)
-
-
-def _asked(values: Any) -> bool:
-    """Whether an infinity is written in the code: `(1 - mask) * float("-inf")`."""
-    return any(isinstance(x, float) and x in (torch.inf, -torch.inf) for x in values)
 
 
 def _size(func: Any, name: str, args: Any, kwargs: Any) -> float | None:

@@ -2,96 +2,35 @@
 
 from __future__ import annotations
 
+RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten"})
+_ORDERS = frozenset({"permute", "transpose", "t", "movedim", "roll", "flip"})
+_PARTS = frozenset({"slice", "select", "split", "split_with_sizes", "chunk", "unbind", "narrow", "diagonal"})
+_SPREADS = frozenset({"expand", "repeat", "repeat_interleave", "unsqueeze", "squeeze", "unfold", "im2col"})
+_CHOICES = frozenset({"index_select", "index", "as_strided", "alias"})
+_COMPLEX = frozenset({"view_as_real", "view_as_complex", "_conj"})
+
 # Same numbers, another shape or order: replayed on the projection to bring it into the product's layout.
-VIEWS = frozenset(
-    {
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "_reshape_alias",
-        "expand",
-        "permute",
-        "transpose",
-        "t",
-        "movedim",
-        "slice",
-        "select",
-        "split",
-        "split_with_sizes",
-        "chunk",
-        "unbind",
-        "unsqueeze",
-        "squeeze",
-        "alias",
-        "flatten",
-        "unflatten",
-        "repeat",
-        "repeat_interleave",
-        "narrow",
-        "as_strided",
-        "unfold",
-        "im2col",
-        "diagonal",
-        "roll",
-        "flip",
-        "index_select",
-        "index",
-        "view_as_real",
-        "view_as_complex",
-        "_conj",
-    }
-)
+VIEWS = RESHAPES | _ORDERS | _PARTS | _SPREADS | _CHOICES | _COMPLEX
+
+_CASTS = frozenset({"_to_copy", "to", "type_as", "_autocast_to_reduced_precision", "_autocast_to_full_precision"})
 
 # Same numbers in the same shape: nothing to replay.
-SAME = frozenset(
-    {
-        "_to_copy",
-        "clone",
-        "detach",
-        "contiguous",
-        "lift_fresh",
-        "native_dropout",
-        "_autocast_to_reduced_precision",
-        "_autocast_to_full_precision",
-        "to",
-        "type_as",
-    }
-)
+SAME = _CASTS | {"clone", "detach", "contiguous", "lift_fresh", "native_dropout"}
+PASSING = VIEWS | SAME
 
 # Products: (left operand, right operand) by argument position.
 CONTRACTIONS = {
-    "bmm": (0, 1),
-    "mm": (0, 1),
-    "baddbmm": (1, 2),
-    "addmm": (1, 2),
-    "addbmm": (1, 2),
-    "dot": (0, 1),
-    "mv": (0, 1),
-    "addmv": (1, 2),
-    "_scaled_mm": (0, 1),
-    "_int_mm": (0, 1),
+    **dict.fromkeys(("bmm", "mm", "dot", "mv", "_scaled_mm", "_int_mm"), (0, 1)),
+    **dict.fromkeys(("baddbmm", "addmm", "addbmm", "addmv"), (1, 2)),
 }
 
 # Operations whose output starts a new lineage: what feeds them is not followed.
-PROJECTIONS = frozenset(
-    {
-        "convolution",
-        "_convolution",
-        "mkldnn_convolution",
-        "mkldnn_linear",
-        "linear_dynamic",
-        "linear_dynamic_fp16",
-        "mkldnn_rnn_layer",
-        "embedding",
-        "_embedding_bag",
-        "_weight_int8pack_mm",
-        "_weight_int4pack_mm",
-        "grid_sampler_2d",
-        "lstm",
-        "gru",
-        "_grouped_mm",
-    }
-)
+_CONVOLUTIONS = frozenset({"convolution", "_convolution", "mkldnn_convolution", "grid_sampler_2d"})
+_TABLES = frozenset({"embedding", "_embedding_bag"})
+_PACKED = frozenset({"mkldnn_linear", "linear_dynamic", "linear_dynamic_fp16", "_grouped_mm"})
+_QUANTISED = frozenset({"_weight_int8pack_mm", "_weight_int4pack_mm"})
+_RECURRENT = frozenset({"mkldnn_rnn_layer", "lstm", "gru"})
+PROJECTIONS = _CONVOLUTIONS | _TABLES | _PACKED | _QUANTISED | _RECURRENT
 
 # Batch normalisation with fixed statistics: a factor and a shift a channel, learned like the projection before it.
 AFFINE = frozenset({"_native_batch_norm_legit_no_training", "native_batch_norm", "cudnn_batch_norm"})
@@ -120,35 +59,19 @@ NATIVE = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_
 
 SOFTMAX = frozenset({"_softmax", "_safe_softmax", "_masked_softmax"})
 
+_RANDOM_LIKE = frozenset({"rand_like", "randn_like", "randint_like"})
+_NEW = frozenset({"new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided", "empty_strided"})
+
 # New tensors that carry nothing over from their arguments but a shape.
-CREATIONS = frozenset(
-    {
-        "empty_like",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "rand_like",
-        "randn_like",
-        "randint_like",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "new_empty",
-        "new_empty_strided",
-        "empty_strided",
-        "bernoulli",
-    }
-)
+CREATIONS = _NEW | _RANDOM_LIKE | {"empty_like", "zeros_like", "ones_like", "full_like", "bernoulli"}
 
 NORMS = {
-    "native_layer_norm": "layer",
-    "layer_norm": "layer",
-    "_fused_rms_norm": "rms",
-    "rms_norm": "rms",
+    **dict.fromkeys(("native_layer_norm", "layer_norm"), "layer"),
+    **dict.fromkeys(("_fused_rms_norm", "rms_norm"), "rms"),
     "native_group_norm": "group",
 }
 
 # Outside of any module, what these give is an input.
-RANDOM = frozenset({"randn", "rand", "normal", "uniform", "randint", "randn_like", "rand_like", "randint_like"})
+RANDOM = _RANDOM_LIKE | {"randn", "rand", "normal", "uniform", "randint"}
 
 CLAMPS = frozenset({"clamp", "clamp_min", "clamp_max", "maximum", "minimum", "nan_to_num"})

@@ -1,35 +1,39 @@
-"""Where an operation is written: the innermost frame of the model's own code.
+"""Where an operation is written, in which module it runs, and what the model calls the tensors that it holds.
 
-Noted at every operation as a code object and the offset of its instruction, which costs a walk over the frames that
-torch and the trace put on top; made to text, `myport.py:14`, only for a record.
+A place is the innermost frame of the model's own code, noted at every operation as a code object and the offset of its
+instruction, which costs a walk over the frames that torch and the trace put on top. It is made to text, `myport.py:14`,
+only for a record.
 """
 
 from __future__ import annotations
 
-import enum
 import functools
 import os
 import sys
 import sysconfig
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 Place = tuple[CodeType, int]
 
 FORWARDING = ("einops", "opt_einsum", "jaxtyping", "beartype", "functorch")  # packages that hand on what they are given
 
 
-class _Owner(enum.IntEnum):
-    """Whose a file is; what is not the model's is told where nothing of the model's is on the stack, least first."""
+# Whose a file is. Where nothing of the model's is on the stack, the first of the others is told; the audit begins the
+# run, and what called it is no part of the model.
+_MODEL, _OURS, _LAYER, _NOBODY, _AUDIT = range(5)
 
-    MODEL = 0
-    SQRTDK = 1
-    TORCH = 2
-    NOBODY = 3
-    AUDIT = 4  # begins the run: what called it is no part of the model
-
+_DEEPEST = 4  # objects, containers or tensors in one another
+_WIDEST = 64  # what holds more than that is no cache of tables
+_PURE = 1e-6
 
 _SQRTDK = str(Path(__file__).absolute().parents[2]) + os.sep
 _TORCH = str(Path(torch.__file__).absolute().parent) + os.sep
@@ -38,20 +42,19 @@ _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _FORWARDING = tuple(f"{home}{name}{os.sep}" for home in _INSTALLED for name in FORWARDING)
 _MACHINERY = {
-    _SQRTDK + "tracing" + os.sep: _Owner.NOBODY,
-    _SQRTDK + os.path.join("models", "run.py"): _Owner.NOBODY,  # its modes run between the model and torch
-    _SQRTDK + os.path.join("models", "alone.py"): _Owner.NOBODY,
-    _SQRTDK + "audit" + os.sep: _Owner.AUDIT,
+    _SQRTDK + "tracing" + os.sep: _NOBODY,
+    _SQRTDK + os.path.join("models", "run.py"): _NOBODY,  # its modes run between the model and torch
+    _SQRTDK + os.path.join("models", "alone.py"): _NOBODY,
+    _SQRTDK + "audit" + os.sep: _AUDIT,
 }
-_MODEL, _AUDIT = _Owner.MODEL, _Owner.AUDIT
-_owners: dict[str, _Owner] = {}  # by file name
+_owners: dict[str, int] = {}  # by file name
 _files: dict[str, str] = {}  # by the paths that `text` has shown
 
 
 def here() -> Place | None:
     """Where the running operation is written; None where no Python code runs it."""
     frame: FrameType | None = sys._getframe(1)
-    told, rank = None, _Owner.NOBODY
+    told, rank = None, _NOBODY
     while frame is not None:
         code = frame.f_code
         owner = _owners.get(code.co_filename)
@@ -67,20 +70,20 @@ def here() -> Place | None:
     return told
 
 
-def _owner(file: str) -> _Owner:
+def _owner(file: str) -> int:
     """Whose a file is, by its name."""
     if file.startswith(("<frozen", "<@")):  # Python's own, beartype's wrappers
-        return _Owner.NOBODY
+        return _NOBODY
     path = os.path.abspath(file)
     for beginning, owner in _MACHINERY.items():
         if path.startswith(beginning):
             return owner
     if path.startswith(_SQRTDK):
-        return _Owner.SQRTDK
+        return _OURS
     if path.startswith(_TORCH):
-        return _Owner.TORCH if path.startswith(_LAYERS) else _Owner.NOBODY
+        return _LAYER if path.startswith(_LAYERS) else _NOBODY
     standard = path.startswith(_STANDARD) and not is_installed(path)
-    return _Owner.NOBODY if standard or any(name in path for name in _FORWARDING) else _Owner.MODEL
+    return _NOBODY if standard or any(name in path for name in _FORWARDING) else _MODEL
 
 
 def text(place: Place | None) -> str | None:
@@ -134,3 +137,145 @@ def _shown(file: str, working: str, paths: tuple[object, ...], main: str | None)
         if path.startswith(beginning := home.rstrip(os.sep) + os.sep):
             return path.removeprefix(beginning).replace(os.sep, "/")
     return path
+
+
+class Sites:
+    """Follows module calls through torch's global hooks; the modules themselves are not touched."""
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self.names: dict[int, str] = {}
+        self.classes: dict[str, str] = {}
+        self.modules: dict[str, nn.Module] = {}
+        if model is not None:
+            for name, module in model.named_modules():
+                self.learn(name, module)
+        self.stack: list[nn.Module] = []
+        self.entering: Callable[[nn.Module, tuple[Any, ...]], None] | None = None  # told of outermost module calls
+        self._thread = threading.get_ident()
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Sites:
+        self._thread = threading.get_ident()
+        self._handles = [
+            torch_module.register_module_forward_pre_hook(self._push),
+            torch_module.register_module_forward_hook(self._pop, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.stack.clear()
+
+    def learn(self, name: str, module: nn.Module) -> None:
+        """Give a module the name that its sites are to have."""
+        self.names[id(module)] = name
+        self.classes[name] = type(module).__name__
+        self.modules[name] = module
+
+    def follow_here(self, module: nn.Module) -> None:
+        """Follow the thread that asks, in which a module has begun: a backward pass may run in another one."""
+        if self._thread != threading.get_ident():
+            self._thread = threading.get_ident()
+            self.stack.append(module)
+
+    def follow(self, thread: int) -> None:
+        """Follow a thread again."""
+        self._thread = thread
+
+    def _push(self, module: nn.Module, args: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        if not self.stack and self.entering is not None:
+            self.entering(module, args)
+        self.stack.append(module)
+
+    def _pop(self, module: nn.Module, args: Any, output: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        while self.stack:
+            if self.stack.pop() is module:
+                break
+
+    def here(self) -> str:
+        """Path of the innermost running module that the model knows, "" at the root or outside."""
+        for module in reversed(self.stack):
+            name = self.names.get(id(module))
+            if name is not None:
+                return name
+        return ""
+
+    def name_of(self, parameter: nn.Parameter) -> str | None:
+        """Name of a parameter that one of the running modules, or a part of the innermost one, holds now."""
+        for module in reversed(self.stack):
+            path = self.names.get(id(module))
+            held = module.named_parameters(recurse=module is self.stack[-1])
+            name = next((name for name, one in held if one is parameter), None)
+            if path is not None and name is not None:
+                return f"{path}.{name}" if path else name
+        return None
+
+
+def module_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, buffers and attributes by name, those in containers too, and deeper only what can be a rotation."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+    known: set[int] = set()
+    for path, module in model.named_modules():
+        for key, item in vars(module).items():
+            if key in ("_parameters", "_buffers", "_modules"):
+                continue
+            yield from ((f"{path}.{key}".lstrip("."), tensor) for tensor in _held(item, _DEEPEST, known))
+
+
+def _held(item: object, deep: int, known: set[int], *, sure: bool = True) -> Iterator[Tensor]:
+    """The tensors in an attribute; those that lie deeper than in one container only where they can be angles.
+
+    `rotation.tables[device][length] = (cosines, sines)`
+    """
+    if isinstance(item, Tensor):
+        if sure or _holds_angles(item):
+            yield item
+    elif deep and id(item) not in known:
+        known.add(id(item))
+        inside, sure = _items(item), sure and isinstance(item, (list, tuple, dict))
+        for inner in inside if sure or len(inside) <= _WIDEST else ():
+            yield from _held(inner, deep - 1, known, sure=sure and deep == _DEEPEST)
+
+
+def _items(item: object) -> list[object]:
+    """What an object or a container holds, without its own methods; nothing of a module, which has its turn."""
+    held: object = item
+    if isinstance(item, (nn.Module, ModuleType)):
+        return []
+    if isinstance(item, (list, tuple)):
+        return list(list.__iter__(item) if isinstance(item, list) else tuple.__iter__(item))
+    if not isinstance(item, dict):
+        with suppress(Exception):  # a stranger's object may refuse anything
+            held = getattr(item, "__dict__", None)  # of a class it is no dict
+    return list(dict.values(held)) if isinstance(held, dict) else []
+
+
+def _holds_angles(tensor: Tensor) -> bool:
+    """Whether it can be cosines and sines by position: those of the first, 0, are all 0 or the amplitude."""
+    if tensor.is_meta or tensor.is_nested or tensor.dim() < 2 or not tensor.is_floating_point() or len(tensor) < 2:
+        return False
+    sizes = tensor.detach().abs().to(torch.float32)
+    first, largest = sizes[0], sizes.max()
+    return bool(largest > 0) and bool(((first == 0) | (first >= largest * (1 - _PURE))).all())
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor: of a DTensor the plain one in it."""
+    local = getattr(tensor, "_local_tensor", None)
+    return local if isinstance(local, Tensor) else tensor
+
+
+def within(tensor: Tensor, deep: int = _DEEPEST) -> Iterator[Tensor]:
+    """The tensor, and those that it holds where its class is a stranger's, as of quantised weights."""
+    yield tensor
+    if deep and type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
+        for item in vars(tensor).values():
+            if isinstance(item, Tensor):
+                yield from within(item, deep - 1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -12,18 +13,42 @@ from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from sqrtdk.tracing.watch import places
-from sqrtdk.tracing.watch.attributes import module_tensors
-from sqrtdk.tracing.watch.carried import Carried
-from sqrtdk.tracing.watch.events import Weighing
 from sqrtdk.tracing.watch.graph import Node, alias, origin
-from sqrtdk.tracing.watch.hooked import Hooked
-from sqrtdk.tracing.watch.marks import Partial, Root, Weights
-from sqrtdk.tracing.watch.places import Place
-from sqrtdk.tracing.watch.sites import Sites
-from sqrtdk.tracing.watch.wrapped import local_of, within
+from sqrtdk.tracing.watch.marks import Carried, Partial, Root, Weighing, Weights
+from sqrtdk.tracing.watch.places import Place, Sites, local_of, module_tensors, within
 
 _SWEEP = 4096  # new tensors between two clean-ups of dead references
 Overwritten = Callable[[Node, Node, Tensor], Carried]
+
+
+class Asked:
+    """Which gradients of what projections gave a trace hands on.
+
+    An operation's result has its node in autograd's graph only after the operation has been seen: the hook is put on it
+    when the next one comes, which is before anything could write over it. It changes no number.
+    """
+
+    def __init__(self, labels: Collection[str] | None, come: Callable[[int, Tensor], None]) -> None:
+        """
+        Args:
+            labels: names of the weights of the projections, "" for those without a name; None: of all.
+            come: gets the serial number of a projection's node, and the gradient of what it gave, in a backward pass.
+        """
+        self._labels, self._come = labels, come
+        self._waiting: list[tuple[int, TensorWeakRef]] = []
+
+    def note(self, label: str, serial: int, tensor: Tensor) -> None:
+        """A projection gave a tensor."""
+        if (self._labels is None or label in self._labels) and torch.is_grad_enabled():
+            self._waiting.append((serial, TensorWeakRef(tensor)))
+
+    def attach(self) -> None:
+        """Another operation comes, or the last one has run."""
+        waiting, self._waiting = self._waiting, []
+        for serial, ref in waiting:
+            tensor = ref()
+            if tensor is not None and tensor.requires_grad:
+                tensor.register_hook(partial(self._come, serial))
 
 
 class Store:
@@ -38,14 +63,13 @@ class Store:
         self.weighings: WeakSet[Weighing] = WeakSet()
         self.projected: WeakSet[Node] = WeakSet()  # roots that a projection has read: hidden states
         self.parts: WeakSet[Node] = WeakSet()  # this rank's parts of parameters
-        self.hooked: Hooked | None = None  # where gradients of what projections gave are asked for
+        self.asked: Asked | None = None  # where gradients of what projections gave are asked for
         self._sites = sites
         self._overwritten = overwritten
         self._values = values  # of buffers on the meta device
         self._nodes: Any = WeakTensorKeyDictionary()
         self._valued: WeakSet[Node] = WeakSet()
-        self._held: list[Tensor] = []  # module tensors: their ids must stay theirs
-        self._constants: dict[int, str] = {}
+        self._held: dict[int, tuple[str, Tensor]] = {}  # the model's tensors by id, which stays theirs while held
         self._read: set[int] = set()  # storages of tensors from outside the trace
         self._swapped: set[str] = set()  # names of parameters in whose place others were read
         self._sharing: dict[int, list[TensorWeakRef]] = {}  # tensors by storage
@@ -54,17 +78,14 @@ class Store:
         if model is not None:
             for name, tensor in module_tensors(model):
                 for part in within(tensor):
-                    self._held.append(part)
-                    self._constants.setdefault(id(part), name)  # a wrapper may list parameters that have a name
+                    self._held.setdefault(id(part), (name, part))  # a wrapper may list parameters that have a name
 
     def close(self) -> None:
         """Drop every tensor."""
         self._nodes = WeakTensorKeyDictionary()
-        self._sharing.clear()
-        self._loose.clear()
-        self._held.clear()
+        for held in (self._sharing, self._loose, self._held):
+            held.clear()
         self._values = {}
-        self._constants.clear()
 
     def put(self, tensor: Tensor, node: Node) -> None:
         """Note that `tensor` is now `node`."""
@@ -74,8 +95,8 @@ class Store:
         self._sharing.setdefault(_storage(tensor), []).append(TensorWeakRef(tensor))
         self._puts += 1
         if self._puts % _SWEEP == 0:
-            shared = {key: _alive(refs) for key, refs in self._sharing.items()}
-            self._sharing = {key: refs for key, refs in shared.items() if refs}
+            shared = ((key, _alive(refs)) for key, refs in self._sharing.items())
+            self._sharing = {key: refs for key, refs in shared if refs}
             self._loose = _alive(self._loose)
 
     def is_node(self, tensor: Tensor, node: Node) -> bool:
@@ -92,7 +113,7 @@ class Store:
         shape = shape_of(tensor)
         if not tensor.is_nested:
             self._read.add(_storage(tensor))
-        label = self._constants.get(id(tensor)) or self._cast_label(tensor) or self._swapped_label(tensor)
+        label = self._label(tensor)
         if label is not None or isinstance(tensor, nn.Parameter):
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
             value = self._values.get(label or "") if tensor.is_meta else None
@@ -114,7 +135,7 @@ class Store:
     def shard(self, parameter: nn.Parameter) -> None:
         """A DTensor is read: what this rank holds of it is a parameter, wherever it comes from."""
         local = local_of(parameter)
-        label = self._constants.get(id(parameter)) or self._swapped_label(parameter) or ""
+        label = self._label(parameter) or ""
         if self._nodes.get(local) is None or self._nodes[local].label != label:
             self._read.add(_storage(local))
             node = Node("parameter", shape_of(local), label=label)
@@ -122,28 +143,27 @@ class Store:
             if local.shape != parameter.shape:
                 self.parts.add(node)
 
-    def _cast_label(self, tensor: Tensor) -> str | None:
-        """Name of the parameter that autocast cast to this tensor before the trace began, and kept in its cache."""
-        cast = tensor.grad_fn
-        if cast is None or cast.name() != "ToCopyBackward0":
-            return None
-        parameter = getattr(cast.next_functions[0][0], "variable", None)
-        return self._constants.get(id(parameter))
+    def _label(self, tensor: Tensor) -> str | None:
+        """What the model calls a tensor, or the parameter that it stands for.
 
-    def _swapped_label(self, tensor: Tensor) -> str | None:
-        """Name of a parameter that stands in for a sharded one while its module runs, as FSDP puts it together."""
-        if not isinstance(tensor, nn.Parameter):
-            return None
-        name = self._sites.name_of(tensor)
+        Autocast may have cast a parameter before the trace began, and kept that in its cache; FSDP puts a sharded one
+        together while its module runs.
+        """
+        if id(tensor) in self._held:
+            return self._held[id(tensor)][0]
+        cast = tensor.grad_fn
+        if cast is not None and cast.name() == "ToCopyBackward0":
+            source = getattr(cast.next_functions[0][0], "variable", None)
+            return self._held[id(source)][0] if id(source) in self._held else None
+        name = self._sites.name_of(tensor) if isinstance(tensor, nn.Parameter) else None
         if name is not None:
             self._swapped.add(name)
         return name
 
     def unread(self) -> frozenset[str]:
         """Names of the model's parameters that no operation read."""
-        parameters = [tensor for tensor in self._held if isinstance(tensor, nn.Parameter)]
-        unread = (p for p in parameters if _storage(local_of(p)) not in self._read)
-        return frozenset(self._constants[id(p)] for p in unread) - self._swapped
+        parameters = ((name, tensor) for name, tensor in self._held.values() if isinstance(tensor, nn.Parameter))
+        return frozenset(name for name, p in parameters if _storage(local_of(p)) not in self._read) - self._swapped
 
     def forget(self, tensor: Tensor) -> None:
         """Let `tensor` be a leaf when it is next seen."""
@@ -196,8 +216,8 @@ class Store:
         _lose(node.parents(), node.place)
         node.make_root(root, alias(tensor))
         self._valued.add(node)
-        if self.hooked is not None:
-            self.hooked.note(node.label, node.serial, tensor)
+        if self.asked is not None:
+            self.asked.note(node.label, node.serial, tensor)
 
     def lose(self, args: Iterable[Any]) -> None:
         """What these go into is not followed."""
@@ -211,50 +231,42 @@ class Store:
 
     # -- writes in place -------------------------------------------------------------------------------------------
 
-    def save_before_write(self, written: tuple[int | str, ...], args: Any, kwargs: Any) -> None:
+    def save_before_write(self, written: Iterable[Tensor]) -> None:
         """Values that a later reading needs are copied before an operation overwrites their storage."""
-        for key in written:
-            tensor = args[key] if isinstance(key, int) and key < len(args) else kwargs.get(str(key))
-            if not isinstance(tensor, Tensor) or tensor.is_meta:
-                continue
-            storage = _storage(tensor)
+        for storage in [_storage(tensor) for tensor in written if not tensor.is_meta]:
             for node in list(self._valued):
                 if node.value is not None and _storage(node.value) == storage:
                     node.value = node.value.clone()
-            for weighing in list(self.weighings):
-                if not weighing.entry.attention and _storage(weighing.logits) == storage:
+            for weighing in [weighing for weighing in self.weighings if not weighing.entry.attention]:
+                if _storage(weighing.logits) == storage:
                     weighing.logits = weighing.logits.clone()
-                if not weighing.entry.attention and _storage(weighing.weights) == storage:
+                if _storage(weighing.weights) == storage:
                     weighing.weights = weighing.weights.clone()
 
-    def note_write(self, written: tuple[int | str, ...], args: Any, kwargs: Any) -> None:
+    def note_write(self, written: Iterable[Tensor]) -> None:
         """Other tensors on the written storage changed as well: they now descend from the write too."""
-        for key in written:
-            tensor = args[key] if isinstance(key, int) and key < len(args) else kwargs.get(str(key))
-            if not isinstance(tensor, Tensor):
-                continue
+        for tensor in written:
             new = self.node(tensor)
             refs = self._sharing.get(_storage(tensor), [])
             for other in {id(t): t for ref in refs if (t := ref()) is not None}.values():
                 old = self._nodes.get(other)
                 if other is tensor or old is None or old is new or _storage(other) != _storage(tensor):
                     continue
-                if not new.act and not _remembers_constants(old):
+                if not (new.act or _remembers_constants(old)) or apart(other, tensor):
                     continue
-                if apart(other, tensor):
-                    continue
-                if other.shape == tensor.shape and other.data_ptr() == tensor.data_ptr():
-                    self._nodes[other] = new
-                    continue
-                act, external = old.act or new.act, old.external or new.external
-                both = Node("overwrite", tuple(other.shape), args=(old, new), act=act, external=external)
-                both.site, both.place = self._sites.here(), new.place
-                both.roots = old.roots | new.roots
-                both.products = old.products | new.products
-                both.partial = overlaid(old.partial, new.partial)
-                if old.weights is not None:
-                    both.weights = Weights(old.weights.weighing, self._overwritten(old, new, tensor))
-                self._nodes[other] = both
+                same = other.shape == tensor.shape and other.data_ptr() == tensor.data_ptr()
+                self._nodes[other] = new if same else self._overlay(old, new, tensor, tuple(other.shape))
+
+    def _overlay(self, old: Node, new: Node, tensor: Tensor, shape: tuple[int, ...]) -> Node:
+        """What was `old` until `new` was written to a part of it."""
+        act, external = old.act or new.act, old.external or new.external
+        site, place = self._sites.here(), new.place
+        both = Node("overwrite", shape, args=(old, new), act=act, external=external, site=site, place=place)
+        both.roots, both.products = old.roots | new.roots, old.products | new.products
+        both.partial = overlaid(old.partial, new.partial)
+        if old.weights is not None:
+            both.weights = Weights(old.weights.weighing, self._overwritten(old, new, tensor))
+        return both
 
 
 def _lose(nodes: Iterable[Node], place: Place | None) -> None:
