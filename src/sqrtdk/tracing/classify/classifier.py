@@ -10,15 +10,15 @@ from typing import Any
 
 from torch import Tensor
 
-from sqrtdk.tracing.classify import edges, online, opaque, quantised
-from sqrtdk.tracing.classify.additive import reads_pairs
+from sqrtdk.tracing.classify import online, opaque, quantised
 from sqrtdk.tracing.classify.branches import keep_channels
 from sqrtdk.tracing.classify.combine import combine
 from sqrtdk.tracing.classify.contract import contract, is_product, squares_rows
 from sqrtdk.tracing.classify.effect import ROTATION, rotated_argument
 from sqrtdk.tracing.classify.mixing import CONVOLUTIONS, mix_heads
 from sqrtdk.tracing.classify.nested import note_nested
-from sqrtdk.tracing.classify.softmax import begin
+from sqrtdk.tracing.classify.pairs import reads_pairs
+from sqrtdk.tracing.classify.softmax import begin, softmax_of_rows
 from sqrtdk.tracing.watch import ops, places
 from sqrtdk.tracing.watch.graph import Node, alias, origin
 from sqrtdk.tracing.watch.scene import Made, Scene
@@ -205,7 +205,7 @@ _KINDS: dict[str, Kind] = {
     **dict.fromkeys(ops.CONTRACTIONS, _contract),
     **dict.fromkeys(ops.SOFTMAX, _softmax),
     "_sparse_softmax": _sparse_softmax,
-    "softmax_csr": edges.softmax_of_rows,
+    "softmax_csr": softmax_of_rows,
     **dict.fromkeys(ops.AFFINE, _affine),
     **dict.fromkeys(ops.PROJECTIONS, _project),
 }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sqrtdk.tracing.classify import edge_scores, edges, landmarks, quantised
-from sqrtdk.tracing.classify.additive import is_additive
+from sqrtdk.tracing.classify import landmarks, quantised
 from sqrtdk.tracing.classify.branches import set_beside, summands
 from sqrtdk.tracing.classify.combined import combine_weights
 from sqrtdk.tracing.classify.dropped import dropped
+from sqrtdk.tracing.classify.edges import sums_values
 from sqrtdk.tracing.classify.joined import join
-from sqrtdk.tracing.classify.pairs import note_pairs
+from sqrtdk.tracing.classify.pairs import is_additive, note_pairs
 from sqrtdk.tracing.classify.softmax import by_hand, is_maximum, may_be_numerator
 from sqrtdk.tracing.classify.sums import note_sum, settle
 from sqrtdk.tracing.classify.values import is_scored, sum_values
@@ -31,16 +31,15 @@ def combine(scene: Scene, made: Made, parents: list[Node]) -> None:
         return
     active = [p for p in parents if p.act]
     if node.op in _KEPT:
-        settle(active[0])
+        settle(active[0], edges=True)
     node.products = frozenset[Node]().union(*(p.products for p in active))
-    if edges.softmax(scene, made):
+    if by_hand(scene, made):
         return
     if node.products:
-        if not by_hand(scene, made):
-            _carry_logits(made)
+        _carry_logits(made)
     elif any(p.weights is not None for p in active):
         _carry_weights(scene, made, active)
-    elif not edges.score(made) and not (node.op == "div" and by_hand(scene, made)):
+    else:
         _carry_vectors(scene, made, active)
 
 
@@ -103,10 +102,8 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
 def _ends(scene: Scene, made: Made, source: Node, before: Weights) -> bool:
     """Whether weights are summed with their values, or inverted: the end of their way."""
     node = made.node
-    if node.op == "sum" and before.weighted:
+    if before.weighted and (node.op == "sum" or sums_values(node)):
         sum_values(scene, made, source)
-    elif before.weighted and edges.sums_values(node):
-        edges.sum_values(scene, made, before)
     elif node.op in landmarks.INVERSES:
         landmarks.inverted(scene, made, before)
     else:
@@ -134,11 +131,11 @@ def _carry_vectors(scene: Scene, made: Made, active: list[Node]) -> None:
     active = set_beside(node, active, made.tensors, scene.store.projected)
     first = node.main()
     scored = first is not None and len(active) > 1 and is_additive(first)  # another term of the score, or its maximum
-    together = scored or node.op in ("cat", "stack") or edges.pairs_rows(node)
+    together = scored or node.op in ("cat", "stack")
     if len({p.roots for p in active}) > 1 and not together:
         node.terms = sum(p.terms for p in active)
         node.branches = summands(node, scene.store.projected)
-        scene.store.cut(node, made.tensor, meets=edge_scores.meets(node))
+        scene.store.cut(node, made.tensor)
         return
     node.roots = frozenset[Node]().union(*(p.roots for p in active))
     node.terms = max((p.terms for p in active), default=0)

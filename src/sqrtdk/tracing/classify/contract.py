@@ -9,13 +9,11 @@ from torch.autograd import forward_ad
 
 from sqrtdk.tracing.classify import apart, landmarks
 from sqrtdk.tracing.classify.adapted import is_adapted_weight
-from sqrtdk.tracing.classify.additive import pairs_queries_and_keys, reads_pairs
 from sqrtdk.tracing.classify.branches import holds_angles, keep_rotation
 from sqrtdk.tracing.classify.combined import complete
-from sqrtdk.tracing.classify.edge_scores import reads_edges
-from sqrtdk.tracing.classify.gathered import rows_of
 from sqrtdk.tracing.classify.mixing import mix_heads
 from sqrtdk.tracing.classify.online import finished, weigh
+from sqrtdk.tracing.classify.pairs import list_of, pairs_queries_and_keys, reads_pairs
 from sqrtdk.tracing.classify.sums import as_matrix, largest, note_weighted_sum
 from sqrtdk.tracing.classify.weights import axis_fault, over_their_sum
 from sqrtdk.tracing.watch import ops
@@ -128,10 +126,9 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
     facts: dict[str, Any] = {
         "additive": narrow and pairs_queries_and_keys(source),
         "matrices": capacity(weight) // max(math.prod(weight.shape[-2:]), 1) if len(weight.shape) == 3 else 1,
-        "meets": reads_edges(source),
         "paired": reads_pairs(source),
         "part": origin(weight) in scene.store.parts,
-        "gathered_by": rows_of(source),
+        "gathered_by": list_of(source),
     }
     if scene.keep:
         facts["multiplied"] = _multiplied(made, a, source)

@@ -1,6 +1,9 @@
-"""Pairs of rows: two activations that met element by element, spread over one another by broadcasting.
+"""Pairs of rows: two activations that met element by element.
 
-What comes of them is told later: a product of queries and keys (`sums`), an additive score (`additive`), a gate.
+They were spread over one another by broadcasting, or gathered by two lists, a row for each edge of a graph. A sum of
+their features may be a product of queries and keys (`sums`). An additive score is v . tanh(q + k) (Bahdanau et al.
+2014, arXiv:1409.0473), or a projection of the two side by side; in graph attention (arXiv:1710.10903,
+arXiv:2105.14491) the curve is a leaky ReLU, which may come last: a . [q; k] is a_q . q + a_k . k.
 """
 
 from __future__ import annotations
@@ -22,6 +25,29 @@ _PAIRING = frozenset({"mul", "add", "sub"}) | DISTANCES
 _GROWING = frozenset({"expand", "repeat", "repeat_interleave", "index", "index_select"})
 _SPREADS = frozenset({"expand", "repeat"})
 _ELEMENTWISE = _SPREADS | LENGTHS | ops.SAME | ops.CLAMPS | {"mul", "div"}
+_PASSED = ops.VIEWS | ops.SAME
+CURVES = frozenset(
+    {
+        "tanh",
+        "relu",
+        "leaky_relu",
+        "gelu",
+        "elu",
+        "silu",
+        "sigmoid",
+        "softplus",
+        "hardtanh",
+        "hardswish",
+        "rrelu_with_noise",
+        "celu",
+        "mish",
+        "prelu",
+        "_prelu_kernel",
+        "threshold",
+    }
+)
+# Between the score and the softmax: masks, factors, and a curve that comes last.
+_AFTER = _PASSED | CURVES | ops.CLAMPS | {"mul", "div", "masked_fill", "where", "add", "sub", "rsub", "neg", "cat"}
 _DEEPEST = 8  # operations of a normalisation
 
 
@@ -36,7 +62,7 @@ def note_pairs(node: Node) -> None:
 
 
 def _note_spread(node: Node, left: Node, right: Node) -> None:
-    if node.op in DISTANCES:
+    if node.op in DISTANCES or _are_gathered(node, left, right):
         node.pairs = Pairs(left, right, both=True)
         return
     left, right = _unspread(left), _unspread(right)
@@ -46,6 +72,27 @@ def _note_spread(node: Node, left: Node, right: Node) -> None:
     owners = {a == 1 for a, b in [*facing(left, right, node.shape)][first:] if (a == 1) != (b == 1)}
     if owners:
         node.pairs = Pairs(left, right, both=len(owners) == 2)
+
+
+def _are_gathered(node: Node, left: Node, right: Node) -> bool:
+    """Whether rows were gathered by two lists, q[target] and k[source], or have more added to them."""
+    lists = {list_of(left), list_of(right)}
+    if node.op == "mul":  # k[source] may have had features of the edge added to it
+        return len(lists) > 1 and left.shape == right.shape and len(left.shape) > 1
+    return (len(lists) > 1 and None not in lists) or any(_pairs(side) for side in (left, right))
+
+
+def list_of(node: Node) -> int | None:
+    """Serial number of the list by which the rows of `node` were gathered; None where they were not."""
+    while node.root is None:
+        if node.op in ("index", "index_select"):
+            lists = [arg for arg in node.parents() if not arg.act and len(arg.shape) == 1]
+            return lists[0].serial if len(lists) == 1 else None
+        parent = node.main() if node.op in ops.VIEWS | ops.SAME | {"mul", "div", "neg"} else None
+        if parent is None:
+            return None
+        node = parent
+    return node.root.gathered_by
 
 
 def _is_length(node: Node) -> bool:
@@ -140,4 +187,70 @@ def step(op: str, func: Any, shape: tuple[int, ...], *args: Any, operands: Any =
     node.learned = main.learned
     node.products, node.roots = main.products, main.roots
     node.operands = operands or {}
+    return node
+
+
+# -- additive scores ---------------------------------------------------------------------------------------------------
+
+
+def reads_pairs(node: Node) -> bool | None:
+    """Whether a projection of `node` reads pairs of queries and keys, side by side or after a curve; see `Root`."""
+    source = behind(node, _PASSED)
+    if source is not None and source.op in CURVES:
+        main = source.main()
+        source = None if main is None else behind(main, _PASSED)
+    return None if source is None else _pairs(source)
+
+
+def pairs_queries_and_keys(node: Node) -> bool:
+    """Whether `node` is a curve over pairs of queries and keys, one number a pair; a pooling's curve is not."""
+    curve = behind(node, _PASSED)
+    main = curve.main() if curve is not None and curve.op in CURVES else None
+    inside = behind(main, _PASSED) if main is not None else None
+    if curve is None or inside is None or _pairs(inside) is not None:
+        return inside is not None
+    added = inside.op == "add" and (inside.is_root or sum(p.act for p in inside.parents()) > 1)
+    return curve.op == "tanh" and (added or len(curve.shape) >= 4)
+
+
+def is_additive(logits: Node) -> bool:
+    """Whether `logits` come from an additive score."""
+    score: Node | None = logits
+    while score is not None and not score.is_root and score.op in _AFTER and not is_score(score):
+        score = score.main()
+    return score is not None and is_score(score)
+
+
+def is_score(score: Node) -> bool:
+    """Whether a node is an additive score itself."""
+    if score.root is not None and (score.root.additive or score.root.paired):
+        return True
+    return (score.op in ("add", "sub") and _pairs(score) is True) or _summed_by_hand(score)
+
+
+def _summed_by_hand(score: Node) -> bool:
+    """Whether `score` is (v * tanh(q + k)).sum(-1), with or without v, or without the curve."""
+    main = score.main() if score.op == "sum" else None
+    inner = behind(main, _PASSED | {"mul"}) if main is not None else None
+    return inner is not None and (pairs_queries_and_keys(inner) or (inner.op == "add" and _pairs(inner) is True))
+
+
+def _pairs(node: Node) -> bool | None:
+    """Whether rows of two activations were added to one another, or stand side by side; see `Root`."""
+    if node.root is not None and node.root.paired is not None:
+        return node.root.paired
+    return node.pairs.both if node.op in ("add", "sub", "cat") and node.pairs is not None else None
+
+
+def _adds_bias(node: Node) -> bool:
+    return node.op == "add" and sum(parent.act for parent in node.parents()) == 1
+
+
+def behind(node: Node, passed: frozenset[str]) -> Node | None:
+    """The first node that is none of `passed`, nor the addition of a bias, from `node` backwards."""
+    while not node.is_root and (node.op in passed or _adds_bias(node)):
+        parent = node.main()
+        if parent is None:
+            return None
+        node = parent
     return node

@@ -181,16 +181,19 @@ def _sorted(pairs: Pairs, shape: tuple[int, ...], dims: Any) -> _Axes | None:
             return None
         else:
             (axes.columns if left == 1 else axes.rows).append(axis)
-    return axes if axes.features and (axes.rows or axes.columns) else None
+    return axes if axes.features else None
 
 
-def settle(logits: Node) -> None:
-    """Logits enter a softmax: where they descend from sums over pairs, these are products."""
+def settle(logits: Node, *, edges: bool = False) -> None:
+    """Logits enter a softmax: where they descend from sums over pairs, these are products.
+
+    Of rows that were gathered for the `edges` of a graph only a softmax over edges makes a product.
+    """
     if logits.products or not logits.act:
         return
     behind = list(ancestors(logits))
     sums = {node: way for node in behind if node.summed is not None and (way := _way(node)) is not None}
-    if not sums:
+    if not sums or not (edges or all(way.axes.rows or way.axes.columns for way in sums.values())):
         return
     for node in sorted(behind, key=lambda n: n.serial):
         if node in sums:

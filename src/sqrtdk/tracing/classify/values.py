@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sqrtdk.tracing.classify.additive import is_additive
+from sqrtdk.tracing.classify.edges import INDEX, group_fault
+from sqrtdk.tracing.classify.pairs import is_additive
 from sqrtdk.tracing.classify.weights import sum_fault
 from sqrtdk.tracing.watch.graph import Node
 from sqrtdk.tracing.watch.scene import Made, Scene
@@ -16,17 +17,21 @@ def is_scored(logits: Node) -> bool:
 
 
 def sum_values(scene: Scene, made: Made, weighted: Node) -> None:
-    """Weighted values are summed, for the first time: who listens is told."""
+    """Weighted values are summed, over the keys or for each node of a graph, the first time: who listens is told."""
     weights = weighted.weights
     assert weights is not None
     weighing, values = weights.weighing, weights.values
     if not weighing.entry.attention and values is not None:
         source, dims = weighted.args[0], len(weighted.shape)
-        over = made.node.args[1] if len(made.node.args) > 1 and made.node.args[1] else range(dims)
         weighing.entry.attention = True
         weighing.carried = weights.carried
-        weighing.fault = sum_fault(source, {axis % dims - dims for axis in over}, weighing)
-        scene.listener.eager(weighing, _features_last(values, source), made.tensor)
+        if weighing.edges is not None:
+            weighing.fault = group_fault(weighing, made.tensors.get(INDEX))
+        else:
+            over = made.node.args[1] if len(made.node.args) > 1 and made.node.args[1] else range(dims)
+            weighing.fault = sum_fault(source, {axis % dims - dims for axis in over}, weighing)
+            values = _features_last(values, source)
+        scene.listener.eager(weighing, values, made.tensor)
     scene.store.cut(made.node, made.tensor)
 
 

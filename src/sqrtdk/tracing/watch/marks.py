@@ -35,7 +35,6 @@ class Root:
         additive: it is an additive score, v . tanh(q + k).
         paired: it projects pairs of rows of two activations, or a curve over them: True for all pairs, False for those
             of a single row with all others.
-        meets: it adds, or projects, rows of two activations, an edge of a graph each.
         gathered_by: serial number of the list by which the rows that a projection read were gathered.
         projects: an operation of a library's own projected, or what one projected became floating-point numbers again.
         inverse: it is a product of weights with themselves, a step to their inverse (Nystroem).
@@ -51,7 +50,6 @@ class Root:
     width: int | None = None
     additive: bool = False
     paired: bool | None = None
-    meets: bool = False
     gathered_by: int | None = None
     projects: bool = False
     inverse: bool = False
@@ -70,13 +68,11 @@ class Product:
         dtype: in which it was stored.
         largest: the largest |q . k|, where it was measured.
         distance: it is |q - k| to this power, 1 or 2, and no q . k; None where it is q . k.
-        edges: row is multiplied with row, and not every row with every other.
     """
 
     dtype: torch.dtype
     largest: Tensor | None
     distance: int | None = None
-    edges: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
