@@ -54,7 +54,6 @@ class Node:
         product: set where queries met keys.
         weights: set where it carries the weights of a softmax.
         partial: set where it carries a sum of exponentials times values.
-        total: it is made of a sum of weights, and of nothing else: what a division by their sum divides by.
     """
 
     __slots__ = (
@@ -82,7 +81,6 @@ class Node:
         "site",
         "summed",
         "terms",
-        "total",
         "value",
         "weights",
     )
@@ -124,7 +122,6 @@ class Node:
         self.product: Product | None = None
         self.weights: Weights | None = None
         self.partial: Partial | None = None
-        self.total = False
         self.value: Tensor | None = None
         self.operands: dict[int | tuple[int, int], Tensor] = {}
         self.terms = 0
@@ -176,7 +173,6 @@ class Node:
         self.root = root
         self.product = self.weights = None
         self._roots = self._products = frozenset()
-        self.total = False
         self.value = value
 
     def stand_for(self, op: str, func: Any, *args: Any) -> None:
