@@ -239,7 +239,7 @@ def test_a_learned_number_a_head_is_read_and_one_a_kind_of_edge_is_named() -> No
 
 def test_a_gate_of_the_data_on_the_edges_is_no_factor() -> None:
     call = read(EdgeAttention(lambda q, k: (q * k).sum(-1) * ROOT * torch.sigmoid(k[..., 0])))
-    assert call.unknown == ("mul by a tensor of the edges",)
+    assert call.unknown == ("unknown(mul)",)
     assert call.scale.effective is None
 
 

@@ -18,7 +18,7 @@ from sqrtdk.tracing.classify.online import close
 from sqrtdk.tracing.classify.sums import multiplies
 from sqrtdk.tracing.classify.weights import overwritten
 from sqrtdk.tracing.read.eager import read_eager
-from sqrtdk.tracing.read.edges import read_beside, read_edges
+from sqrtdk.tracing.read.edges import read_edges
 from sqrtdk.tracing.read.kernels import KERNELS
 from sqrtdk.tracing.read.online import read_online
 from sqrtdk.tracing.read.reading import Reading
@@ -193,8 +193,6 @@ class Trace:
         def read() -> None:
             if weighing.edges is not None:
                 reading = read_edges(weighing, weighing.edges, value, output)
-            elif any(product.product is not None and product.product.edges for product in weighing.node.products):
-                reading = read_beside(weighing, value)
             else:
                 reading = read_eager(weighing, value, output, heads_hint=self._heads(site))
             if isinstance(reading, str):

@@ -10,17 +10,16 @@ from typing import Any
 
 from torch import Tensor
 
-from sqrtdk.tracing.classify import edges, online, opaque, quantised
-from sqrtdk.tracing.classify.additive import reads_pairs
-from sqrtdk.tracing.classify.branches import keep_channels
-from sqrtdk.tracing.classify.combine import combine
+from sqrtdk.tracing.classify import online, outside
+from sqrtdk.tracing.classify.combine import combine, keep_channels
 from sqrtdk.tracing.classify.contract import contract, is_product, squares_rows
-from sqrtdk.tracing.classify.effect import ROTATION, rotated_argument
 from sqrtdk.tracing.classify.mixing import CONVOLUTIONS, mix_heads
-from sqrtdk.tracing.classify.nested import note_nested
-from sqrtdk.tracing.classify.softmax import begin
+from sqrtdk.tracing.classify.pairs import reads_pairs
+from sqrtdk.tracing.classify.softmax import begin, softmax_of_rows
+from sqrtdk.tracing.classify.weights import dropped
 from sqrtdk.tracing.watch import ops, places
-from sqrtdk.tracing.watch.graph import Node, alias, origin
+from sqrtdk.tracing.watch.graph import Node, alias, ancestors, origin
+from sqrtdk.tracing.watch.marks import Root
 from sqrtdk.tracing.watch.recorder import Made, Scene
 from sqrtdk.tracing.watch.store import shape_of
 
@@ -37,8 +36,8 @@ class Classifier:
     def note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, turned: Mapping[int | None, int]) -> None:
         """Make the nodes of what `func` gave for `args`; `turned` are outputs that rotate an argument."""
         store, sites = self.scene.store, self.scene.sites
-        outside = not sites.stack
-        if outside and name in ops.RANDOM:
+        loose = not sites.stack
+        if loose and name in ops.RANDOM:
             store.forget(output)
             return
         if name == "lift_fresh":  # torch.tensor([...]) written in the model's code
@@ -51,20 +50,20 @@ class Classifier:
                 name, shape_of(tensor), func=func, args=node_args, kwargs=numbers, out=i, site=site, place=place
             )
             if i in turned:
-                node.op, node.args = ROTATION, (node_args[turned[i]],)
+                node.op, node.args = outside.ROTATION, (node_args[turned[i]],)
             tensors = {j: arg for j, arg in enumerate(args) if isinstance(arg, Tensor) and i not in turned}
             self._classify(Made(node, tensor, tensors))
             if name == "index" and node.act and not node.is_root:
                 node.operands.update(_inside_lists(args))
             store.put(tensor, node)
-            if outside:
+            if loose:
                 store.loosen(tensor)
 
     def rotations(self, args: Any, output: Any) -> dict[int | None, int]:
         """Which outputs of an operation that is not seen are rotations of which argument, by their values."""
         if not any(isinstance(arg, Tensor) and self.scene.store.node(arg).act for arg in args):
             return {}
-        found = {i: rotated_argument(args, tensor) for i, tensor in _outputs(output, "")}
+        found = {i: outside.rotated_argument(args, tensor) for i, tensor in _outputs(output, "")}
         return {i: position for i, position in found.items() if position is not None}
 
     def _nodes(self, arg: Any) -> Any:
@@ -85,7 +84,7 @@ class Classifier:
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and node(x).act]
         first = output[0] if isinstance(output, (tuple, list)) and output else output
         shape = shape_of(first) if isinstance(first, Tensor) else ()
-        return opaque.may_attend(name, [shape_of(x) for x in tensors], shape)
+        return outside.may_attend(name, [shape_of(x) for x in tensors], shape)
 
     def _classify(self, made: Made) -> None:
         node, tensor = made.node, made.tensor
@@ -94,12 +93,12 @@ class Classifier:
             parents = parents[1:]  # what was there before is gone
         node.external = any(p.external for p in parents)
         numeric = tensor.is_floating_point() or tensor.is_complex()
-        if not numeric and quantised.multiplies_integers(node):
-            quantised.start(self.scene, made)
+        if not numeric:
+            outside.multiply_integers(self.scene, made)
         if node.op in ops.CREATIONS or not numeric:
             return
         if tensor.is_nested:
-            note_nested(self.scene, made, parents)
+            _note_nested(self.scene, made, parents)
             return
         if node.op == "embedding":
             _embed(self.scene, made, parents)
@@ -111,7 +110,7 @@ class Classifier:
             _kind(node)(self.scene, made, parents)
             if self.scene.keep and not node.products and node.weights is None and node.partial is None:
                 self.scene.store.keep(node, tensor)
-        elif opaque.is_dequantised(node):
+        elif outside.is_dequantised(node):
             node.act = True
             self.scene.store.cut(node, tensor, source=parents[0], projects=True)
         elif node.op in ops.CONTRACTIONS and any(origin(p).op == "parameter" for p in parents):
@@ -122,7 +121,7 @@ class Classifier:
 
 def _kind(node: Node) -> Kind:
     """What makes of a node what it is to the lineage."""
-    return _KINDS.get(node.op) or (_project if opaque.projects(node) else combine)
+    return _KINDS.get(node.op) or (_project if outside.projects(node) else combine)
 
 
 def _outputs(output: Any, name: str) -> Iterator[tuple[int | None, Tensor]]:
@@ -201,11 +200,44 @@ def _holds_weights(node: Node) -> bool:
     return node.weighing is not None and bool(node.weighing.node.products)
 
 
+def _note_nested(scene: Scene, made: Made, parents: list[Node]) -> None:
+    """Without a kernel, torch makes attention of operations on whole nested batches, whose nodes have no shape.
+
+    Jagged ones are not among them: what torch does with their values is seen.
+    """
+    node = made.node
+    node.act = any(p.act for p in parents)
+    node.roots = frozenset[Node]().union(*(p.roots for p in parents))
+    if node.op in ops.SOFTMAX:
+        begin(scene, made, made.tensors[0], int(node.args[1]))
+    elif node.op in ops.VIEWS | ops.SAME:
+        node.weights = parents[0].weights
+        if node.weights is not None:
+            drop = dropped(node)
+            node.weights.weighing.dropout = node.weights.weighing.dropout or (0.0 if drop is None else drop[0])
+    elif node.op == "matmul":
+        weights = node.args[0].weights
+        if weights is None:
+            _multiplied(scene, made)
+        elif not weights.weighing.entry.attention:
+            weights.weighing.entry.attention = True
+            scene.listener.eager(weights.weighing, made.tensors[1], made.tensor)
+            node.act = True
+            node.make_root(Root(), None)
+
+
+def _multiplied(scene: Scene, made: Made) -> None:
+    """Q and k are kept, for the softmax that may come."""
+    if any(ancestor.weights is not None for ancestor in ancestors(made.node.args[0])):
+        scene.listener.missed(made.node.site, "weights of nested tensors were changed before they met values")
+    made.node.operands = {i: alias(tensor) for i, tensor in made.tensors.items()}
+
+
 _KINDS: dict[str, Kind] = {
     **dict.fromkeys(ops.CONTRACTIONS, _contract),
     **dict.fromkeys(ops.SOFTMAX, _softmax),
     "_sparse_softmax": _sparse_softmax,
-    "softmax_csr": edges.softmax_of_rows,
+    "softmax_csr": softmax_of_rows,
     **dict.fromkeys(ops.AFFINE, _affine),
     **dict.fromkeys(ops.PROJECTIONS, _project),
 }

@@ -1,4 +1,9 @@
-"""Contractions: a projection, a product of queries and keys, or a product of weights and values."""
+"""Contractions: a projection, a product of queries and keys, or a product of weights and values.
+
+Nystroem's attention has products of weights as well, softmax(q k~) times the inverse of softmax(q~ k~) times softmax(q~
+k) v, with few landmarks q~ and k~ (Xiong et al. 2021, arXiv:2102.03902): the steps to an inverse are no products of
+queries and keys.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +12,13 @@ from typing import Any
 
 from torch.autograd import forward_ad
 
-from sqrtdk.tracing.classify import apart, landmarks
-from sqrtdk.tracing.classify.adapted import is_adapted_weight
-from sqrtdk.tracing.classify.additive import pairs_queries_and_keys, reads_pairs
-from sqrtdk.tracing.classify.branches import holds_angles, keep_rotation
-from sqrtdk.tracing.classify.combined import complete
-from sqrtdk.tracing.classify.edge_scores import reads_edges
-from sqrtdk.tracing.classify.gathered import rows_of
-from sqrtdk.tracing.classify.mixing import mix_heads
+from sqrtdk.tracing.classify.combine import holds_angles, keep_rotation
+from sqrtdk.tracing.classify.mixing import complete, mix_heads
 from sqrtdk.tracing.classify.online import finished, weigh
+from sqrtdk.tracing.classify.pairs import list_of, pairs_queries_and_keys, reads_pairs
 from sqrtdk.tracing.classify.sums import as_matrix, largest, note_weighted_sum
-from sqrtdk.tracing.classify.weights import axis_fault, over_their_sum
+from sqrtdk.tracing.classify.values import axis_fault, over_their_sum
+from sqrtdk.tracing.records import APART, ONE_PROJECTION
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, alias, capacity, origin
 from sqrtdk.tracing.watch.marks import Multiplied, Product, Weighing
@@ -34,14 +35,16 @@ def contract(scene: Scene, made: Made) -> None:
     weights = a.weights or b.weights
     if (weights is not None or a.products or b.products) and mix_heads(node, made.tensors):
         return
-    inverts = landmarks.inverts(a, b)
+    inverses = [_is_inverse(x) for x in (a, b)]
+    squared = a.weights is not None and a.weighing is b.weighing
+    inverts = squared or (any(inverses) and all(i or x.weights for i, x in zip(inverses, (a, b), strict=True)))
     if weights is not None and _meets_values(scene, made, weights.weighing, a, b):
-        apart.name(weights.weighing, b if a.weights is weights else a)
+        _name_apart(weights.weighing, b if a.weights is weights else a)
         scene.store.cut(node, made.tensor, inverse=inverts, pooled=weights.weighing.entry)
         finished(scene, made, weights.weighing)
-    elif landmarks.uses_inverse(a, b):
+    elif any(inverses):
         scene.store.cut(node, made.tensor, inverse=inverts)
-    elif is_product(a, b) and not is_adapted_weight(node.op, b):
+    elif is_product(a, b) and not _is_adapted_weight(node.op, b):
         node.learned = a.learned or b.learned
         node.operands = {i: alias(x) for i, x in made.tensors.items() if i not in (left, right)}
         product = Product(made.tensor.dtype, largest(scene, made))
@@ -71,6 +74,20 @@ def squares_rows(node: Node) -> bool:
     return a.act and whole and origin(a) is origin(b) and a.shape[-2] == b.shape[-1] == 1 < a.shape[0]
 
 
+def _is_inverse(node: Node) -> bool:
+    """Whether it is an inverse of weights, or a step to one."""
+    return bool(node.roots) and all(root.root is not None and root.root.inverse for root in node.roots)
+
+
+def _is_adapted_weight(op: str, right: Node) -> bool:
+    """Whether the right operand is a weight with a product of parameters added: W + s B A (Hu et al. 2021)."""
+    weight = origin(right)
+    if op not in ("mm", "addmm") or not weight.learned or weight.op not in ("add", "sub"):
+        return False
+    raw = [parent for parent in weight.parents() if origin(parent).op == "parameter" and parent.shape == weight.shape]
+    return len(raw) == 1 and all(parent.learned for parent in weight.parents() if parent is not raw[0])
+
+
 def _meets_values(scene: Scene, made: Made, weighing: Weighing, a: Node, b: Node) -> bool:
     """Whether weights meet values, for the first time; who listens is told."""
     weights, value = (a, b) if a.weighing is weighing else (b, a)
@@ -85,12 +102,27 @@ def _meets_values(scene: Scene, made: Made, weighing: Weighing, a: Node, b: Node
     values = next(t for t in tensors.values() if store.is_node(t, value))
     for attention in complete(weights.weights):
         attention.carried, attention.fault = carried, fault
-        if scene.keep and numbers is not None:
-            attention.used = alias(numbers if contracted == -1 else numbers.mT)
-        if carried.stages and not carried.combined and numbers is not None and not numbers.is_meta:
-            attention.met = alias(numbers if contracted == -1 else numbers.mT)
+        met = None if numbers is None else alias(numbers if contracted == -1 else numbers.mT)
+        if scene.keep:
+            attention.used = met
+        if carried.stages and not carried.combined and met is not None and not met.is_meta:
+            attention.met = met
         scene.listener.eager(attention, values, made.tensor)
     return True
+
+
+def _name_apart(weighing: Weighing, value: Node) -> None:
+    """Name the softmaxes of q and of k apart, without a product of the two (Shen et al. 2018, arXiv:1812.01243).
+
+    The weights of the second meet what those of the first made of values; a second pooling of what a first one gave is
+    none: its logits come from there.
+    """
+    start, entry = origin(value), weighing.entry
+    first = None if start.root is None else start.root.pooled
+    if first is None or first is entry or not {first.reason, entry.reason} <= {ONE_PROJECTION, APART}:
+        return
+    if not any(start.serial in root.root.lineage for root in weighing.node.roots if root.root is not None):
+        first.reason = entry.reason = APART
 
 
 def _is_tangent(scene: Scene, site: str) -> bool:
@@ -127,10 +159,9 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
     facts: dict[str, Any] = {
         "additive": narrow and pairs_queries_and_keys(source),
         "matrices": capacity(weight) // max(math.prod(weight.shape[-2:]), 1) if len(weight.shape) == 3 else 1,
-        "meets": reads_edges(source),
         "paired": reads_pairs(source),
         "part": origin(weight) in scene.store.parts,
-        "gathered_by": rows_of(source),
+        "gathered_by": list_of(source),
     }
     if scene.keep:
         facts["multiplied"] = _multiplied(made, a, source)

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from torch import Tensor
 
-from sqrtdk.tracing.classify.additive import behind, is_additive
+from sqrtdk.tracing.classify.edges import BACK, INDEX, group_fault, groups_of, is_of_groups, log_total, reduction
 from sqrtdk.tracing.classify.online import is_sum
+from sqrtdk.tracing.classify.pairs import behind, is_additive
 from sqrtdk.tracing.classify.sums import settle
 from sqrtdk.tracing.classify.weights import SINKHORN
 from sqrtdk.tracing.records import LOST_SIGHT, NEVER_USED
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import EXTREMES, Node, alias, origin
-from sqrtdk.tracing.watch.marks import Carried, SoftmaxEntry, Weighing, Weights
+from sqrtdk.tracing.watch.marks import Carried, EdgeGroups, SoftmaxEntry, Weighing, Weights
 from sqrtdk.tracing.watch.recorder import Made, Scene
 
-_TO_MAXIMUM = ops.VIEWS | ops.SAME | {"masked_fill", "maximum"}
+_TO_MAXIMUM = BACK | {"masked_fill", "maximum"}
 GUARD = 1e-2  # a number at or below it keeps a sum from 0
 
 
-def begin(scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = False) -> Weighing:
+def begin(
+    scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = False, edges: EdgeGroups | None = None
+) -> Weighing:
     """Note that a node holds the weights of a softmax.
 
     Args:
@@ -27,10 +33,11 @@ def begin(scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = F
         logits: their values.
         dim: the axis.
         sinks: more than the keys joins the denominator.
+        edges: it runs over the edges of a graph.
     """
     node = made.node
     parent = node.args[0]
-    settle(parent)
+    settle(parent, edges=edges is not None)
     behind_it = parent if parent.products else parent.lost_logits
     origin_product = None if behind_it is None else next(iter(behind_it.products))
     site = node.site if origin_product is None else origin_product.site
@@ -46,6 +53,7 @@ def begin(scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = F
         flex=scene.flex,
         stored=logits.dtype if product is None else product.dtype,
         sinks=sinks,
+        edges=edges,
         ended=scene.listener.ended,
     )
     scene.entries.append(entry)
@@ -56,22 +64,60 @@ def begin(scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = F
     return weighing
 
 
+def softmax_of_rows(scene: Scene, made: Made, parents: list[Node]) -> None:
+    """PyTorch Geometric's own operation: softmax_csr(src, ptr, dim), a group from each number of `ptr` to the next."""
+    args = made.node.args
+    axis = int(args[2]) if len(args) > 2 else 0
+    groups = EdgeGroups(axis, max(math.prod(parents[1].shape) - 1, 0))
+    begin(scene, made, made.tensors[0], axis, edges=groups)
+
+
 def by_hand(scene: Scene, made: Made) -> bool:
-    """Whether a node of logits is a softmax that was written out, in logarithms or as exp(z) over its sum."""
+    """Whether a node is a softmax that was written out, in logarithms or as exp(z) over its sum."""
     node = made.node
     if node.op == "exp":
         return _from_logarithm(scene, made)
-    sinks = _joined_by_sinks(node)
-    if sinks is None:
+    if node.op != "div" or len(node.args) < 2 or not all(isinstance(arg, Node) for arg in node.args[:2]):
         return False
-    numerator = node.args[0]
-    if 0 not in numerator.operands:
+    top, (total, sinks) = origin(node.args[0]), _total(node.args[1])
+    if total is None:
+        return False
+    if (grouped := reduction(total)) is not None:
+        if top.op != "exp" or origin(grouped.reduced) is not top:
+            return _summed_before(scene, made, top, total)
+    elif total.main() is not node.args[0]:
+        return False
+    if top.op != "exp" or 0 not in top.operands:
         return False  # exp(z) of what is no score of queries and keys
-    inner = numerator.args[0]
+    inner = top.args[0]
     if is_sum(inner.args[0] if inner.op == "sub" else inner):
         return False
-    node.args = (numerator.args[0],)
-    begin(scene, made, numerator.operands[0], -1, sinks=sinks)
+    node.args = (inner,)
+    if grouped is None:
+        begin(scene, made, top.operands[0], -1, sinks=sinks)
+    else:
+        begin(scene, made, top.operands[0], grouped.axis, edges=groups_of(total))
+    return True
+
+
+def _summed_before(scene: Scene, made: Made, top: Node, total: Node) -> bool:
+    """The sum over the edges of exp(z) v, divided by that of exp(z): an attention that is complete."""
+    above, below = reduction(top), reduction(total)
+    weighted = origin(above.reduced) if above is not None and not top.is_root else None
+    bottom = None if below is None else origin(below.reduced)
+    if weighted is None or weighted.op != "mul" or bottom is None or bottom.op != "exp" or 0 not in bottom.operands:
+        return False
+    place = next((i for i, arg in enumerate(weighted.args) if isinstance(arg, Node) and origin(arg) is bottom), None)
+    values = None if place is None else weighted.operands.get(1 - place)
+    if values is None:
+        return False
+    logits, groups = bottom.operands[0], groups_of(total)
+    node = Node("div", tuple(logits.shape), args=(bottom.args[0],), act=True, site=made.node.site)
+    weighing = begin(scene, replace(made, node=node, tensor=logits), logits, groups.axis, edges=groups)
+    weighing.entry.attention = True
+    weighing.fault = group_fault(weighing, top.operands.get(INDEX))
+    scene.listener.eager(weighing, alias(values), made.tensor)
+    scene.store.cut(made.node, made.tensor)
     return True
 
 
@@ -84,9 +130,16 @@ def may_be_numerator(inner: Node) -> bool:
 def _from_logarithm(scene: Scene, made: Made) -> bool:
     """Exp of a log-softmax, or of z - logsumexp(z), is a softmax."""
     node = made.node
-    inner = node.args[0]
-    while inner.op in ops.VIEWS | ops.SAME and inner.main() is not None:
-        inner = inner.main()
+    inner = origin(node.args[0])
+    taken_off = inner.args[1] if inner.op == "sub" and not inner.is_root and len(inner.args) > 1 else None
+    total = log_total(taken_off) if isinstance(taken_off, Node) else None
+    if total is not None:
+        groups = groups_of(total)
+        node.args = (inner,)
+        begin(scene, made, made.tensors[0], groups.axis, edges=groups)
+        return True
+    if not node.products:
+        return False
     if inner.op == "_log_softmax":
         node.args = (inner.args[0],)
         begin(scene, made, inner.operands[0], int(inner.args[1]))
@@ -105,7 +158,7 @@ def _from_logarithm(scene: Scene, made: Made) -> bool:
 
 def _less_logsumexp(node: Node) -> tuple[int, ...] | None:
     """The axes of the logsumexp that is subtracted; None where none is."""
-    if node.op != "sub" or not isinstance(node.args[1], Node):
+    if node.op != "sub" or node.is_root or not isinstance(node.args[1], Node):
         return None
     total = origin(node.args[1])
     if total.op != "logsumexp" or total.is_root:
@@ -128,27 +181,24 @@ def _in_turn(node: Node, axes: tuple[int, ...]) -> bool:
 def is_maximum(node: Node) -> bool:
     """Whether a node is the maximum of a row, or of a row with its hidden entries made harmless."""
     largest = behind(node, _TO_MAXIMUM)
-    return largest is not None and largest.op in EXTREMES
+    return largest is not None and (largest.op in EXTREMES or is_of_groups(largest))
 
 
-def _joined_by_sinks(node: Node) -> bool | None:
-    """Whether more than a guard joins the sum that exp(z), by hand, is divided by; None if no such sum divides it."""
-    if node.op != "div" or len(node.args) < 2:
-        return None
-    top, bottom = node.args[0], node.args[1]
-    if not isinstance(top, Node) or not isinstance(bottom, Node) or top.op != "exp":
-        return None
+def _total(bottom: Node) -> tuple[Node | None, bool]:
+    """The sum, or the sums by groups, behind a divisor and its guards; whether more than a guard was added to it."""
     sinks = False
-    while bottom.op in ops.VIEWS | ops.SAME | ops.CLAMPS | {"add", "masked_fill"}:
+    while bottom.op in BACK | ops.CLAMPS | {"add", "masked_fill"}:
         parent = bottom.main()
         if bottom.op == "add":
             weight = next((i for i in (0, 1) if _is_weight(bottom, i)), None)
             sinks |= weight is not None
             parent = bottom.args[1] if weight == 0 else parent
         if not isinstance(parent, Node):
-            return None
+            return None, False
         bottom = parent
-    return sinks if bottom.op == "sum" and bottom.main() is top else None
+    grouped = reduction(bottom)
+    summed = bottom.op == "sum" if grouped is None else grouped.kind == "sum"
+    return (bottom if summed and not bottom.is_root else None), sinks
 
 
 def _is_weight(added: Node, position: int) -> bool:

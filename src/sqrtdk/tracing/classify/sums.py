@@ -7,7 +7,6 @@ when the sum enters a softmax: the same multiplication gates, scales and pools e
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -81,8 +80,7 @@ class _Axes(NamedTuple):
     features: list[int]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Way:
+class _Way(NamedTuple):
     """How pairs came to a sum over their features.
 
     Attributes:
@@ -96,16 +94,22 @@ class _Way:
     pairs: Pairs
     shape: tuple[int, ...]
     axes: _Axes
-    factors: tuple[Node, ...]
-    distance: int | None
+    factors: tuple[Node, ...] = ()
+    distance: int | None = None
 
 
 def _way(node: Node) -> _Way | None:
     """From a sum back to the pairs; None where it sums no pairs, or over an axis that only one of the two has."""
-    if node.op in DISTANCES and node.pairs is not None:
-        return _of_distances(node, node.pairs)
-    if node.op in ops.CONTRACTIONS and node.pairs is not None:
-        return _of_weighted(node.pairs)
+    if node.pairs is not None and node.op in ops.CONTRACTIONS:  # with a vector, a factor on their left side by now
+        left, right = node.pairs.left, node.pairs.right
+        dims = max(len(left.shape), len(right.shape))
+        shape = tuple(max(sizes) for sizes in facing(left, right, (0,) * dims))
+        return _summed(_Way(node.pairs, shape, _NONE), -1)
+    if node.pairs is not None and node.op in DISTANCES:
+        if node.op == "_cdist_forward" and node.args and node.number(2) != 2:
+            return None
+        left, right = _spread(node.pairs.left, -2), _spread(node.pairs.right, -3)
+        return _summed(_Way(Pairs(left, right, both=True), (*node.shape, left.shape[-1]), _NONE, distance=1), -1)
     if node.op not in _SUMS | LENGTHS or not isinstance(inner := node.args[0], Node):
         return None
     distance = 1 if node.op in LENGTHS else None
@@ -116,7 +120,7 @@ def _way(node: Node) -> _Way | None:
         main = inner.main()
         if main is None or inner.is_root:
             return None
-        if _squares(inner) and distance is None:
+        if distance is None and (inner.number(1) == 2 if inner.op == "pow" else _is_square(inner)):
             distance = 2
         elif _by_number(inner):
             factors.append(inner)
@@ -125,28 +129,12 @@ def _way(node: Node) -> _Way | None:
         inner = main
     if inner.op != ("mul" if distance is None else "sub") or (distance and (factors or node.op == "mean")):
         return None
-    position = 2 if node.op in LENGTHS else 1
-    dims = node.args[position] if len(node.args) > position else None
-    axes = _sorted(inner.pairs, inner.shape, dims)
-    return None if axes is None else _Way(inner.pairs, inner.shape, axes, tuple(factors), distance)
+    place = 2 if node.op in LENGTHS else 1
+    over = node.args[place] if len(node.args) > place else None
+    return _summed(_Way(inner.pairs, inner.shape, _NONE, tuple(factors), distance), over)
 
 
-def _of_weighted(pairs: Pairs) -> _Way | None:
-    """Of a product of pairs with a vector, which is a factor on their left side by now."""
-    dims = max(len(pairs.left.shape), len(pairs.right.shape))
-    shape = tuple(max(sizes) for sizes in facing(pairs.left, pairs.right, (0,) * dims))
-    axes = _sorted(pairs, shape, -1)
-    return None if axes is None else _Way(pairs, shape, axes, (), None)
-
-
-def _of_distances(node: Node, points: Pairs) -> _Way | None:
-    """Of cdist, which has a kernel of its own."""
-    if node.op == "_cdist_forward" and node.args and node.number(2) != 2:
-        return None
-    left, right = _spread(points.left, -2), _spread(points.right, -3)
-    pairs, shape = Pairs(left, right, both=True), (*node.shape, left.shape[-1])
-    axes = _sorted(pairs, shape, -1)
-    return None if axes is None else _Way(pairs, shape, axes, (), 1)
+_NONE = _Axes([], [], [], [])
 
 
 def _spread(node: Node, axis: int) -> Node:
@@ -155,8 +143,8 @@ def _spread(node: Node, axis: int) -> Node:
     return step("unsqueeze", _aten.unsqueeze.default, tuple(shape), node, axis)
 
 
-def _squares(node: Node) -> bool:
-    return (node.op == "pow" and node.number(1) == 2) or (node.op == "mul" and node.args[0] is node.args[1])
+def _is_square(node: Node) -> bool:
+    return node.op == "mul" and node.args[0] is node.args[1]
 
 
 def _by_number(node: Node) -> bool:
@@ -169,28 +157,31 @@ def _by_number(node: Node) -> bool:
     return isinstance(other, (int, float))
 
 
-def _sorted(pairs: Pairs, shape: tuple[int, ...], dims: Any) -> _Axes | None:
-    """Axes by who has them: batch, rows, columns, features; None where the sum is not over what both have."""
-    every = range(len(shape))
-    over = set(every) if not dims else {d % len(shape) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}
+def _summed(way: _Way, dims: Any) -> _Way | None:
+    """The way with its axes by who has them; None where the sum is not over what both have."""
+    every = range(len(way.shape))
+    over = set(every) if not dims else {d % len(every) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}
     axes = _Axes([], [], [], [])
-    for axis, (left, right) in zip(every, facing(pairs.left, pairs.right, shape), strict=True):
+    for axis, (left, right) in zip(every, facing(way.pairs.left, way.pairs.right, way.shape), strict=True):
         if left == right:
             (axes.features if axis in over else axes.batch).append(axis)
         elif axis in over:
             return None
         else:
             (axes.columns if left == 1 else axes.rows).append(axis)
-    return axes if axes.features and (axes.rows or axes.columns) else None
+    return way._replace(axes=axes) if axes.features else None
 
 
-def settle(logits: Node) -> None:
-    """Logits enter a softmax: where they descend from sums over pairs, these are products."""
+def settle(logits: Node, *, edges: bool = False) -> None:
+    """Logits enter a softmax: where they descend from sums over pairs, these are products.
+
+    Of rows that were gathered for the `edges` of a graph only a softmax over edges makes a product.
+    """
     if logits.products or not logits.act:
         return
     behind = list(ancestors(logits))
     sums = {node: way for node in behind if node.summed is not None and (way := _way(node)) is not None}
-    if not sums:
+    if not sums or not (edges or all(way.axes.rows or way.axes.columns for way in sums.values())):
         return
     for node in sorted(behind, key=lambda n: n.serial):
         if node in sums:
@@ -201,30 +192,22 @@ def settle(logits: Node) -> None:
 
 def multiplies(logits: Node) -> bool:
     """Whether logits hold sums of one activation times another, of which no axis tells queries from keys."""
-    queue, known = [logits], set[Node]()
-    while queue:
-        node = queue.pop()
-        if node.op in _SUMS and isinstance(node.args[0], Node):
-            inner = origin(node.args[0])
-            if inner.op == "mul" and inner.is_root:  # of two activations
-                return True
-        if node not in known and not node.is_root:
-            known.add(node)
-            queue.extend(node.parents())
-    return False
+    summed = (origin(node.args[0]) for node in ancestors(logits) if node.op in _SUMS and is_act(node.args[0]))
+    return any(inner.op == "mul" and inner.is_root for inner in summed)
 
 
 def _become_product(node: Node, way: _Way) -> None:
+    """Be read as a batch of matrix products, (N, R, E) by (N, E, C), brought into the shape of the sum."""
     assert node.summed is not None
     batch, rows, columns, features = way.axes
-    sizes = [[way.shape[axis] for axis in axes] for axes in way.axes]
-    n, r, c, e = (math.prod(each) for each in sizes)
-    left = _view(_turned(_padded(way.pairs.left, way.shape), [*batch, *rows, *columns, *features]), (n, r, e))
-    right = _view(_turned(_padded(way.pairs.right, way.shape), [*batch, *rows, *features, *columns]), (n, e, c))
+    n, r, c, e = (math.prod(way.shape[axis] for axis in axes) for axes in way.axes)
+    left = _rearranged(way.pairs.left, len(way.shape), [*batch, *rows, *columns, *features], (n, r, e))
+    right = _rearranged(way.pairs.right, len(way.shape), [*batch, *rows, *features, *columns], (n, e, c))
     product = _product("bmm", _aten.bmm.default, left, right, node)
     order = [*batch, *rows, *columns]
-    out = _view(product, tuple(way.shape[axis] for axis in order))
-    out = _turned(out, [order.index(axis) for axis in sorted(order)])
+    sizes = [way.shape[axis] for axis in order]
+    out = step("view", _aten.view.default, tuple(sizes), product, sizes)
+    out = _rearranged(out, len(order), [order.index(axis) for axis in sorted(order)], None)
     for factor in reversed(way.factors):
         args = tuple(out if is_act(arg) else arg for arg in factor.args)
         out = step(factor.op, factor.func, out.shape, *args, operands=factor.operands)
@@ -238,8 +221,7 @@ def as_matrix(node: Node, product: Product) -> None:
     """A matrix times a vector, (S, E) by (E,), is read as a matrix times one column."""
     matrix, vector = node.args
     node.summed = product
-    column = step("unsqueeze", _aten.unsqueeze.default, (*vector.shape, 1), vector, -1)
-    result = _product("mm", _aten.mm.default, matrix, column, node)
+    result = _product("mm", _aten.mm.default, matrix, _spread(vector, -1), node)
     node.stand_for("view", _aten.view.default, result)
     node.products = frozenset({result})
 
@@ -251,15 +233,12 @@ def _product(op: str, func: Any, left: Node, right: Node, made: Node) -> Node:
     return product
 
 
-def _padded(node: Node, shape: tuple[int, ...]) -> Node:
-    return _view(node, (1,) * (len(shape) - len(node.shape)) + node.shape)
+def _rearranged(node: Node, dims: int, order: list[int], shape: tuple[int, ...] | None) -> Node:
+    """A node with leading axes of size 1 up to `dims`, its axes in another order, and then another shape."""
+    padded = (1,) * (dims - len(node.shape)) + node.shape
+    turned = tuple(padded[axis] for axis in order)
+    return step("movedim", _rearrange, shape or turned, node, padded, tuple(order), shape or turned)
 
 
-def _view(node: Node, shape: tuple[int, ...]) -> Node:
-    return node if node.shape == shape else step("view", _aten.view.default, shape, node, list(shape))
-
-
-def _turned(node: Node, order: list[int]) -> Node:
-    if order == sorted(order):
-        return node
-    return step("permute", _aten.permute.default, tuple(node.shape[axis] for axis in order), node, order)
+def _rearrange(value: torch.Tensor, padded: tuple[int, ...], order: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+    return value.reshape(padded).permute(order).reshape(shape)

@@ -1,27 +1,48 @@
-"""What happens to the weights between the softmax and the values: masked again, thinned out, changed, or nothing."""
+"""What happens to the weights between the softmax and the values, decided by their values before and after.
+
+They may be dropped out, masked again, thinned out, divided by their sum, multiplied by one number or one a row; heads
+may be mixed (`mixing`) and other softmaxes join them (`combined`). Another tensor that joins them is told:
+
+    w = 0.5 * p + 0.5 * adjacency          # Molecule Attention Transformer (Maziarka et al. 2020, arXiv:2002.08264)
+    w = p - 1 / n                          # centred attention (Ali et al. 2023, arXiv:2306.01610)
+    w = (1 - g) * p + g * positions        # ConViT, where the positions are constants
+
+It is not made of them, so that every weight is still a share of what the softmax gave: the scale of the logits is what
+it was. A power of the weights is another scale: a change that is not judged.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.classify.dropped import dropped, number_of
-from sqrtdk.tracing.classify.joined import join
 from sqrtdk.tracing.classify.mixing import over_heads
+from sqrtdk.tracing.probe.replays import part_between
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.constants import evaluate
-from sqrtdk.tracing.watch.graph import Node, ancestors, origin, replay
+from sqrtdk.tracing.watch.graph import Node, ancestors, is_learned, origin
 from sqrtdk.tracing.watch.marks import Carried, Weighing
 
 OTHER_SUM = "division by the sum over the queries"
 SINKHORN = "Sinkhorn normalisation"  # of rows and columns in turn
+WHOLE = 1e-2  # how far from 1 the sum of a whole row may be
 _SPARSE = frozenset({"_sparse_coo_tensor_with_dims_and_tensors", "_sparse_csr_tensor_unsafe", "_coalesce"})
-_PUT_TOGETHER = frozenset({"cat", "stack", "constant_pad_nd", "copy", *_SPARSE})
-_WRITERS = {"masked_fill": 2, "index_put": 2, "fill": 1}  # position of what they write
-_TRIANGLES = frozenset({"tril", "triu"})
+_KEPT = ops.VIEWS | ops.SAME - {"native_dropout"} | _SPARSE | {"cat", "stack", "constant_pad_nd", "copy"}
+_JOINED = {
+    "add": "plus another tensor",
+    "sub": "less another tensor",
+    "rsub": "taken from another tensor",
+    "mul": "times another tensor",
+    "div": "divided by another tensor",
+    "lerp": "averaged with another tensor",
+    "where": "in part another tensor",
+    "masked_fill": "in part a constant",
+}
+_LINEAR = frozenset({"add", "sub"})
 
 
 def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, weighing: Weighing) -> Carried:
@@ -35,41 +56,56 @@ def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node,
         weighing: the softmax they come from.
     """
     before = _of(weights)
-    if node.op in ops.VIEWS | ops.SAME - {"native_dropout"} | _PUT_TOGETHER or node.total:
+    if node.op in _KEPT:
         return before
     if (drop := dropped(node)) is not None:
         return before.times((1 - drop[0]) * drop[1], node.op)
-    if _divided_by_sum(node):
-        return before.over_sum()
     if (after := over_heads(node, weights, before)) is not None:
         return after
-    if node.shape == weights.shape and node.op in ("mul", "div") and _by_row_or_head(node, weights, weighing):
-        return before
-    if _over_other_sum(node, weights):
-        again = OTHER_SUM in before.changes or SINKHORN in before.changes
-        kept = tuple(name for name in before.changes if name not in (OTHER_SUM, SINKHORN))
-        return replace(before, changes=(*kept, SINKHORN if again else OTHER_SUM))
-    if (gain := _gain(node, tensors, weights)) is not None:
-        return before.times(gain, node.op)
-    kind = _change(node, tensor, tensors, weights, weighing)
-    if kind == "mask":
-        thinned = any(_descends(p, weighing) for p in node.parents() if p is not weights)
-        alone = node.op not in _TRIANGLES and len(list(node.parents())) == 1
-        if thinned or alone:
-            return replace(before, thinned=True)
-        return replace(before, remasked=True, renormalised=False)
-    if kind == "change":
-        return join(node, weights, weighing, before) or before.changed(node.op)
-    return before
+    numbers = _before_and_after(node, tensor, tensors, weights, weighing) if node.shape == weights.shape else None
+    after = None if numbers is None else _known_change(node, weights, weighing, numbers, torch.finfo(tensor.dtype).eps)
+    return after or join(node, weights, weighing, before) or before.changed(node.op)
 
 
-def _over_other_sum(node: Node, weights: Node) -> bool:
-    """Whether weights are divided by their own sum over another axis than the last."""
-    other = node.args[1] if node.op == "div" and len(node.args) > 1 else None
-    if not isinstance(other, Node) or node.args[0] is not weights or weights.weights is None:
-        return False
-    total = origin(other)
-    return total.op == "sum" and total.weighing is weights.weighing and other.shape[-1:] != (1,)
+def _known_change(
+    node: Node, weights: Node, weighing: Weighing, numbers: tuple[Tensor, Tensor], eps: float
+) -> Carried | None:
+    """What weights have gone through that are masked, or multiplied by one number a row; None for any other change."""
+    before, (old, new) = _of(weights), numbers
+    rounding = 8 * max(eps, 2.0**-20)
+    keys = weighing.dim if node.shape == weighing.entry.shape else -1
+    moved = ((new - old).abs() > rounding * old.abs()) & ~old.isnan()
+    changed = bool(moved.any()) or bool((new.isnan() & ~old.isnan()).any())
+    if bool(moved.any()) and not bool((new.masked_select(moved) != 0).any()):
+        if new.numel() >= math.prod(weighing.entry.shape):
+            # A row, or a head, that is 0 altogether hides no key from the others.
+            moved &= (new != 0).any(keys, keepdim=True)
+        return _masked(node, weights, weighing, before) if bool(moved.any()) else before
+    every = tuple(range(new.dim()))
+    if changed and _is_single(node, weights) and (by := _factor(old, new, every, rounding)) is not None:
+        return before.times(float(by), node.op)
+    for axis in sorted(every, reverse=True):
+        if new.shape[axis] < 2 or not _sums_to_one(new, axis):
+            continue
+        if _meets_their_sum(node, weighing, axis) or (changed and _factor(old, new, (axis,), rounding) is not None):
+            return before.over_sum() if axis == every[-1] else _over_other_sum(before)
+    same = not changed or _factor(old, new, (keys,), rounding) is not None  # a head mask, a learned gate
+    return before if same else None
+
+
+def _masked(node: Node, weights: Node, weighing: Weighing, before: Carried) -> Carried:
+    """The weights, some of which are 0 now: by their own size (top-k), or hidden by a mask."""
+    others = [parent for parent in node.parents() if parent is not weights]
+    alone = node.op not in ("tril", "triu", "zero") and not others
+    if alone or any(_is_made_of(other, weighing) for other in others):
+        return replace(before, thinned=True)
+    return replace(before, remasked=True, renormalised=False)
+
+
+def _over_other_sum(before: Carried) -> Carried:
+    again = OTHER_SUM in before.changes or SINKHORN in before.changes
+    kept = tuple(name for name in before.changes if name not in (OTHER_SUM, SINKHORN))
+    return replace(before, changes=(*kept, SINKHORN if again else OTHER_SUM))
 
 
 def overwritten(old: Node, new: Node, tensor: Tensor) -> Carried:
@@ -87,207 +123,163 @@ def _of(node: Node) -> Carried:
     return Carried() if node.weights is None else node.weights.carried
 
 
-def _change(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, weighing: Weighing) -> str | None:
-    """ "mask" where all that changed is 0 now, "change" for any other change, None for none."""
-    if node.shape != weights.shape:
-        return "change"
-    earlier = None if tensor.is_meta else _earlier(node, tensor, tensors, weights, weighing)
-    if earlier is None:
-        return _by_operation(node, weights)
-    moved = (tensor != earlier) & ~earlier.isnan()
-    if bool((tensor.masked_select(moved) != 0).any()):
-        return "change"
-    # A row, or a head, that is 0 altogether hides no key from the others.
-    moved &= (tensor != 0).any(_keys(node, weighing), keepdim=True)
-    return "mask" if bool(moved.any()) else None
+# -- values ------------------------------------------------------------------------------------------------------------
 
 
-def _keys(node: Node, weighing: Weighing) -> int:
-    return weighing.dim if node.shape == weighing.entry.shape else -1
-
-
-def _earlier(
+def _before_and_after(
     node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, weighing: Weighing
-) -> Tensor | None:
-    """The weights that the operation was given; of one in place, those that left the softmax."""
-    operand = next((tensors[i] for i, arg in enumerate(node.args) if arg is weights and i in tensors), None)
-    if operand is None:
-        return None
-    if operand is not tensor and operand.data_ptr() != tensor.data_ptr():
-        return operand.detach()
-    if _of(weights) != Carried() or weighing.weights.numel() != tensor.numel():
-        return None
-    return weighing.weights.reshape(tensor.shape).to(tensor.dtype)
+) -> tuple[Tensor, Tensor] | None:
+    """The weights that an operation was given and those that it gave, in float32 or more.
+
+    Of an operation in place they are those that left the softmax; where they are gone, or have no data, the operation
+    runs again on weights that are made up.
+    """
+    old = next((tensors[i] for i, arg in enumerate(node.args) if arg is weights and i in tensors), None)
+    if old is not None and not tensor.is_meta and (old is tensor or old.data_ptr() == tensor.data_ptr()):
+        known = _of(weights) == Carried() and weighing.weights.numel() == tensor.numel()
+        old = weighing.weights.reshape(tensor.shape) if known else None
+    if old is None or tensor.is_meta:
+        return _made_up(node, tensors, weights)
+    wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    return old.detach().to(wide), tensor.detach().to(wide)
 
 
-def _by_operation(node: Node, weights: Node) -> str | None:
-    """Without numbers to compare: what the operation does, by its name and its constants."""
-    if node.op in _TRIANGLES or node.op == "zero":
-        return "mask"
-    if node.op in ops.CLAMPS:
-        return None
-    if node.op in _WRITERS:
-        return "mask" if number_of(node, _WRITERS[node.op]) == 0 else "change"
-    if node.op == "where":
-        return "mask" if number_of(node, 2 if node.args[1] is weights else 1) == 0 else "change"
-    if node.op in ("add", "sub") and number_of(node, 1 if node.args[0] is weights else 0) == 0:
-        return None
-    if node.op in ("mul", "div"):
-        position = 1 if node.args[0] is weights else 0
-        other = node.args[position]
-        if not isinstance(other, Node):
-            return None if number_of(node, position) == 1 else "change"
-        value = evaluate(other)
-        if value is None or not bool((value != 1).any()):
+def _made_up(node: Node, tensors: dict[int, Tensor], weights: Node) -> tuple[Tensor, Tensor] | None:
+    """Weights that are made up, and what an operation makes of them; a mask that is not known hides half of them."""
+    random = torch.Generator().manual_seed(0)
+    before = node.operands
+    others = {i: value for i, value in tensors.items() if node.args[i].weights is None}
+    node.operands = {i: value for i, value in others.items() if not value.is_meta}
+    for i, value in others.items():
+        arg = node.args[i]
+        if value.is_meta and not arg.act and not is_learned(arg) and evaluate(arg) is None:
+            shape = tuple(value.shape)
+            half = torch.rand(shape, generator=random) < 0.5
+            node.operands[i] = half if value.dtype == torch.bool else torch.full(shape, _unknown(value))
+    part = part_between(weights, node)
+    try:
+        if part is None or part.is_large:
             return None
-        return "mask" if not bool(((value != 0) & (value != 1)).any()) else "change"
-    return "change"
+        old = torch.rand(weights.shape, generator=random, dtype=torch.float64).softmax(-1).to(part.device)
+        return old, part.run(old)
+    except Exception:  # an operation that does not take the dtype, or an operand that is not known
+        return (old, old) if node.op in ("mul", "div") else None
+    finally:
+        node.operands = before
 
 
-def _divided_by_sum(node: Node) -> bool:
-    """Whether weights are divided by their sum, or multiplied with its inverse."""
-    for parent in node.parents():
-        if parent.total:
-            return node.op == "div" or (node.op == "mul" and _is_inverse(parent))
-    return False
+def _unknown(value: Tensor) -> float:
+    """A number that nobody knows may be any gain; several are as good as ones."""
+    return math.nan if value.numel() == 1 else 1.0
 
 
-def _is_inverse(size: Node) -> bool:
-    """Whether the sum of weights stands in the denominator: 1 / sum, sum ** -1, sum.reciprocal()."""
-    inverse = False
-    while size.total and size.args:
-        turned = size.op == "reciprocal" or (size.op == "div" and not isinstance(size.args[0], Node))
-        inverse ^= turned or (size.op == "pow" and number_of(size, 1) == -1)
-        parent = size.main()
-        if parent is None:
-            break
-        size = parent
-    return inverse
+def _factor(old: Tensor, new: Tensor, axes: tuple[int, ...], rounding: float) -> Tensor | None:
+    """What weights were multiplied by, the same along the axes; None where they were not."""
+    products, squares = ((x * old).masked_fill(old.isnan(), 0.0).sum(axes, keepdim=True) for x in (new, old))
+    by = products / squares
+    expected = by.nan_to_num() * old
+    near = (new - expected).abs() <= rounding * (expected.abs() + torch.finfo(torch.float16).tiny)
+    return by if bool((near | old.isnan() | new.isnan()).all()) else None
 
 
-def _gain(node: Node, tensors: dict[int, Tensor], weights: Node) -> float | None:
-    """The one number that `node` multiplies all weights by; NaN where it is not known, None where there is none."""
-    if node.op not in ("mul", "div") or len(node.args) < 2:
+def _sums_to_one(new: Tensor, axis: int) -> bool:
+    sums = new.nansum(axis)
+    return bool((((sums - 1).abs() < WHOLE) | (sums == 0)).all()) and bool((sums != 0).any())
+
+
+def _meets_their_sum(node: Node, weighing: Weighing, axis: int) -> bool:
+    """Whether an operand is made of the weights, and has one number for all along an axis."""
+    made = [p for p in node.parents() if p.weighing is weighing and len(p.shape) == len(node.shape)]
+    return any(p.shape[axis] == 1 for p in made)
+
+
+def _is_single(node: Node, weights: Node) -> bool:
+    """Whether weights met one number for all of them, and none that the model learns, as a gate is."""
+    others = [parent for parent in node.parents() if parent is not weights]
+    return all(math.prod(other.shape) == 1 and origin(other).op != "parameter" for other in others)
+
+
+# -- another tensor ----------------------------------------------------------------------------------------------------
+
+
+def join(node: Node, weights: Node, weighing: Weighing, before: Carried) -> Carried | None:
+    """What weights have gone through after another tensor, or a number, joined them; None where none did."""
+    detail = _JOINED.get(node.op)
+    others = [parent for parent in node.parents() if parent is not weights]
+    if detail is None or node.shape != weights.shape or not weighing.node.products:
         return None
-    position = 1 if node.args[0] is weights else 0
-    if node.op == "div" and position == 0:
+    if (node.op == "div" and node.args[0] is not weights) or (node.op in ("mul", "div") and not others):
         return None
-    arg, value = node.args[position], tensors.get(position)
-    if isinstance(arg, Node) and math.prod(arg.shape) != 1:
+    # One number a row that is added is no change of them, though it may be made of them: w - w.mean(-1).
+    rows = node.op in _LINEAR
+    inside = [p for p in others if not (rows and p.shape[-1:] == (1,) and len(p.shape) == len(node.shape))]
+    if any(_is_made_of(other, weighing) for other in inside):
         return None
-    known = value is not None and not value.is_meta
-    number = float(value) if known and value is not None else number_of(node, position)
-    if not number:
-        return math.nan if number is None else None
-    return 1 / number if node.op == "div" else number
+    return before.joined(detail if others else detail.replace("another tensor", "a constant"))
 
 
-def _by_row_or_head(node: Node, weights: Node, weighing: Weighing) -> bool:
-    """Whether the factor is one number for all keys of a row, as a head mask or a learned gate is."""
-    position = 1 if node.args[0] is weights else 0
-    factor = node.args[position] if len(node.args) > 1 else None
-    if not isinstance(factor, Node) or (node.op == "div" and position == 0):
-        return False
-    if not factor.shape or all(n == 1 for n in factor.shape):
-        return origin(factor).op == "parameter"
-    axis = _keys(node, weighing) % len(node.shape) - len(node.shape)
-    return -axis > len(factor.shape) or factor.shape[axis] == 1
-
-
-def _descends(node: Node, weighing: Weighing) -> bool:
+def _is_made_of(node: Node, weighing: Weighing) -> bool:
     """Whether a tensor is computed from the numbers of the weights, and not from their shape alone."""
     return any(ancestor.weighing is weighing for ancestor in ancestors(node, closed=ops.CREATIONS))
 
 
-def over_their_sum(carried: Carried, tensor: Tensor | None, contracted: int) -> Carried:
-    """What weights went through, where they were divided by their sum over the axis that the value product sums over.
+# -- dropout -----------------------------------------------------------------------------------------------------------
 
-    Slots compete for an input, and what each has of all inputs sums to 1 (Locatello et al. 2020, section 2.1).
-
-    Args:
-        carried: what they went through.
-        tensor: their values as they meet those of v.
-        contracted: the axis of it that the product sums over, -1 or -2.
-    """
-    if OTHER_SUM not in carried.changes or tensor is None or tensor.is_meta or not tensor.numel():
-        return carried
-    sums = tensor.detach().to(torch.float32).sum(contracted)
-    if not bool(((sums - 1).abs() < _WHOLE).all()):
-        return carried
-    return replace(carried, changes=tuple(name for name in carried.changes if name != OTHER_SUM)).over_sum()
+# What keeps an entry: a uniform random number beyond a bound; the rate from the bound.
+_COMPARED: dict[str, Callable[[float], float]] = {
+    **dict.fromkeys(("gt", "ge"), lambda bound: bound),
+    **dict.fromkeys(("lt", "le"), lambda bound: 1 - bound),
+}
+_UNIFORM = frozenset({"rand", "rand_like", "uniform"})
 
 
-OTHER_AXIS = "softmax over another axis than the value product sums over"
-QUERIES = "softmax over the queries"
-
-
-def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: Weighing) -> str | None:
-    """What is wrong where the value product does not sum over the softmax's axis.
-
-    Rows of one matrix that sum to 1 are right; where they do not (dropout, masks), the views since the softmax tell.
-
-    Args:
-        weights: the product's operand.
-        tensor: its values.
-        contracted: the axis of it that the product sums over, -1 or -2.
-        weighing: the softmax.
-    """
-    if len(weights.shape) < 2 or weighing.edges is not None:
+def dropped(node: Node) -> tuple[float, float] | None:
+    """(rate, gain) of the dropout that `node` applies, where one of its operands is a random mask; None without one."""
+    if node.op == "native_dropout":
+        rate = float(node.args[1]) if node.args[2] else 0.0
+        return (rate, 1 / (1 - rate)) if 0 < rate < 1 else None
+    if node.op != "mul":
         return None
-    other = -3 - contracted
-    known = tensor is not None and not tensor.is_meta and bool(tensor.numel())
-    if known and tensor is not None:
-        matrix = tensor.detach().reshape(-1, *tensor.shape[-2:])[0].to(torch.float32)
-        over, across = ((matrix.sum(axis) - 1).abs() for axis in (contracted, other))
-        if bool((over < _WHOLE).all()):
+    return next((kept for parent in node.parents() if not parent.act and (kept := _kept(parent)) is not None), None)
+
+
+def _kept(mask: Node) -> tuple[float, float] | None:
+    gain = 1.0
+    while mask.op in ops.VIEWS | ops.SAME | {"div", "mul"}:
+        number = number_of(mask, 1) if mask.op in ("div", "mul") else 1.0
+        parent = mask.main()
+        if not number or parent is None:
             return None
-        if min(tensor.shape[-2:]) > 1 and bool((across < _WHOLE).all()) and bool((over > _PARTIAL).any()):
-            return QUERIES
-    axes = _axes(weights, weighing)
-    if not axes or contracted % len(weights.shape) in axes:
+        gain *= 1 / number if mask.op == "div" else number
+        mask = parent
+    rate = _rate(mask)
+    return None if rate is None else (rate, gain)
+
+
+def _rate(mask: Node) -> float | None:
+    """Of entries that a random mask sets to 0."""
+    if mask.op == "bernoulli":
+        kept = number_of(mask, 1) if len(mask.args) > 1 else _probability(mask)
+        return None if kept is None else 1 - kept
+    bound = number_of(mask, 1)
+    if bound is None or mask.op not in _COMPARED or mask.args[0].op not in _UNIFORM:
         return None
-    return QUERIES if axes == {other % len(weights.shape)} else OTHER_AXIS
+    return _COMPARED[mask.op](bound)
 
 
-def sum_fault(weights: Node, summed: set[int], weighing: Weighing) -> str | None:
-    """The same, where weights and values were multiplied by broadcasting and then summed.
-
-    Args:
-        weights: the multiplication's operand.
-        summed: axes of its result that the sum is over, counted from the end.
-        weighing: the softmax.
-    """
-    axes = {axis - len(weights.shape) for axis in _axes(weights, weighing) or ()}
-    if not axes or axes & summed:
-        return None
-    beside = {axis for axis in summed if -axis <= len(weights.shape) and weights.shape[axis] > 1}
-    return QUERIES if any(abs(a - b) == 1 for a in axes for b in beside) else OTHER_AXIS
+def _probability(mask: Node) -> float | None:
+    """The probability that `x.bernoulli_()` takes without one; `torch.bernoulli(x)` has it in x."""
+    if mask.func is not None and mask.func._schema.is_mutable:
+        return 0.5
+    value = evaluate(mask.args[0])
+    known = value is not None and value.numel() and bool((value == value.flatten()[0]).all())
+    return float(value.flatten()[0]) if known and value is not None else None
 
 
-_WHOLE, _PARTIAL = 1e-2, 5e-2  # how far from 1 a whole row's sum may be, and how near another's never is
-
-
-def _axes(weights: Node, weighing: Weighing) -> set[int] | None:
-    """Axes of `weights` along which the softmax's axis runs; None where the way there could not be followed."""
-    way: list[Node] = []
-    while weights.args:
-        way.append(weights)
-        parent = weights.args[0]
-        if not isinstance(parent, Node) or parent.weighing is not weighing:
-            return None
-        weights = parent
-    shape = weighing.entry.shape
-    if weights.shape != shape or any(
-        node.op not in ops.VIEWS | ops.SAME and node.shape != node.args[0].shape for node in way
-    ):
-        return None
-    line = torch.arange(shape[weighing.dim]) > 0
-    place = line.view([-1 if d == weighing.dim % len(shape) else 1 for d in range(len(shape))]).expand(shape)
-    try:
-        for node in reversed(way):
-            place = replay(node, place) if node.op in ops.VIEWS else place
-    except (RuntimeError, IndexError):
-        return None
-    for axis, stride in enumerate(place.stride()):  # along a stride of 0 nothing can differ
-        place = place.narrow(axis, 0, 1) if stride == 0 and place.shape[axis] else place
-    return {axis for axis in range(place.dim()) if bool((place != place.narrow(axis, 0, 1)).any())}
+def number_of(node: Node, position: int) -> float | None:
+    """The argument at `position` as a number, also where the model's code made a tensor of it."""
+    arg = node.args[position] if position < len(node.args) else None
+    if isinstance(arg, Node):
+        value = evaluate(arg)
+        return float(value) if value is not None and value.numel() == 1 else None
+    return node.number(position)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from sqrtdk.tracing.classify.additive import is_additive, is_score
+from sqrtdk.tracing.classify.pairs import is_additive, is_score
 from sqrtdk.tracing.probe.effects import Moved, moved
 from sqrtdk.tracing.read.mixing import read_residual_mixing
 from sqrtdk.tracing.read.operations import OPERATIONS, Readers, beside_product, unknown

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 from torch import Tensor
 
-from sqrtdk.tracing.classify.edge_scores import is_additive
-from sqrtdk.tracing.read import chain
+from sqrtdk.tracing.classify.pairs import is_additive
+from sqrtdk.tracing.read.chain import READERS, Link, read_chain
 from sqrtdk.tracing.read.factors import factor_of_edges
 from sqrtdk.tracing.read.reading import Edges, Layout, Reading
 from sqrtdk.tracing.read.side import Side, follow
@@ -25,10 +24,10 @@ _LARGEST = 2**24  # logits, with every node's edges filled up to those of the no
 
 def read_edges(weighing: Weighing, groups: EdgeGroups, value: Tensor, output: Tensor) -> Reading | str:
     """An edge softmax met values: read it back. A string says why it is no attention."""
-    way = chain.read_chain(weighing.node, READERS)
+    way = read_chain(weighing.node, {**READERS, "mul": _multiplied})
     layout = _layout(weighing.logits, groups, value)
     if way.product is None or way.product.product is None:
-        return _without_product(weighing, chain.Chain(None), layout, value)
+        return _without_product(weighing, layout, value)
     left, right = (arg for arg in way.product.args if isinstance(arg, Node))
     query, key = (_side(node, where) for node, where in ((left, "q"), (right, "k")))
     width, fault = left.shape[-1], weighing.fault
@@ -54,39 +53,24 @@ def read_edges(weighing: Weighing, groups: EdgeGroups, value: Tensor, output: Te
     )
 
 
-def read_beside(weighing: Weighing, value: Tensor) -> Reading:
-    """A softmax over rows, dense, whose logits were multiplied row by row: that is not read."""
-    logits = weighing.logits.movedim(weighing.dim, -1)
-    rows, columns = (1, *logits.shape)[-2:]
-    layout = Layout(math.prod(logits.shape[:-2]), 1, rows, columns, 0, value.shape[-1])
-    return _of_score(weighing, "unknown(mul)", chain.Chain(None), layout, value, kind="eager")
-
-
-def _without_product(weighing: Weighing, way: chain.Chain, layout: Layout, value: Tensor) -> Reading | str:
-    if is_additive(weighing.node):
-        return _of_score(weighing, "additive", way, layout, value)
-    node = weighing.node
+def _without_product(weighing: Weighing, layout: Layout, value: Tensor) -> Reading | str:
+    """An attention whose logits are no product of q and k; a string says that it is none."""
+    node, additive = weighing.node, is_additive(weighing.node)
     while not node.is_root and (parent := node.main()) is not None:
         node = parent
-    if node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None):
+    pooled = node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None)
+    if pooled and not additive:
         return f"{KIND}: {ONE_PROJECTION}"
-    return _of_score(weighing, f"unknown({node.op})", way, layout, value)
-
-
-def _of_score(
-    weighing: Weighing, score: str, way: chain.Chain, layout: Layout, value: Tensor, *, kind: str = KIND
-) -> Reading:
-    """An attention whose logits are no product of q and k."""
-    additive = score == "additive"
+    score = "additive" if additive else f"unknown({node.op})"
     stage = Stage("logits", "score" if additive else "unknown", score)
     return Reading(
         site=weighing.entry.site,
-        kind=kind,
+        kind=KIND,
         op=weighing.op,
         layout=layout,
         query=Side(None, None, (stage,), unknown=() if additive else (score,)),
         key=Side(None, None),
-        steps=way.steps,
+        steps=(),
         operands=None,
         dtype=value.dtype,
         logits_dtype=weighing.logits.dtype,
@@ -130,26 +114,11 @@ def _sources(node: Node) -> int | None:
     return None
 
 
-# -- one reader an operation, where it differs from those of dense logits ----------------------------------------------
-
-
-def _multiplied(link: chain.Link) -> tuple[Step, ...]:
-    """A factor; a tensor of the edges is none."""
-    node = link.node
-    position = 1 if node.args[0] is link.main else 0
-    other = node.args[position]
-    if isinstance(other, Node) and other.act:
-        return (Unknown(f"{node.op} by a tensor of the edges"),)
-    steps = chain.READERS[node.op](link)
+def _multiplied(link: Link) -> tuple[Step, ...]:
+    """A factor; on every edge it may be that of the edge's kind: relation priors of HGT (Hu et al. 2020)."""
+    steps, node = READERS[link.node.op](link), link.node
+    other = node.args[1] if node.args[0] is link.main else node.args[0]
     if not isinstance(other, Node) or not isinstance(steps[0], Unknown):
         return steps
-    heads, inverse = node.shape[-1], node.op == "div" and position == 1
-    factor = factor_of_edges(other, node.operands.get(position), heads, inverse=inverse)
+    factor = factor_of_edges(other, node.operands.get(node.args.index(other)), node.shape[-1], inverse=False)
     return steps if factor is None else (Scale(factor),)
-
-
-READERS: dict[str, Callable[[chain.Link], tuple[Step, ...]]] = {
-    **chain.READERS,
-    "mul": _multiplied,
-    "div": _multiplied,
-}

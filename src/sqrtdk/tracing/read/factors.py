@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.classify.axes import paired_axes
+from sqrtdk.tracing.classify.mixing import paired_axes
 from sqrtdk.tracing.records import DATA, ROWS, Factor
 from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.graph import Node, ancestors, capacity, is_learned

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.classify.dropped import dropped
+from sqrtdk.tracing.classify.weights import dropped
 from sqrtdk.tracing.read.blocks import Span, aligned, assembled, join, positions_of
 from sqrtdk.tracing.read.chain import read_chain
 from sqrtdk.tracing.read.eager import read_span

@@ -55,7 +55,6 @@ class Node:
     product: Product | None = None  # queries met keys
     weights: Weights | None = None  # it carries the weights of a softmax
     partial: Partial | None = None  # it carries a sum of exponentials times values
-    total: bool = False  # it is made of a sum of weights alone, by which they are divided
 
     # Aliases of the values, where they are kept, and of the operation's other tensors, by position and place in a list.
     value: Tensor | None = None
@@ -109,7 +108,7 @@ class Node:
         self.args, self.kwargs, self.operands = (), {}, {}
         self.product = self.weights = None
         self._roots = self._products = frozenset()
-        self.root, self.value, self.total = root, value, False
+        self.root, self.value = root, value
 
     def stand_for(self, op: str, func: Any, *args: Any) -> None:
         """Be read as another operation with the same result."""

@@ -177,7 +177,6 @@ class Root:
     additive: bool = False  # it is an additive score, v . tanh(q + k)
     # It projects pairs of rows of two activations, or a curve over them: all pairs, or a single row with all others.
     paired: bool | None = None
-    meets: bool = False  # it adds, or projects, rows of two activations, an edge of a graph each
     gathered_by: int | None = None  # serial number of the list by which the rows that a projection read were gathered
     projects: bool = False  # a library's own operation projected, or what one gave became floating-point again
     inverse: bool = False  # it is a product of weights with themselves, a step to their inverse (Nystroem)
@@ -195,7 +194,6 @@ class Product:
     dtype: torch.dtype  # in which it was stored
     largest: Tensor | None  # the largest |q . k|, where it was measured
     distance: int | None = None  # it is |q - k| to this power, 1 or 2; None where it is q . k
-    edges: bool = False  # row is multiplied with row, and not every row with every other
 
 
 @dataclass(frozen=True, slots=True, eq=False)
