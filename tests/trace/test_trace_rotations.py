@@ -210,6 +210,22 @@ def test_a_number_of_unknown_value_inside_a_rotation_is_not_guessed() -> None:
     assert traced(attend, by=nn.Parameter(torch.tensor([0.5]))).scale.effective == pytest.approx(ROOT / 4)
 
 
+def with_a_sign_lost(x: Tensor) -> Tensor:
+    angle, (a, b) = torch.cat([table(x)] * 2, -1), x.chunk(2, -1)
+    return x * angle.cos() + torch.cat([b, a], -1) * angle.sin()
+
+
+def with_a_gain(x: Tensor) -> Tensor:
+    return torch.addcmul(x, x, torch.cat([table(x)] * 2, -1).cos())
+
+
+@each("turn", [with_a_sign_lost, with_a_gain])
+def test_what_does_not_keep_lengths_is_no_rotation(turn: Callable[[Tensor], Tensor]) -> None:
+    call = traced(lambda m, q, k, v: scores(turn(q), turn(k), v))
+    assert call.unknown
+    assert call.scale.effective is None
+
+
 class Turning:
     """A rotation that is no module, and keeps its tables by device and length."""
 

@@ -142,10 +142,11 @@ def _along(part: Part, axis: int) -> Norm | None:
 def _tried(part: Part, axis: int, rows: Tensor) -> Norm | None:
     """The normalisation of two lots of unit vectors: a gain that fits both is none of a single vector."""
     units = torch.stack([rows[0], -rows[1]])
-    long = torch.stack([part.run(_LONG * units[0]), part.run(2 * _LONG * units[1])])
+    learned = {arg: torch.ones(arg.shape) for arg, value in _learned(part) if value is None or value.is_meta}
+    long = torch.stack([part.run(_LONG * units[0], learned), part.run(2 * _LONG * units[1], learned)])
     if long.shape != units.shape:
         raise RuntimeError("not the shape of what went in")
-    size, short = float(long.abs().amax()), part.run(_SHORT * units[0])
+    size, short = float(long.abs().amax()), part.run(_SHORT * units[0], learned)
     if not size or not math.isfinite(size):
         return None
     if bool((short.norm(dim=axis) < _BROUGHT * long[0].norm(dim=axis)).any()):

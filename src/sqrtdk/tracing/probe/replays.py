@@ -7,7 +7,7 @@ what comes out is looked at. Nothing of the model runs; operations that write in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,13 @@ from torch import Tensor
 
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.constants import evaluate, part
-from sqrtdk.tracing.watch.graph import Node, dominator, is_learned
+from sqrtdk.tracing.watch.graph import Node, dominator
 
 _LARGEST = 2**22  # numbers of one tensor
 _MOST = 2**11  # operations
 _CASTS = frozenset({"_to_copy", "to", "type_as", "_autocast_to_reduced_precision", "_autocast_to_full_precision"})
-_SIZELESS = frozenset({"unsqueeze", "squeeze"})  # views that do not hold the sizes of what they view
+_RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias"})
+_BY_PLACE = frozenset({"index", "index_select", "gather", "as_strided", "repeat"})  # they need all entries
 _UNREPEATABLE = ops.RANDOM | {"native_dropout", "bernoulli", "dropout", "random"}
 
 
@@ -61,47 +62,45 @@ class Part:
         """Whether the run had no values of what the operations met."""
         return any(value.is_meta for node in self.order for value in node.operands.values())
 
-    def sampled(self, axis: int) -> tuple[int, ...]:
-        """The shape of the first and the last of each axis but `axis`."""
-        dims = len(self.source.shape)
-        return tuple(n if d - dims == axis else min(n, 2) for d, n in enumerate(self.source.shape))
+    def sampled(self, axis: int, known: Collection[Node] = ()) -> tuple[int, ...]:
+        """The source's shape with no more than two entries along each axis on which all entries fare alike.
 
-    def run(self, value: Tensor) -> Tensor:
-        """What comes out for a value of the source's shape, or for the first and the last of some of its axes.
+        The operations leave such an axis in its place, and no operand but those in `known` varies along it. The last
+        axis and `axis` stay whole.
+        """
+        shape, inside = self.source.shape, {self.source, *self.order, *known}
+        alike = set(range(len(shape) - 1)) - {axis % len(shape)}
+        for node in self.order:
+            if node.op in _BY_PLACE:
+                return shape
+            alike = {a for a in alike if node.shape[a : a + 1] == shape[a : a + 1]}
+            for operand in (parent for parent in node.parents() if parent not in inside):
+                before = len(node.shape) - len(operand.shape)
+                alike = {a for a in alike if a < before or operand.shape[a - before] == 1}
+        return tuple(min(n, 2) if a in alike else n for a, n in enumerate(shape))
 
-        Parameters without values count as ones.
+    def run(self, value: Tensor, known: Mapping[Node, Tensor] | None = None) -> Tensor:
+        """What comes out for a value of the source's shape, or of that of a sample.
+
+        Args:
+            value: goes in at the source.
+            known: values of operands that the run did not have.
 
         Raises:
             Exception: of an operation, for a dtype or numbers that it does not take, or for a sample.
         """
-        known = {self.source: value}
-        sample = None if tuple(value.shape) == self.source.shape else _Sample(self.source.shape, tuple(value.shape))
+        values = {self.source: value, **(known or {})}
         for node in self.order:
             if node.op == "overwrite":
-                known[node] = _overwritten(node, known)
+                values[node] = _overwritten(node, values)
             else:
-                known[node] = _ran(node, known, value.dtype, sample)
-        return known[self.end]
+                values[node] = _ran(node, values, value.dtype, self._sizes(node, value))
+        return values[self.end]
 
-
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """The first and the last of some axes of a shape."""
-
-    whole: tuple[int, ...]
-    taken: tuple[int, ...]
-
-    def of(self, operand: Tensor) -> Tensor:
-        """The part of an operand that meets what was taken."""
-        for axis in range(-operand.dim(), 0):
-            size = self.whole[axis]
-            if operand.shape[axis] == size != self.taken[axis]:
-                operand = operand.index_select(axis, torch.tensor([0, size - 1], device=operand.device))
-        return operand
-
-    def sizes(self, sizes: Any) -> list[int]:
-        """Those that `x.expand(sizes)` would have been called with."""
-        return [taken if n == whole else n for n, whole, taken in zip(sizes, self.whole, self.taken, strict=True)]
+    def _sizes(self, node: Node, value: Tensor) -> list[int]:
+        """The shape of what a node gives, where `value` may be a sample of the source."""
+        taken = {a: n for a, n in enumerate(value.shape) if n != self.source.shape[a]}
+        return [taken.get(a, n) for a, n in enumerate(node.shape)]
 
 
 def inwards(node: Node, deepest: int) -> Iterator[Part]:
@@ -143,16 +142,17 @@ def _is_operand(node: Node, parent: Node) -> bool:
     return any(i in node.operands for i, arg in enumerate(node.args) if arg is parent)
 
 
-def _ran(node: Node, known: dict[Node, Tensor], dtype: torch.dtype, sample: _Sample | None) -> Tensor:
+def _ran(node: Node, known: dict[Node, Tensor], dtype: torch.dtype, sizes: list[int]) -> Tensor:
     """An operation with other values in the places of nodes."""
-    args: list[Any] = [_argument(node, i, arg, known, sample) for i, arg in enumerate(node.args)]
-    if sample is not None and node.op in ops.VIEWS - _SIZELESS:
-        if node.op != "expand":
-            raise RuntimeError(f"{node.op} needs all rows")
-        args[1] = sample.sizes(args[1])
+    args = [_argument(node, i, arg, known) for i, arg in enumerate(node.args)]
     if node.op in _CASTS:
         cast: Tensor = args[0]
         return cast
+    if node.op in _RESHAPES:
+        whole: Tensor = args[0]
+        return whole.reshape(sizes)
+    if node.op == "expand":
+        args[1] = sizes
     args = [_in_dtype(arg, dtype) for arg in args]
     schema = getattr(node.func, "_schema", None)
     if schema is not None and schema.is_mutable:
@@ -169,32 +169,29 @@ def _in_dtype(arg: Any, dtype: torch.dtype) -> Any:
     return arg.to(dtype) if isinstance(arg, Tensor) and arg.is_floating_point() else arg
 
 
-def _argument(node: Node, place: int, arg: Any, known: dict[Node, Tensor], sample: _Sample | None) -> Any:
+def _argument(node: Node, place: int, arg: Any, known: dict[Node, Tensor]) -> Any:
     if isinstance(arg, (list, tuple)):
-        items = enumerate(arg)
-        return [_value(node, (place, j), x, known, sample) if isinstance(x, Node) else x for j, x in items]
-    return _value(node, place, arg, known, sample) if isinstance(arg, Node) else arg
+        return [_value(node, (place, j), x, known) if isinstance(x, Node) else x for j, x in enumerate(arg)]
+    return _value(node, place, arg, known) if isinstance(arg, Node) else arg
 
 
-def _value(
-    node: Node, place: int | tuple[int, int], arg: Node, known: dict[Node, Tensor], sample: _Sample | None
-) -> Tensor:
+def _value(node: Node, place: int | tuple[int, int], arg: Node, known: dict[Node, Tensor]) -> Tensor:
     if arg in known:
         return known[arg]
     value = node.operands.get(place)
     if value is None or value.is_meta:
         value = evaluate(arg)
-    if value is None and not arg.act and is_learned(arg):
-        value = torch.ones(arg.shape)
     if value is None:
         raise RuntimeError(f"the values of an operand of {node.op} are not known")
-    return value if sample is None else sample.of(value)
+    return value
 
 
 def _overwritten(node: Node, known: dict[Node, Tensor]) -> Tensor:
     """A tensor of which a part was written."""
     old, write = node.args
     before = known[old] if old in known else evaluate(old)
+    if before is None and "empty" in old.op and write in known:  # what is not written later is no number
+        before = known[write].new_full(old.shape, math.nan)
     if before is None or write not in known:
         raise RuntimeError("what was written to is not known")
     after = before.to(known[write].dtype).clone()

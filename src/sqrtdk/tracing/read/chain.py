@@ -14,7 +14,7 @@ from sqrtdk.tracing.probe.effects import Moved, moved
 from sqrtdk.tracing.read.mixing import read_residual_mixing
 from sqrtdk.tracing.read.operations import OPERATIONS, Readers, beside_product, unknown
 from sqrtdk.tracing.read.operations import Link as Link
-from sqrtdk.tracing.read.rotary import paired
+from sqrtdk.tracing.read.rotations import paired
 from sqrtdk.tracing.read.side import follow
 from sqrtdk.tracing.read.written import Written, put_back, read_written
 from sqrtdk.tracing.records import Factor

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.probe.norms import is_computed_gain
-from sqrtdk.tracing.read.amplitude import amplitude_of_points
 from sqrtdk.tracing.read.factors import of_the_rows, read_factor, source_of
-from sqrtdk.tracing.read.rotary import decayed, turned
+from sqrtdk.tracing.read.rotations import amplitude_of_points, decayed, turned
 from sqrtdk.tracing.records import DATA, Factor, Stage
 from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.graph import Node, is_learned

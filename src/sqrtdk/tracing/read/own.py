@@ -18,7 +18,7 @@ from sqrtdk.tracing.read.factors import tensor_factor
 from sqrtdk.tracing.read.fused import CAUSAL
 from sqrtdk.tracing.read.masks import read_addend
 from sqrtdk.tracing.read.reading import Layout, Reading, Vectors
-from sqrtdk.tracing.read.rotary import paired
+from sqrtdk.tracing.read.rotations import paired
 from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.records import ROWS, Factor
 from sqrtdk.tracing.steps import Hide, Scale, Sink, Softcap, Step

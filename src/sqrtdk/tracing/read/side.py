@@ -21,11 +21,10 @@ from sqrtdk.tracing.probe import effects
 from sqrtdk.tracing.probe.norms import Norm, norm_at, norms_inwards
 from sqrtdk.tracing.probe.replays import Part
 from sqrtdk.tracing.read.factors import tensor_factor
-from sqrtdk.tracing.read.matrices import turned_by_matrix, turned_by_sum
 from sqrtdk.tracing.read.multiply import multiplied
 from sqrtdk.tracing.read.pieces import assembled, joined, moved, padded
 from sqrtdk.tracing.read.pooling import POOLS, REDUCTIONS, convolved, pooled
-from sqrtdk.tracing.read.rotary import repeats, rotated
+from sqrtdk.tracing.read.rotations import repeats, rotated, turned_by_matrix
 from sqrtdk.tracing.read.stacked import picked
 from sqrtdk.tracing.read.sums import summed
 from sqrtdk.tracing.records import BY_DATA, Factor, Stage
@@ -352,10 +351,6 @@ def _assembled(node: Node, main: Node, where: str) -> Side:
     return assembled(node, where, follow)
 
 
-def _sum(node: Node, main: Node, where: str) -> Side:
-    return turned_by_sum(node, main, where, follow) or _unknown(node, main, where)
-
-
 def _turned(node: Node, main: Node, where: str) -> Side:
     return follow(main, where).then(Stage(where, "rope", "by its effect"), rope=True)
 
@@ -371,7 +366,6 @@ READERS: dict[str, Callable[[Node, Node, str], Side]] = {
     "constant_pad_nd": _padded,
     "cat": _joined,
     "overwrite": _assembled,
-    "sum": _sum,
     **dict.fromkeys(POOLS | REDUCTIONS, _pooled),
     ROTATION: _turned,
     "add": _shifted,

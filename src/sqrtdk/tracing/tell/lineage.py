@@ -10,10 +10,9 @@ from torch import Tensor
 
 from sqrtdk.tracing.classify.outside import ROTATION
 from sqrtdk.tracing.probe.norms import name_of_gain, norm_within
-from sqrtdk.tracing.read.matrices import turned_by_matrix, turned_by_sum
 from sqrtdk.tracing.read.multiply import multiplied
 from sqrtdk.tracing.read.regroup import regrouped
-from sqrtdk.tracing.read.rotary import rotated
+from sqrtdk.tracing.read.rotations import rotated, turned_by_matrix
 from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.constants import part, written
@@ -115,8 +114,6 @@ def _span(node: Node) -> Span | None:
     side: Side | None
     if node.op == "mul" and main is not None and any(value.is_complex() for value in node.operands.values()):
         side = multiplied(node, main, "q", _alone)
-    elif node.op == "sum" and main is not None:
-        side = turned_by_sum(node, main, "q", _alone)
     else:
         side = rotated(node, "q", _alone)
     if side is None or not side.rope or side.root is None or side.unknown:
