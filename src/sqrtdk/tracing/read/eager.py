@@ -11,8 +11,8 @@ from sqrtdk.tracing.read.blocks import Span, aligned, beside, join_beside
 from sqrtdk.tracing.read.chain import read_chain
 from sqrtdk.tracing.read.distances import completed
 from sqrtdk.tracing.read.layout import lay_out
-from sqrtdk.tracing.read.nested import read_nested
 from sqrtdk.tracing.read.orient import Orientation, operands, orientation
+from sqrtdk.tracing.read.packed import read_nested
 from sqrtdk.tracing.read.reading import Cell, Layout, Logits, Reading
 from sqrtdk.tracing.read.rotary import paired
 from sqrtdk.tracing.read.rows import norm_fault, over_channels, place_heads, place_rows

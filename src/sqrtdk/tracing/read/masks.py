@@ -24,6 +24,12 @@ _FAR = -1e3  # a mask that carries a bias besides reaches at least this low
 _TWO_VALUED = -50.0
 LEAST_KEYS = 4  # below it two numbers fit a pattern by chance
 _FURTHEST = 500  # ancestors of a tensor without values that are asked what it is
+LARGEST = 2**28  # elements of a mask, one byte each
+
+
+def band(rows: int, columns: int, above: int, device: torch.device) -> Tensor:
+    """(1, 1, L, S) bool, True where row i sees key j: j <= i + above."""
+    return torch.ones(1, 1, rows, columns, dtype=torch.bool, device=device).tril_(above)
 
 
 def read_overwritten(
