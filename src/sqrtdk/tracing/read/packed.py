@@ -11,9 +11,8 @@ from torch import Tensor
 
 from sqrtdk.tracing.read import masks
 from sqrtdk.tracing.read.factors import read_factor
-from sqrtdk.tracing.read.reading import Layout, Reading, Vectors
+from sqrtdk.tracing.read.reading import Layout, Reading, Vectors, of_softmax
 from sqrtdk.tracing.read.side import Side, follow
-from sqrtdk.tracing.read.unfused import SAFE_SOFTMAX, merge_scale
 from sqrtdk.tracing.records import Factor, Stage
 from sqrtdk.tracing.steps import Scale, Step, Unknown
 from sqrtdk.tracing.watch import ops
@@ -190,26 +189,19 @@ def read_nested(weighing: Weighing, value: Tensor) -> Reading | str:
     query, key = _side(product.args[0], "q", queries), _side(product.args[1], "k", keys)
     steps: tuple[Step, ...] = tuple(Scale(m) if isinstance(m, Factor) else Unknown(m) for m in met)
     by = math.prod(m.value or math.nan for m in met if isinstance(m, Factor))
-    by_sdpa = weighing.op == SAFE_SOFTMAX
-    if by_sdpa:
-        query, key, steps = merge_scale(query, key, steps)
     unread = next((m for m in met if isinstance(m, str)), None)
     heads, width = rows.shape[1:]
     value_width = value.unbind()[0].shape[-1]
     layout = Layout(queries.count, heads, queries.longest, keys.longest, width, value_width)
-    return Reading(
-        site=weighing.entry.site,
-        kind="sdpa" if by_sdpa else "eager",
-        op="aten._scaled_dot_product_attention_math" if by_sdpa else weighing.op,
+    return of_softmax(
+        weighing,
+        query,
+        key,
+        steps,
         layout=layout,
-        query=query,
-        key=key,
-        steps=steps,
         operands=Pairs(queries, keys, q.device).vectors(rows, columns, by, exact=True),
         dtype=q.dtype,
         logits_dtype=weighing.logits.dtype,
-        device=q.device,
-        dropout=weighing.dropout,
         no_slope=unread,
         no_stats=None if unread is None else f"{unread} on nested logits is not read",
     )
