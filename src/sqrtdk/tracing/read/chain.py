@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 
 from sqrtdk.tracing.classify.additive import is_additive, is_score
 from sqrtdk.tracing.probe.effects import Moved, moved
-from sqrtdk.tracing.read.mixing import read_residual_mixing
-from sqrtdk.tracing.read.operations import OPERATIONS, Readers, beside_product, unknown
+from sqrtdk.tracing.read.masks import Written, put_back, read_written
+from sqrtdk.tracing.read.operations import OPERATIONS, Readers, beside_product, read_residual_mixing, unknown
 from sqrtdk.tracing.read.operations import Link as Link
 from sqrtdk.tracing.read.rotary import paired
 from sqrtdk.tracing.read.side import follow
-from sqrtdk.tracing.read.written import Written, put_back, read_written
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Beside, Scale, Sink, Softcap, Step, Unknown
 from sqrtdk.tracing.watch import ops, places
