@@ -260,8 +260,7 @@ def _hide(cells: Sequence[Cell], layout: Layout, like: Hide, which: slice, whole
     # Padding, of keys that some rows have not computed at all: those rows do not say anything else of it.
     if visible is not None and which != slice(0) and all(_same_rows(_of(cell, visible)) for cell in cells):
         visible = visible.any(-2, keepdim=True).expand_as(visible)
-    shape = (layout.batch, layout.heads, layout.rows, layout.columns)
-    return replace(like, visible=None if visible is None else Placed(visible, (), shape), source=None)
+    return replace(like, visible=None if visible is None else Placed(visible, (), layout.shape), source=None)
 
 
 def _bias(cells: Sequence[Cell], layout: Layout, like: Bias, place: int) -> Bias:
@@ -270,9 +269,8 @@ def _bias(cells: Sequence[Cell], layout: Layout, like: Bias, place: int) -> Bias
     if whole is None:
         return replace(like, addend=None)
     named = not like.content and like.name in _NAMED_BY_VALUES and not whole.is_meta
-    shape = (layout.batch, layout.heads, layout.rows, layout.columns)
     name = bias_name(whole, None) if named else like.name
-    return replace(like, name=name or like.name, addend=Placed(whole, (), shape))
+    return replace(like, name=name or like.name, addend=Placed(whole, (), layout.shape))
 
 
 # -- what came out -----------------------------------------------------------------------------------------------------

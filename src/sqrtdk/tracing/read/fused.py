@@ -118,7 +118,7 @@ def read_kernel(call: KernelCall, kernel: Kernel) -> Reading:
     else:
         layout, kv_heads = _layout(arguments, query)
         pairs = Pairs(Sequences(layout.batch, layout.rows), Sequences(layout.batch, layout.columns), _device(q))
-        if q.dim() == 4 and q.shape[1] != layout.heads:
+        if kernel.kind == "compiled" and q.shape[1] != layout.heads:
             q = q.reshape(layout.batch, layout.heads, *q.shape[-2:])
             k = k.reshape(layout.batch, -1, *k.shape[-2:])
     scale, scaled = _scale(arguments, layout)
@@ -245,10 +245,6 @@ def _shaped(tensor: Tensor, lead: Sequence[int], layout: Layout, columns: int) -
     return tensor
 
 
-def _shape(layout: Layout) -> tuple[int, int, int, int]:
-    return layout.batch, layout.heads, layout.rows, layout.columns
-
-
 def _bias(arguments: _Arguments, pairs: Pairs, layout: Layout) -> tuple[tuple[Step, ...], str | None]:
     """The steps of what is added, which may be a mask as well, and of ALiBi; and why they can't be looked at."""
     steps: tuple[Step, ...] = ()
@@ -257,7 +253,7 @@ def _bias(arguments: _Arguments, pairs: Pairs, layout: Layout) -> tuple[tuple[St
         return (Unknown(f"{name} of packed sequences"),), f"{name} of packed sequences is not read"
     if bias is not None and bias.dtype != torch.bool:
         value = _shaped(bias, arguments.lead(layout), layout, layout.columns)
-        steps = as_passed(read_addend(arguments.node("bias"), value, 1.0, (), _shape(layout)))
+        steps = as_passed(read_addend(arguments.node("bias"), value, 1.0, (), layout.shape))
     if slopes is None:
         return steps, None
     if slopes.is_meta or pairs.too_large():
@@ -293,7 +289,7 @@ def _mask(arguments: _Arguments, pairs: Pairs, layout: Layout) -> tuple[tuple[Hi
         visible = visible & _shaped(passed, arguments.lead(layout), layout, layout.columns)
     # the pattern of sequences of unlike lengths does not show in those that are shorter
     name = None if not pairs.unlike else "window" if bounded or right else "causal_lower_right"
-    return (Hide(form, -math.inf, Placed(visible, (), _shape(layout)), name=name),), None
+    return (Hide(form, -math.inf, Placed(visible, (), layout.shape), name=name),), None
 
 
 def _band(arguments: _Arguments) -> tuple[int | None, int | None, bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from sqrtdk.tracing.steps.bias import ZERO_ONE
 from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.graph import Node, ancestors
-from sqrtdk.tracing.watch.writes import block, part, written
+from sqrtdk.tracing.watch.writes import block, part
 
 # A quarter of the most negative float16: logits and biases stay above it, every finfo.min is below.
 HIDDEN = -16000.0
@@ -32,33 +32,6 @@ _FULL = {"full": 1, "full_like": 1, "new_full": 2}  # position of the number
 def band(rows: int, columns: int, above: int, device: torch.device) -> Tensor:
     """(1, 1, L, S) bool, True where row i sees key j: j <= i + above."""
     return torch.ones(1, 1, rows, columns, dtype=torch.bool, device=device).tril_(above)
-
-
-def read_overwritten(
-    condition: Tensor | None,
-    node: object,
-    fill: float | None,
-    views: Sequence[Node],
-    shape: tuple[int, ...],
-    *,
-    keep: bool,
-) -> Hide:
-    """The mask that `masked_fill` or `where` writes over the logits.
-
-    Args:
-        condition: its values; None where they are not known.
-        node: its node.
-        fill: what is written.
-        views: from this step's layout to the softmax's.
-        shape: the logits' at this step.
-        keep: it is True where the logits stay.
-    """
-    if condition is not None and condition.is_meta and isinstance(node, Node):
-        condition = evaluate(node)
-    visible = None
-    if condition is not None and not condition.is_meta:
-        visible = Placed(condition if keep else ~condition, tuple(views), shape)
-    return Hide("bool", -math.inf if fill is None else fill, visible)
 
 
 # -- what is added -----------------------------------------------------------------------------------------------------
@@ -210,45 +183,8 @@ def _as_passed(hide: Hide) -> Hide:
 # -- logits that were written part by part: blocks of a product in a larger tensor, keys that a number hides -----------
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What logits were written over or into.
-
-    Attributes:
-        main: where the logits come from.
-        steps: what the rest of the tensor is to them.
-        placed: they are a part of the tensor.
-        blocks: logits of other products beside them.
-        own: the write that put a part of the logits back, with something done to it.
-    """
-
-    main: Node
-    steps: tuple[Step, ...] = ()
-    placed: bool = False
-    blocks: tuple[Node, ...] = ()
-    own: Node | None = None
-
-
-def read_written(node: Node, views: tuple[Node, ...]) -> Written | None:
-    """What the writes that made `node` come to; None where no logits were written.
-
-    Args:
-        node: the tensor after the last write.
-        views: from it to the softmax, innermost first.
-    """
-    base, writes = written(node)
-    blocks = [source for write in writes if (source := block(write)) is not None]
-    if base.products:
-        own = writes[0] if block(writes[0]) is not None else None
-        numbers = writes if own is None else writes[1:]
-        return Written(base, (_over(node, numbers, views),) if numbers else (), own=own)
-    if len(blocks) > 1:
-        return Written(blocks[0], placed=True, blocks=tuple(blocks[1:]))
-    return Written(blocks[0], _around(node, base, writes, views), placed=True) if blocks else None
-
-
-def put_back(steps: Sequence[Step], write: Node, node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:
-    """What was done to a part of the logits before `write` put it back, as steps of the whole.
+def spread_over(steps: Sequence[Step], write: Node, node: Node, views: tuple[Node, ...]) -> tuple[Step, ...] | None:
+    """Biases and masks of a part of the logits that `write` put back, as steps of the whole; None with others.
 
     Args:
         steps: from the part that was taken to the part that was put back.
@@ -263,30 +199,29 @@ def put_back(steps: Sequence[Step], write: Node, node: Node, views: tuple[Node, 
         part(write, every).copy_(value)
         return Placed(every, views, node.shape)
 
-    told: list[Step] = []
+    spread: list[Step] = []
     for step in steps:
         if isinstance(step, Bias):
-            told.append(replace(step, addend=None if step.addend is None else whole(step.addend, 0.0)))
+            spread.append(replace(step, addend=None if step.addend is None else whole(step.addend, 0.0)))
         elif isinstance(step, Hide) and step.visible is not None:
-            told.append(replace(step, visible=whole(step.visible, 1.0)))
+            spread.append(replace(step, visible=whole(step.visible, 1.0)))
         else:
-            return (Unknown("overwrite"),)
-    return tuple(told)
+            return None
+    return tuple(spread)
 
 
-def _over(node: Node, writes: tuple[Node, ...], views: tuple[Node, ...]) -> Step:
+def numbers_over(node: Node, writes: tuple[Node, ...], views: tuple[Node, ...]) -> tuple[Step, ...]:
     """Numbers that were written over logits hide their keys; anything else can't be followed."""
-    numbers, lowest = [_fill(write) for write in writes], 0.0
-    visible = torch.ones(node.shape, dtype=torch.bool)
-    for write, number in zip(writes, numbers, strict=True):
-        if number is None or number >= HIDES:
-            return Unknown("overwrite")
+    numbers, visible = [_fill(write) for write in writes], torch.ones(node.shape, dtype=torch.bool)
+    known = [number for number in numbers if number is not None and number < HIDES]
+    if len(known) < len(writes):
+        return (Unknown("overwrite"),)
+    for write in writes:
         part(write, visible).fill_(False)
-        lowest = min(lowest, number)
-    return Hide("bool", lowest, Placed(visible, views, node.shape))
+    return (Hide("bool", min(known), Placed(visible, views, node.shape)),) if writes else ()
 
 
-def _around(node: Node, base: Node, writes: tuple[Node, ...], views: tuple[Node, ...]) -> tuple[Step, ...]:
+def numbers_around(node: Node, base: Node, writes: tuple[Node, ...], views: tuple[Node, ...]) -> tuple[Step, ...]:
     """The steps that the numbers around a block of logits are: hidden keys, a column of sinks, or nothing."""
     around, inside = _numbers(base, node.shape), torch.zeros(node.shape, dtype=torch.bool)
     for write in writes:
@@ -323,5 +258,4 @@ def _fill(write: Node) -> float | None:
     if (number := write.number(1)) is not None:
         return number
     value = evaluate(write.args[1]) if isinstance(write.args[1], Node) else None
-    known = value is not None and value.numel() and bool((value == value.flatten()[0]).all())
-    return float(value.flatten()[0]) if known and value is not None else None
+    return float(value.min()) if value is not None and value.numel() and bool(value.min() == value.max()) else None

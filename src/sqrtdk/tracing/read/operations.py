@@ -18,7 +18,7 @@ from sqrtdk.tracing.classify.mixing import BY_DATA, CONVOLUTIONS, by_data, is_bi
 from sqrtdk.tracing.probe.replays import part_between
 from sqrtdk.tracing.read.distances import is_squared_length
 from sqrtdk.tracing.read.factors import heads_axis, of_the_data, of_the_rows, read_factor
-from sqrtdk.tracing.read.masks import HIDDEN, HIDES, read_addend, read_overwritten
+from sqrtdk.tracing.read.masks import HIDDEN, HIDES, read_addend
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Clamp, Hide, Mix, Offset, Power, Scale, Softcap, Squares, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
@@ -56,9 +56,14 @@ class Link:
         return steps[::-1]
 
     def overwritten(self, position: int, fill: float | None, *, keep: bool) -> tuple[Step, ...]:
-        """The mask that writes a number where the condition at `position` says, or where it does not."""
-        condition, node = self.node.operands.get(position), self.node.args[position]
-        return (read_overwritten(condition, node, fill, self.views, self.node.shape, keep=keep),)
+        """The mask that writes a number over the logits, but where the condition at `position` is `keep`."""
+        condition = self.node.operands.get(position)
+        if condition is not None and condition.is_meta:
+            condition = evaluate(self.node.args[position])
+        visible = None
+        if condition is not None:
+            visible = Placed(condition if keep else ~condition, self.views, self.node.shape)
+        return (Hide("bool", -math.inf if fill is None else fill, visible),)
 
 
 Readers = Mapping[str, Callable[[Link], tuple[Step, ...]]]

@@ -66,12 +66,6 @@ class Sequences:
             return cls(count, most)
         return cls(count, most, ends[:-1].long(), lengths.long())
 
-    @classmethod
-    def nested(cls, lengths: list[int], device: torch.device) -> Sequences:
-        """Of so many tokens each, end to end."""
-        each = torch.tensor(lengths, device=device)
-        return cls(len(lengths), max(lengths, default=0), each.cumsum(0) - each, each)
-
     def spread(self, tokens: Tensor) -> Tensor:
         """(N, H, longest, E) of the tokens, zeros where a sequence has ended."""
         exists = self.exists(tokens.device)
@@ -210,7 +204,8 @@ def read_nested(weighing: Weighing, value: Tensor) -> Reading | str:
 def _tokens(nested: Tensor) -> tuple[Tensor, Sequences]:
     """(T, H, E) of all sequences, end to end, and where they lie."""
     pieces = [piece if piece.dim() == 3 else piece[None] for piece in nested.unbind()]
-    sequences = Sequences.nested([piece.shape[-2] for piece in pieces], nested.device)
+    lengths = torch.tensor([piece.shape[-2] for piece in pieces], device=nested.device)
+    sequences = Sequences(len(lengths), int(lengths.max()), lengths.cumsum(0) - lengths, lengths)
     return torch.cat([piece.transpose(0, 1) for piece in pieces]), sequences
 
 

@@ -38,6 +38,11 @@ class Layout:
     value_width: int
     inner: int = 1
 
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the logits, (B, H, L, S)."""
+        return self.batch, self.heads, self.rows, self.columns
+
     def by_head(self, tensor: Tensor) -> Tensor:
         """(B, H, L, S) of (..., L, S) with the leading axes of the attention's own layout."""
         if self.inner == 1:
@@ -105,10 +110,7 @@ class Vectors:
 
     def at_logits(self, placed: Placed) -> Tensor:
         """(B, H, L, S), any of them 1, of a tensor that the kernel was given."""
-        value = placed.value
-        if value.dim() < 4:
-            return value.reshape((1,) * (4 - value.dim()) + tuple(value.shape))
-        return value.flatten(0, value.dim() - 4)
+        return placed.value[(None,) * (4 - placed.value.dim())]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
