@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 
 import pytest
 import torch
@@ -13,8 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import sqrtdk
-from sqrtdk.tracing.read import bands, own
-from sqrtdk.tracing.read.patterns import pattern
+from sqrtdk.tracing.read import fused, masks
 from sqrtdk.tracing.read.reading import Layout
 from tests.attentions.compiled import (
     CASES,
@@ -244,9 +242,9 @@ def test_as_many_rows_as_heads_are_not_taken_for_them() -> None:
 def test_what_is_shared_by_heads_is_held_once() -> None:
     """A mask or a bias that was spread over batch and heads is read at its own size."""
     layout = Layout(B, H, L, L, E, E)
-    assert own._shaped(torch.ones(L, L).expand(B, H, L, L), layout).shape == (1, 1, L, L)
-    assert own._shaped(torch.ones(B, 1, 1, L).expand(B, H, L, L), layout).shape == (B, 1, 1, L)
-    assert own._shaped(torch.ones(1).expand(1, B * H, L, L), layout).shape == (1, 1, 1, L)
+    assert fused._shaped(torch.ones(L, L).expand(B, H, L, L), (B, H), layout, L).shape == (1, 1, L, L)
+    assert fused._shaped(torch.ones(B, 1, 1, L).expand(B, H, L, L), (B, H), layout, L).shape == (B, 1, 1, L)
+    assert fused._shaped(torch.ones(1).expand(1, B * H, L, L), (1, B * H), layout, L).shape == (1, 1, 1, L)
 
 
 def test_fake_tensors_are_not_measured_and_not_an_error() -> None:
@@ -264,23 +262,13 @@ def test_fake_tensors_are_not_measured_and_not_an_error() -> None:
 # -- windows as masks --------------------------------------------------------------------------------------------------
 
 
-def test_a_band_is_named_as_its_mask_is() -> None:
-    bounds = (None, -6, -4, -2, -1, 0, 1, 2, 4, 6)
-    for rows, keys, above, below in itertools.product((1, 2, 3, 5), (1, 2, 4, 5), bounds, bounds):
-        mask = bands.mask(rows, keys, above, below, torch.device("cpu"))
-        i, j = torch.arange(rows)[:, None], torch.arange(keys)
-        seen = (j <= i + keys if above is None else j <= i + above) & (below is None or j >= i - (below or 0))
-        assert torch.equal(mask[0, 0], seen)
-        assert bands.kind(rows, keys, above, below) == pattern(mask), (rows, keys, above, below)
-
-
 @pytest.mark.parametrize(
     ("name", "kind"), [("window", "window"), ("lower_right", "causal_lower_right"), ("padding_and_window", "mask")]
 )
 def test_a_window_too_large_to_hold_is_named_and_not_measured(
     name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bands, "LARGEST", 20)
+    monkeypatch.setattr(masks, "LARGEST", 20)
     one = CASES[name]
     call = only(traced(one.model("cpu"), *one.inputs()))
     assert call.formula == f"softmax({PLAIN} + {kind})"

@@ -11,10 +11,7 @@ from torch import Tensor, nn
 
 import sqrtdk
 from sqrtdk.tracing import Trace
-from sqrtdk.tracing.read.fused import read_fused
 from sqrtdk.tracing.read.kernels import KERNELS, Kernel
-from sqrtdk.tracing.read.reading import Reading
-from sqrtdk.tracing.watch.recorder import KernelCall
 from tests.attentions.each import each
 
 E = 16
@@ -30,13 +27,6 @@ def attend_into(out: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: f
 def attend_q(v: Tensor, k: Tensor, q: Tensor, scale: float) -> Tensor:
     """A kernel with names and an order of its own."""
     return (q @ k.mT * scale).softmax(-1) @ v
-
-
-def read_q(call: KernelCall) -> Reading:
-    names = {"query": "q", "key": "k", "value": "v"}
-    arguments = call.arguments | {name: call.arguments[own] for name, own in names.items()}
-    nodes = call.nodes | {name: call.nodes[own] for name, own in names.items()}
-    return read_fused(KernelCall(call.op, arguments, nodes, call.output, call.site))
 
 
 class Attention(nn.Module):
@@ -60,8 +50,8 @@ class Attention(nn.Module):
 def rows() -> Iterator[None]:
     """Rows for both kernels."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(KERNELS, "sqrtdk_tests::attend_into", Kernel(read_fused))
-        patch.setitem(KERNELS, "sqrtdk_tests::attend_q", Kernel(read_q, "q"))
+        patch.setitem(KERNELS, "sqrtdk_tests::attend_into", Kernel())
+        patch.setitem(KERNELS, "sqrtdk_tests::attend_q", Kernel(query="q"))
         yield
 
 

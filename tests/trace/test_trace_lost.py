@@ -185,13 +185,13 @@ def test_an_opaque_kernel_names_its_operands(device: str) -> None:
 
 
 def test_a_kernel_whose_reading_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(call: KernelCall) -> Any:
+    def failing(call: KernelCall, kernel: kernels.Kernel) -> Any:
         raise IndexError("no such argument")
 
     def known(self, q, k, v):
         return attend(q * 0.25, k, v, 3.0)  # lost
 
-    monkeypatch.setitem(kernels.KERNELS, "sqrtdk_lost::attend", kernels.Kernel(failing))
+    monkeypatch.setitem(kernels.KERNELS, "sqrtdk_lost::attend", kernels.Kernel(read=failing))
     (entry,) = run(known).not_measured
     assert entry.reason == "the reading failed: IndexError: no such argument"
     assert (entry.formula, at(entry)) == ("attend(0.25 * query, key, value)", line(known, "lost"))

@@ -224,7 +224,8 @@ class Trace:
         operands = Operands(call.op.partition("::")[2], {name: node for name, node in call.nodes.items() if node.act})
 
         def read() -> None:
-            self._add(replace(KERNELS[call.op].read(call), place=call.place), of_kernel(call))
+            kernel = KERNELS[call.op]
+            self._add(replace(kernel.read(call, kernel), place=call.place), of_kernel(call))
 
         self._guard(call.site, read, operands, call.place)
 

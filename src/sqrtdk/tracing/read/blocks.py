@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.read.chain import Chain, Fork, read_chain
-from sqrtdk.tracing.read.masks import bias_name
+from sqrtdk.tracing.read.masks import HIDDEN, bias_name
 from sqrtdk.tracing.read.orient import Orientation, operands
 from sqrtdk.tracing.read.positions import Positions, positions
 from sqrtdk.tracing.read.reading import Cell, Layout, Logits, Reading
@@ -23,6 +23,8 @@ from sqrtdk.tracing.watch.marks import Product, Weighing
 
 ALIKE = 0.01  # relative difference of two scales that are one
 _NAMED_BY_VALUES = ("alibi", "relative", "bias")
+_ROWS = 8  # of which it is computed again what came out
+_FAR = 0.05  # of the largest entry; rounding in bfloat16 stays well below
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +131,11 @@ def join(cells: Sequence[Cell], layout: Layout, logits: Tensor | None, weights: 
     """
     first = cells[0].reading
     steps = (*_merged(cells, layout, whole=logits is not None), Blocks(len({cell.key for cell in cells})))
-    query, key = first.query, first.key
-    query = replace(query, unknown=_each(name for cell in cells for name in cell.reading.query.unknown))
-    key = replace(key, unknown=_each(name for cell in cells for name in cell.reading.key.unknown))
+    queries, keys = ([getattr(cell.reading, name) for cell in cells] for name in ("query", "key"))
+    query, key = (
+        replace(sides[0], unknown=tuple(dict.fromkeys(name for side in sides for name in side.unknown)))
+        for sides in (queries, keys)
+    )
     if not _alike([_factor(cell.reading) for cell in cells]):
         one = Scale(Factor(None, "logits", BLOCKS))
         query, key = replace(query, factors=()), replace(key, factors=())
@@ -140,19 +144,7 @@ def join(cells: Sequence[Cell], layout: Layout, logits: Tensor | None, weights: 
     if logits is not None and weights is not None:
         axes = Orientation(3, (2,), swapped=False, followed=True)
         made = Logits(logits, weights, _product(cells), (), axes, layout)
-    return replace(
-        first,
-        layout=layout,
-        query=query,
-        key=key,
-        steps=steps,
-        operands=made,
-        blocks=tuple(cells),
-    )
-
-
-def _each(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
+    return replace(first, layout=layout, query=query, key=key, steps=steps, operands=made, blocks=tuple(cells))
 
 
 def _factor(reading: Reading) -> float | None:
@@ -177,11 +169,13 @@ def _product(cells: Sequence[Cell]) -> Node:
     return made
 
 
+# -- steps of all blocks as those of one: a mask or a bias that some of them have is 0 in the others -------------------
+
+
 def _merged(cells: Sequence[Cell], layout: Layout, *, whole: bool) -> list[Step]:
-    """The steps of all blocks as those of one: a mask or a bias that some of them have is 0 in the others."""
     longest = max((cell.reading.steps for cell in cells), key=lambda steps: len(_kinds(steps, (Hide, Bias))))
-    hides = [_kinds(cell.reading.steps, (Hide,)) for cell in cells]
-    apart = {len(steps) for steps in hides} <= {0, max(map(len, hides))}
+    masks = [len(_kinds(cell.reading.steps, (Hide,))) for cell in cells]
+    apart = set(masks) <= {0, max(masks)}  # else they are told as one
     merged: list[Step] = []
     for step in longest:
         place = sum(type(earlier) is type(step) for earlier in merged)
@@ -189,33 +183,25 @@ def _merged(cells: Sequence[Cell], layout: Layout, *, whole: bool) -> list[Step]
             merged.append(_bias(cells, layout, step, place) if whole else replace(step, addend=None))
         elif isinstance(step, Hide):
             if apart or step is _kinds(longest, (Hide,))[-1]:
-                merged.append(_hide(cells, layout, step, place if apart else None) if whole else _unread(step))
+                merged.append(_hide(cells, layout, step, slice(place, place + 1) if apart else slice(None), whole))
         elif not isinstance(step, Offset):
             merged.append(step)
     covered = sum(cell.reading.layout.rows * cell.reading.layout.columns for cell in cells)
     if covered < layout.rows * layout.columns and all(_is_of_keys(step) for step in _kinds(merged, (Hide,))):
-        gap = Hide("implicit", -math.inf)  # what no block computed is not seen
-        merged.append(
-            _hide([_unhidden(cell) for cell in cells], layout, gap, None, gaps=True) if whole else _unread(gap)
-        )
+        merged.append(_hide(cells, layout, Hide("implicit", -math.inf), slice(0), whole))  # what no block computed
     if any(_skeleton(cell.reading) != _skeleton(cells[0].reading) for cell in cells):
         merged.append(Unknown("blocks of keys with unlike steps"))
     return merged
 
 
-def _unread(step: Hide) -> Hide:
-    return replace(step, visible=None, name="mask", source=None)
-
-
-def _unhidden(cell: Cell) -> Cell:
-    steps = tuple(step for step in cell.reading.steps if not isinstance(step, Hide))
-    return replace(cell, reading=replace(cell.reading, steps=steps))
-
-
 def _is_of_keys(step: Step) -> bool:
     """Whether a mask hides the same keys from every row: padding."""
     visible = step.visible.value if isinstance(step, Hide) and step.visible is not None else None
-    return visible is not None and bool((visible == visible[..., :1, :]).all())
+    return visible is not None and _same_rows(visible)
+
+
+def _same_rows(visible: Tensor) -> bool:
+    return bool((visible == visible[..., :1, :]).all())
 
 
 def _kinds(steps: Iterable[Step], kinds: tuple[type[Step], ...]) -> list[Step]:
@@ -240,68 +226,76 @@ def assembled(
     lead = tuple(max(part.shape[axis] for part in known) for axis in (0, 1))
     whole = known[0].new_full((*lead, layout.rows, layout.columns), otherwise)
     for cell, part in zip(cells, known, strict=True):
-        sizes = cell.reading.layout
-        whole[..., cell.row : cell.row + sizes.rows, cell.key : cell.key + sizes.columns] = part
+        _of(cell, whole).copy_(part)
     return whole
 
 
-def _full(reading: Reading, value: float | bool) -> Tensor:
-    """(1, 1, L, S) of one value for all of a block; constants of what has no data are on the CPU."""
-    device = torch.device("cpu") if reading.without_data else reading.device
-    return torch.full((1, 1, reading.layout.rows, reading.layout.columns), value, device=device)
+def _of(cell: Cell, whole: Tensor) -> Tensor:
+    """The rows and keys of a block."""
+    sizes = cell.reading.layout
+    return whole[..., cell.row : cell.row + sizes.rows, cell.key : cell.key + sizes.columns]
 
 
-def _placed(cell: Cell, placed: Placed | None) -> Tensor | None:
-    """(B, H, L, S) of a tensor that met a block's logits."""
-    operands = cell.reading.operands
-    if placed is None or not isinstance(operands, Logits) or not operands.axes.followed:
-        return None
-    return operands.at_logits(placed)
+def _values(cell: Cell, kind: type[Step], which: slice, start: float | bool) -> Tensor | None:
+    """(B, H, L, S) of the masks, or biases, of a block, some of them; None where one is not known."""
+    reading, operands = cell.reading, cell.reading.operands
+    device = torch.device("cpu") if reading.without_data else reading.device  # as constants of what has no data
+    values = torch.full((1, 1, reading.layout.rows, reading.layout.columns), start, device=device)
+    for step in _kinds(reading.steps, (kind,))[which]:
+        placed = step.visible if isinstance(step, Hide) else step.addend if isinstance(step, Bias) else None
+        if placed is None or not isinstance(operands, Logits) or not operands.axes.followed:
+            return None
+        values = (
+            torch.where(values, operands.at_logits(placed), False) if start else values + operands.at_logits(placed)
+        )
+    return values
 
 
-def _hide(cells: Sequence[Cell], layout: Layout, like: Hide, place: int | None, *, gaps: bool = False) -> Hide:
-    """A mask of the whole: the one at its place in each block, or all of each; or what no block computed."""
-
-    def visible(cell: Cell) -> Tensor | None:
-        own = _kinds(cell.reading.steps, (Hide,))
-        seen = _full(cell.reading, True)
-        for step in own if place is None else own[place : place + 1]:
-            part = _placed(cell, step.visible) if isinstance(step, Hide) else None
-            if part is None:
-                return None
-            seen = seen & part
-        return seen
-
-    whole = assembled(cells, layout, visible, False)
-    if whole is not None and not gaps:
-        whole = _padding_everywhere(cells, whole)
-    shape = (layout.batch, layout.heads, layout.rows, layout.columns)
-    return replace(like, visible=None if whole is None else Placed(whole, (), shape), source=None)
-
-
-def _padding_everywhere(cells: Sequence[Cell], visible: Tensor) -> Tensor:
-    """A mask of keys that some rows have not computed at all: those rows do not say anything else of it."""
-    for cell in cells:
-        sizes = cell.reading.layout
-        part = visible[..., cell.row : cell.row + sizes.rows, cell.key : cell.key + sizes.columns]
-        if not bool((part == part[..., :1, :]).all()):
-            return visible
-    return visible.any(-2, keepdim=True).expand_as(visible)
+def _hide(cells: Sequence[Cell], layout: Layout, like: Hide, which: slice, whole: bool) -> Hide:
+    """A mask of the whole: those at their place in each block; without the values, its name alone."""
+    if not whole:
+        return replace(like, visible=None, name="mask", source=None)
+    visible = assembled(cells, layout, lambda cell: _values(cell, Hide, which, True), False)
+    # Padding, of keys that some rows have not computed at all: those rows do not say anything else of it.
+    if visible is not None and which != slice(0) and all(_same_rows(_of(cell, visible)) for cell in cells):
+        visible = visible.any(-2, keepdim=True).expand_as(visible)
+    return replace(like, visible=None if visible is None else Placed(visible, (), layout.shape), source=None)
 
 
 def _bias(cells: Sequence[Cell], layout: Layout, like: Bias, place: int) -> Bias:
     """A bias of the whole: the one at its place in each block."""
-
-    def addend(cell: Cell) -> Tensor | None:
-        own = _kinds(cell.reading.steps, (Bias,))[place : place + 1]
-        if not own:
-            return _full(cell.reading, 0.0)
-        return _placed(cell, own[0].addend) if isinstance(own[0], Bias) else None
-
-    whole = assembled(cells, layout, addend, 0.0)
+    whole = assembled(cells, layout, lambda cell: _values(cell, Bias, slice(place, place + 1), 0.0), 0.0)
     if whole is None:
         return replace(like, addend=None)
     named = not like.content and like.name in _NAMED_BY_VALUES and not whole.is_meta
-    shape = (layout.batch, layout.heads, layout.rows, layout.columns)
     name = bias_name(whole, None) if named else like.name
-    return replace(like, name=name or like.name, addend=Placed(whole, (), shape))
+    return replace(like, name=name or like.name, addend=Placed(whole, (), layout.shape))
+
+
+# -- what came out -----------------------------------------------------------------------------------------------------
+
+
+def is_attention(logits: Tensor, values: Sequence[tuple[int, Tensor]], output: Tensor) -> bool | None:
+    """Whether the output is that of the logits; None where its layout, or the values', does not tell.
+
+    Args:
+        logits: (B, H, L, S), minus infinity where hidden.
+        values: the first key of every block, and its values (..., Sv, Ev).
+        output: (..., L, Ev), or with fewer columns (a sum was among the values).
+    """
+    batch, heads, rows, keys = logits.shape
+    width = output.shape[-1]
+    if output.is_meta or output.shape[-2] != rows or output.numel() != batch * heads * rows * width or not width:
+        return None
+    whole = logits.new_zeros(batch, heads, keys, width, dtype=torch.float64)
+    for first, value in values:
+        if value.numel() != batch * heads * value.shape[-2] * value.shape[-1] or value.shape[-1] < width:
+            return None
+        part = value.reshape(batch, heads, *value.shape[-2:])[..., :width]
+        whole[:, :, first : first + value.shape[-2]] = part.to(torch.float64)
+    at = torch.linspace(0, rows - 1, min(rows, _ROWS), device=logits.device).round().long()
+    z, out = logits[:, :, at].to(torch.float64), output.reshape(batch, heads, rows, width)[:, :, at].to(torch.float64)
+    seeing = (z.amax(-1) > HIDDEN) & (z.amax(-1) < math.inf)
+    difference = (z.softmax(-1) @ whole - out).abs().amax(-1)[seeing]
+    size = out.abs().amax(-1)[seeing]
+    return not difference.numel() or bool((difference <= _FAR * size.max()).all())

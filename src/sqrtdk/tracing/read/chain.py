@@ -11,16 +11,15 @@ from dataclasses import dataclass, replace
 
 from sqrtdk.tracing.classify.pairs import is_additive, is_score
 from sqrtdk.tracing.probe.effects import Moved, moved
-from sqrtdk.tracing.read.mixing import read_residual_mixing
-from sqrtdk.tracing.read.operations import OPERATIONS, Readers, beside_product, unknown
+from sqrtdk.tracing.read.masks import numbers_around, numbers_over, spread_over
+from sqrtdk.tracing.read.operations import OPERATIONS, Readers, beside_product, read_residual_mixing, unknown
 from sqrtdk.tracing.read.operations import Link as Link
 from sqrtdk.tracing.read.rotations import paired
 from sqrtdk.tracing.read.side import follow
-from sqrtdk.tracing.read.written import Written, put_back, read_written
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Beside, Scale, Sink, Softcap, Step, Unknown
 from sqrtdk.tracing.watch import ops, places
-from sqrtdk.tracing.watch.constants import block
+from sqrtdk.tracing.watch.constants import block, written
 from sqrtdk.tracing.watch.graph import Node
 
 
@@ -134,10 +133,8 @@ def _written_at(node: Node, steps: tuple[Step, ...]) -> Iterator[Step]:
 
 def _structure(node: Node, views: tuple[Node, ...]) -> tuple[tuple[Step, ...], tuple[Node, ...], Node] | None:
     """Several operations that are one: their steps, innermost first, the views from where they began, and that node."""
-    if node.op == "overwrite" and (parts := read_written(node, views)) is not None:
-        beside = _side_by_side((parts.main, *parts.blocks)) if parts.blocks else ()
-        inner = _put_back(parts, node, views) if parts.own is not None else ()
-        return (*inner, *parts.steps, *beside), (node, *views) if parts.placed else views, parts.main
+    if node.op == "overwrite":
+        return _overwritten(node, views)
     if node.op == "add" and (residual := read_residual_mixing(node)) is not None:
         step, whole = residual
         return (step,), views, whole
@@ -154,8 +151,8 @@ def _joined(link: Link) -> tuple[Step, ...]:
 
 
 def _side_by_side(branches: Sequence[Node]) -> tuple[Step, ...]:
-    scales = [_scale_of(branch) for branch in branches]
-    if None in scales or any(abs(s - scales[0]) > 1e-3 * abs(scales[0]) for s in scales if s and scales[0]):
+    first, *others = scales = [_scale_of(branch) for branch in branches]
+    if first is None or any(scale is None or abs(scale - first) > 1e-3 * abs(first) for scale in others):
         return (Unknown("logits of products with unlike scales side by side"),)
     return (Beside(len(scales)),)
 
@@ -167,29 +164,38 @@ def _scale_of(branch: Node) -> float | None:
         return None
     operands = [arg for arg in chain.product.args if isinstance(arg, Node)][-2:]
     sides = paired(follow(operands[0], "q"), follow(operands[1], "k"))
-    factors = [factor for side in sides for factor in side.factors]
-    factors += [step.factor for step in chain.steps if isinstance(step, Scale)]
-    if any(side.unknown for side in sides) or any(factor.value is None for factor in factors):
+    values = [step.factor.value for step in chain.steps if isinstance(step, Scale)]
+    values += [factor.value for side in sides for factor in side.factors]
+    known = [value for value in values if value is not None]
+    return None if any(side.unknown for side in sides) or len(known) < len(values) else math.prod(known)
+
+
+def _overwritten(node: Node, views: tuple[Node, ...]) -> tuple[tuple[Step, ...], tuple[Node, ...], Node] | None:
+    """Logits that were written over, part by part, or into a larger tensor, alone or beside others."""
+    base, writes = written(node)
+    blocks = [source for write in writes if (source := block(write)) is not None]
+    if base.products:
+        own = block(writes[0])
+        if own is None:
+            return numbers_over(node, writes, views), views, base
+        put_back = _put_back(own, base, writes[0], node, views)
+        return (*put_back, *numbers_over(node, writes[1:], views)), views, base
+    if not blocks:
         return None
-    return math.prod(factor.value for factor in factors if factor.value is not None)
+    steps = numbers_around(node, base, writes, views) if len(blocks) == 1 else _side_by_side(blocks)
+    return steps, (node, *views), blocks[0]
 
 
-def _put_back(parts: Written, node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:
-    """What was done to a part of the logits: a bias for some of the keys, say."""
-    source = None if parts.own is None else block(parts.own)
-    inner = None if source is None else read_chain(source, until=parts.main)
-    if parts.own is None or inner is None or inner.product is not parts.main or _adds_number(source, parts.main):
-        return (Unknown("overwrite"),)
-    return put_back(inner.steps, parts.own, node, views)
-
-
-def _adds_number(node: Node | None, until: Node) -> bool:
-    """Whether a number is added on the way: nothing to the whole of the logits, and something to a part."""
-    while node is not None and node is not until:
-        if node.op in ("add", "sub", "rsub") and len(list(node.parents())) == 1:
-            return True
-        node = node.main()
-    return False
+def _put_back(own: Node, base: Node, write: Node, node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:
+    """What was done to a part of the logits, `own`, before it was put back: a bias for some of the keys, say."""
+    inner, lost = read_chain(own, until=base), (Unknown("overwrite"),)
+    at: Node | None = own
+    while at is not None and at is not base:
+        if at.op in ("add", "sub", "rsub") and len(list(at.parents())) == 1:
+            return lost  # a number: nothing to the whole of the logits, and something to a part
+        at = at.main()
+    steps = spread_over(inner.steps, write, node, views) if inner.product is base else None
+    return lost if steps is None else steps
 
 
 # -- softcaps ----------------------------------------------------------------------------------------------------------
@@ -198,29 +204,22 @@ def _adds_number(node: Node | None, until: Node) -> bool:
 def _fold_caps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """X / c, tanh, times c is one softcap; what does not cancel stays a scale."""
     folded: list[Step] = []
-    used: set[int] = set()
-    for i, step in enumerate(steps):
-        if i in used:
-            continue
-        if not isinstance(step, Softcap):
-            folded.append(step)
-            continue
-        after = next((j for j in range(i + 1, len(steps)) if isinstance(steps[j], Scale)), None)
-        cap = _value(steps[after]) if after is not None else 1.0
-        if after is not None:
-            used.add(after)
-        inner = _value(folded[-1]) if folded else None
-        if cap and inner and abs(inner * cap - 1) < 1e-3:
-            folded.pop()
-        elif cap != 1.0:
-            # c tanh(f x) has slope f c and is capped at c: written c tanh((f c x) / c).
-            folded.append(Scale(Factor(cap, "logits", "softcap"), at=step.at))
-        folded.append(replace(step, cap=cap))
+    rest = list(steps)
+    while rest:
+        step = rest.pop(0)
+        if isinstance(step, Softcap):
+            after, before = next((s for s in rest if isinstance(s, Scale)), None), folded[-1] if folded else None
+            rest = [s for s in rest if s is not after]
+            cap = 1.0 if after is None else after.factor.value
+            inner = before.factor.value if isinstance(before, Scale) else None
+            if cap and inner and abs(inner * cap - 1) < 1e-3:
+                folded.pop()
+            elif cap != 1.0:
+                # c tanh(f x) has slope f c and is capped at c: written c tanh((f c x) / c).
+                folded.append(Scale(Factor(cap, "logits", "softcap"), at=step.at))
+            step = replace(step, cap=cap)
+        folded.append(step)
     return tuple(folded)
-
-
-def _value(step: Step) -> float | None:
-    return step.factor.value if isinstance(step, Scale) else None
 
 
 READERS: dict[str, Callable[[Link], tuple[Step, ...]]] = {**OPERATIONS, "cat": _joined}

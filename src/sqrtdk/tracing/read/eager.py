@@ -8,21 +8,22 @@ from dataclasses import replace
 from torch import Tensor
 
 from sqrtdk.tracing.read.blocks import Span, aligned, beside, join_beside
-from sqrtdk.tracing.read.chain import read_chain
+from sqrtdk.tracing.read.chain import Chain, read_chain
 from sqrtdk.tracing.read.distances import completed
 from sqrtdk.tracing.read.layout import lay_out
-from sqrtdk.tracing.read.nested import read_nested
 from sqrtdk.tracing.read.orient import Orientation, operands, orientation
-from sqrtdk.tracing.read.reading import Cell, Layout, Logits, Reading
+from sqrtdk.tracing.read.packed import read_nested
+from sqrtdk.tracing.read.reading import Cell, Layout, Logits, Reading, of_softmax
 from sqrtdk.tracing.read.rotations import paired
 from sqrtdk.tracing.read.rows import norm_fault, over_channels, place_heads, place_rows
-from sqrtdk.tracing.read.scored import read_scored
 from sqrtdk.tracing.read.side import Side, follow
-from sqrtdk.tracing.read.unfused import SAFE_SOFTMAX, merge_scale
 from sqrtdk.tracing.records import ONE_PROJECTION, Stage
 from sqrtdk.tracing.steps import Sink, Unknown
 from sqrtdk.tracing.watch.graph import Node
 from sqrtdk.tracing.watch.marks import Weighing
+
+_ADDITIVE = "additive"
+_NO_PRODUCT = "the logits are no product of q and k: "
 
 
 def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint: int | None) -> Reading | str:
@@ -37,10 +38,8 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     if weighing.logits.is_nested:
         return read_nested(weighing, value)
     chain = read_chain(weighing.node)
-    if chain.product is None:
-        return _without_product(weighing, value)
-    if chain.product.product is None:
-        return read_scored(weighing, chain, value, output)
+    if chain.product is None or chain.product.product is None:
+        return _without_product(weighing, chain, value, output)
     if chain.fork is not None:
         spans = beside(chain.fork, weighing)
         cells = [Cell(0, span.first, aligned(read_span(weighing, value, output, span, heads_hint))) for span in spans]
@@ -70,23 +69,18 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
     distance, steps = chain.product.product.distance, chain.steps
     if distance is None and (rest := completed(steps, query.factor * key.factor)) is not None:
         distance, steps, query, key = 2, rest, replace(query, factors=()), replace(key, factors=())
-    by_sdpa = weighing.op == SAFE_SOFTMAX and not weighing.flex
-    if by_sdpa:
-        query, key, steps = merge_scale(query, key, steps)
     if weighing.sinks:
         steps = (*steps, Sink(column=False))
     if weighing.fault is not None:
         steps = (*steps, Unknown(weighing.fault))
     elif span.size is None and any(isinstance(step, Sink) and step.column for step in steps):
         layout = replace(layout, columns=layout.columns - 1)
-    return Reading(
-        site=weighing.entry.site,
-        kind="sdpa" if by_sdpa else "flex" if weighing.flex else "eager",
-        op="aten._scaled_dot_product_attention_math" if by_sdpa else weighing.op,
+    return of_softmax(
+        weighing,
+        query,
+        key,
+        steps,
         layout=layout,
-        query=query,
-        key=key,
-        steps=steps,
         operands=Logits(
             weighing.logits,
             weighing.weights,
@@ -99,11 +93,8 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
         ),
         dtype=value.dtype,
         logits_dtype=weighing.stored,
-        device=weighing.logits.device,
         output=None if weighing.fault is not None else output,
         kv_heads=_kv_heads(chain.product, layout, axes),
-        dropout=weighing.dropout,
-        carried=weighing.carried,
         distance=distance,
         axis="windows" if axes.windowed else "channels" if channels else "positions",
         no_slope=None if distance is None else "a distance score has no product of q and k to compare with",
@@ -111,40 +102,52 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
     )
 
 
-def _without_product(weighing: Weighing, value: Tensor) -> Reading | str:
-    node = weighing.node
+def _without_product(weighing: Weighing, chain: Chain, value: Tensor, output: Tensor) -> Reading | str:
+    """Logits that are no product of q and k: an additive score, where the `chain` ends, or what is not followed."""
+    score, logits = _ADDITIVE if chain.product is not None else _origin(weighing.node), weighing.logits
+    if score is None:
+        return ONE_PROJECTION
+    logits = logits.movedim(weighing.dim, -1)
+    dims, additive = logits.dim(), score == _ADDITIVE
+    axes = Orientation(weighing.dim, (dims - 2,) if dims > 1 else (), swapped=False, followed=True)
+    odd = dims < 3 or (dims > 4 and logits.shape[-2] == 1)  # of two axes the first may be the batch or the queries
+    if dims == 2 and value.dim() > 2:
+        logits = logits.unsqueeze(-2)  # a query for each sequence
+    elif odd and dims > 4:
+        logits = logits.squeeze(-2)  # the axis that held one number a pair
+    batch, rows = logits.shape[0] if logits.dim() > 2 else 1, logits.shape[-2] if logits.dim() > 1 else 1
+    layout = Layout(batch, math.prod(logits.shape[1:-2]), rows, logits.shape[-1], 0, value.shape[-1])
+    of_score = None
+    if additive and chain.product is not None:
+        of_score = Logits(weighing.logits, weighing.weights, chain.product, chain.views, axes, layout)
+    why = f"the score is no product of q and k: {score}"
+    stage = Stage("logits", "score" if additive else "unknown", score)
+    return of_softmax(
+        weighing,
+        Side(None, None, (stage,), unknown=() if additive else (score,)),
+        Side(None, None),
+        (*chain.steps, *((Sink(column=False),) if weighing.sinks else ())) if additive else (),
+        layout=layout,
+        operands=of_score,
+        dtype=value.dtype,
+        logits_dtype=logits.dtype,
+        output=output if additive else None,
+        score=score,
+        fault=why if additive and (odd or weighing.fault is not None) else None if additive else _NO_PRODUCT + score,
+        no_slope=why if additive else None,
+    )
+
+
+def _origin(node: Node) -> str | None:
+    """What logits come from that are no product, and no score that is known; None: from one projection."""
     while not node.is_root and not (node.pairs is not None and node.pairs.both):
         parent = node.main()
         if parent is None:
             break
         node = parent
     if node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None):
-        return ONE_PROJECTION
-    name = f"unknown({node.op})"
-    logits = weighing.logits.movedim(weighing.dim, -1)
-    stage = Stage("logits", "unknown", name)
-    return Reading(
-        site=weighing.entry.site,
-        kind="eager",
-        op=weighing.op,
-        layout=Layout(
-            batch=logits.shape[0] if logits.dim() > 2 else 1,
-            heads=math.prod(logits.shape[1:-2]) if logits.dim() >= 4 else 1,
-            rows=logits.shape[-2] if logits.dim() > 1 else 1,
-            columns=logits.shape[-1],
-            width=0,
-            value_width=value.shape[-1],
-        ),
-        query=Side(None, None, (stage,), unknown=(name,)),
-        key=Side(None, None),
-        steps=(),
-        operands=None,
-        dtype=value.dtype,
-        logits_dtype=logits.dtype,
-        device=logits.device,
-        score=name,
-        fault=f"the logits are no product of q and k: {name}",
-    )
+        return None
+    return f"unknown({node.op})"
 
 
 def _followed(node: Node, where: str, left: Node) -> Side:

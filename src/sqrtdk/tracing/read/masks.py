@@ -10,46 +10,29 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.read.patterns import TRIANGLES, pattern
-from sqrtdk.tracing.steps import ZERO_ONE, Bias, Hide, Step
+from sqrtdk.tracing.steps import ZERO_ONE, Bias, Hide, Sink, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.watch.constants import evaluate
+from sqrtdk.tracing.watch.constants import block, evaluate, part
 from sqrtdk.tracing.watch.graph import Node, ancestors
 
 # A quarter of the most negative float16: logits and biases stay above it, every finfo.min is below.
 HIDDEN = -16000.0
 BOTTOM = -1e30  # beside -inf, a finfo.min of bfloat16 or float32 hides as well
-_FAR = -1e3  # a mask that carries a bias besides reaches at least this low
+HIDES = -1e3  # a number below it hides what it is written over; a mask that carries a bias besides reaches as low
 # Older models hide with -10000 (BERT), -65500 (XLNet) or -100 (Swin): a mask then holds 0 and that number alone.
 _TWO_VALUED = -50.0
 LEAST_KEYS = 4  # below it two numbers fit a pattern by chance
 _FURTHEST = 500  # ancestors of a tensor without values that are asked what it is
+LARGEST = 2**28  # elements of a mask, one byte each
+_FULL = {"full": 1, "full_like": 1, "new_full": 2}  # position of the number
 
 
-def read_overwritten(
-    condition: Tensor | None,
-    node: object,
-    fill: float | None,
-    views: Sequence[Node],
-    shape: tuple[int, ...],
-    *,
-    keep: bool,
-) -> Hide:
-    """The mask that `masked_fill` or `where` writes over the logits.
+def band(rows: int, columns: int, above: int, device: torch.device) -> Tensor:
+    """(1, 1, L, S) bool, True where row i sees key j: j <= i + above."""
+    return torch.ones(1, 1, rows, columns, dtype=torch.bool, device=device).tril_(above)
 
-    Args:
-        condition: its values; None where they are not known.
-        node: its node.
-        fill: what is written.
-        views: from this step's layout to the softmax's.
-        shape: the logits' at this step.
-        keep: it is True where the logits stay.
-    """
-    if condition is not None and condition.is_meta and isinstance(node, Node):
-        condition = evaluate(node)
-    visible = None
-    if condition is not None and not condition.is_meta:
-        visible = Placed(condition if keep else ~condition, tuple(views), shape)
-    return Hide("bool", -math.inf if fill is None else fill, visible)
+
+# -- what is added -----------------------------------------------------------------------------------------------------
 
 
 def read_addend(
@@ -66,34 +49,31 @@ def read_addend(
         views: from this step's layout to the softmax's.
         shape: the logits' at this step.
     """
-    views = tuple(views)
-    if value is not None and value.is_meta:
-        value = evaluate(node)
-    added = None if value is None else value if alpha == 1 else value * alpha
-    hidden, fill = (None, None) if added is None else hidden_entries(added)
-    if hidden is None and added is not None and not node.act and not _learned(node):
-        hidden, fill = _shallow_entries(added)
-    addend = None if added is None else Placed(added, views, shape)
+    value = evaluate(node) if value is not None and value.is_meta else value
     content = len(node.products) or (node.terms if node.act else 0)
+    of_content = "disentangled" if content > 1 else "relative"
+    if value is None:
+        return (Bias(of_content, None, content),) if content else _by_origin(node)
+    added, views = value if alpha == 1 else value * alpha, tuple(views)
+    addend, hidden = Placed(added, views, shape), _hidden_entries(added)
+    if hidden is None and not node.act and not _learned(node):
+        hidden = _shallow_entries(added)
     if content and hidden is None:
-        return (Bias("disentangled" if content > 1 else "relative", addend, content),)
-    if added is None:
-        return _by_origin(node)
+        return (Bias(of_content, addend, content),)
     if not bool(added.any()):
         return ()
-    if hidden is None and _is_zero_one(added) and not _learned(node):
-        return (Bias(ZERO_ONE, addend),)
-    bias = bias_name(added, hidden)
-    rest = addend if hidden is None else Placed(added.masked_fill(hidden, 0.0), views, shape)
+    if hidden is None:
+        zero_one = _is_zero_one(added) and not _learned(node)
+        return (Bias(ZERO_ONE if zero_one else bias_name(added, None) or "bias", addend),)
     steps: tuple[Step, ...] = ()
-    if bias is not None and rest is not addend and rest is not None and float(rest.value.min()) <= HIDDEN:
-        steps = read_addend(node, rest.value, 1.0, views, shape)  # keys that are hidden by less
-    elif bias is not None:
-        steps = (Bias(bias, rest),)
-    if hidden is not None:
-        beside = any(isinstance(step, Bias) for step in steps)
-        steps = (*steps, Hide("float", fill, Placed(~hidden, views, shape), beside_bias=beside, source=node))
-    return steps
+    rest, name = added.masked_fill(hidden, 0.0), bias_name(added, hidden)
+    if name is not None and float(rest.min()) <= HIDDEN:
+        steps = read_addend(node, rest, 1.0, views, shape)  # keys that are hidden by less
+    elif name is not None:
+        steps = (Bias(name, Placed(rest, views, shape)),)
+    beside = any(isinstance(step, Bias) for step in steps)
+    fill = float(added.min())
+    return (*steps, Hide("float", fill, Placed(~hidden, views, shape), beside_bias=beside, source=node))
 
 
 def _is_zero_one(value: Tensor) -> bool:
@@ -103,20 +83,78 @@ def _is_zero_one(value: Tensor) -> bool:
     return two and pattern(one) in (*TRIANGLES, "window", "padding")
 
 
-def _shallow_entries(value: Tensor) -> tuple[Tensor | None, float | None]:
+def _shallow_entries(value: Tensor) -> Tensor | None:
     """Entries of one number below 0 beside zeros that lie where a mask has them, however near to 0 that number is."""
     if value.dim() < 2 or value.shape[-1] < LEAST_KEYS or not value.is_floating_point() or not value.numel():
-        return None, None
-    lowest = float(value.min())
-    hidden = value == lowest
-    if not lowest < 0 or not bool((hidden | (value == 0)).all()):
-        return None, None
-    return (hidden, lowest) if pattern(~hidden) in (*TRIANGLES, "padding") else (None, None)
+        return None
+    hidden = value == value.min()
+    if not bool(value.min() < 0) or not bool((hidden | (value == 0)).all()):
+        return None
+    return hidden if pattern(~hidden) in (*TRIANGLES, "padding") else None
 
 
 def _learned(node: Node) -> bool:
     """Whether a parameter is among what `node` was made from."""
     return any(ancestor.op == "parameter" or ancestor.learned for ancestor in ancestors(node))
+
+
+def _hidden_entries(value: Tensor) -> Tensor | None:
+    """Which entries of an additive tensor hide their key; None where none does.
+
+    Hidden entries lie far below all others, with nothing in between: that tells -1e4 beside a small bias from the
+    far end of a steep ALiBi.
+    """
+    if not value.numel() or not value.is_floating_point():
+        return None
+    lowest = float(value.min())
+    if math.isnan(lowest) or lowest > _TWO_VALUED:
+        return None
+    if math.isinf(lowest):
+        return value <= BOTTOM
+    hidden = value <= 0.5 * lowest
+    if lowest > HIDES and not bool(((value == 0) | (value == lowest)).all()):
+        return None
+    return None if bool(((value < 0.1 * lowest) & ~hidden).any()) else hidden
+
+
+def bias_name(value: Tensor, hidden: Tensor | None) -> str | None:
+    """Name an additive tensor from its values: ALiBi, relative positions, another bias; None for a mere mask.
+
+    Straight lines on either side of the diagonal are "alibi", a function of i - j is "relative".
+    """
+    hidden = torch.zeros_like(value, dtype=torch.bool) if hidden is None else hidden
+    rest = value.float().masked_fill(hidden, 0.0)
+    if bool(hidden.any()) and not bool(rest.any()):
+        return None
+    if value.dim() < 2 or value.shape[-1] < 3:
+        return "bias"
+    rows, columns = rest.shape[-2:]
+    two = hidden[..., 1:] | hidden[..., :-1]
+    step = (rest[..., 1:] - rest[..., :-1]).masked_fill(two, 0.0)
+    bend = (step[..., 1:] - step[..., :-1]).masked_fill(two[..., 1:] | two[..., :-1], 0.0)
+    if rows == columns:  # |i - j| has its corner on the diagonal
+        bend = bend.masked_fill(torch.eye(rows, columns - 2, device=rest.device).roll(1, 0).bool(), 0.0)
+    steepest = float(step.abs().amax())
+    if steepest > 0 and float(bend.abs().amax()) <= 1e-2 * steepest:
+        return "alibi"
+    if rows > 1:
+        either = hidden[..., 1:, 1:] | hidden[..., :-1, :-1]
+        off = (rest[..., 1:, 1:] - rest[..., :-1, :-1]).masked_fill(either, 0.0)
+        if bool(rest.any()) and float(off.abs().amax()) <= 1e-6 * float(rest.abs().amax()):
+            return "relative"
+    return "bias"
+
+
+def _by_origin(node: Node) -> tuple[Step, ...]:
+    """Without values: a parameter in its origin makes a bias, a large negative number makes a mask."""
+    parameter = negative = False
+    for _, ancestor in zip(range(_FURTHEST), ancestors(node), strict=False):
+        parameter |= ancestor.op == "parameter" or ancestor.learned
+        negative |= any(isinstance(a, (int, float)) and not isinstance(a, bool) and a <= HIDES for a in ancestor.args)
+    if not parameter:
+        return (Hide("float", None),)
+    bias = Bias("bias", None)
+    return (bias, Hide("float", None, beside_bias=True)) if negative else (bias,)
 
 
 def as_passed(steps: Iterable[Step]) -> tuple[Step, ...]:
@@ -140,70 +178,82 @@ def _as_passed(hide: Hide) -> Hide:
     return replace(hide, form="implicit", name="causal" if hides else None)  # of one row it looks like padding
 
 
-def hidden_entries(value: Tensor) -> tuple[Tensor | None, float | None]:
-    """Which entries of an additive tensor hide their key, and by what number; (None, None) where none does.
+# -- logits that were written part by part: blocks of a product in a larger tensor, keys that a number hides -----------
 
-    Hidden entries lie far below all others, with nothing in between: that tells -1e4 beside a small bias from the
-    far end of a steep ALiBi.
+
+def spread_over(steps: Sequence[Step], write: Node, node: Node, views: tuple[Node, ...]) -> tuple[Step, ...] | None:
+    """Biases and masks of a part of the logits that `write` put back, as steps of the whole; None with others.
+
+    Args:
+        steps: from the part that was taken to the part that was put back.
+        write: the operation that did.
+        node: the whole.
+        views: from it to the softmax, innermost first.
     """
-    if not value.numel() or not value.is_floating_point():
-        return None, None
-    lowest = float(value.min())
-    if math.isnan(lowest) or lowest > _TWO_VALUED:
-        return None, None
-    if math.isinf(lowest):
-        return value <= BOTTOM, lowest
-    hidden = value <= 0.5 * lowest
-    if lowest > _FAR and not bool(((value == 0) | (value == lowest)).all()):
-        return None, None
-    if bool(((value < 0.1 * lowest) & ~hidden).any()):
-        return None, None
-    return hidden, lowest
+
+    def whole(placed: Placed, elsewhere: float) -> Placed:
+        value = placed.at_softmax()
+        every = value.new_full(node.shape, elsewhere)
+        part(write, every).copy_(value)
+        return Placed(every, views, node.shape)
+
+    spread: list[Step] = []
+    for step in steps:
+        if isinstance(step, Bias):
+            spread.append(replace(step, addend=None if step.addend is None else whole(step.addend, 0.0)))
+        elif isinstance(step, Hide) and step.visible is not None:
+            spread.append(replace(step, visible=whole(step.visible, 1.0)))
+        else:
+            return None
+    return tuple(spread)
 
 
-def bias_name(value: Tensor, hidden: Tensor | None) -> str | None:
-    """Name an additive tensor from its values: ALiBi, relative positions, another bias; None for a mere mask."""
-    rest = value.float() if hidden is None else value.float().masked_fill(hidden, 0.0)
-    if hidden is not None and not bool(rest.any()):
+def numbers_over(node: Node, writes: tuple[Node, ...], views: tuple[Node, ...]) -> tuple[Step, ...]:
+    """Numbers that were written over logits hide their keys; anything else can't be followed."""
+    numbers, visible = [_fill(write) for write in writes], torch.ones(node.shape, dtype=torch.bool)
+    known = [number for number in numbers if number is not None and number < HIDES]
+    if len(known) < len(writes):
+        return (Unknown("overwrite"),)
+    for write in writes:
+        part(write, visible).fill_(False)
+    return (Hide("bool", min(known), Placed(visible, views, node.shape)),) if writes else ()
+
+
+def numbers_around(node: Node, base: Node, writes: tuple[Node, ...], views: tuple[Node, ...]) -> tuple[Step, ...]:
+    """The steps that the numbers around a block of logits are: hidden keys, a column of sinks, or nothing."""
+    around, inside = _numbers(base, node.shape), torch.zeros(node.shape, dtype=torch.bool)
+    for write in writes:
+        is_block, number = block(write) is not None, _fill(write)
+        if around is None or (number is None and not is_block):
+            return (Unknown("overwrite"),)
+        part(write, inside).fill_(is_block)
+        if number is not None:
+            part(write, around).fill_(number)
+    numbers = torch.zeros(0) if around is None else around[~inside]
+    if not numbers.numel():
+        return ()
+    if bool((numbers < HIDES).all()):
+        return (Hide("float", float(numbers.max()), Placed(inside, views, node.shape)),)
+    column = bool(inside[..., :-1].all()) and not bool(inside[..., -1].any()) and not bool(numbers.isnan().any())
+    return (Sink(),) if column else (Unknown("overwrite"),)
+
+
+def _numbers(base: Node, shape: tuple[int, ...]) -> Tensor | None:
+    """The values of a tensor before it was written to; NaN where they are not known."""
+    if "empty" in base.op:
+        return torch.full(shape, torch.nan)
+    number = base.number(_FULL[base.op]) if base.op in _FULL else None
+    known = evaluate(base) if number is None else torch.full(shape, number)
+    return known.to(torch.float32).cpu().clone() if known is not None and known.shape == shape else None
+
+
+def _fill(write: Node) -> float | None:
+    """The number that a write put everywhere; None for any other write."""
+    if write.op == "zero":
+        return 0.0
+    if write.op not in ("fill", "copy") or len(write.args) < 2:
         return None
-    if value.dim() < 2 or value.shape[-1] < 3:
-        return "bias"
-    return _position_bias(rest, hidden)
-
-
-def _position_bias(rest: Tensor, hidden: Tensor | None) -> str:
-    """Name a bias: straight lines on either side of the diagonal are "alibi", a function of i - j "relative"."""
-    rows, columns = rest.shape[-2:]
-    step = rest[..., 1:] - rest[..., :-1]
-    bend = (step[..., 1:] - step[..., :-1]).abs()
-    size = float(rest.abs().amax())
-    if hidden is not None:
-        three = hidden[..., 2:] | hidden[..., 1:-1] | hidden[..., :-2]
-        bend = bend.masked_fill(three.expand_as(bend), 0.0)
-        step = step.masked_fill((hidden[..., 1:] | hidden[..., :-1]).expand_as(step), 0.0)
-    if rows == columns:  # |i - j| has its corner on the diagonal
-        i, j = torch.arange(rows, device=rest.device)[:, None], torch.arange(columns - 2, device=rest.device)[None, :]
-        bend = bend.masked_fill((j + 1 == i).expand_as(bend), 0.0)
-    steepest = float(step.abs().amax())
-    if steepest > 0 and float(bend.amax()) <= 1e-2 * steepest:
-        return "alibi"
-    if rows > 1:
-        off = (rest[..., 1:, 1:] - rest[..., :-1, :-1]).abs()
-        if hidden is not None:
-            either = hidden[..., 1:, 1:] | hidden[..., :-1, :-1]
-            off = off.masked_fill(either.expand_as(off), 0.0)
-        if size > 0 and float(off.amax()) <= 1e-6 * size:
-            return "relative"
-    return "bias"
-
-
-def _by_origin(node: Node) -> tuple[Step, ...]:
-    """Without values: a parameter in its origin makes a bias, a large negative number makes a mask."""
-    parameter = negative = False
-    for _, ancestor in zip(range(_FURTHEST), ancestors(node), strict=False):
-        parameter |= ancestor.op == "parameter" or ancestor.learned
-        negative |= any(isinstance(a, (int, float)) and not isinstance(a, bool) and a <= _FAR for a in ancestor.args)
-    if not parameter:
-        return (Hide("float", None),)
-    bias = Bias("bias", None)
-    return (bias, Hide("float", None, beside_bias=True)) if negative else (bias,)
+    if (number := write.number(1)) is not None:
+        return number
+    value = evaluate(write.args[1]) if isinstance(write.args[1], Node) else None
+    return float(value.min()) if value is not None and value.numel() and bool(value.min() == value.max()) else None

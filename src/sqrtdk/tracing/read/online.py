@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.classify.weights import dropped
-from sqrtdk.tracing.read.blocks import Span, aligned, assembled, join, positions_of
+from sqrtdk.tracing.read.blocks import Span, aligned, assembled, is_attention, join, positions_of
 from sqrtdk.tracing.read.chain import read_chain
 from sqrtdk.tracing.read.eager import read_span
-from sqrtdk.tracing.read.outcome import is_attention
 from sqrtdk.tracing.read.positions import Positions
 from sqrtdk.tracing.read.reading import Cell, Layout, Logits, Reading
 from sqrtdk.tracing.records import Factor

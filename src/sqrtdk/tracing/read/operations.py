@@ -13,21 +13,30 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.classify.edges import is_of_groups
-from sqrtdk.tracing.classify.mixing import CONVOLUTIONS, is_bias_of_mixing
+from sqrtdk.tracing.classify.mixing import BY_DATA, CONVOLUTIONS, by_data, is_bias_of_mixing, mixing_operands
 from sqrtdk.tracing.classify.pairs import CURVES
 from sqrtdk.tracing.probe.replays import part_between
 from sqrtdk.tracing.read.distances import is_squared_length
 from sqrtdk.tracing.read.factors import heads_axis, of_the_data, of_the_rows, read_factor
-from sqrtdk.tracing.read.masks import HIDDEN, read_addend, read_overwritten
-from sqrtdk.tracing.read.mixing import read_mixing
+from sqrtdk.tracing.read.masks import HIDDEN, HIDES, read_addend
 from sqrtdk.tracing.records import Factor
-from sqrtdk.tracing.steps import ZERO_ONE_FACTOR, Clamp, Hide, Offset, Power, Scale, Softcap, Squares, Step, Unknown
+from sqrtdk.tracing.steps import (
+    ZERO_ONE_FACTOR,
+    Clamp,
+    Hide,
+    Mix,
+    Offset,
+    Power,
+    Scale,
+    Softcap,
+    Squares,
+    Step,
+    Unknown,
+)
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.constants import evaluate
-from sqrtdk.tracing.watch.graph import EXTREMES, Node
-
-_FILL = -1e3  # written over logits, a number below this hides
+from sqrtdk.tracing.watch.graph import EXTREMES, Node, origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +60,24 @@ class Link:
         """Of the first other operand that is a tensor."""
         return next((i for i, arg in enumerate(self.node.args) if isinstance(arg, Node) and arg is not self.main), None)
 
+    def addends(self, position: int, by: float) -> tuple[Step, ...]:
+        """The steps that what is added is, outermost first."""
+        node = self.node
+        steps = read_addend(node.args[position], node.operands.get(position), by, self.views, node.shape)
+        return steps[::-1]
+
+    def overwritten(self, position: int, fill: float | None, *, keep: bool) -> tuple[Step, ...]:
+        """The mask that writes a number over the logits, but where the condition at `position` is `keep`."""
+        condition = self.node.operands.get(position)
+        if condition is not None and condition.is_meta:
+            condition = evaluate(self.node.args[position])
+        visible = None
+        if condition is not None:
+            visible = Placed(condition if keep else ~condition, self.views, self.node.shape)
+        return (Hide("bool", -math.inf if fill is None else fill, visible),)
+
 
 Readers = Mapping[str, Callable[[Link], tuple[Step, ...]]]
-
-
-# -- one reader an operation: its steps, outermost first ---------------------------------------------------------------
 
 
 def unknown(link: Link) -> tuple[Step, ...]:
@@ -63,6 +85,14 @@ def unknown(link: Link) -> tuple[Step, ...]:
     if link.node.op in CURVES and not link.main.products:
         return ()
     return (Unknown(link.node.op),)
+
+
+def _number(value: float, source: str = "number") -> tuple[Step, ...]:
+    """A factor that the operation itself has; 1 is none."""
+    return () if value == 1 else (Scale(Factor(value, "logits", source)),)
+
+
+# -- factors -----------------------------------------------------------------------------------------------------------
 
 
 def _multiplied(link: Link) -> tuple[Step, ...]:
@@ -73,7 +103,7 @@ def _multiplied(link: Link) -> tuple[Step, ...]:
     factor = read_factor(node, index, "logits", heads_axis=-4 if trailing and axis == -3 else axis)
     value = node.operands.get(index)
     value = evaluate(node.args[index]) if value is not None and value.is_meta else value
-    if factor is None and node.op == "mul" and value is not None and _is_binary(value):
+    if factor is None and node.op == "mul" and value is not None and bool(((value == 0) | (value == 1)).all()):
         # z * m before z + -1e4 * (1 - m) is the mask's first half; alone, it leaves hidden keys a logit of 0.
         return () if _hidden_later(value, link) else (Unknown(ZERO_ONE_FACTOR),)
     factor = of_the_data(node.args[index], factor or of_the_rows(node, index, "logits"))
@@ -85,6 +115,18 @@ def _multiplied(link: Link) -> tuple[Step, ...]:
     return (Scale(factor, Placed(by.reciprocal() if node.op == "div" else by, link.views, node.shape)),)
 
 
+def _hidden_later(factor: Tensor, link: Link) -> bool:
+    """Whether the steps after the multiplication hide every key that the 0/1 `factor` sets to 0."""
+    try:
+        zeros = to_softmax((factor == 0).expand(link.node.shape), link.views)
+        for step in link.later:
+            if isinstance(step, Hide) and step.visible is not None:
+                zeros = zeros & step.visible.at_softmax()
+    except RuntimeError:
+        return False
+    return not bool(zeros.any())
+
+
 def _raised(link: Link) -> tuple[Step, ...]:
     exponent = 0.5 if link.node.op == "sqrt" else link.node.number(1)
     distances = all(p.product is not None and p.product.distance for p in link.main.products)
@@ -94,43 +136,61 @@ def _raised(link: Link) -> tuple[Step, ...]:
 def _added_product(link: Link) -> tuple[Step, ...]:
     """Addcmul: a + value * (logits * factor)."""
     node = link.node
-    if node.args[0] is link.main:
-        return unknown(link)
     index = 2 if node.args[1] is link.main else 1
-    factor = read_factor(node, index, "logits", heads_axis=-3)
-    number = float(node.kwargs.get("value", 1))
+    factor = None if node.args[0] is link.main else read_factor(node, index, "logits", heads_axis=-3)
     if factor is None or factor.value is None:
         return unknown(link)
-    scales = (Scale(factor), *(() if number == 1 else (Scale(Factor(number, "logits", "addcmul value")),)))
-    return (*_addends(node.args[0], node.operands.get(0), 1.0, link.views, node.shape), *scales)
+    return (*link.addends(0, 1.0), Scale(factor), *_number(float(node.kwargs.get("value", 1)), "addcmul value"))
 
 
-def _negated(link: Link) -> tuple[Step, ...]:
-    return (Scale(Factor(-1.0, "logits", "number")),)
+# -- sums --------------------------------------------------------------------------------------------------------------
 
 
 def _summed(link: Link) -> tuple[Step, ...]:
-    node, position = link.node, link.position
-    first, second = _signs(node)
-    main, sign = (first, second) if node.args[0] is link.main else (second, first)
-    turned = () if main == 1 else (Scale(Factor(main, "logits", "number")),)
+    node, position, alpha = link.node, link.position, float(link.node.kwargs.get("alpha", 1))
+    signs = {"add": (1.0, alpha), "sub": (1.0, -alpha), "rsub": (-alpha, 1.0)}[node.op]
+    main, sign = signs if node.args[0] is link.main else signs[::-1]
+    turned = _number(main)
     if position is None or is_bias_of_mixing(node, position):
         return turned  # a number added to every logit of a head changes nothing
     other, value = node.args[position], node.operands.get(position)
+    placed = None if value is None or value.is_meta else Placed(value * sign, link.views, node.shape)
     own = bool(other.products & link.main.products)
     if (own and other.shape[-1:] == (1,)) or _is_own_maximum(other, link.main):
-        known = value is not None and not value.is_meta
-        offset = Placed(value * sign, link.views, node.shape) if known and value is not None else None
-        return (Offset(offset), *turned)
+        return (Offset(placed), *turned)
     if is_squared_length(other):
-        known = value is not None and not value.is_meta
-        addend = Placed(value * sign, link.views, node.shape) if known and value is not None else None
-        return (Squares("squares", addend, sign=sign), *turned)
+        return (Squares("squares", placed, sign=sign), *turned)
     if own:
         return (Unknown("a sum with a function of the logits"), *turned)
     if _is_second_part(other, link.main):
         return (Unknown("a sum with another product of q and k"), *turned)
-    return (*_addends(other, value, sign, link.views, node.shape), *turned)
+    return (*link.addends(position, sign), *turned)
+
+
+def beside_product(node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:
+    """What baddbmm and addmm do besides the product, outermost first."""
+    if node.op not in ("baddbmm", "addmm", "addbmm"):
+        return ()
+    alpha, beta = (float(node.kwargs.get(name, 1)) for name in ("alpha", "beta"))
+    added = Link(node, node, views, ()).addends(0, beta) if beta else ()
+    return (*added, *_number(alpha, f"{node.op} alpha"))
+
+
+def _is_own_maximum(other: Node, main: Node) -> bool:
+    """Z - max(z): the softmax does not see it."""
+    if is_of_groups(other):
+        return bool(other.products & main.products)
+    while other.op in ops.VIEWS | ops.SAME | {"masked_fill", "maximum"}:
+        parent = other.main()
+        if parent is None:
+            return False
+        other = parent
+    return other.op in EXTREMES and _same_lineage(other, main)
+
+
+def _same_lineage(node: Node, main: Node) -> bool:
+    """Whether both carry the product, or the score, and neither was made of numbers alone."""
+    return bool(node.products & main.products if main.products else node.roots & main.roots)
 
 
 def _is_second_part(other: Node, main: Node) -> bool:
@@ -163,56 +223,37 @@ def _of_projections(product: Node) -> bool:
     return bool(roots) and all(root is not None and root.width is not None for root in roots)
 
 
-def _signs(node: Node) -> tuple[float, float]:
-    """The factors on both operands of a sum or a difference."""
-    alpha = float(node.kwargs.get("alpha", 1))
-    if node.op == "rsub":
-        return -alpha, 1.0
-    return 1.0, -alpha if node.op == "sub" else alpha
-
-
-def _tanh(link: Link) -> tuple[Step, ...]:
-    return (Softcap(),)
-
-
-def _filled(link: Link) -> tuple[Step, ...]:
-    node = link.node
-    condition = node.operands.get(1)
-    return (read_overwritten(condition, node.args[1], node.number(2), link.views, node.shape, keep=False),)
+# -- masks and clamps --------------------------------------------------------------------------------------------------
 
 
 def _selected(link: Link) -> tuple[Step, ...]:
     node = link.node
-    lowered = _lowered(node)
-    if lowered is not None:
-        hidden, number = lowered
-        return (read_overwritten(node.operands.get(0), node.args[0], number, link.views, node.shape, keep=not hidden),)
+    for position, other in ((1, 2), (2, 1)):  # where(c, z - 1e9, z): the lowered logits stand where c is True
+        lower, logits = node.args[position], node.args[other]
+        if isinstance(lower, Node) and lower.op in ("add", "sub") and lower.args[0] is logits:
+            by = lower.number(1) or 0.0
+            by = by if lower.op == "add" else -by
+            if by < HIDES:
+                return link.overwritten(0, by, keep=position == 2)
+            break
     if all(isinstance(arg, Node) and _same_lineage(arg, link.main) for arg in node.args[1:3]):
         return unknown(link)
     kept = node.args[1] is link.main
-    fill = node.number(2 if kept else 1)
-    return (read_overwritten(node.operands.get(0), node.args[0], fill, link.views, node.shape, keep=kept),)
+    return link.overwritten(0, node.number(2 if kept else 1), keep=kept)
 
 
 def _written(link: Link) -> tuple[Step, ...]:
     fill = link.node.number(2)
-    return (Hide("bool", fill),) if fill is not None and fill < _FILL else unknown(link)
+    return (Hide("bool", fill),) if fill is not None and fill < HIDES else unknown(link)
 
 
 def _clamped(link: Link) -> tuple[Step, ...]:
     """A clamp that can bite; one at finfo.min only keeps infinities out."""
     node = link.node
-    low, high = (node.number(1), node.number(2)) if node.op == "clamp" else (None, None)
-    if node.op in ("clamp_min", "maximum"):
-        low = node.number(1)
-    elif node.op in ("clamp_max", "minimum"):
-        high = node.number(1)
+    low = node.number(1) if node.op in ("clamp", "clamp_min", "maximum") else None
+    high = node.number(2 if node.op == "clamp" else 1) if node.op in ("clamp", "clamp_max", "minimum") else None
     bounds = [f"{bound:.4g}" if bound is not None and abs(bound) < -HIDDEN else "" for bound in (low, high)]
     return (Clamp(", ".join(bounds)),) if any(bounds) else ()
-
-
-def _heads_mixed(link: Link) -> tuple[Step, ...]:
-    return (read_mixing(link.node, link.main),)
 
 
 def _put_together(link: Link) -> tuple[Step, ...]:
@@ -220,87 +261,60 @@ def _put_together(link: Link) -> tuple[Step, ...]:
     return (Unknown("logits padded by chunks" if link.node.op == "constant_pad_nd" else "logits written by slices"),)
 
 
-OPERATIONS: dict[str, Callable[[Link], tuple[Step, ...]]] = {
-    "mul": _multiplied,
-    "div": _multiplied,
-    "neg": _negated,
-    "pow": _raised,
-    "sqrt": _raised,
-    "addcmul": _added_product,
-    "add": _summed,
-    "sub": _summed,
-    "rsub": _summed,
-    "tanh": _tanh,
-    "masked_fill": _filled,
-    "where": _selected,
-    "index_put": _written,
-    **dict.fromkeys(("copy", "overwrite", "constant_pad_nd"), _put_together),
-    **dict.fromkeys(ops.CONTRACTIONS, _heads_mixed),
-    **dict.fromkeys(CONVOLUTIONS, _heads_mixed),
-    **dict.fromkeys(ops.CLAMPS, _clamped),
-}
+# -- heads that are mixed: by a linear layer, an einsum, a matrix product or a convolution -----------------------------
 
 
-# -- what they look at -------------------------------------------------------------------------------------------------
+def _mixed(link: Link) -> tuple[Step, ...]:
+    """The step that mixes the heads of the logits."""
+    node, operands = link.node, mixing_operands(link.node)
+    if operands is not None and by_data(node.args[operands[1]]):
+        return (Unknown(BY_DATA),)
+    if operands is None or any(float(node.kwargs.get(name, 1)) != 1 for name in ("alpha", "beta")):
+        return (Unknown(node.op),)
+    value = node.operands.get(operands[1])
+    return (Mix(None if value is None or value.is_meta else _matrix(node, value.detach(), operands[1])),)
 
 
-def _addends(
-    other: Node, value: Tensor | None, alpha: float, views: tuple[Node, ...], shape: tuple[int, ...]
-) -> tuple[Step, ...]:
-    return read_addend(other, value, alpha, views, shape)[::-1]
+def _matrix(node: Node, value: Tensor, position: int) -> Tensor | None:
+    """(H mixed, H), float64, of a matrix as the operation was given it; None where it is another one for each entry."""
+    value = value.to(torch.float64)
+    if node.op in CONVOLUTIONS:
+        return value.flatten(1)
+    if value.dim() == 3:
+        if not bool((value == value[:1]).all()):
+            return None
+        value = value[0]
+    return value if position == ops.CONTRACTIONS[node.op][0] else value.mT
 
 
-def _lowered(node: Node) -> tuple[bool, float] | None:
-    """Of where(c, z - 1e9, z) that the lowered logits stand where c is True, and by how much; None for any other."""
-    for position, other in ((1, 2), (2, 1)):
-        lower, logits = node.args[position], node.args[other]
-        if isinstance(lower, Node) and lower.op in ("add", "sub") and lower.args[0] is logits:
-            by = lower.number(1)
-            by = by if by is None or lower.op == "add" else -by
-            return (position == 1, by) if by is not None and by < _FILL else None
+def read_residual_mixing(node: Node) -> tuple[Step, Node] | None:
+    """Logits to which their own mixing over the heads is added, z + M z: the step (1 + M), and z; None for others."""
+    terms = [arg for arg in node.args if isinstance(arg, Node) and arg.products]
+    if len(terms) != 2 or node.kwargs.get("alpha", 1) != 1:
+        return None
+    for whole, other in (terms, terms[::-1]):
+        mixing = origin(other)
+        main = mixing.main() if mixing.product is None and mixing.op in CONVOLUTIONS | ops.CONTRACTIONS.keys() else None
+        if main is None or origin(main) is not origin(whole) or whole.shape != node.shape:
+            continue
+        (step,) = _mixed(Link(mixing, main, (), ()))
+        if isinstance(step, Mix):
+            matrix = step.matrix
+            return Mix(None if matrix is None else matrix + torch.eye(len(matrix)).to(matrix)), whole
     return None
 
 
-def _same_lineage(node: Node, main: Node) -> bool:
-    """Whether both carry the product, or the score, and neither was made of numbers alone."""
-    return bool(node.products & main.products) or bool(not main.products and node.roots & main.roots)
-
-
-def _hidden_later(factor: Tensor, link: Link) -> bool:
-    """Whether the steps after the multiplication hide every key that the 0/1 `factor` sets to 0."""
-    try:
-        zeros = to_softmax((factor == 0).expand(link.node.shape), link.views)
-        for step in link.later:
-            if isinstance(step, Hide) and step.visible is not None:
-                zeros = zeros & step.visible.at_softmax()
-    except RuntimeError:
-        return False
-    return not bool(zeros.any())
-
-
-def _is_binary(value: Tensor) -> bool:
-    return bool(((value == 0) | (value == 1)).all())
-
-
-def _is_own_maximum(other: Node, main: Node) -> bool:
-    """Z - max(z): the softmax does not see it."""
-    if is_of_groups(other):
-        return bool(other.products & main.products)
-    while other.op in ops.VIEWS | ops.SAME | {"masked_fill", "maximum"}:
-        parent = other.main()
-        if parent is None:
-            return False
-        other = parent
-    lineage = "products" if main.products else "roots"
-    return other.op in EXTREMES and bool(getattr(other, lineage) & getattr(main, lineage))
-
-
-def beside_product(node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:
-    """What baddbmm and addmm do besides the product, outermost first."""
-    if node.op not in ("baddbmm", "addmm", "addbmm"):
-        return ()
-    alpha, beta = float(node.kwargs.get("alpha", 1)), float(node.kwargs.get("beta", 1))
-    steps: tuple[Step, ...] = ()
-    if beta:
-        steps = _addends(node.args[0], node.operands.get(0), beta, views, node.shape)
-    return steps if alpha == 1 else (*steps, Scale(Factor(alpha, "logits", f"{node.op} alpha")))
+OPERATIONS: dict[str, Callable[[Link], tuple[Step, ...]]] = {
+    **dict.fromkeys(("mul", "div"), _multiplied),
+    "neg": lambda link: _number(-1.0),
+    **dict.fromkeys(("pow", "sqrt"), _raised),
+    "addcmul": _added_product,
+    **dict.fromkeys(("add", "sub", "rsub"), _summed),
+    "tanh": lambda link: (Softcap(),),
+    "masked_fill": lambda link: link.overwritten(1, link.node.number(2), keep=False),
+    "where": _selected,
+    "index_put": _written,
+    **dict.fromkeys(("copy", "overwrite", "constant_pad_nd"), _put_together),
+    **dict.fromkeys((*ops.CONTRACTIONS, *CONVOLUTIONS), _mixed),
+    **dict.fromkeys(ops.CLAMPS, _clamped),
+}

@@ -1,13 +1,27 @@
-"""Sequences of unlike lengths in one tensor, end to end or padded, brought into one row a sequence."""
+"""Sequences of unlike lengths, end to end, padded, or in a nested tensor, brought into one row a sequence."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Set
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.read import bands
+from sqrtdk.tracing.read import masks
+from sqrtdk.tracing.read.factors import read_factor
+from sqrtdk.tracing.read.reading import Layout, Reading, Vectors, of_softmax
+from sqrtdk.tracing.read.side import Side, follow
+from sqrtdk.tracing.records import Factor, Stage
+from sqrtdk.tracing.steps import Scale, Step, Unknown
+from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.graph import Node, origin
+from sqrtdk.tracing.watch.marks import Weighing
+
+_PASSED = ops.VIEWS | ops.SAME
+_PROJECTIONS = frozenset({"linear", "matmul", "mm", "bmm"})
+_OF_PIECES = "_nested_tensor_from_tensor_list"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,17 +91,13 @@ class Pairs:
         queries: where the queries lie.
         keys: where the keys lie.
         device: of both.
+        alike: they end at the same places, by one tensor.
     """
 
     queries: Sequences
     keys: Sequences
     device: torch.device
-
-    @property
-    def elements(self) -> int:
-        """Of a mask."""
-        count = self.queries.count if self.unlike else 1
-        return count * self.queries.longest * self.keys.longest
+    alike: bool = False
 
     @property
     def unlike(self) -> bool:
@@ -99,20 +109,40 @@ class Pairs:
         """Whether the lengths are."""
         return self.queries.known and self.keys.known
 
-    def offset(self) -> Tensor:
-        """(N, 1, 1, 1) S - L: the last query stands beside the last key where row i is put beside key i + offset."""
-        ends = (
-            torch.full((1,), side.longest, device=self.device) if side.lengths is None else side.lengths.to(self.device)
-            for side in (self.keys, self.queries)
-        )
-        keys, queries = ends
-        return (keys - queries)[:, None, None, None]
+    @property
+    def square(self) -> bool:
+        """Whether every sequence has as many queries as keys."""
+        if self.queries.longest != self.keys.longest:
+            return False
+        return self.alike if not self.known else not self.unlike or not bool(self._offset().any())
+
+    def exist(self) -> tuple[Tensor | None, Tensor | None]:
+        """(N, 1, L, 1) and (N, 1, 1, S), False where a sequence has ended; None where all are as long."""
+        rows, columns = (side.exists(self.device) for side in (self.queries, self.keys))
+        rows = None if rows is None else rows[:, None, :, None]
+        return rows, None if columns is None else columns[:, None, None, :]
+
+    def vectors(
+        self, query: Tensor, key: Tensor, scale: float | Tensor, softcap: float | None = None, *, exact: bool
+    ) -> Vectors:
+        """The operands, one row a sequence, of those that have their heads behind the rows."""
+        query = query if query.is_meta else self.queries.spread(query)
+        key = key if key.is_meta else self.keys.spread(key)
+        rows, columns = self.exist()
+        return Vectors(query, key, scale, softcap, exact=exact, exists=rows, keys=columns)
 
     def distance(self, *, lower_right: bool) -> Tensor:
         """(N or 1, 1, L, S) of i - j, the last query beside the last key where `lower_right`, else the first ones."""
         i = torch.arange(self.queries.longest, device=self.device)[:, None]
-        distance = i - torch.arange(self.keys.longest, device=self.device)
-        return distance + self.offset() if lower_right else distance[None, None]
+        distance = (i - torch.arange(self.keys.longest, device=self.device))[None, None]
+        return distance + self._offset() if lower_right else distance
+
+    def _offset(self) -> Tensor:
+        """(N or 1, 1, 1, 1) S - L."""
+        sides = (self.keys, self.queries)
+        lengths = (torch.tensor([side.longest]) if side.lengths is None else side.lengths for side in sides)
+        keys, queries = (each.to(self.device) for each in lengths)
+        return (keys - queries)[:, None, None, None]
 
     def visible(self, left: int | None, right: int | None, *, lower_right: bool) -> Tensor | None:
         """(N or 1, 1, L, S) True where the row sees the key: `left` keys before its own, `right` after it.
@@ -125,24 +155,107 @@ class Pairs:
             visible &= distance <= left
         if right is not None:
             visible &= distance >= -right
-        exists = self.exist()
-        hidden = ~visible if exists is None else ~visible & exists
-        if not bool(hidden.any()):
-            return None
-        return visible if exists is None else visible & exists
-
-    def exist(self) -> Tensor | None:
-        """(N, 1, L, S) True where both the query and the key are of the sequence; None where all are."""
-        rows, columns = (side.exists(self.device) for side in (self.queries, self.keys))
-        parts = [] if rows is None else [rows[:, None, :, None]]
-        parts += [] if columns is None else [columns[:, None, None, :]]
-        if not parts:
-            return None
-        return parts[0] & parts[1] if len(parts) == 2 else parts[0]
+        every = torch.ones_like(visible)
+        for exists in self.exist():
+            every = every if exists is None else every & exists
+        return visible & every if bool((~visible & every).any()) else None
 
     def too_large(self) -> str | None:
         """Why no mask of them is made; None where it can be."""
-        if self.elements <= bands.LARGEST:
+        count, rows, columns = self.queries.count, self.queries.longest, self.keys.longest
+        if (count if self.unlike else 1) * rows * columns <= masks.LARGEST:
             return None
-        rows, columns = self.queries.longest, self.keys.longest
-        return f"a mask of {self.queries.count} x {rows} rows and {columns} keys would have to be held"
+        if not self.unlike:
+            return f"a window of {rows} rows and {columns} keys would have to be held as a mask"
+        return f"a mask of {count} x {rows} rows and {columns} keys would have to be held"
+
+
+# -- nested tensors, of which torch made operations on whole nested batches --------------------------------------------
+
+
+def read_nested(weighing: Weighing, value: Tensor) -> Reading | str:
+    """A softmax over nested logits met nested values."""
+    product, met = _way(weighing.node, "logits", {"matmul"})
+    if product is None or len(product.operands) < 2:
+        return "its logits are no product of nested q and k"
+    q, k = product.operands[0], product.operands[1].transpose(-1, -2)
+    (rows, queries), (columns, keys) = _tokens(q), _tokens(k)
+    query, key = _side(product.args[0], "q", queries), _side(product.args[1], "k", keys)
+    steps: tuple[Step, ...] = tuple(Scale(m) if isinstance(m, Factor) else Unknown(m) for m in met)
+    by = math.prod(m.value or math.nan for m in met if isinstance(m, Factor))
+    unread = next((m for m in met if isinstance(m, str)), None)
+    heads, width = rows.shape[1:]
+    value_width = value.unbind()[0].shape[-1]
+    layout = Layout(queries.count, heads, queries.longest, keys.longest, width, value_width)
+    return of_softmax(
+        weighing,
+        query,
+        key,
+        steps,
+        layout=layout,
+        operands=Pairs(queries, keys, q.device).vectors(rows, columns, by, exact=True),
+        dtype=q.dtype,
+        logits_dtype=weighing.logits.dtype,
+        no_slope=unread,
+        no_stats=None if unread is None else f"{unread} on nested logits is not read",
+    )
+
+
+def _tokens(nested: Tensor) -> tuple[Tensor, Sequences]:
+    """(T, H, E) of all sequences, end to end, and where they lie."""
+    pieces = [piece if piece.dim() == 3 else piece[None] for piece in nested.unbind()]
+    lengths = torch.tensor([piece.shape[-2] for piece in pieces], device=nested.device)
+    sequences = Sequences(len(lengths), int(lengths.max()), lengths.cumsum(0) - lengths, lengths)
+    return torch.cat([piece.transpose(0, 1) for piece in pieces]), sequences
+
+
+def _way(node: Node, where: str, ends: Set[str]) -> tuple[Node | None, list[Factor | str]]:
+    """Back through nested tensors: where one of `ends` was, and what happened since, factors and other operations."""
+    met: list[Factor | str] = []
+    while node.op not in ends:
+        nested = [p for p in node.parents() if not p.shape and p.op not in ("constant", "parameter")]
+        if not nested:
+            return None, [node.op, *met]
+        if node.op not in _PASSED:
+            met.insert(0, _factor(node, nested[0], where) or node.op)
+        node = nested[0]
+    return node, met
+
+
+def _factor(node: Node, main: Node, where: str) -> Factor | None:
+    """What a multiplication by one number multiplies by."""
+    if node.op == "neg":
+        return Factor(-1.0, where, "number")
+    position = 1 if node.args[0] is main else 0
+    if node.op not in ("mul", "div") or (node.op == "div" and position == 0):
+        return None
+    return read_factor(node, position, where, heads_axis=-3)
+
+
+def _side(node: Node, where: str, sequences: Sequences) -> Side:
+    """Back from the product to the projection of all tokens, end to end, or of the nested batch."""
+    start, met = _way(node, where, _PROJECTIONS | {_OF_PIECES})
+    if start is None or any(isinstance(m, str) for m in met):
+        last = next(m for m in reversed(met) if isinstance(m, str))
+        side = Side(None, None).lost(where, f"{last} of nested tensors")
+    elif start.op == _OF_PIECES:
+        side = _of_pieces(start, where, sequences)
+    else:
+        weight = start.args[1]
+        label = origin(weight).label if isinstance(weight, Node) else ""
+        side = Side(None, None, (Stage(where, "projection", label or start.op),))
+    for factor in met:
+        side = side.times(factor, Stage(where, "scale", factor.text())) if isinstance(factor, Factor) else side
+    return side
+
+
+def _of_pieces(node: Node, where: str, sequences: Sequences) -> Side:
+    """A batch made of pieces: those of one tensor of tokens (T, H, E), or of tensors of their own."""
+    pieces = list(node.parents())
+    tokens = {piece.main() for piece in pieces}
+    whole = next(iter(tokens)) if len(tokens) == 1 else None
+    if whole is None or any("split" not in piece.op for piece in pieces):
+        return Side(None, None).lost(where, "nested tensors of several")
+    side = follow(whole, where)
+    fits = side.basis is not None and side.basis.dim() == 3 and not side.basis.is_meta
+    return replace(side, basis=sequences.spread(side.basis) if fits and side.basis is not None else None)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sqrtdk.tracing.read.masks import as_passed
 from sqrtdk.tracing.read.orient import Orientation
 from sqrtdk.tracing.read.side import Side
-from sqrtdk.tracing.steps import Step
+from sqrtdk.tracing.records import Factor
+from sqrtdk.tracing.steps import Scale, Step
 from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.watch.graph import Node
-from sqrtdk.tracing.watch.marks import Carried
+from sqrtdk.tracing.watch.marks import Carried, Weighing
 from sqrtdk.tracing.watch.places import Place
+
+_SAFE_SOFTMAX = "aten._safe_softmax"  # of SDPA's unfused path alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,11 @@ class Layout:
     width: int
     value_width: int
     inner: int = 1
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the logits, (B, H, L, S)."""
+        return self.batch, self.heads, self.rows, self.columns
 
     def by_head(self, tensor: Tensor) -> Tensor:
         """(B, H, L, S) of (..., L, S) with the leading axes of the attention's own layout."""
@@ -99,10 +109,7 @@ class Vectors:
 
     def at_logits(self, placed: Placed) -> Tensor:
         """(B, H, L, S), any of them 1, of a tensor that the kernel was given."""
-        value = placed.value
-        if value.dim() < 4:
-            return value.reshape((1,) * (4 - value.dim()) + tuple(value.shape))
-        return value.flatten(0, value.dim() - 4)
+        return placed.value[(None,) * (4 - placed.value.dim())]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,3 +221,35 @@ class Reading:
     def without_data(self) -> bool:
         """Whether it ran on the meta device."""
         return self.device.type == "meta"
+
+
+def of_softmax(weighing: Weighing, query: Side, key: Side, steps: tuple[Step, ...], **others: Any) -> Reading:
+    """The reading of a softmax that met values; the others of its attributes are those of the softmax.
+
+    SDPA's unfused path multiplies q and k by the root of its scale each, and turns masks into floats: they are told as
+    the one scale of the call, and in the form in which it got them.
+    """
+    by_sdpa = weighing.op == _SAFE_SOFTMAX and not weighing.flex
+    if by_sdpa:
+        steps = as_passed(steps)
+        left, right = (side.factors[-1].value if side.factors else None for side in (query, key))
+        if left is not None and left == right:
+            merged = Scale(Factor(left * right, "op", "sdpa scale"), at=query.factors[-1].at)
+            query, key, steps = _without_last_scale(query), _without_last_scale(key), (merged, *steps)
+    return Reading(
+        site=weighing.entry.site,
+        kind="sdpa" if by_sdpa else "flex" if weighing.flex else "eager",
+        op="aten._scaled_dot_product_attention_math" if by_sdpa else weighing.op,
+        query=query,
+        key=key,
+        steps=steps,
+        device=weighing.logits.device,
+        dropout=weighing.dropout,
+        carried=weighing.carried,
+        **others,
+    )
+
+
+def _without_last_scale(side: Side) -> Side:
+    last = max(i for i, stage in enumerate(side.stages) if stage.name == "scale")
+    return replace(side, factors=side.factors[:-1], stages=(*side.stages[:last], *side.stages[last + 1 :]))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.read import bands
+from sqrtdk.tracing.read.masks import band
 from sqrtdk.tracing.read.reading import Reading
 from sqrtdk.tracing.steps import Hide, Unknown
 from sqrtdk.tracing.tell.sight import Sight
@@ -43,7 +43,7 @@ def _visible(reading: Reading, sight: Sight) -> Tensor | None:
     if sight.visible is not None:
         return sight.visible
     if sight.causal:
-        return bands.mask(reading.layout.rows, reading.layout.columns, 0, None, reading.device)
+        return band(reading.layout.rows, reading.layout.columns, 0, reading.device)
     return None if sight.mask is not None else torch.ones(1, 1, 1, 1, dtype=torch.bool, device=reading.device)
 
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.read import bands
-from sqrtdk.tracing.read.masks import BOTTOM
+from sqrtdk.tracing.read.masks import BOTTOM, band
 from sqrtdk.tracing.read.patterns import distinct, pattern, reach
 from sqrtdk.tracing.read.reading import Edges, Logits, Reading, Vectors
 from sqrtdk.tracing.records import Mask
@@ -134,7 +133,7 @@ def visible_by(hide: Hide, reading: Reading) -> Tensor | None:
     """True where the row sees the key, in the operands' layout; None where nothing is known of the mask."""
     operands, layout = reading.operands, reading.layout
     if hide.causal:
-        return bands.mask(layout.rows, layout.columns, 0, None, reading.device)
+        return band(layout.rows, layout.columns, 0, reading.device)
     if isinstance(operands, Logits) and (hide.visible is None or not operands.axes.followed):
         if hide.visible is None and hide.fill is None:
             return None
