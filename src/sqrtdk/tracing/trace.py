@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 
@@ -39,7 +39,7 @@ from sqrtdk.tracing.tell.places import Used, of_kernel
 from sqrtdk.tracing.tell.sight import TokensOf
 from sqrtdk.tracing.tensors import CallRows, CallTensors, Projection
 from sqrtdk.tracing.watch import places
-from sqrtdk.tracing.watch.events import KernelCall, Listener, Online, Operands, Unweighted, Weighing
+from sqrtdk.tracing.watch.events import KernelCall, Listener, Online, Operands, SoftmaxEntry, Unweighted, Weighing
 from sqrtdk.tracing.watch.hooked import Asked, Hooked
 from sqrtdk.tracing.watch.places import Place
 from sqrtdk.tracing.watch.programs import hint_for
@@ -117,7 +117,6 @@ class Trace:
         self._projects = projections
         self._most_rows = rows
         self._gradients = gradients
-        self._counts: Counter[str] = Counter()
         self._offered: Counter[str] = Counter()
         self._records: list[_Record | None] = []  # None where a block was merged into another record
         self._missed: list[NotMeasured] = []
@@ -155,33 +154,25 @@ class Trace:
         close(scene)
         for weighing in list(scene.store.weighings):
             self._end(weighing)
-        others: Counter[str] = Counter()
-        listed = []
-        for entry in scene.entries:
-            if not entry.attention:
-                at = places.text(entry.lost_at if entry.told and entry.lost_at else entry.place)
-                number = others[entry.site]
-                listed.append(NotAttention(entry.site, number, entry.shape, entry.reason, entry.formula, at))
-                others[entry.site] += 1
-        self.not_attention = tuple(listed)
+        lost = [entry for entry in scene.entries if not entry.attention]
+        self.not_attention = tuple(
+            NotAttention(entry.site, number, entry.shape, entry.reason, entry.formula, _where(entry))
+            for entry, number in zip(lost, _numbers(entry.site for entry in lost), strict=True)
+        )
         self.not_measured = tuple(dict.fromkeys(self._missed))
         self.unread = scene.store.unread()
         scene.store.close()
         self._scene = None
         self._sites.entering = None
         records = [record for record in self._records if record is not None]
-        index: Counter[str] = Counter()  # counted anew, as some calls may have been merged
-        calls = []
-        for record in records:
-            calls.append(replace(record.call, index=index[record.call.site]))
-            index[record.call.site] += 1
-        self.calls = tuple(calls)
+        numbers = _numbers(record.call.site for record in records)
+        self.calls = tuple(replace(record.call, index=n) for record, n in zip(records, numbers, strict=True))
         self.rows = tuple(record.rows for record in records)
         self.roots = tuple(record.roots for record in records)
         self.projections = tuple(record.projections for record in records if record.tensors is not None)
         self.tensors = tuple(
             replace(record.tensors, site=call.site, index=call.index, call=call)
-            for record, call in zip(records, calls, strict=True)
+            for record, call in zip(records, self.calls, strict=True)
             if record.tensors is not None
         )
 
@@ -272,18 +263,14 @@ class Trace:
 
     def _add(self, reading: Reading, used: Used | None = None) -> None:
         reading = replace(reading, site=site_in_program(reading, self._modules))
-        index = self._counts[reading.site]
-        module_class = self._sites.classes.get(reading.site, "")
         call, rows = finish(
             reading,
-            index,
-            module_class,
+            self._sites.classes.get(reading.site, ""),
             measure_stats=self._stats and self._most_rows is None,
             measure_slope=self._numeric,
             tokens=self._tokens,
             rows=self._most_rows,
         )
-        self._counts[reading.site] += 1
         record = _Record(call, rows, _serials(reading))
         if self._keeps or self._projects:
             kept = without(call, ENLARGED) if self._enlarge else keep(reading, used, call)
@@ -323,9 +310,21 @@ class Trace:
             site = site.rpartition(".")[0]
 
 
+def _numbers(sites: Iterable[str]) -> Iterator[int]:
+    """How often each site has come before."""
+    count: Counter[str] = Counter()
+    for site in sites:
+        yield count[site]
+        count[site] += 1
+
+
+def _where(entry: SoftmaxEntry) -> str | None:
+    return places.text(entry.lost_at if entry.told and entry.lost_at else entry.place)
+
+
 def _serials(reading: Reading) -> Roots:
-    roots = reading.query.root, reading.key.root
-    return None if roots[0] is None else roots[0].serial, None if roots[1] is None else roots[1].serial
+    query, key = reading.query.root, reading.key.root
+    return None if query is None else query.serial, None if key is None else key.serial
 
 
 def trace(

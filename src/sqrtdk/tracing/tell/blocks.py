@@ -19,7 +19,6 @@ from sqrtdk.tracing.read.blocks import ALIKE
 from sqrtdk.tracing.read.reading import Cell, Reading
 from sqrtdk.tracing.records import BLOCKS, AttentionCall, Factor, KeyBlock, Mask, Scale, Stage
 from sqrtdk.tracing.tell.scale import tell_scale
-from sqrtdk.tracing.tell.sight import look
 from sqrtdk.tracing.tensors import CallRows
 
 _NO_STATS = "every block of keys had a softmax of its own; that of the whole was never computed"
@@ -45,8 +44,7 @@ def tell_blocks(reading: Reading, width: int, *, measure_slope: bool) -> tuple[K
         # same for the rows and the keys of one place.
         for cell in sorted(cells, key=lambda cell: (abs(cell.reading.offset or 0), -cell.row)):
             wanted = measure_slope and all(scale.numeric is None for scale in scales)
-            sight = look(cell.reading)
-            scales.append(tell_scale(cell.reading, sight, cell.reading.steps, width, measure=wanted))
+            scales.append(tell_scale(cell.reading, cell.reading.steps, width, measure=wanted))
         blocks.append(KeyBlock(first, last, _together(scales)))
     return tuple(blocks)
 

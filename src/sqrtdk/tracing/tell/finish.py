@@ -33,7 +33,6 @@ class MostRows(NamedTuple):
 
 def finish(
     reading: Reading,
-    index: int,
     module_class: str,
     *,
     measure_stats: bool,
@@ -41,11 +40,10 @@ def finish(
     tokens: TokensOf | None = None,
     rows: MostRows | None = None,
 ) -> tuple[AttentionCall, CallRows | None]:
-    """Put a reading into a frozen record.
+    """Put a reading into a frozen record; its number at its site is known when the trace ends.
 
     Args:
         reading: what a reader made of the attention.
-        index: its number at its site.
         module_class: of the module there.
         measure_stats: measure the statistics.
         measure_slope: read the scale from the numbers as well.
@@ -73,7 +71,7 @@ def finish(
     if blocks and not unknown:
         scale = of_blocks(blocks)
     else:
-        scale = tell_scale(reading, sight, steps, width, measure=measure_slope and not blocks)
+        scale = tell_scale(reading, steps, width, measure=measure_slope and not blocks, sight=sight)
     no_stats = statistics.unmeasured(reading)
     stats = statistics.measure(reading, sight) if no_stats is None and measure_stats else None
     by_row = statistics.measure_rows(reading, sight, rows.most) if no_stats is None and rows is not None else None
@@ -84,7 +82,7 @@ def finish(
     padding_seen, tokens_hidden = against_padding(reading, sight, tokens, self_attention)
     call = AttentionCall(
         site=reading.site,
-        index=index,
+        index=0,
         module_class=module_class,
         kind=reading.kind,
         op=reading.op,

@@ -22,7 +22,7 @@ from sqrtdk.tracing.steps import Scale as Scaling
 from sqrtdk.tracing.steps.sample import Sample
 from sqrtdk.tracing.steps.unknown import ZERO_ONE_FACTOR
 from sqrtdk.tracing.tell.formula import unknown_of
-from sqrtdk.tracing.tell.sight import NO_DATA, Sight
+from sqrtdk.tracing.tell.sight import NO_DATA, Sight, look
 from sqrtdk.tracing.watch.graph import replay_all
 
 AGREEMENT = 0.01  # the two readings of the scale agree within 1%
@@ -42,7 +42,9 @@ class Slope:
     r_squared: float
 
 
-def tell_scale(reading: Reading, sight: Sight, steps: Iterable[Step], width: int, *, measure: bool) -> Scale:
+def tell_scale(
+    reading: Reading, steps: Iterable[Step], width: int, *, measure: bool, sight: Sight | None = None
+) -> Scale:
     """Bring the two readings together.
 
     Where the value of a factor could not be read, the slope tells the scale. Where an operation could not be followed
@@ -50,10 +52,10 @@ def tell_scale(reading: Reading, sight: Sight, steps: Iterable[Step], width: int
 
     Args:
         reading: the attention.
-        sight: its masks.
         steps: from the product to the softmax.
         width: E of the query, without padding.
         measure: read the slope.
+        sight: its masks, where they are known already.
     """
     on_logits = (replace(step.factor, at=step.factor.at or step.at) for step in steps if isinstance(step, Scaling))
     factors = (*reading.query.factors, *reading.key.factors, *on_logits)
@@ -66,7 +68,7 @@ def tell_scale(reading: Reading, sight: Sight, steps: Iterable[Step], width: int
         return Scale(None, None, symbolic, None, None, factors, reason=reason)
     slope: Slope | str | None = _why_no_slope(reading)
     if slope is None and measure:
-        slope = _read_slope(reading, sight)
+        slope = _read_slope(reading, sight or look(reading, counts=False))
     no_slope = slope if isinstance(slope, str) else None
     slope = slope if isinstance(slope, Slope) else None
     per_head = agree = None
