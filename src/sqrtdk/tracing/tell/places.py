@@ -80,7 +80,7 @@ def _of_logits(reading: Reading, logits: Logits, used: Used) -> tuple[Place, Pla
         row, column = column, row
     if bool((row != row[..., :1]).any()) or bool((column != column[..., :1, :]).any()) or bool((n != n[..., :1]).any()):
         return "its queries have keys of their own"
-    values = _values(reading, used)
+    values = _values(reading, logits, used)
     if isinstance(values, str):
         return values
     of_query = _indexed(n[..., 0], row[..., 0], transposed=axes.swapped)
@@ -100,7 +100,7 @@ def _indexed(entries: Tensor, at: Tensor, *, transposed: bool) -> Callable[[Tens
     return place
 
 
-def _values(reading: Reading, used: Used) -> Place | str:
+def _values(reading: Reading, logits: Logits, used: Used) -> Place | str:
     """Where v is, by the layout of the output."""
     layout, output, wide = reading.layout, reading.output, used.value
     assert output is not None
@@ -111,7 +111,7 @@ def _values(reading: Reading, used: Used) -> Place | str:
         return "the layout of its output is not known"
     if math.prod(output.shape[:-2]) == matrices:
         whole = (*output.shape[:-2], *wide.shape[-2:])
-        return Place(used.node, wide, lambda tensor: _by_head(reading, tensor.expand(whole)))
+        return Place(used.node, wide, lambda tensor: _by_head(logits, tensor.expand(whole)))
     shared = math.prod(wide.shape[:-2]) // layout.batch  # heads of v, each for a group of queries along the rows
     if layout.inner != 1 or not shared or layout.heads % shared:
         return "the layout of its values is not known"
@@ -125,7 +125,7 @@ def rows_of(reading: Reading, used: Used, output: Tensor) -> Tensor:
     layout = reading.layout
     groups = math.prod(output.shape[:-2]) // layout.batch
     if isinstance(reading.operands, Logits) and math.prod(output.shape[:-2]) == layout.batch * layout.heads:
-        rows = _by_head(reading, output)
+        rows = _by_head(reading.operands, output)
     elif groups and layout.heads % groups == 0:
         rows = _grouped(output.reshape(layout.batch, groups, -1, output.shape[-1]), layout.heads, _order(reading, used))
     else:
@@ -133,11 +133,8 @@ def rows_of(reading: Reading, used: Used, output: Tensor) -> Tensor:
     return rows.detach()
 
 
-def _by_head(reading: Reading, tensor: Tensor) -> Tensor:
+def _by_head(logits: Logits, tensor: Tensor) -> Tensor:
     """(B, H, ...) of v or the output, whose leading axes are those of the softmax, in its order."""
-    layout, logits = reading.layout, reading.operands
-    if not isinstance(logits, Logits) or not logits.axes.heads:
-        return layout.by_head(tensor)
     axes, shape = logits.axes, list(logits.values.shape)
     keys = axes.keys % len(shape)
     rest = [axis for axis in range(len(shape)) if axis != keys]

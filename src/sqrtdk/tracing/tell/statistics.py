@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -21,7 +20,6 @@ from sqrtdk.stats import (
 )
 from sqrtdk.tracing.read.reading import Edges, Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Bias, Hide, Offset, Scale, scaled_by
-from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.tell.scale import each_head
 from sqrtdk.tracing.tell.sight import NO_DATA, Sight
 from sqrtdk.tracing.tensors import CallRows
@@ -49,36 +47,23 @@ def measure(reading: Reading, sight: Sight) -> CallStats:
 
 def measure_rows(reading: Reading, sight: Sight, most: int | None) -> CallRows:
     """The statistics of each row, of at most `most` rows a sequence, evenly spread; nothing leaves the device."""
-    operands = reading.operands
+    operands, source = reading.operands, _source(reading, sight)
     exists = operands.exists if isinstance(operands, Vectors) else None
-    if isinstance(operands, Logits):
-        length = reading.layout.rows
-        rows = _evenly(length, most, operands.values.device)
-        source: LogitSource | ProductSource = _of_logits(operands, sight, rows)
-    else:
-        source = _source(reading, sight)
-        length = source.shape[2]
-        rows = _evenly(length, most, source.device)
-        source = source if rows is None else source.sample(slice(None), rows)
-    if exists is not None and rows is not None:
-        exists = exists[:, :, rows]
+    batch, _, length, _ = source.shape
+    if most is not None and most < length:  # the first and the last included
+        rows = torch.linspace(0, length - 1, most, device=source.device).round().long()
+        source = source.sample(slice(None), rows)
+        exists = None if exists is None else exists[:, :, rows]
     found = call_rows(source)
     return CallRows(
         rows=found.rows.map(lambda field: field.transpose(0, 1).flatten(1)),
         max_product=_unscaled(reading, found),
-        of=source.shape[0] * length,
+        of=batch * length,
         padding=None if exists is None else (~exists).sum(),
         query_nonfinite=_nonfinite(operands.query if isinstance(operands, Vectors) else reading.query.basis),
         key_nonfinite=_nonfinite(operands.key if isinstance(operands, Vectors) else reading.key.basis),
         stored_product=_stored(operands) if isinstance(operands, Logits) else None,
     )
-
-
-def _evenly(length: int, most: int | None, device: torch.device) -> Tensor | None:
-    """Which rows are measured, evenly spread, the first and the last included; None: all of them."""
-    if most is None or most >= length:
-        return None
-    return torch.linspace(0, length - 1, most, device=device).round().long()
 
 
 def _unscaled(reading: Reading, found: AttentionRows) -> Tensor | None:
@@ -135,34 +120,16 @@ def _source(reading: Reading, sight: Sight) -> LogitSource | ProductSource:
     assert operands is not None
     if isinstance(operands, Vectors):
         return _of_vectors(operands, sight)
-    return _of_edges(operands, sight) if isinstance(operands, Edges) else _of_logits(operands, sight)
-
-
-def _of_logits(operands: Logits, sight: Sight, rows: Tensor | None = None) -> LogitSource:
-    """Of some rows: what is done to the logits is done to theirs alone."""
-
-    def chosen(tensor: Tensor) -> Tensor:
-        return tensor if rows is None or tensor.shape[-2] == 1 else tensor.index_select(-2, rows)
-
-    whole = chosen(operands.arrange(operands.values))
-    if operands.axes.followed:
-        whole = _with_maxima(whole, sight, lambda placed: chosen(operands.at_logits(placed)))
-    return logit_source(whole, None if sight.visible is None else chosen(sight.visible))
-
-
-def _of_edges(operands: Edges, sight: Sight) -> LogitSource:
-    """A row for each node that has several edges."""
     logits = operands.arrange(operands.values)
-    logits = _with_maxima(logits, sight, lambda placed: operands.arrange(placed.at_softmax()))
-    return logit_source(*operands.by_node(logits))
-
-
-def _with_maxima(logits: Tensor, sight: Sight, at_logits: Callable[[Placed], Tensor]) -> Tensor:
-    """What was taken off a row, its own maximum, put back: the softmax does not see it, a largest logit does."""
+    followed = isinstance(operands, Edges) or operands.axes.followed
     for i, step in enumerate(sight.steps):
-        if isinstance(step, Offset) and step.addend is not None:
-            logits = logits - at_logits(step.addend) * (scaled_by(sight.steps, i) or 1.0)
-    return logits
+        # what was taken off a row, its own maximum, is put back: the softmax does not see it, a largest logit does
+        if isinstance(step, Offset) and step.addend is not None and followed:
+            offset = operands.arrange(step.addend.at_softmax()).to(logits.device)
+            logits = logits - offset * (scaled_by(sight.steps, i) or 1.0)
+    if isinstance(operands, Edges):  # a row for each node that has several edges
+        return logit_source(*operands.by_node(logits))
+    return logit_source(logits, sight.visible)
 
 
 def _of_vectors(operands: Vectors, sight: Sight) -> ProductSource:
