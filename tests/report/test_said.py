@@ -54,10 +54,8 @@ SPEAKERS = (  # what is in them in English, and has a blank, is read by people
     "monitor/checkpoints/_records.py",
     "monitor/journal.py",
     "tracing/tell/scale.py",
-    "tracing/tell/slope.py",
     "tracing/tell/keep.py",
     "tracing/tell/places.py",
-    "tracing/tell/proof.py",
     "tracing/watch/recorder.py",
 )
 NO_SENTENCES = {  # names, sources, hints of errors, and what `diff_chinese` says in its own words

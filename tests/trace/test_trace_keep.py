@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import sqrtdk
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.tell.keep import NATIVE
+from sqrtdk.tracing.tell.terms import proven
 from tests.attentions.blocks import WAYS
 from tests.attentions.cases import CASES
 from tests.attentions.each import each
@@ -317,6 +318,19 @@ def test_the_law_sees_what_is_wrong() -> None:
         changed(query, projection=changed(projection, input=projection.input.flip(1))),
     ):
         assert way_faults(vector) != []
+
+
+@each("dtype", [torch.float32, torch.float64])
+def test_the_proof_allows_rounding_and_no_more(dtype: torch.dtype) -> None:
+    """A tenth of a percent of the scale is seen, which the output hardly shows."""
+    torch.manual_seed(0)
+    (call,) = kept(Grouped(repeated, dtype), torch.randn(2, 6, 24).to(dtype)).tensors
+    (scale,) = call.terms
+    assert proven(call)
+    assert not proven(changed(call, terms=(changed(scale, value=scale.value * 1.001),)))
+    assert not proven(changed(call, output=call.output * 1.0001))
+    assert not proven(changed(call, output=call.output.flip(2)))
+    assert not proven(changed(call, terms=()))
 
 
 class Centred(nn.Module):

@@ -12,15 +12,15 @@ from sqrtdk.tracing.records import NotAttention as NotAttention
 from sqrtdk.tracing.records import NotMeasured as NotMeasured
 from sqrtdk.tracing.records import Scale as Scale
 from sqrtdk.tracing.records import Stage as Stage
+from sqrtdk.tracing.tell.blocks import merge_rows as merge_rows
 from sqrtdk.tracing.tell.finish import MostRows as MostRows
-from sqrtdk.tracing.tell.merge import merge_rows as merge_rows
-from sqrtdk.tracing.tell.sketch import some_tokens as some_tokens
 from sqrtdk.tracing.tensors import CallRows as CallRows
 from sqrtdk.tracing.tensors import CallTensors as CallTensors
 from sqrtdk.tracing.tensors import Projection as Projection
 from sqrtdk.tracing.tensors import Term as Term
 from sqrtdk.tracing.tensors import Vector as Vector
 from sqrtdk.tracing.tensors import Waypoint as Waypoint
+from sqrtdk.tracing.tensors import some_tokens as some_tokens
 from sqrtdk.tracing.trace import Trace as Trace
 from sqrtdk.tracing.watch.places import Sites as Sites
 from sqrtdk.tracing.watch.recorder import unseen as unseen

@@ -7,11 +7,18 @@ head i // (Hq / H). A reading in the records tells what ran; the tensors here le
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from sqrtdk.stats import RowStats
 from sqrtdk.tracing.records import AttentionCall
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+TOKENS = 64  # that norms and projections are compared on
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,3 +160,17 @@ class CallRows:
     query_nonfinite: Tensor | None = None
     key_nonfinite: Tensor | None = None
     stored_product: Tensor | None = None
+
+
+def some_tokens(values: Float[Tensor, "B H L E"]) -> Float[Tensor, "1 H N E"]:
+    """Evenly chosen rows of all batches, `TOKENS` at most: enough to tell tensors apart.
+
+    Example:
+        >>> some_tokens(torch.zeros(8, 2, 100, 4)).shape
+        torch.Size([1, 2, 64, 4])
+    """
+    rows = values.detach().transpose(0, 1).flatten(1, 2)
+    count = rows.shape[1]
+    if count > TOKENS:
+        rows = rows[:, torch.linspace(0, count - 1, TOKENS).long().to(rows.device)]
+    return rows.unsqueeze(0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 import torch
@@ -22,7 +22,6 @@ from sqrtdk.tracing.read.edges import read_edges
 from sqrtdk.tracing.read.kernels import KERNELS
 from sqrtdk.tracing.read.online import read_online
 from sqrtdk.tracing.read.reading import Reading
-from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.records import (
     LOST_ADDITIVE,
     LOST_SIGHT,
@@ -32,19 +31,15 @@ from sqrtdk.tracing.records import (
     NotAttention,
     NotMeasured,
 )
-from sqrtdk.tracing.tell.finish import MostRows, finish
-from sqrtdk.tracing.tell.keep import BLOCKS_OF_KEYS, ENLARGED, keep, projections_of, without
-from sqrtdk.tracing.tell.lost import Lost, tell_lost
-from sqrtdk.tracing.tell.merge import merge, merge_rows
-from sqrtdk.tracing.tell.padding import TokensOf
-from sqrtdk.tracing.tell.program_site import site_in_program
-from sqrtdk.tracing.tell.sketch import sketch_of
-from sqrtdk.tracing.tell.used import Used, of_kernel
-from sqrtdk.tracing.tell.without_softmax import without_softmax
+from sqrtdk.tracing.tell.blocks import merge, merge_rows
+from sqrtdk.tracing.tell.finish import MostRows, finish, site_in_program
+from sqrtdk.tracing.tell.formula import Lost, tell_lost, without_softmax
+from sqrtdk.tracing.tell.keep import BLOCKS_OF_KEYS, ENLARGED, keep, projections_of, sketch_of, without
+from sqrtdk.tracing.tell.places import Used, of_kernel
+from sqrtdk.tracing.tell.sight import TokensOf
 from sqrtdk.tracing.tensors import CallRows, CallTensors, Projection
 from sqrtdk.tracing.watch import places
-from sqrtdk.tracing.watch.graph import Node
-from sqrtdk.tracing.watch.marks import Online, Weighing
+from sqrtdk.tracing.watch.marks import Online, SoftmaxEntry, Weighing
 from sqrtdk.tracing.watch.places import Place, Sites
 from sqrtdk.tracing.watch.recorder import KernelCall, Listener, Operands, Recorder, Scene, Unweighted, unseen
 from sqrtdk.tracing.watch.stance import eager_compiler, hint_for
@@ -52,6 +47,17 @@ from sqrtdk.tracing.watch.store import Asked, Store
 
 Roots = tuple[int | None, int | None]  # of q and of k
 _HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "h")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Record:
+    """What is told of one attention."""
+
+    call: AttentionCall
+    rows: CallRows | None
+    roots: Roots
+    tensors: CallTensors | None = None
+    projections: tuple[Projection | None, Projection | None] = (None, None)
 
 
 class Trace:
@@ -95,6 +101,8 @@ class Trace:
         self.unread: frozenset[str] = frozenset()
         self.tensors: tuple[CallTensors, ...] = ()
         self.rows: tuple[CallRows | None, ...] = ()
+        self.projections: tuple[tuple[Projection | None, Projection | None], ...] = ()
+        self.roots: tuple[Roots, ...] = ()
         self.model = model
         self._stats = stats
         self._numeric = numeric and enlarge is None
@@ -102,18 +110,11 @@ class Trace:
         self._tokens = tokens
         self._values = values or {}
         self._keeps = keep
-        self._counts: Counter[str] = Counter()
-        self._offered: Counter[str] = Counter()
-        self._calls: list[AttentionCall | None] = []
-        self._kept: list[CallTensors] = []
-        self.projections: tuple[tuple[Projection | None, Projection | None], ...] = ()
         self._projects = projections
-        self._projected: list[tuple[Projection | None, Projection | None]] = []
         self._most_rows = rows
         self._gradients = gradients
-        self.roots: tuple[Roots, ...] = ()
-        self._rooted: list[Roots] = []
-        self._by_row: list[CallRows | None] = []
+        self._offered: Counter[str] = Counter()
+        self._records: list[_Record | None] = []  # None where a block was merged into another record
         self._missed: list[NotMeasured] = []
         self._follows = sites is None  # otherwise somebody else does: hooks can't be put or taken off within a call
         self._sites = Sites(model) if sites is None else sites
@@ -149,93 +150,78 @@ class Trace:
         close(scene)
         for weighing in list(scene.store.weighings):
             self._end(weighing)
-        others: Counter[str] = Counter()
-        listed = []
-        for entry in scene.entries:
-            if not entry.attention:
-                at = places.text(entry.lost_at if entry.told and entry.lost_at else entry.place)
-                number = others[entry.site]
-                listed.append(NotAttention(entry.site, number, entry.shape, entry.reason, entry.formula, at))
-                others[entry.site] += 1
+        lost = [entry for entry in scene.entries if not entry.attention]
+        self.not_attention = tuple(
+            NotAttention(entry.site, number, entry.shape, entry.reason, entry.formula, _where(entry))
+            for entry, number in zip(lost, _numbers(entry.site for entry in lost), strict=True)
+        )
+        self.not_measured = tuple(dict.fromkeys(self._missed))
         self.unread = scene.store.unread()
         scene.store.close()
         self._scene = None
         self._sites.entering = None
-        self.calls = _numbered(self._calls)
-        self.rows = tuple(rows for rows, call in zip(self._by_row, self._calls, strict=True) if call is not None)
-        self.projections = tuple(
-            pair for pair, call in zip(self._projected, self._calls, strict=False) if call is not None
-        )
-        self.roots = tuple(pair for pair, call in zip(self._rooted, self._calls, strict=True) if call is not None)
-        kept = [tensors for tensors, call in zip(self._kept, self._calls, strict=False) if call is not None]
+        records = [record for record in self._records if record is not None]
+        numbers = _numbers(record.call.site for record in records)
+        self.calls = tuple(replace(record.call, index=n) for record, n in zip(records, numbers, strict=True))
+        self.rows = tuple(record.rows for record in records)
+        self.roots = tuple(record.roots for record in records)
+        self.projections = tuple(record.projections for record in records if record.tensors is not None)
         self.tensors = tuple(
-            replace(tensors, site=call.site, index=call.index, call=call)
-            for tensors, call in zip(kept, self.calls, strict=False)
+            replace(record.tensors, site=call.site, index=call.index, call=call)
+            for record, call in zip(records, self.calls, strict=True)
+            if record.tensors is not None
         )
-        self.not_attention = tuple(listed)
-        self.not_measured = tuple(dict.fromkeys(self._missed))
 
     @property
     def so_far(self) -> int:
         """How many attentions have run; those to blocks of keys, which become one, are counted by block."""
-        return len(self._calls)
+        return len(self._records)
 
     def after(self, so_far: int) -> AttentionCall | None:
         """The attention that ran when so many had run; None: no other one. Known once the trace has ended."""
-        before = sum(call is not None for call in self._calls[:so_far])
+        before = sum(record is not None for record in self._records[:so_far])
         return self.calls[before] if before < len(self.calls) else None
 
     # -- what the recorder tells -----------------------------------------------------------------------------------
 
     def _eager(self, weighing: Weighing, value: Tensor, output: Tensor) -> None:
-        site = weighing.entry.site
-
-        def read() -> None:
+        entry = weighing.entry
+        with self._guarded(entry.site, weighing, entry.place):
             if weighing.edges is not None:
                 reading = read_edges(weighing, weighing.edges, value, output)
             else:
-                reading = read_eager(weighing, value, output, heads_hint=self._heads(site))
+                reading = read_eager(weighing, value, output, heads_hint=self._heads(entry.site))
             if isinstance(reading, str):
-                weighing.entry.attention = False
-                weighing.entry.reason = reading
+                entry.attention, entry.reason = False, reading
             else:
-                weighing.entry.record = len(self._calls)
-                used = Used(value, self._node(value), weighing.used)
-                self._add(replace(reading, place=weighing.entry.place), used)
-
-        self._guard(site, read, weighing, weighing.entry.place)
+                assert self._scene is not None
+                entry.record = len(self._records)
+                used = Used(value, self._scene.store.node(value), weighing.used)
+                self._add(replace(reading, place=entry.place), used)
 
     def _online(self, run: Online) -> None:
-        site = run.parts[0].entry.site
-
-        def read() -> None:
-            readings = read_online(run, self._heads(site))
+        entry = run.parts[0].entry
+        with self._guarded(entry.site, None, entry.place):
+            readings = read_online(run, self._heads(entry.site))
             if isinstance(readings, str):
-                self._miss(site, readings)
-            elif readings:
-                for reading in readings:
-                    self._add(replace(reading, place=run.parts[0].entry.place))
-            else:
+                self._miss(entry.site, readings)
+                return
+            for reading in readings:
+                self._add(replace(reading, place=entry.place))
+            if not readings:
                 self._merge([part.entry.record for part in run.parts if part.entry.record is not None])
-
-        self._guard(site, read, None, run.parts[0].entry.place)
 
     def _kernel(self, call: KernelCall) -> None:
         operands = Operands(call.op.partition("::")[2], {name: node for name, node in call.nodes.items() if node.act})
-
-        def read() -> None:
+        with self._guarded(call.site, operands, call.place):
             kernel = KERNELS[call.op]
             self._add(replace(kernel.read(call, kernel), place=call.place), of_kernel(call))
 
-        self._guard(call.site, read, operands, call.place)
-
     def _unsoftened(self, site: str, seen: Unweighted) -> None:
-        def read() -> None:
+        place = places.here()
+        with self._guarded(site, seen, place):
             reason, formula = without_softmax(seen.node)
-            at = places.text(places.here())
-            self._missed.append(NotMeasured(site, reason, formula or self._formula(seen), at))
-
-        self._guard(site, read, seen, places.here())
+            self._missed.append(NotMeasured(site, reason, formula or self._formula(seen), places.text(place)))
 
     def _end(self, weighing: Weighing) -> None:
         """The weights of a softmax are gone, or the trace ends: where they met no values, tell what was seen of it."""
@@ -255,11 +241,14 @@ class Trace:
             return None if seen is None else tell_lost(seen)
         return None
 
-    def _guard(self, site: str, read: Callable[[], None], seen: Lost | None, place: Place | None) -> None:
+    @contextlib.contextmanager
+    def _guarded(self, site: str, seen: Lost | None, place: Place | None) -> Iterator[None]:
         """A reading that fails must not stop the model: it is listed as not measured."""
+        default = torch.get_default_device()  # the mode of another one costs at every operation
+        on_cpu = contextlib.nullcontext() if default.type == "cpu" else torch.device("cpu")
         try:
-            with torch.no_grad(), _on_cpu(), unseen():
-                read()
+            with torch.no_grad(), on_cpu, unseen():
+                yield
         except Exception as error:
             reason = f"the reading failed: {kind_and_text(error)}"
             self._missed.append(NotMeasured(site, reason, self._formula(seen), places.text(place)))
@@ -267,43 +256,33 @@ class Trace:
     def _miss(self, site: str, reason: str, seen: Unweighted | Operands | None = None) -> None:
         self._missed.append(NotMeasured(site, reason, self._formula(seen), places.text(places.here())))
 
-    def _node(self, tensor: Tensor) -> Node:
-        assert self._scene is not None
-        return self._scene.store.node(tensor)
-
     def _add(self, reading: Reading, used: Used | None = None) -> None:
         reading = replace(reading, site=site_in_program(reading, self._modules))
-        index = self._counts[reading.site]
-        module_class = self._sites.classes.get(reading.site, "")
         call, rows = finish(
             reading,
-            index,
-            module_class,
+            self._sites.classes.get(reading.site, ""),
             measure_stats=self._stats and self._most_rows is None,
             measure_slope=self._numeric,
             tokens=self._tokens,
             rows=self._most_rows,
         )
-        self._calls.append(call)
-        self._by_row.append(rows)
-        self._counts[reading.site] += 1
-        self._rooted.append((_serial(reading.query), _serial(reading.key)))
+        record = _Record(call, rows, _serials(reading))
         if self._keeps or self._projects:
             kept = without(call, ENLARGED) if self._enlarge else keep(reading, used, call)
-            self._projected.append(projections_of(kept))
-            self._kept.append(kept if self._keeps else sketch_of(kept))
+            tensors = kept if self._keeps else sketch_of(kept)
+            record = replace(record, tensors=tensors, projections=projections_of(kept))
+        self._records.append(record)
 
     def _merge(self, numbers: Sequence[int]) -> None:
         """Put attentions to blocks of keys, whose results were weighed by their sums, into one record."""
-        calls = [call for number in numbers if (call := self._calls[number]) is not None]
-        merged = merge(calls) if len(calls) == len(numbers) > 1 else None
+        blocks = [record for number in numbers if (record := self._records[number]) is not None]
+        merged = merge([block.call for block in blocks]) if len(blocks) == len(numbers) > 1 else None
         if merged is not None:
             for number in numbers:
-                self._calls[number] = None
-            self._calls[numbers[0]] = merged
-            self._by_row[numbers[0]] = merge_rows([self._by_row[number] for number in numbers])
-            if self._keeps or self._projects:
-                self._kept[numbers[0]] = without(merged, BLOCKS_OF_KEYS)
+                self._records[number] = None
+            tensors = None if blocks[0].tensors is None else without(merged, BLOCKS_OF_KEYS)
+            rows = merge_rows([block.rows for block in blocks])
+            self._records[numbers[0]] = replace(blocks[0], call=merged, rows=rows, tensors=tensors)
 
     def _factor(self, site: str) -> float | None:
         if not self._enlarge:
@@ -326,27 +305,21 @@ class Trace:
             site = site.rpartition(".")[0]
 
 
-def _serial(side: Side) -> int | None:
-    return None if side.root is None else side.root.serial
+def _numbers(sites: Iterable[str]) -> Iterator[int]:
+    """How often each site has come before."""
+    count: Counter[str] = Counter()
+    for site in sites:
+        yield count[site]
+        count[site] += 1
 
 
-def _on_cpu() -> contextlib.AbstractContextManager[object]:
-    """The CPU is the default device, whatever the model's code has; the mode of it costs at every operation."""
-    default = torch.get_default_device()
-    return contextlib.nullcontext() if default.type == "cpu" else torch.device("cpu")
+def _where(entry: SoftmaxEntry) -> str | None:
+    return places.text(entry.lost_at if entry.told and entry.lost_at else entry.place)
 
 
-def _numbered(calls: Sequence[AttentionCall | None]) -> tuple[AttentionCall, ...]:
-    """The records, counted anew at each site where some of them were merged."""
-    if None not in calls:
-        return tuple(call for call in calls if call is not None)
-    index: Counter[str] = Counter()
-    numbered = []
-    for call in calls:
-        if call is not None:
-            numbered.append(replace(call, index=index[call.site]))
-            index[call.site] += 1
-    return tuple(numbered)
+def _serials(reading: Reading) -> Roots:
+    query, key = reading.query.root, reading.key.root
+    return None if query is None else query.serial, None if key is None else key.serial
 
 
 def trace(

@@ -1,18 +1,29 @@
-"""The scale of each block of keys, and what they come to together."""
+"""Attention in blocks of keys: the scale of each, what they come to together, and one record of many.
+
+Blocks are products before one softmax (`tell_blocks`), or attentions of their own, each with a softmax, whose results
+were weighed by their sums of exponentials (`merge`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from sqrtdk.stats._partial import FIELDS, RowStats
 from sqrtdk.tracing.read.blocks import ALIKE
 from sqrtdk.tracing.read.reading import Cell, Reading
-from sqrtdk.tracing.records import BLOCKS, Factor, KeyBlock, Scale
-from sqrtdk.tracing.steps import Scale as Scaling
-from sqrtdk.tracing.steps import Unknown
-from sqrtdk.tracing.tell import slope
+from sqrtdk.tracing.records import BLOCKS, AttentionCall, Factor, KeyBlock, Mask, Scale, Stage
 from sqrtdk.tracing.tell.scale import tell_scale
-from sqrtdk.tracing.tell.sight import look
+from sqrtdk.tracing.tensors import CallRows
+
+_NO_STATS = "every block of keys had a softmax of its own; that of the whole was never computed"
+_MASKS = ("causal_lower_right", "causal", "window", "padding", "mask")
+_SCALED = re.compile(r"softmax\((?:[\d.e+-]+ \* )?((?:\w+\()*q\)*\..*)\)")
 
 
 def tell_blocks(reading: Reading, width: int, *, measure_slope: bool) -> tuple[KeyBlock, ...]:
@@ -26,50 +37,28 @@ def tell_blocks(reading: Reading, width: int, *, measure_slope: bool) -> tuple[K
     keys: dict[tuple[int, int], list[Cell]] = {}
     for cell in reading.blocks:
         keys.setdefault((cell.key, cell.key + cell.reading.layout.columns - 1), []).append(cell)
-    return tuple(
-        KeyBlock(first, last, together(_of_rows(cells, width, measure_slope=measure_slope)))
-        for (first, last), cells in sorted(keys.items())
-    )
-
-
-def _of_rows(cells: Sequence[Cell], width: int, *, measure_slope: bool) -> list[Scale]:
-    """The scales of one block of keys for all blocks of rows; the numbers of one of them are enough.
-
-    A causal mask hides least from the last rows; a rotation is the same for the rows and the keys of one place.
-    """
-    scales: list[Scale] = []
-    for cell in sorted(cells, key=lambda cell: (abs(cell.reading.offset or 0), -cell.row)):
-        wanted = measure_slope and all(scale.numeric is None for scale in scales)
-        scales.append(_of_one(cell.reading, width, measure_slope=wanted))
-    return scales
-
-
-def _of_one(reading: Reading, width: int, *, measure_slope: bool) -> Scale:
-    scalings = [step for step in reading.steps if isinstance(step, Scaling)]
-    on_logits = [replace(step.factor, at=step.factor.at or step.at) for step in scalings]
-    unknown = [step.name for step in reading.steps if isinstance(step, Unknown)]
-    why = slope.unread(reading)
-    read = slope.read_slope(reading, look(reading)) if why is None and measure_slope else why
-    return tell_scale(
-        reading,
-        [*reading.query.factors, *reading.key.factors, *on_logits],
-        [*reading.query.unknown, *reading.key.unknown, *unknown],
-        width,
-        read if isinstance(read, slope.Slope) else None,
-        read if isinstance(read, str) else None,
-    )
+    blocks = []
+    for (first, last), cells in sorted(keys.items()):
+        scales: list[Scale] = []
+        # The numbers of one block of rows are enough. A causal mask hides least from the last rows; a rotation is the
+        # same for the rows and the keys of one place.
+        for cell in sorted(cells, key=lambda cell: (abs(cell.reading.offset or 0), -cell.row)):
+            wanted = measure_slope and all(scale.numeric is None for scale in scales)
+            scales.append(tell_scale(cell.reading, cell.reading.steps, width, measure=wanted))
+        blocks.append(KeyBlock(first, last, _together(scales)))
+    return tuple(blocks)
 
 
 def of_blocks(blocks: Sequence[KeyBlock]) -> Scale:
     """The scale of a call from those of its blocks; none where they are unlike."""
     scales = [block.scale for block in blocks]
     if any(scale.effective is None or scale.agree is False for scale in scales) or _alike(scales):
-        return together(scales)
+        return _together(scales)
     unlike = (Factor(None, "logits", BLOCKS),)
-    return Scale(None, None, None, None, None, unlike, reason=f"blocks of keys have unlike scales: {text(blocks)}")
+    return Scale(None, None, None, None, None, unlike, reason=f"blocks of keys have unlike scales: {_text(blocks)}")
 
 
-def text(blocks: Sequence[KeyBlock]) -> str:
+def _text(blocks: Sequence[KeyBlock]) -> str:
     """The blocks with their scales, neighbours of one scale as one: "keys 0 to 3 are scaled by 1, key 4 by 2"."""
     runs: list[KeyBlock] = []
     for block in blocks:
@@ -85,33 +74,119 @@ def text(blocks: Sequence[KeyBlock]) -> str:
     return ", ".join(parts)
 
 
-def together(scales: Sequence[Scale]) -> Scale:
+def _together(scales: Sequence[Scale]) -> Scale:
     """One scale of parts that should have the same: that of the first that says least, agreeing where all do."""
     if len(scales) == 1:
         return scales[0]
-    lost = next((scale for scale in scales if scale.effective is None or scale.agree is False), None)
-    if lost is not None:
-        return lost
-    first = scales[0]
+    for scale in scales:
+        if scale.effective is None or scale.agree is False:
+            return scale
     read = [scale for scale in scales if scale.numeric is not None]
     if not read:
-        return first
-    return Scale(
-        effective=first.effective,
-        ratio=first.ratio,
-        symbolic=first.symbolic,
-        numeric=sum(scale.numeric or 0.0 for scale in read) / len(read),
-        r_squared=min(scale.r_squared or 0.0 for scale in read),
-        factors=first.factors,
-        per_head=first.per_head,
-        agree=read[0].agree,
-    )
+        return scales[0]
+    numeric = sum(scale.numeric or 0.0 for scale in read) / len(read)
+    fit = min(scale.r_squared or 0.0 for scale in read)
+    return replace(scales[0], numeric=numeric, r_squared=fit, agree=read[0].agree, reason=None)
 
 
 def _alike(scales: Sequence[Scale]) -> bool:
-    first = scales[0].per_head or (scales[0].effective or 0.0,)
-    others = [scale.per_head or (scale.effective or 0.0,) for scale in scales]
+    first, *others = (scale.per_head or (scale.effective or 0.0,) for scale in scales)
     return all(
         len(other) == len(first) and all(abs(a - b) <= ALIKE * abs(b) for a, b in zip(other, first, strict=True))
         for other in others
     )
+
+
+# -- records of blocks -------------------------------------------------------------------------------------------------
+
+
+def merge(calls: Sequence[AttentionCall]) -> AttentionCall | None:
+    """The attention that blocks of keys are together, in the order of running; None where they do not go together."""
+    first = calls[0]
+    if any(_sizes(call) != _sizes(first) or call.blocks for call in calls):
+        return None
+    starts = [sum(call.key_len for call in calls[:i]) for i in range(len(calls))]
+    blocks = tuple(
+        KeyBlock(start, start + call.key_len - 1, call.scale) for start, call in zip(starts, calls, strict=True)
+    )
+    made = replace(
+        first,
+        key_len=sum(call.key_len for call in calls),
+        scale=of_blocks(blocks),
+        blocks=blocks,
+        mask=_mask(calls, starts),
+        stages=(*first.stages, Stage("logits", "joined", f"logits of {len(calls)} blocks of keys")),
+        unknown=tuple(dict.fromkeys(name for call in calls for name in call.unknown)),
+        dropout=max(call.dropout for call in calls),
+        max_product=max((call.max_product for call in calls if call.max_product is not None), default=None),
+        future_weight=None,
+        output_rms=None,
+        stats=None,
+        stats_reason=first.stats_reason or _NO_STATS,
+    )
+    return replace(made, formula=_formula(made))
+
+
+def merge_rows(blocks: Sequence[CallRows | None]) -> CallRows | None:
+    """The statistics of rows whose keys were met in blocks; None where those of a block are not known."""
+    known = [block for block in blocks if block is not None]
+    if len(known) < len(blocks) or len({(block.of, block.rows.n.shape) for block in known}) > 1:
+        return None
+    keys = [block.key_nonfinite for block in known if block.key_nonfinite is not None]
+    return replace(
+        known[0],  # every block has met the same q
+        rows=RowStats(*(torch.stack([getattr(block.rows, name) for block in known]) for name in FIELDS)).merged(0),
+        max_product=_largest([block.max_product for block in known]),
+        key_nonfinite=torch.stack(keys).sum() if len(keys) == len(known) else None,
+        stored_product=_largest([block.stored_product for block in known]),
+    )
+
+
+def _largest(products: Sequence[Tensor | None]) -> Tensor | None:
+    known = [product for product in products if product is not None]
+    return torch.stack(known).amax() if len(known) == len(products) else None
+
+
+def _sizes(call: AttentionCall) -> tuple[object, ...]:
+    return (
+        *(call.site, call.batch, call.heads, call.kv_heads, call.head_dim, call.query_len, call.value_dim),
+        *(call.score, call.norm, call.rope, call.softcap, call.bias, call.sinks),
+    )
+
+
+def _mask(calls: Sequence[AttentionCall], starts: Sequence[int]) -> Mask | None:
+    """What hides keys in any of the blocks, with what is known of how far the rows see over all of them."""
+    masks = [call.mask for call in calls if call.mask is not None]
+    if not masks:
+        return None
+    least: list[int | None] = []  # and greatest: i - j of each block's visible keys, j counted over all blocks
+    greatest: list[int | None] = []
+    for call, start in zip(calls, starts, strict=True):
+        whole = Mask("", "", least=1 - call.key_len, greatest=call.query_len - 1)  # every row sees every key
+        mask = call.mask or whole
+        least.append(None if mask.least is None else mask.least - start)
+        greatest.append(None if mask.greatest is None else mask.greatest - start)
+    return Mask(
+        kind="padding" if {mask.kind for mask in masks} == {"padding"} else "mask",
+        form=masks[0].form,
+        masked_weight=_extreme(max, [mask.masked_weight for mask in masks]),
+        fill=masks[0].fill,
+        scaled_by=masks[0].scaled_by,
+        least=_extreme(min, least),
+        greatest=_extreme(max, greatest),
+    )
+
+
+def _extreme(choose: Callable[[list[Any]], Any], values: Sequence[Any]) -> Any:
+    """The least or the greatest; None if one of the values is not known."""
+    return None if None in values else choose(list(values))
+
+
+def _formula(call: AttentionCall) -> str:
+    """That of the first block, with the masks of all as one."""
+    text = call.formula
+    for name in _MASKS:
+        text = text.replace(f" + {name}", "")
+    scaled = _SCALED.fullmatch(text) if call.unlike_blocks else None
+    text = f"softmax(scale[block] * {scaled[1]})" if scaled else text
+    return text if call.mask is None else f"{text[:-1]} + {call.mask.kind})"

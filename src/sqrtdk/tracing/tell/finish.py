@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sqrtdk.tracing.read.reading import Logits, Reading
 from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.records import AttentionCall, Stage
-from sqrtdk.tracing.steps import Bias, Scale, Sink, Softcap, Step, Unknown, scaled_by
-from sqrtdk.tracing.tell import formula, slope, statistics
+from sqrtdk.tracing.steps import Bias, Sink, Softcap, Step, scaled_by
+from sqrtdk.tracing.tell import formula, statistics
 from sqrtdk.tracing.tell.blocks import of_blocks, tell_blocks
-from sqrtdk.tracing.tell.padding import TokensOf, against_padding
 from sqrtdk.tracing.tell.scale import tell_scale
-from sqrtdk.tracing.tell.sight import look
+from sqrtdk.tracing.tell.sight import TokensOf, against_padding, look
 from sqrtdk.tracing.tensors import CallRows
 from sqrtdk.tracing.watch import places
+
+_PROGRAMS = (torch.fx.GraphModule, torch.jit.ScriptModule)
 
 
 class MostRows(NamedTuple):
@@ -31,7 +33,6 @@ class MostRows(NamedTuple):
 
 def finish(
     reading: Reading,
-    index: int,
     module_class: str,
     *,
     measure_stats: bool,
@@ -39,11 +40,10 @@ def finish(
     tokens: TokensOf | None = None,
     rows: MostRows | None = None,
 ) -> tuple[AttentionCall, CallRows | None]:
-    """Put a reading into a frozen record.
+    """Put a reading into a frozen record; its number at its site is known when the trace ends.
 
     Args:
         reading: what a reader made of the attention.
-        index: its number at its site.
         module_class: of the module there.
         measure_stats: measure the statistics.
         measure_slope: read the scale from the numbers as well.
@@ -55,33 +55,38 @@ def finish(
         The record, and the statistics of its rows, where these were asked for and could be measured.
     """
     sight = look(reading, counts=rows is None)
-    softmax_at, product_at = _places(reading)
+    softmax_at = product_at = places.text(reading.place)  # of a kernel, that of its call twice
+    if reading.operands is None:
+        product_at = None
+    elif isinstance(reading.operands, Logits):
+        product_at = places.text(reading.operands.product.place)
     if reading.without_data and sight.mask is not None:
         # what the logits hide already can't be told from what the weights lose
         reading = replace(reading, carried=replace(reading.carried, remasked=False))
     steps = tuple(replace(step, at=step.at or softmax_at) for step in sight.steps)
     layout, query, key = reading.layout, reading.query, reading.key
-    on_logits = (replace(step.factor, at=step.factor.at or step.at) for step in steps if isinstance(step, Scale))
-    factors = [*query.factors, *key.factors, *on_logits]
-    unknown = _unknown(reading)
+    unknown = formula.unknown_of(reading)
     width = layout.width - max(query.padding, key.padding)
     blocks = tell_blocks(reading, width, measure_slope=measure_slope)
-    no_slope = slope.unread(reading)
-    read = slope.read_slope(reading, sight) if no_slope is None and measure_slope and not blocks else no_slope
+    if blocks and not unknown:
+        scale = of_blocks(blocks)
+    else:
+        scale = tell_scale(reading, steps, width, measure=measure_slope and not blocks, sight=sight)
     no_stats = statistics.unmeasured(reading)
     stats = statistics.measure(reading, sight) if no_stats is None and measure_stats else None
     by_row = statistics.measure_rows(reading, sight, rows.most) if no_stats is None and rows is not None else None
     biases = [(i, step) for i, step in enumerate(steps) if isinstance(step, Bias)]
     content = [step for _, step in biases if step.content]
+    mixed_in = (scaled_by(steps, i) for i, step in biases if not step.content)
     self_attention = _same_source(query, key)
     padding_seen, tokens_hidden = against_padding(reading, sight, tokens, self_attention)
     call = AttentionCall(
         site=reading.site,
-        index=index,
+        index=0,
         module_class=module_class,
         kind=reading.kind,
         op=reading.op,
-        score=reading.score or (_score(reading, content)),
+        score=reading.score or _score(reading, content),
         batch=layout.batch,
         heads=layout.heads,
         kv_heads=_kv_heads(reading),
@@ -92,30 +97,19 @@ def finish(
         query_len=layout.rows,
         key_len=layout.columns,
         self_attention=self_attention,
-        dtype=_name(reading.dtype),
-        logits_dtype=_name(reading.logits_dtype),
+        dtype=str(reading.dtype).removeprefix("torch."),
+        logits_dtype=str(reading.logits_dtype).removeprefix("torch."),
         device=str(reading.device),
         stages=_stages(reading, steps, product_at),
         formula=formula.write(reading, steps),
-        scale=of_blocks(blocks)
-        if blocks and not unknown
-        else tell_scale(
-            reading,
-            factors,
-            unknown,
-            width,
-            read if isinstance(read, slope.Slope) else None,
-            read if isinstance(read, str) else None,
-        ),
+        scale=scale,
         terms=1 + sum(step.content for step in content),
         norm=query.norm or key.norm,
         norm_gain=query.norm_gain or key.norm_gain,
         rope=query.turned or key.turned,
         softcap=next((step.cap for step in steps if isinstance(step, Softcap)), None),
         bias=next((step.name for _, step in biases), None),
-        bias_scaled_by=next(
-            (by for i, step in biases if not step.content and (by := scaled_by(steps, i)) is not None), None
-        ),
+        bias_scaled_by=next((by for by in mixed_in if by is not None), None),
         mask=sight.mask,
         sinks=any(isinstance(step, Sink) for step in steps),
         dropout=reading.dropout,
@@ -136,21 +130,6 @@ def finish(
     return call, by_row
 
 
-def _places(reading: Reading) -> tuple[str | None, str | None]:
-    """File and line of the softmax and of the product; of a kernel, those of its call twice."""
-    softmax_at = places.text(reading.place)
-    if not isinstance(reading.operands, Logits):
-        return softmax_at, None if reading.operands is None else softmax_at
-    return softmax_at, places.text(reading.operands.product.place)
-
-
-def _unknown(reading: Reading) -> tuple[str, ...]:
-    """Operations that could not be followed, each once."""
-    on_logits = [step.name for step in reading.steps if isinstance(step, Unknown)]
-    on_weights = [f"{name} on the weights" for name in reading.carried.changes]
-    return tuple(dict.fromkeys([*reading.query.unknown, *reading.key.unknown, *on_logits, *on_weights]))
-
-
 def _score(reading: Reading, content: Sequence[Bias]) -> str:
     if reading.distance is not None:
         return "distance"
@@ -163,10 +142,6 @@ def _kv_heads(reading: Reading) -> int:
     heads = reading.kv_heads or reading.layout.heads
     growth = reading.key.growth
     return heads // growth if heads % growth == 0 else heads
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _same_source(query: Side, key: Side) -> bool | None:
@@ -189,8 +164,9 @@ def _shared(reading: Reading, width: int) -> bool:
 
 def _stages(reading: Reading, steps: Sequence[Step], product_at: str | None) -> tuple[Stage, ...]:
     carried = reading.carried
+    met = Stage("logits", "product" if reading.distance is None else "distance", at=product_at)
     logits = (replace(stage, at=step.at) for step in steps if (stage := step.stage()) is not None)
-    stages = [*reading.query.stages, *reading.key.stages, replace(_met(reading), at=product_at), *logits]
+    stages = [*reading.query.stages, *reading.key.stages, met, *logits]
     if carried.remasked:
         stages.append(Stage("weights", "mask", "after the softmax"))
     if carried.thinned:
@@ -202,12 +178,34 @@ def _stages(reading: Reading, steps: Sequence[Step], product_at: str | None) -> 
     return tuple(stages)
 
 
-def _met(reading: Reading) -> Stage:
-    return Stage("logits", "product" if reading.distance is None else "distance")
-
-
 def _root_mean_square(output: Tensor | None) -> float | None:
     """Size of the weights . v product; None without data."""
     if output is None or output.is_meta or not output.numel() or output.is_nested:
         return None
     return float(output.detach().to(torch.float32).square().mean().sqrt())
+
+
+def site_in_program(reading: Reading, modules: Mapping[str, nn.Module]) -> str:
+    """The module that holds the projections of q and k, where a program ran; else the site that was seen.
+
+    The modules of a program (an exported or symbolically traced graph, TorchScript) are not called: it is one call, and
+    the weights that project its q and k tell where in the model an attention stood.
+
+    Args:
+        reading: the attention.
+        modules: of the model, by path.
+    """
+    if not isinstance(modules.get(reading.site), _PROGRAMS):
+        return reading.site
+    pairs = zip(_holder(reading.query), _holder(reading.key), strict=False)
+    shared = [left for left, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    inside = reading.site.split(".") if reading.site else []
+    while shared and ".".join(shared) not in modules:
+        shared.pop()
+    return ".".join(shared) if shared[: len(inside)] == inside else reading.site
+
+
+def _holder(side: Side) -> list[str]:
+    """The path of the module around the projection: of `layers.0.attn.q.weight`, and of `layers.0.attn.in_proj`."""
+    path = side.root.label.split(".") if side.root is not None else [""]
+    return path[:-2] if path[-1] == "weight" else path[:-1]

@@ -9,25 +9,25 @@ import torch
 from torch import Tensor
 
 from sqrtdk.errors import kind_and_text
-from sqrtdk.tracing.read.patterns import distinct
 from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
-from sqrtdk.tracing.records import ROWS, AttentionCall, Factor
-from sqrtdk.tracing.steps import Beside, Bias, Clamp, Hide, Mix, Offset, Scale, Sink, Softcap, Squares, Step, Unknown
-from sqrtdk.tracing.tell.held import held_in
-from sqrtdk.tracing.tell.places import NO_OPERANDS, places_of, rows_of, sizes_of
-from sqrtdk.tracing.tell.proof import DOUBT, proven
-from sqrtdk.tracing.tell.sight import Sight, look, visible_by
-from sqrtdk.tracing.tell.sums import at_logits, lse_of, sinks_of
-from sqrtdk.tracing.tell.used import Used
+from sqrtdk.tracing.records import AttentionCall
+from sqrtdk.tracing.steps import Scale
+from sqrtdk.tracing.tell.places import NO_OPERANDS, Used, places_of, rows_of
+from sqrtdk.tracing.tell.sight import NO_DATA, look
+from sqrtdk.tracing.tell.terms import lse_of, proven, terms_of
 from sqrtdk.tracing.tell.vectors import own, sharing, vector
-from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector
+from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector, some_tokens
 from sqrtdk.tracing.watch.marks import Carried
 
 _EVEN = 0.02  # a factor on rounded weights that is the same for all
 _ROUNDED = 2.0**-20  # a factor of float32 this near to 1 is 1
+_HALF = (torch.bfloat16, torch.float16)
+_ENOUGH = 32  # numbers, none of them 0 or 1, that would not all be those of a lesser dtype by chance
+_LOOKED_AT = 4096
 NATIVE = "one native operation computed it as a whole; torch.backends.mha.set_fastpath_enabled(False) shows its steps"
 ENLARGED = "its q was enlarged"
 BLOCKS_OF_KEYS = "it was computed in blocks of keys"
+_DOUBT = "computed again, its tensors don't give its output"
 
 
 def without(call: AttentionCall, reason: str) -> CallTensors:
@@ -38,22 +38,11 @@ def without(call: AttentionCall, reason: str) -> CallTensors:
     )
 
 
-def projections_of(kept: CallTensors) -> tuple[Projection | None, Projection | None]:
-    """Where q and k come from: names of weights and numbers of features, and no tensor of the run."""
-
-    def bare(one: Vector) -> Projection | None:
-        if one.projection is None:
-            return None
-        return replace(one.projection, input=torch.zeros(0), weight=None, bias=None)
-
-    return bare(kept.query), bare(kept.key)
-
-
 def keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTensors:
     """The tensors of a reading; what can't be laid out or is not known is told in `missing`."""
     try:
         kept = _keep(reading, used, call)
-        return kept if kept.missing is not None or proven(kept) else without(call, DOUBT)
+        return kept if kept.missing is not None or proven(kept) else without(call, _DOUBT)
     except Exception as error:  # what a stranger's layout brings about must not stop the model
         return without(call, f"its tensors could not be laid out: {kind_and_text(error)}")
 
@@ -70,19 +59,24 @@ def _keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTenso
         return without(call, places)
     sight = look(reading, counts=False)
     query, key, value = sharing([vector(place) for place in places])
-    if reading.kind == "sdpa" and isinstance(reading.operands, Logits):
+    logits = reading.operands if isinstance(reading.operands, Logits) else None
+    if reading.kind == "sdpa" and logits is not None:
         # torch's own decomposition multiplies q and k by a root of the scale each: `terms` have the whole of it
         root = math.sqrt(abs(next((s.factor.value or 1.0 for s in sight.steps if isinstance(s, Scale)), 1.0)))
         query, key = _unscaled(query, root), _unscaled(key, root)
-    missing = _changed(reading)
-    terms = _terms(reading, sight, used) if missing is None else None
-    unknown = next((term for term in terms or () if term.value is None), None)
-    if unknown is not None:
-        missing = f"{unknown.name} {unknown.detail} is not known".replace("unknown ", "")
+    missing, terms = _changed(reading), None
+    if missing is None:
+        terms = terms_of(reading, sight, used)
+        unknown = next((term for term in terms if term.value is None), None)
+        if unknown is not None:
+            missing = f"{unknown.name} {unknown.detail} is not known".replace("unknown ", "")
     assert reading.output is not None
-    kept = None
-    if reading.dropout and used.weights is not None:
-        kept = (used.weights.reshape(sizes_of(reading)) != 0).detach()
+    weights_dtype = call.dtype
+    if used.weights is not None:
+        weights_dtype = str(used.weights.dtype).removeprefix("torch.")
+        weights_dtype = weights_dtype if logits is None else _held_in(logits.weights, weights_dtype)
+        weights_dtype = _held_in(used.weights, weights_dtype)
+    sizes = (call.batch, call.heads, call.query_len, call.key_len)
     return CallTensors(
         site=call.site,
         index=call.index,
@@ -91,12 +85,12 @@ def _keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTenso
         value=value,
         output=own(rows_of(reading, used, reading.output), reading.output),
         terms=terms,
-        lse=lse_of(reading, sight, used.lse),
-        kept=kept,
+        lse=lse_of(reading, sight, used),
+        kept=(used.weights.reshape(sizes) != 0).detach() if reading.dropout and used.weights is not None else None,
         dropout=reading.dropout,
         dtype=call.dtype,
-        logits_dtype=_dtype_of_logits(reading, call),
-        weights_dtype=call.dtype if used.weights is None else _dtype_of_weights(reading, used.weights),
+        logits_dtype=call.logits_dtype if logits is None else _held_in(logits.values, call.logits_dtype),
+        weights_dtype=weights_dtype,
         missing=missing,
         call=call,
     )
@@ -136,21 +130,10 @@ def _changed(reading: Reading) -> str | None:
     return None
 
 
-def _dtype_of_logits(reading: Reading, call: AttentionCall) -> str:
-    logits = reading.operands
-    return held_in(logits.values, call.logits_dtype) if isinstance(logits, Logits) else call.logits_dtype
-
-
-def _dtype_of_weights(reading: Reading, met: Tensor) -> str:
-    name = str(met.dtype).removeprefix("torch.")
-    logits = reading.operands
-    return held_in(met, held_in(logits.weights, name) if isinstance(logits, Logits) else name)
-
-
 def _fault(reading: Reading) -> str | None:
     """Why it can't be computed again."""
     if reading.without_data:
-        return "no data on the meta device"
+        return NO_DATA
     if reading.fault is not None:
         return reading.fault
     if reading.score is not None or reading.distance is not None:
@@ -161,69 +144,75 @@ def _fault(reading: Reading) -> str | None:
         return NATIVE  # its output is that of the output projection
     if not isinstance(reading.operands, (Logits, Vectors)) or reading.output is None:
         return NO_OPERANDS
-    if reading.blocks:
-        return BLOCKS_OF_KEYS
-    return None
+    return BLOCKS_OF_KEYS if reading.blocks else None
 
 
-# -- from the product to the softmax -----------------------------------------------------------------------------------
+def _held_in(numbers: Tensor, dtype: str) -> str:
+    """The name of the least dtype that numbers were held in on their way: `dtype`, or a half one where all are of it.
+
+    Example:
+        >>> x = torch.linspace(0.1, 0.9, 64)
+        >>> _held_in(x, "float32"), _held_in(x.half().float(), "float32")
+        ('float32', 'float16')
+    """
+    if getattr(torch, dtype) in _HALF or not numbers.is_floating_point():
+        return dtype
+    some = numbers.detach().flatten()
+    some = some[:: max(1, some.numel() // _LOOKED_AT)]
+    some = some[some.isfinite() & (some != 0) & (some != 1) & (some.abs() < 1e4)]
+    for half in _HALF:
+        of_half = some.numel() >= _ENOUGH and torch.equal(some.to(half).to(some.dtype), some)
+        if numbers.dtype == half or of_half:
+            return str(half).removeprefix("torch.")
+    return dtype
 
 
-def _terms(reading: Reading, sight: Sight, used: Used) -> tuple[Term, ...]:
-    terms = [_term(step, reading, sight, used) for step in sight.steps]
-    return tuple(term for term in terms if term is not None)
+# -- less than all of it -----------------------------------------------------------------------------------------------
 
 
-def _term(step: Step, reading: Reading, sight: Sight, used: Used) -> Term | None:
-    if isinstance(step, Scale):
-        by = _factor(step.factor, reading)
-        if by is None and step.by is not None:
-            by = _small(at_logits(reading, step.by))
-            by = by[..., :1].clone() if bool((by == by[..., :1]).all()) else by  # one a row
-        return Term("scale", by, step.factor.source)
-    if isinstance(step, Softcap):
-        return Term("softcap", step.cap)
-    if isinstance(step, Squares):
-        return Term("unknown", None, "a squared length")
-    if isinstance(step, Bias):
-        return Term(
-            "bias", None if step.addend is None else _small(_numbers(at_logits(reading, step.addend))), step.name
-        )
-    if isinstance(step, Hide):
-        if step.name is None:
-            return None
-        visible = visible_by(step, reading)
-        fill = -math.inf if step.fill is None else step.fill
-        return Term("mask", None if visible is None else _small(visible), step.name, fill, step.form == "float")
-    if isinstance(step, Sink):
-        return Term("sinks", sinks_of(reading, sight, used.sinks), "sinks")
-    if isinstance(step, Offset):
-        return None
-    if isinstance(step, Unknown):
-        return Term("unknown", None, step.name)
-    names = {Clamp: "a clamp", Mix: "a mixing of the heads", Beside: "logits of several products"}
-    return Term("unknown", None, names.get(type(step), type(step).__name__.lower()))
+def projections_of(kept: CallTensors) -> tuple[Projection | None, Projection | None]:
+    """Where q and k come from: names of weights and numbers of features, and no tensor of the run."""
+    query, key = (
+        None if one is None else replace(one, input=torch.zeros(0), weight=None, bias=None)
+        for one in (kept.query.projection, kept.key.projection)
+    )
+    return query, key
 
 
-def _factor(factor: Factor, reading: Reading) -> Tensor | float | None:
-    """The number, one a head as (Hq, 1, 1), or one a row."""
-    if factor.per_head is not None:
-        return torch.tensor(factor.per_head, dtype=torch.float64)[:, None, None]
-    if factor.value is None and factor.source == ROWS and isinstance(reading.operands, Vectors):
-        scale = reading.operands.scale
-        return scale.detach().clone() if isinstance(scale, Tensor) else scale
-    return factor.value
+def sketch_of(kept: CallTensors) -> CallTensors:
+    """The call with some of its tokens, one row of each head's weights, and no outputs, masks or biases.
+
+    What tells where q and k come from: little enough to keep while a model trains.
+    """
+    return replace(
+        kept,
+        query=_sketched(kept.query),
+        key=_sketched(kept.key),
+        value=_sketched(kept.value),
+        output=kept.output.new_zeros(0),
+        terms=None if kept.terms is None else tuple(_without_tensor(term) for term in kept.terms),
+        lse=None,
+        kept=None,
+    )
 
 
-def _numbers(addend: Tensor) -> Tensor:
-    """What is added to logits as they take it: `q @ k.mT + mask` of a bool mask adds 0 and 1."""
-    return addend if addend.is_floating_point() else addend.to(torch.float32)
+def _without_tensor(term: Term) -> Term:
+    return replace(term, value=None) if isinstance(term.value, Tensor) else term
 
 
-def _small(tensor: Tensor) -> Tensor:
-    """Without the axes that only repeat."""
-    tensor = distinct(tensor.detach())
-    for axis in range(tensor.dim() - 2):
-        if tensor.shape[axis] > 1 and bool((tensor == tensor.narrow(axis, 0, 1)).all()):
-            tensor = tensor.narrow(axis, 0, 1)
-    return tensor.clone()
+def _sketched(vector: Vector) -> Vector:
+    if vector.values.dim() != 4:  # of a call whose tensors are not known
+        return vector
+    projection = vector.projection
+    if projection is not None:
+        entering = some_tokens(projection.input.unsqueeze(1)).squeeze(1).clone()
+        weight = None if projection.weight is None else projection.weight[:, :1].clone()
+        projection = replace(projection, input=entering, weight=weight)
+    return replace(
+        vector,
+        values=some_tokens(vector.values).clone(),  # no view that would hold all of them
+        factor=1.0,
+        projected=None if vector.projected is None else some_tokens(vector.projected).clone(),
+        steps=tuple(s if s.values is None else replace(s, values=some_tokens(s.values).clone()) for s in vector.steps),
+        projection=projection,
+    )

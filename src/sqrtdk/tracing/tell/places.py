@@ -11,72 +11,83 @@ from torch import Tensor
 
 from sqrtdk.tracing.read.orient import coordinates, operands
 from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
-from sqrtdk.tracing.tell.used import Used
 from sqrtdk.tracing.tell.vectors import Place
+from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.recorder import KernelCall
 
 NO_OPERANDS = "its operands are not known"
 
 
-def sizes_of(reading: Reading) -> tuple[int, int, int, int]:
-    """(B, Hq, L, S)."""
-    layout = reading.layout
-    return layout.batch, layout.heads, layout.rows, layout.columns
+@dataclass(frozen=True, slots=True, eq=False)
+class Used:
+    """What met in an attention, beside what its reading has.
+
+    Attributes:
+        value: v, as it met the weights.
+        node: its node.
+        weights: as they met it; None of a kernel.
+        kernel: the call, of a kernel whose arguments have the names of SDPA's.
+    """
+
+    value: Tensor
+    node: Node
+    weights: Tensor | None = None
+    kernel: KernelCall | None = None
+
+
+def of_kernel(call: KernelCall) -> Used | None:
+    """What met in a kernel whose arguments have the names of SDPA's; None of any other."""
+    if not {"query", "key", "value"} <= call.nodes.keys():
+        return None
+    return Used(call.arguments["value"], call.nodes["value"], kernel=call)
 
 
 def places_of(reading: Reading, used: Used) -> tuple[Place, Place, Place] | str:
     """Of q, k and v; a string says why it is not known."""
-    layout = reading.layout
-    if isinstance(reading.operands, Vectors):
-        if used.query_node is None or used.key_node is None:
-            return NO_OPERANDS
-        query, key = reading.operands.query, reading.operands.key
-        if reading.operands.exists is not None or reading.operands.keys is not None:
-            return "its sequences lie end to end"
+    if not isinstance(reading.operands, Vectors):
+        assert isinstance(reading.operands, Logits)
+        return _of_logits(reading, reading.operands, used)
+    layout, query, key = reading.layout, reading.operands.query, reading.operands.key
+    if used.kernel is None:
+        return NO_OPERANDS
+    if reading.operands.exists is not None or reading.operands.keys is not None:
+        return "its sequences lie end to end"
+    given = used.kernel.arguments["query"]
+    plain = given.shape == query.shape and given.stride() == query.stride()  # or its axes are in another order
+    fits = query.shape[-2] == layout.rows and math.prod(query.shape[:-2]) == layout.batch * layout.heads
+    if not plain or not fits or used.value.shape[:-1] != key.shape[:-1]:
+        return "the layout of its operands is not known"
 
-        def by_head(tensor: Tensor) -> Tensor:
-            return tensor.reshape(layout.batch, -1, *tensor.shape[-2:])
+    def by_head(tensor: Tensor) -> Tensor:
+        return tensor.reshape(layout.batch, -1, *tensor.shape[-2:])
 
-        if used.query is None or not _is_plain(used.query, query) or used.value.shape[:-1] != key.shape[:-1]:
-            return "the layout of its operands is not known"
-        if query.shape[-2] != layout.rows or math.prod(query.shape[:-2]) != layout.batch * layout.heads:
-            return "the layout of its operands is not known"
-        return (
-            Place(used.query_node, query, by_head),
-            Place(used.key_node, key, by_head),
-            Place(used.node, used.value, by_head),
-        )
-    assert isinstance(reading.operands, Logits)
-    return _of_logits(reading, reading.operands, used)
-
-
-def _is_plain(operand: Tensor, query: Tensor) -> bool:
-    """Whether q was read as the kernel was given it, and not with its axes in another order."""
-    return operand.shape == query.shape and operand.stride() == query.stride()
+    nodes = used.kernel.nodes
+    at_value = Place(used.node, used.value, by_head)
+    return Place(nodes["query"], query, by_head), Place(nodes["key"], key, by_head), at_value
 
 
 def _of_logits(reading: Reading, logits: Logits, used: Used) -> tuple[Place, Place, Place] | str:
-    axes, product = logits.axes, logits.product
+    axes, product, layout = logits.axes, logits.product, reading.layout
     left, right = operands(product)
     if left.value is None or right.value is None or not axes.followed:
         return "the layout of its logits could not be followed"
     if len(product.shape) > 3 or axes.windowed:
         return "the layout of its logits is not known"
     n, row, column = (logits.arrange(at) for at in coordinates(product, logits.views, reading.device))
-    if n.shape != sizes_of(reading):
+    if n.shape != (layout.batch, layout.heads, layout.rows, layout.columns):
         return "the product does not hold all of the logits"
     if axes.swapped:
         row, column = column, row
     if bool((row != row[..., :1]).any()) or bool((column != column[..., :1, :]).any()) or bool((n != n[..., :1]).any()):
         return "its queries have keys of their own"
-    values = _values(reading, used)
+    values = _values(reading, logits, used)
     if isinstance(values, str):
         return values
-    query_node, key_node = (right, left) if axes.swapped else (left, right)
-    assert query_node.value is not None
-    assert key_node.value is not None
     of_query = _indexed(n[..., 0], row[..., 0], transposed=axes.swapped)
     of_key = _indexed(n[..., 0, :], column[..., 0, :], transposed=not axes.swapped)
-    return Place(query_node, query_node.value, of_query), Place(key_node, key_node.value, of_key), values
+    of_left, of_right = (of_key, of_query) if axes.swapped else (of_query, of_key)
+    at_left, at_right = Place(left, left.value, of_left), Place(right, right.value, of_right)
+    return (at_right, at_left, values) if axes.swapped else (at_left, at_right, values)
 
 
 def _indexed(entries: Tensor, at: Tensor, *, transposed: bool) -> Callable[[Tensor], Tensor]:
@@ -84,13 +95,12 @@ def _indexed(entries: Tensor, at: Tensor, *, transposed: bool) -> Callable[[Tens
 
     def place(tensor: Tensor) -> Tensor:
         tensor = tensor.mT if transposed else tensor
-        whole = tensor.reshape(-1, *tensor.shape[-2:]) if tensor.dim() != 3 else tensor
-        return whole[entries, at]
+        return tensor.reshape(-1, *tensor.shape[-2:])[entries, at]
 
     return place
 
 
-def _values(reading: Reading, used: Used) -> Place | str:
+def _values(reading: Reading, logits: Logits, used: Used) -> Place | str:
     """Where v is, by the layout of the output."""
     layout, output, wide = reading.layout, reading.output, used.value
     assert output is not None
@@ -101,83 +111,66 @@ def _values(reading: Reading, used: Used) -> Place | str:
         return "the layout of its output is not known"
     if math.prod(output.shape[:-2]) == matrices:
         whole = (*output.shape[:-2], *wide.shape[-2:])
-        return Place(used.node, used.value, lambda tensor: _by_head(reading, tensor.expand(whole)))
+        return Place(used.node, wide, lambda tensor: _by_head(logits, tensor.expand(whole)))
     shared = math.prod(wide.shape[:-2]) // layout.batch  # heads of v, each for a group of queries along the rows
     if layout.inner != 1 or not shared or layout.heads % shared:
         return "the layout of its values is not known"
     each = torch.arange(shared).repeat_interleave(layout.heads // shared)
-    heads = each.view(shared, -1).t().flatten() if _order(reading, used).turned else each
-
-    def values(tensor: Tensor) -> Tensor:
-        return tensor.reshape(layout.batch, shared, *tensor.shape[-2:])[:, heads]
-
-    return Place(used.node, used.value, values)
+    heads = each.view(shared, -1).t().flatten() if _order(reading, used)[1] else each
+    return Place(used.node, wide, lambda tensor: tensor.reshape(layout.batch, shared, *tensor.shape[-2:])[:, heads])
 
 
-def _by_head(reading: Reading, tensor: Tensor) -> Tensor:
+def rows_of(reading: Reading, used: Used, output: Tensor) -> Tensor:
+    """(B, Hq, L, Ev) of the output."""
+    layout = reading.layout
+    groups = math.prod(output.shape[:-2]) // layout.batch
+    if isinstance(reading.operands, Logits) and math.prod(output.shape[:-2]) == layout.batch * layout.heads:
+        rows = _by_head(reading.operands, output)
+    elif groups and layout.heads % groups == 0:
+        rows = _grouped(output.reshape(layout.batch, groups, -1, output.shape[-1]), layout.heads, _order(reading, used))
+    else:
+        rows = output.reshape(layout.batch, layout.heads, layout.rows, output.shape[-1])
+    return rows.detach()
+
+
+def _by_head(logits: Logits, tensor: Tensor) -> Tensor:
     """(B, H, ...) of v or the output, whose leading axes are those of the softmax, in its order."""
-    layout, logits = reading.layout, reading.operands
-    if not isinstance(logits, Logits) or not logits.axes.heads:
-        return layout.by_head(tensor)
     axes, shape = logits.axes, list(logits.values.shape)
     keys = axes.keys % len(shape)
     rest = [axis for axis in range(len(shape)) if axis != keys]
     inside = {keys, *(rest[axis] for axis in axes.rows)}
     leading = [1 if axis in inside else size for axis, size in enumerate(shape)]
     numbers = torch.arange(math.prod(leading), device=tensor.device).reshape(leading).expand(shape)
-    order = logits.arrange(numbers)[..., 0, 0]
-    return tensor.reshape(-1, *tensor.shape[-2:])[order]
+    return tensor.reshape(-1, *tensor.shape[-2:])[logits.arrange(numbers)[..., 0, 0]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """Where the heads of one group lie in the weights that met v, (B, groups, heads of the group and rows, S).
+def _grouped(tensor: Tensor, heads: int, order: tuple[bool, bool]) -> Tensor:
+    """(B, heads, L, ...) of (B, groups, heads of the group and rows, ...).
 
-    Attributes:
-        turned: the heads of the logits have the number in the group first, where the output has the group first.
-        rows_first: in each row the heads of a group lie side by side, as in an einsum whose output begins with rows.
+    Args:
+        tensor: the weights that met v, or the output.
+        heads: how many.
+        order: whether in each row the heads of a group lie side by side, as in an einsum whose output begins with rows;
+            whether the logits have the number in the group first, where the output has the group first.
     """
-
-    turned: bool = False
-    rows_first: bool = False
-
-    def by_head(self, tensor: Tensor, groups: int, heads: int) -> Tensor:
-        """(B, heads, L, ...) of (B, groups, heads of the group and rows, ...)."""
-        each, rest = heads // groups, tensor.shape[3:]
-        sizes = (-1, each) if self.rows_first else (each, -1)
-        parts = tensor.reshape(*tensor.shape[:2], *sizes, *rest)
-        parts = parts.transpose(2, 3) if self.rows_first else parts
-        return (parts.transpose(1, 2) if self.turned else parts).flatten(1, 2)
+    rows_first, turned = order
+    each = heads // tensor.shape[1]
+    sizes = (-1, each) if rows_first else (each, -1)
+    parts = tensor.reshape(*tensor.shape[:2], *sizes, *tensor.shape[3:])
+    parts = parts.transpose(2, 3) if rows_first else parts
+    return (parts.transpose(1, 2) if turned else parts).flatten(1, 2)
 
 
-_ORDERS = tuple(_Order(turned, rows_first) for rows_first in (False, True) for turned in (False, True))
-
-
-def _order(reading: Reading, used: Used) -> _Order:
+def _order(reading: Reading, used: Used) -> tuple[bool, bool]:
     """The order that the weights had as they met v, by their values: rows that are equal have equal outputs."""
     logits, layout, output = reading.operands, reading.layout, reading.output
+    orders = [(False, False), (False, True), (True, False), (True, True)]
     if not isinstance(logits, Logits) or used.weights is None or output is None:
-        return _ORDERS[0]
+        return orders[0]
     groups = math.prod(output.shape[:-2]) // layout.batch
     if groups in (0, layout.heads) or layout.heads % groups:
-        return _ORDERS[0]
+        return orders[0]
     weights = logits.arrange(logits.weights)
     met = used.weights.reshape(layout.batch, groups, -1, used.weights.shape[-1])
-
-    def off(order: _Order) -> float:
-        return float((order.by_head(met, groups, layout.heads) - weights).abs().sum(dtype=torch.float64))
-
-    return min(_ORDERS, key=off)
-
-
-def rows_of(reading: Reading, used: Used, output: Tensor) -> Tensor:
-    """(B, Hq, L, Ev) of the output."""
-    layout = reading.layout
-    if isinstance(reading.operands, Logits) and math.prod(output.shape[:-2]) == layout.batch * layout.heads:
-        return _by_head(reading, output).detach()
-    sizes = (layout.batch, layout.heads, layout.rows, output.shape[-1])
-    groups = math.prod(output.shape[:-2]) // layout.batch
-    if groups and layout.heads % groups == 0:
-        output = output.reshape(layout.batch, groups, -1, output.shape[-1])
-        return _order(reading, used).by_head(output, groups, layout.heads).detach()
-    return output.reshape(sizes).detach()
+    gaps = [(_grouped(met, layout.heads, order) - weights).abs().sum(dtype=torch.float64) for order in orders]
+    return orders[int(torch.stack(gaps).argmin())]

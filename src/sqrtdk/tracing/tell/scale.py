@@ -1,25 +1,48 @@
-"""The effective scale, by two readings: the product of the factors on the way, and the slope of the logits."""
+"""The effective scale, by two readings: the product of the factors on the way, and the slope of the logits.
+
+The slope regresses the logits that ran on the product of the projections, on a sample of entries. It is independent of
+the factors: it uses the projections' values, their layout, and the logits. A rotation of q and k cancels where both are
+turned alike, so with rotary embeddings only the diagonal is used.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from sqrtdk.tracing.read.reading import Reading
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.read.orient import coordinates
+from sqrtdk.tracing.read.reading import Edges, Layout, Logits, Reading, Vectors
 from sqrtdk.tracing.records import WITHOUT_PRODUCT, Factor, Scale
-from sqrtdk.tracing.tell.slope import Slope
+from sqrtdk.tracing.steps import ZERO_ONE_FACTOR, Beside, Mix, Step, Unknown
+from sqrtdk.tracing.steps import Scale as Scaling
+from sqrtdk.tracing.steps.placed import Sample
+from sqrtdk.tracing.tell.formula import unknown_of
+from sqrtdk.tracing.tell.sight import NO_DATA, Sight, look
+from sqrtdk.tracing.watch.graph import replay_all
 
 AGREEMENT = 0.01  # the two readings of the scale agree within 1%
 LINEAR = 0.99  # below this R^2 a slope alone says nothing about the scale
+_SLOPE_ERROR = 0.003  # well inside the 1% to which the two readings must agree
+_ROWS, _COLUMNS, _BATCH, _DIAGONAL = 8, 24, 2, 128  # how much of the logits is sampled
+_NO_VARIATION = "the product of the projections does not vary"
+_OTHER_POSITIONS = "q and k are rotated by different positions"
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """Result of the regression; `per_head` has one slope a head."""
+
+    value: float
+    per_head: tuple[float, ...]
+    r_squared: float
 
 
 def tell_scale(
-    reading: Reading,
-    factors: Sequence[Factor],
-    unknown: Sequence[str],
-    width: int,
-    slope: Slope | None,
-    no_slope: str | None,
+    reading: Reading, steps: Iterable[Step], width: int, *, measure: bool, sight: Sight | None = None
 ) -> Scale:
     """Bring the two readings together.
 
@@ -28,23 +51,31 @@ def tell_scale(
 
     Args:
         reading: the attention.
-        factors: on q, on k and on the logits.
-        unknown: operations that could not be followed.
+        steps: from the product to the softmax.
         width: E of the query, without padding.
-        slope: the numeric reading, where there is one.
-        no_slope: why there is none.
+        measure: read the slope.
+        sight: its masks, where they are known already.
     """
+    on_logits = (replace(step.factor, at=step.factor.at or step.at) for step in steps if isinstance(step, Scaling))
+    factors = (*reading.query.factors, *reading.key.factors, *on_logits)
+    unknown = unknown_of(reading)
     reason = _unreadable(reading, factors, unknown)
-    if reading.distance is not None:
-        return _of_distance(reading, factors, reason)
-    symbolic: float | None = None
-    per_head: tuple[float, ...] | None = None
-    agree: bool | None = None
-    if reason is None:
-        symbolic = math.prod(f.value for f in factors if f.value is not None)
-        per_head = _per_head(factors, reading.layout.heads)
+    symbolic = None if reason is not None else math.prod(f.value for f in factors if f.value is not None)
+    if reading.distance is not None:  # its coefficient, where q and k have none of their own
+        symbolic = None if reading.query.factors or reading.key.factors else symbolic
+        reason = reason or "a distance score has no product of q and k to scale"
+        return Scale(None, None, symbolic, None, None, factors, reason=reason)
+    slope: Slope | str | None = _why_no_slope(reading)
+    if slope is None and measure:
+        slope = _read_slope(reading, sight or look(reading, counts=False))
+    no_slope = slope if isinstance(slope, str) else None
+    slope = slope if isinstance(slope, Slope) else None
+    per_head = agree = None
+    if symbolic is not None:
+        per_head = each_head(factors, reading.layout.heads) if any(f.per_head for f in factors) else None
         if slope is not None:
-            agree = _agree(symbolic, per_head, slope)
+            read, wanted = (slope.per_head, per_head) if per_head is not None else ((slope.value,), (symbolic,))
+            agree = all(abs(a - b) <= AGREEMENT * abs(b) for a, b in zip(read, wanted, strict=True))
             if not agree:
                 reason = f"the two readings disagree: {symbolic:.4g} by the factors, {slope.value:.4g} by the logits"
     effective = symbolic
@@ -61,50 +92,184 @@ def tell_scale(
         symbolic=symbolic,
         numeric=slope.value if slope is not None else None,
         r_squared=slope.r_squared if slope is not None else None,
-        factors=tuple(factors),
+        factors=factors,
         per_head=per_head,
         agree=agree,
         reason=reason or no_slope,
     )
 
 
-def _of_distance(reading: Reading, factors: Sequence[Factor], reason: str | None) -> Scale:
-    """A distance has no scale of q . k; `symbolic` is its coefficient, where q and k have none of their own."""
-    known = reason is None and not reading.query.factors and not reading.key.factors
-    return Scale(
-        effective=None,
-        ratio=None,
-        symbolic=math.prod(factor.value for factor in factors if factor.value is not None) if known else None,
-        numeric=None,
-        r_squared=None,
-        factors=tuple(factors),
-        reason=reason or "a distance score has no product of q and k to scale",
-    )
+def each_head(factors: Sequence[Factor], heads: int) -> tuple[float, ...] | None:
+    """The product of the factors for each head. Returns None if one of them is not known."""
+    values = [factor.per_head or (factor.value,) for factor in factors]
+    known = [[value for value in each if value is not None] for each in values]
+    if any(len(each) < len(whole) for each, whole in zip(known, values, strict=True)):
+        return None
+    return tuple(math.prod(each[head % len(each)] for each in known) for head in range(heads))
 
 
 def _unreadable(reading: Reading, factors: Sequence[Factor], unknown: Sequence[str]) -> str | None:
     """Why the factors do not tell the scale; None where they do."""
     if reading.score in WITHOUT_PRODUCT:
-        return (
-            f"{'an' if reading.score == 'additive' else 'a'} {reading.score} score has no product of q and k to scale"
-        )
+        article = "an" if reading.score == "additive" else "a"
+        return f"{article} {reading.score} score has no product of q and k to scale"
     if unknown:
         return "the lineage could not follow " + ", ".join(unknown)
     missing = next((f for f in factors if f.value is None), None)
     return None if missing is None else f"the value of a factor ({missing.source}) could not be read"
 
 
-def _per_head(factors: Sequence[Factor], heads: int) -> tuple[float, ...] | None:
-    several = [f.per_head for f in factors if f.per_head is not None]
-    if not several:
+# -- the slope ---------------------------------------------------------------------------------------------------------
+
+
+def _why_no_slope(reading: Reading) -> str | None:
+    """Why the slope can't be read from the numbers; None where nothing speaks against it yet."""
+    if reason := reading.fault or reading.no_slope or (NO_DATA if reading.without_data else None):
+        return reason
+    eps = torch.finfo(reading.logits_dtype).eps
+    for step in reading.steps:
+        if isinstance(step, Beside):
+            return step.text
+        if isinstance(step, Mix) and (reason := step.fixed(reading.layout.heads, eps)) is not None:
+            return reason
+    if reading.carried.changes:
+        return "the weights were changed after the softmax"
+    unknown = [step.name for step in reading.steps if isinstance(step, Unknown)]
+    if isinstance(reading.operands, Logits) and (ZERO_ONE_FACTOR in unknown or (unknown and reading.query.moves)):
+        return "the logits that could be compared do not show what that does to the others"
+    return None
+
+
+def _read_slope(reading: Reading, sight: Sight) -> Slope | str:
+    """The slope of the logits on the projections' product, or why there is none."""
+    query, key, layout, operands = reading.query, reading.key, reading.layout, reading.operands
+    if query.basis is None or key.basis is None:
+        return "the projection's values could not be brought into the product's layout"
+    told = layout.rows == layout.columns or reading.offset is not None
+    if query.moves != key.moves or (query.moves and (reading.reordered or not told)):
+        return _OTHER_POSITIONS
+    if isinstance(operands, Vectors):
+        return _by_vectors(reading, operands, query.basis, key.basis) or _NO_VARIATION
+    if isinstance(operands, Edges):  # an edge leads from one position to another
+        return _OTHER_POSITIONS if query.moves else _by_edges(reading, operands, query.basis, key.basis)
+    assert operands is not None
+    if not operands.axes.followed:
+        return "the views between the product and the softmax could not be followed"
+    return _by_logits(reading, operands, sight, query.basis, key.basis)
+
+
+def _by_vectors(reading: Reading, operands: Vectors, query: Tensor, key: Tensor) -> Slope | None:
+    layout, diagonal, scale = reading.layout, reading.query.moves, operands.scale
+    if 0 in (layout.batch, layout.heads, layout.rows, layout.columns):
         return None
-    rest = math.prod(f.value for f in factors if f.per_head is None and f.value is not None)
-    return tuple(rest * math.prod(values[h % len(values)] for values in several) for h in range(heads))
+    x = _products(query, key, layout, diagonal=diagonal)
+    if isinstance(scale, Tensor):
+        y = _products(operands.query * scale, operands.key, layout, diagonal=diagonal)
+    else:
+        y = scale * _products(operands.query, operands.key, layout, diagonal=diagonal)
+    rows = 1 if diagonal else min(layout.rows, _ROWS)
+    return _regress(x, y, torch.ones_like(x, dtype=torch.bool), eps=torch.finfo(reading.dtype).eps, rows=rows)
 
 
-def _agree(symbolic: float, per_head: tuple[float, ...] | None, slope: Slope) -> bool:
-    if per_head is not None:
-        return all(
-            abs(read - wanted) <= AGREEMENT * abs(wanted) for read, wanted in zip(slope.per_head, per_head, strict=True)
-        )
-    return abs(slope.value - symbolic) <= AGREEMENT * abs(symbolic)
+def _products(query: Tensor, key: Tensor, layout: Layout, *, diagonal: bool) -> Tensor:
+    """Q . k in float64 on the sample, (B', H, M), for q (..., H, L, E) and k (..., Hkv, S, E)."""
+    q = query.reshape(layout.batch, layout.heads, layout.rows, query.shape[-1])[:_BATCH]
+    k = key.reshape(layout.batch, -1, layout.columns, key.shape[-1])[:_BATCH]
+    if diagonal:
+        i = j = _spread(min(layout.rows, layout.columns), _DIAGONAL, query.device)
+    else:
+        i, j = _spread(layout.rows, _ROWS, query.device), _spread(layout.columns, _COLUMNS, query.device)
+    q, k = q[:, :, i].to(torch.float64), k[:, :, j].to(torch.float64)
+    k = k.repeat_interleave(layout.heads // k.shape[1], dim=1)
+    return (q * k).sum(-1) if diagonal else (q @ k.mT).flatten(2)
+
+
+def _by_edges(reading: Reading, operands: Edges, query: Tensor, key: Tensor) -> Slope | str:
+    left, right = (x.reshape(-1, query.shape[-1]).to(torch.float64) for x in (query, key))
+    product = replay_all(operands.views, (left * right).sum(-1).reshape(operands.product.shape))
+    logits = operands.arrange(operands.values).to(torch.float64)
+    rest = Sample(logits, lambda placed: operands.arrange(placed.at_softmax()).to(torch.float64))
+    for step in reversed(reading.steps):
+        rest = step.undo(rest)
+    every = torch.ones_like(logits, dtype=torch.bool)
+    eps = torch.finfo(reading.logits_dtype).eps
+    return _regress(operands.arrange(product), rest.logits, every, eps=eps) or _NO_VARIATION
+
+
+def _by_logits(reading: Reading, operands: Logits, sight: Sight, query: Tensor, key: Tensor) -> Slope | str:
+    layout, diagonal = reading.layout, reading.query.moves
+    places = coordinates(operands.product, operands.views, reading.device)
+    sizes = (layout.batch, layout.heads, layout.rows, layout.columns)
+    if places[0].numel() < math.prod(sizes):
+        return "the product does not hold all of the logits"
+    at = _sample(layout, reading.offset or 0, reading.device, diagonal=diagonal)
+    left, right = (key, query) if operands.axes.swapped else (query, key)
+    left, right = (x.reshape(-1, *x.shape[-2:]) if x.dim() != 3 else x for x in (left, right))
+    entry, row, column = (operands.arrange(axis)[at] for axis in places)
+    product = (left[entry, row].to(torch.float64) * right.mT[entry, column].to(torch.float64)).sum(-1)
+    logits = operands.arrange(operands.values)[at].to(torch.float64)
+    rest = Sample(logits, lambda placed: operands.at_logits(placed)[at].to(torch.float64))
+    for step in reversed(sight.steps):
+        rest = step.undo(rest)
+    counted = torch.ones_like(logits, dtype=torch.bool)
+    if sight.visible is not None:
+        counted = sight.visible.expand(sizes)[at]
+    if any(isinstance(step, Mix) for step in sight.steps):
+        counted = counted.all(1, keepdim=True).expand_as(counted)  # what one head hides, all that it was mixed into do
+    rows = 1 if diagonal else min(layout.rows, _ROWS)
+    eps = torch.finfo(reading.logits_dtype).eps
+    return _regress(product, rest.logits, counted, eps=eps, rows=rows) or _NO_VARIATION
+
+
+def _sample(layout: Layout, offset: int, device: torch.device, *, diagonal: bool) -> tuple[Tensor, ...]:
+    """Indices (b, h, i, j), each (B', H, M): a grid of rows and columns, or the diagonal i = j + offset."""
+    b, h = (torch.arange(n, device=device) for n in (min(layout.batch, _BATCH), layout.heads))
+    if diagonal:
+        first, last = max(0, -offset), min(layout.columns, layout.rows - offset)
+        j = first + _spread(max(last - first, 0), _DIAGONAL, device)
+        i = j + offset
+    else:
+        lines = _spread(layout.rows, _ROWS, device), _spread(layout.columns, _COLUMNS, device)
+        i, j = (axis.reshape(-1) for axis in torch.meshgrid(*lines, indexing="ij"))
+    shape = (len(b), len(h), len(i))
+    return b[:, None, None].expand(shape), h[:, None].expand(shape), i.expand(shape), j.expand(shape)
+
+
+def _spread(n: int, limit: int, device: torch.device) -> Tensor:
+    if n <= limit:
+        return torch.arange(n, device=device)
+    return torch.linspace(0, n - 1, limit, device=device).round().long()
+
+
+def _regress(x: Tensor, y: Tensor, counted: Tensor, *, eps: float, rows: int = 1) -> Slope | None:
+    """Slope and R^2 of y on x; None where they vary too little to stand out from rounding.
+
+    Args:
+        x: product of the projections, (B', H, M).
+        y: logits, (B', H, M).
+        counted: entries that count, (B', H, M).
+        eps: relative rounding error of both.
+        rows: with M = rows * columns, an intercept for every row (the softmax does not see what a row has in
+            common); with 1, one for every head.
+    """
+    counted = counted & torch.isfinite(y) & torch.isfinite(x)
+    shape = (*x.shape[:2], rows, x.shape[2] // (rows or 1))
+    weight = counted.to(torch.float64).reshape(shape)
+    dx, dy = (_centred(v.to(torch.float64).masked_fill(~counted, 0.0).reshape(shape), weight) for v in (x, y))
+    sxx, sxy, syy = ((a * b).sum((0, 2, 3)) for a, b in ((dx, dx), (dx, dy), (dy, dy)))
+    if int(weight.sum((0, 2, 3)).min()) < 3 or _is_noise(x, counted, sxx, eps) or _is_noise(y, counted, syy.sum(), eps):
+        return None
+    slopes = sxy / sxx
+    residual = float((dy - slopes[None, :, None, None] * dx).square().sum())
+    return Slope(float(sxy.sum() / sxx.sum()), tuple(float(s) for s in slopes), 1.0 - residual / float(syy.sum()))
+
+
+def _centred(values: Tensor, weight: Tensor) -> Tensor:
+    mean = values.sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp_min(1.0)
+    return (values - mean) * weight
+
+
+def _is_noise(values: Tensor, counted: Tensor, squares: Tensor, eps: float) -> bool:
+    """Whether rounding alone, eps * max |values| an entry, could move a slope by more than `_SLOPE_ERROR`."""
+    largest = float(values.abs().masked_fill(~counted, 0.0).max())
+    return not bool((squares.sqrt() * _SLOPE_ERROR > eps * largest).all())

@@ -1,22 +1,26 @@
-"""Which keys every row sees, by all masks together, and what the softmax made of the hidden ones."""
+"""Which keys every row sees, by all masks together, what the softmax made of the hidden ones, and of padding."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sqrtdk.tracing.read.masks import BOTTOM, band
-from sqrtdk.tracing.read.patterns import distinct, pattern, reach
-from sqrtdk.tracing.read.reading import Edges, Logits, Reading, Vectors
+from sqrtdk.tracing.read.patterns import TRIANGLES, distinct, pattern, reach
+from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.records import Mask
-from sqrtdk.tracing.steps import Beside, Hide, Step, scaled_by
+from sqrtdk.tracing.steps import Beside, Hide, Step, Unknown, scaled_by
 
+NO_DATA = "no data on the meta device"
 _MUCH_LESS = 100.0  # of two numbers that hide, one this many times the other leaves it no weight
+
+# From site, batch, rows, columns and whether it is self-attention to rows (B, L) and keys (B, S), True at a token.
+TokensOf = Callable[[str, int, int, int, bool | None], tuple[Tensor, Tensor] | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,19 +52,14 @@ def look(reading: Reading, *, counts: bool = True) -> Sight:
             several passes over all pairs.
     """
     sight = _look(reading, counts)
-    if reading.reordered or reading.axis != "positions":
-        return _unordered(sight)
-    causal = sight.mask is not None and sight.mask.kind in ("causal", "causal_lower_right")
-    return replace(sight, ahead=reading.layout.rows == reading.layout.columns and not causal)
-
-
-def _unordered(sight: Sight) -> Sight:
-    """Of rows and keys in an unknown order: a mask has no pattern."""
-    steps = tuple(replace(s, name=s.name and "mask") if isinstance(s, Hide) else s for s in sight.steps)
+    if not reading.reordered and reading.axis == "positions":
+        causal = sight.mask is not None and sight.mask.kind in TRIANGLES
+        return replace(sight, ahead=reading.layout.rows == reading.layout.columns and not causal)
+    # rows and keys in an unknown order: a mask has no pattern
     mask = sight.mask
     if mask is not None:
         mask = replace(mask, kind="mask", least=None, greatest=None, band=None, ahead_by_one=None)
-    return replace(sight, steps=steps, mask=mask)
+    return replace(sight, steps=_named(sight.steps, lambda i, step: step.name and "mask"), mask=mask)
 
 
 def _look(reading: Reading, counts: bool) -> Sight:
@@ -68,16 +67,18 @@ def _look(reading: Reading, counts: bool) -> Sight:
     hides = {i: step for i, step in enumerate(steps) if isinstance(step, Hide)}
     if reading.fault is not None:
         return Sight(steps)
-    if operands is None or isinstance(operands, Edges):
-        return _unread(steps, hides) if hides else Sight(steps)
     if isinstance(operands, Logits) and any(isinstance(step, Beside) for step in steps):
         return Sight(steps, visible=None if reading.without_data else operands.arrange(operands.values) > BOTTOM)
     if not hides:
         return Sight(steps)
-    if all(hide.causal for hide in hides.values()):
-        return Sight(steps, _causal(reading.layout.rows), causal=True)
+    if isinstance(operands, (Logits, Vectors)) and all(hide.causal for hide in hides.values()):
+        # `is_causal` of a fused call, upper-left: every row sees key 0 and its own
+        rows = reading.layout.rows
+        seen = Mask("causal", "implicit", 0, 0, 0.0, -math.inf, least=0, greatest=rows - 1, band=True, ahead_by_one=0)
+        return Sight(steps, seen, causal=True)
     if not all(_is_known(hide, reading) for hide in hides.values()):
-        return _unread(steps, hides)
+        named = _named(steps, lambda i, step: step.name or "mask")
+        return Sight(named, _bare(steps, hides, next(iter(hides.values())).name or "mask"))
     masks: dict[int, Tensor] = {}
     names: dict[int, str | None] = {}
     for i, hide in hides.items():
@@ -85,15 +86,27 @@ def _look(reading: Reading, counts: bool) -> Sight:
             names[i] = "mask"
         elif (name := (hide.name if hide.visible is not None else None) or pattern(visible)) is not None:
             names[i], masks[i] = name, visible
-    steps = tuple(replace(s, name=names.get(i)) if isinstance(s, Hide) else s for i, s in enumerate(steps))
+    named = _named(steps, lambda i, step: names.get(i))
     if not masks:
-        return Sight(steps)
+        return Sight(named)
     visible = functools.reduce(torch.Tensor.__and__, masks.values())
-    named = {i: names[i] or "mask" for i in masks}
-    if not counts:
-        return Sight(steps, _bare(reading, hides, named, visible), visible)
-    seen = _with_own_keys(visible, {i: (hides[i].fill, mask) for i, mask in masks.items()})
-    return Sight(steps, _mask(reading, hides, named, seen), visible)
+    kinds = {names[i] or "mask" for i in masks}
+    mask = _bare(steps, hides, kinds.pop() if len(kinds) == 1 else pattern(visible) or "mask")
+    if counts:
+        seen_keys = _with_own_keys(visible, {i: (hides[i].fill, hidden) for i, hidden in masks.items()})
+        mask = _counted(mask, reading, seen_keys, exact=all(hides[i].fill == -math.inf for i in masks))
+    return Sight(named, mask, visible)
+
+
+def _named(steps: tuple[Step, ...], name: Callable[[int, Hide], str | None]) -> tuple[Step, ...]:
+    """The steps, each mask with another name."""
+    return tuple(replace(s, name=name(i, s)) if isinstance(s, Hide) else s for i, s in enumerate(steps))
+
+
+def _bare(steps: tuple[Step, ...], hides: Mapping[int, Hide], kind: str) -> Mask:
+    """What hides keys, without what came of it."""
+    first, hide = next(iter(hides.items()))
+    return Mask(kind, hide.form, fill=hide.fill, scaled_by=scaled_by(steps, first))
 
 
 def _with_own_keys(visible: Tensor, masks: Mapping[int, tuple[float | None, Tensor]]) -> Tensor:
@@ -109,24 +122,12 @@ def _with_own_keys(visible: Tensor, masks: Mapping[int, tuple[float | None, Tens
     return visible | (own & functools.reduce(torch.Tensor.__and__, others) & ~visible.any(-1, keepdim=True))
 
 
-def _causal(rows: int) -> Mask:
-    """What `is_causal` of a fused call is, upper-left: every row sees key 0 and its own."""
-    return Mask("causal", "implicit", 0, 0, 0.0, -math.inf, least=0, greatest=rows - 1, band=True, ahead_by_one=0)
-
-
-def _unread(steps: tuple[Step, ...], hides: Mapping[int, Hide]) -> Sight:
-    """Masks whose values are not known."""
-    named = tuple(replace(s, name=s.name or "mask") if isinstance(s, Hide) else s for s in steps)
-    i, first = next(iter(hides.items()))
-    return Sight(named, Mask(first.name or "mask", first.form, fill=first.fill, scaled_by=scaled_by(steps, i)))
-
-
 def _is_known(hide: Hide, reading: Reading) -> bool:
     """Whether it can be told which keys are hidden: by the mask's values, or by the logits."""
-    if isinstance(reading.operands, Logits) and not reading.without_data:
-        return True
-    followed = not isinstance(reading.operands, Logits) or reading.operands.axes.followed
-    return hide.causal or (hide.visible is not None and followed)
+    operands = reading.operands
+    if not isinstance(operands, Logits):
+        return isinstance(operands, Vectors) and (hide.causal or hide.visible is not None)
+    return not reading.without_data or hide.causal or (hide.visible is not None and operands.axes.followed)
 
 
 def visible_by(hide: Hide, reading: Reading) -> Tensor | None:
@@ -143,21 +144,9 @@ def visible_by(hide: Hide, reading: Reading) -> Tensor | None:
     return distinct(operands.at_logits(hide.visible))
 
 
-def _bare(reading: Reading, hides: Mapping[int, Hide], names: Mapping[int, str], visible: Tensor) -> Mask:
-    """What hides keys, without what came of it."""
-    first, hide = next(iter(hides.items()))
-    return Mask(
-        kind=next(iter(names.values())) if len(set(names.values())) == 1 else pattern(visible) or "mask",
-        form=hide.form,
-        fill=hide.fill,
-        scaled_by=scaled_by(reading.steps, first),
-    )
-
-
-def _mask(reading: Reading, hides: Mapping[int, Hide], names: Mapping[int, str], visible: Tensor) -> Mask:
-    """Counts over (batch, head, row), also where the mask was given once for several of them."""
+def _counted(mask: Mask, reading: Reading, visible: Tensor, *, exact: bool) -> Mask:
+    """The mask with counts over (batch, head, row), also where it was given once for several of them."""
     layout, operands = reading.layout, reading.operands
-    hide = next(iter(hides.values()))
     whole = visible.expand(*visible.shape[:-2], layout.rows, layout.columns)
     seeing = visible.any(-1).expand(whole.shape[:-1])
     unseeing = ~seeing
@@ -165,19 +154,18 @@ def _mask(reading: Reading, hides: Mapping[int, Hide], names: Mapping[int, str],
         unseeing = unseeing & operands.exists.squeeze(-1)
     matrices = layout.batch * layout.heads
     blind = int(unseeing.sum()) * (matrices // max(math.prod(unseeing.shape[:-1]), 1))
-    finite = hide.fill is not None and math.isfinite(hide.fill)
     weight: float | None = None
-    if isinstance(operands, Logits):
-        weight = None if reading.without_data else _hidden_weight(operands.arrange(operands.weights), visible, seeing)
+    if isinstance(operands, Logits) and not reading.without_data:
+        weight = _hidden_weight(operands.arrange(operands.weights), visible, seeing)
         if weight is not None and operands.met is not None and operands.met.numel() == operands.weights.numel():
             met = layout.by_head(operands.met.abs())
             weight = max(weight, _hidden_weight(met, visible, seeing) or 0.0)
-    elif isinstance(operands, Vectors) and operands.exact and all(hides[i].fill == -math.inf for i in names):
+    elif isinstance(operands, Vectors) and operands.exact and exact:
         weight = 0.0
     return replace(
-        _bare(reading, hides, names, visible),
+        mask,
         blind_rows=blind,
-        uniform_rows=blind if finite else 0,
+        uniform_rows=blind if mask.fill is not None and math.isfinite(mask.fill) else 0,
         masked_weight=weight,
         **reach(whole, matrices // max(math.prod(whole.shape[:-2]), 1)),
     )
@@ -189,3 +177,39 @@ def _hidden_weight(weights: Tensor, visible: Tensor, seeing: Tensor) -> float | 
         return None
     hidden = weights.detach().masked_fill(visible[..., : weights.shape[-1]], 0.0).sum(-1)
     return float(hidden.masked_fill(~seeing, 0.0).max())
+
+
+# -- against the padding of the inputs ---------------------------------------------------------------------------------
+
+
+def against_padding(
+    reading: Reading, sight: Sight, tokens: TokensOf | None, self_attention: bool | None
+) -> tuple[int | None, int | None]:
+    """Keys of padding that the row of a token sees in some head, and keys of tokens that no such row sees in any.
+
+    (None, None) where no padding is known, or not all masks are.
+    """
+    layout = reading.layout
+    known = tokens and tokens(reading.site, layout.batch, layout.rows, layout.columns, self_attention)
+    visible = _all_visible(reading, sight) if known else None
+    if not known or visible is None:
+        return None, None
+    rows, keys = (part.to(visible.device) for part in known)
+    by_row = visible.any(1).expand(layout.batch, layout.rows, layout.columns)
+    seen = (by_row & rows[:, :, None]).any(1)
+    return int((seen & ~keys).sum()), int((~seen & keys & rows.any(1, keepdim=True)).sum())
+
+
+def _all_visible(reading: Reading, sight: Sight) -> Tensor | None:
+    """(B, H, L, S), any of them 1: True where the row sees the key; None where that is not known."""
+    if reading.fault is not None or reading.operands is None or reading.carried.remasked:
+        return None
+    for step in reading.steps:
+        unread = isinstance(step, Hide) and not step.causal and step.visible is None and step.fill is None
+        if unread or isinstance(step, Unknown):
+            return None
+    if sight.causal:
+        return band(reading.layout.rows, reading.layout.columns, 0, reading.device)
+    if sight.visible is None and sight.mask is None:
+        return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=reading.device)
+    return sight.visible

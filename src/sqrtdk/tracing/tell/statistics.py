@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 from sqrtdk.stats import (
     AttentionRows,
     CallStats,
-    HeadStats,
     LogitSource,
     ProductSource,
     call_rows,
@@ -21,12 +19,10 @@ from sqrtdk.stats import (
     product_source,
 )
 from sqrtdk.tracing.read.reading import Edges, Logits, Reading, Vectors
-from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Bias, Hide, Offset, Scale, scaled_by
-from sqrtdk.tracing.tell.sight import Sight
+from sqrtdk.tracing.tell.scale import each_head
+from sqrtdk.tracing.tell.sight import NO_DATA, Sight
 from sqrtdk.tracing.tensors import CallRows
-
-NO_DATA = "no data on the meta device"
 
 
 def unmeasured(reading: Reading) -> str | None:
@@ -41,45 +37,33 @@ def measure(reading: Reading, sight: Sight) -> CallStats:
     if isinstance(operands, Logits):
         stats = replace(stats, max_product=None if (largest := _stored(operands)) is None else float(largest))
     if isinstance(operands, Vectors) and operands.exists is not None:
-        stats = replace(stats, heads=_without_padding(stats.heads, operands.exists))
+        # rows of padding were counted as blind; a nested batch does not have them
+        padding, heads = int((~operands.exists).sum()), stats.heads
+        blind = tuple(count - padding for count in heads.blind_rows)
+        stats = replace(stats, heads=replace(heads, rows=heads.rows - padding, blind_rows=blind))
     # What a row gives to later keys is not what the softmax gave, where the weights were masked afterwards.
     return replace(stats, future_weight=None) if reading.carried.remasked else stats
 
 
 def measure_rows(reading: Reading, sight: Sight, most: int | None) -> CallRows:
     """The statistics of each row, of at most `most` rows a sequence, evenly spread; nothing leaves the device."""
-    operands, rows = reading.operands, None
+    operands, source = reading.operands, _source(reading, sight)
     exists = operands.exists if isinstance(operands, Vectors) else None
-    if isinstance(operands, Logits):
-        length = reading.layout.rows
-        rows = _evenly(length, most, operands.values.device)
-        source: LogitSource | ProductSource = _of_logits(operands, sight, rows)
-        of = source.shape[0] * length
-    else:
-        source = _source(reading, sight)
-        length = source.shape[2]
-        of = source.shape[0] * length
-        rows = _evenly(length, most, source.device)
-        source = source if rows is None else source.sample(slice(None), rows)
-    if exists is not None and rows is not None:
-        exists = exists[:, :, rows]
+    batch, _, length, _ = source.shape
+    if most is not None and most < length:  # the first and the last included
+        rows = torch.linspace(0, length - 1, most, device=source.device).round().long()
+        source = source.sample(slice(None), rows)
+        exists = None if exists is None else exists[:, :, rows]
     found = call_rows(source)
     return CallRows(
         rows=found.rows.map(lambda field: field.transpose(0, 1).flatten(1)),
         max_product=_unscaled(reading, found),
-        of=of,
+        of=batch * length,
         padding=None if exists is None else (~exists).sum(),
         query_nonfinite=_nonfinite(operands.query if isinstance(operands, Vectors) else reading.query.basis),
         key_nonfinite=_nonfinite(operands.key if isinstance(operands, Vectors) else reading.key.basis),
         stored_product=_stored(operands) if isinstance(operands, Logits) else None,
     )
-
-
-def _evenly(length: int, most: int | None, device: torch.device) -> Tensor | None:
-    """Which rows are measured, evenly spread, the first and the last included; None: all of them."""
-    if most is None or most >= length:
-        return None
-    return torch.linspace(0, length - 1, most, device=device).round().long()
 
 
 def _unscaled(reading: Reading, found: AttentionRows) -> Tensor | None:
@@ -89,7 +73,7 @@ def _unscaled(reading: Reading, found: AttentionRows) -> Tensor | None:
     stored has hidden keys in it.
     """
     operands, heads = reading.operands, reading.layout.heads
-    if reading.score is not None or reading.distance is not None or isinstance(operands, Edges):
+    if reading.score is not None or reading.distance is not None:
         return None
     if reading.query.unknown or reading.key.unknown:
         return None
@@ -110,22 +94,12 @@ def _unscaled(reading: Reading, found: AttentionRows) -> Tensor | None:
             largest, factors = largest * abs(operands.scale), factors + on_logits
     else:
         return None
-    scale = _each_head(factors, heads)
-    if scale is None or not largest.numel():
+    if not largest.numel() or any(len(factor.per_head or (1,)) not in (1, heads) for factor in factors):
+        return None
+    scale = [abs(by) for by in each_head(factors, heads) or (0.0,)]
+    if not all(0.0 < by < math.inf for by in scale):
         return None
     return (largest / torch.tensor(scale, dtype=largest.dtype, device=largest.device)[:, None]).amax()
-
-
-def _each_head(factors: Iterable[Factor], heads: int) -> list[float] | None:
-    """|the product of factors| of each head; None where one is not known, or is 0."""
-    found = [1.0] * heads
-    for factor in factors:
-        values = factor.per_head or (factor.value,)
-        if any(value is None for value in values) or len(values) not in (1, heads):
-            return None
-        each = [abs(value) for value in values if value is not None]
-        found = [so_far * each[head % len(each)] for head, so_far in enumerate(found)]
-    return found if all(0.0 < scale < math.inf for scale in found) else None
 
 
 def _nonfinite(vector: Tensor | None) -> Tensor | None:
@@ -144,32 +118,18 @@ def _stored(operands: Logits) -> Tensor | None:
 def _source(reading: Reading, sight: Sight) -> LogitSource | ProductSource:
     operands = reading.operands
     assert operands is not None
-    if isinstance(operands, Edges):
-        return _of_edges(operands, sight)
-    return _of_logits(operands, sight) if isinstance(operands, Logits) else _of_vectors(operands, sight)
-
-
-def _of_logits(operands: Logits, sight: Sight, rows: Tensor | None = None) -> LogitSource:
-    """Of some rows: what is done to the logits is done to theirs alone."""
-
-    def chosen(tensor: Tensor) -> Tensor:
-        return tensor if rows is None or tensor.shape[-2] == 1 else tensor.index_select(-2, rows)
-
-    whole = chosen(operands.arrange(operands.values))
-    # The softmax does not see a row's own maximum, a largest logit does: it is put back.
-    for i, step in enumerate(sight.steps):
-        if isinstance(step, Offset) and step.addend is not None and operands.axes.followed:
-            whole = whole - chosen(operands.at_logits(step.addend)) * (scaled_by(sight.steps, i) or 1.0)
-    return logit_source(whole, None if sight.visible is None else chosen(sight.visible))
-
-
-def _of_edges(operands: Edges, sight: Sight) -> LogitSource:
-    """A row for each node that has several edges; the node's largest logit, which was taken off, is put back."""
+    if isinstance(operands, Vectors):
+        return _of_vectors(operands, sight)
     logits = operands.arrange(operands.values)
+    followed = isinstance(operands, Edges) or operands.axes.followed
     for i, step in enumerate(sight.steps):
-        if isinstance(step, Offset) and step.addend is not None:
-            logits = logits - operands.arrange(step.addend.at_softmax()) * (scaled_by(sight.steps, i) or 1.0)
-    return logit_source(*operands.by_node(logits))
+        # what was taken off a row, its own maximum, is put back: the softmax does not see it, a largest logit does
+        if isinstance(step, Offset) and step.addend is not None and followed:
+            offset = operands.arrange(step.addend.at_softmax()).to(logits.device)
+            logits = logits - offset * (scaled_by(sight.steps, i) or 1.0)
+    if isinstance(operands, Edges):  # a row for each node that has several edges
+        return logit_source(*operands.by_node(logits))
+    return logit_source(logits, sight.visible)
 
 
 def _of_vectors(operands: Vectors, sight: Sight) -> ProductSource:
@@ -185,10 +145,3 @@ def _of_vectors(operands: Vectors, sight: Sight) -> ProductSource:
         visible=visible if exists is None or visible is None else visible & exists,
         is_causal=sight.causal,
     )
-
-
-def _without_padding(heads: HeadStats, exists: Tensor) -> HeadStats:
-    """Rows of padding were counted as blind; a nested batch does not have them."""
-    padding = int((~exists).sum())
-    blind = tuple(count - padding for count in heads.blind_rows)
-    return replace(heads, rows=heads.rows - padding, blind_rows=blind)

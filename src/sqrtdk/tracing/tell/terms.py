@@ -1,0 +1,202 @@
+"""From the product to the softmax: the terms that a call keeps, what its exponentials add up to, and the proof of both.
+
+`proven` computes some rows of a call again from what is kept of it. A layout that was read wrongly, or a step that was
+overlooked, does not give the output that the run had, within what rounding can make of it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.read.masks import BOTTOM
+from sqrtdk.tracing.read.patterns import distinct
+from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
+from sqrtdk.tracing.records import ROWS
+from sqrtdk.tracing.steps import Beside, Bias, Clamp, Hide, Mix, Offset, Scale, Sink, Softcap, Squares, Step, Unknown
+from sqrtdk.tracing.steps.placed import Placed
+from sqrtdk.tracing.tell.places import Used
+from sqrtdk.tracing.tell.sight import Sight, visible_by
+from sqrtdk.tracing.tensors import CallTensors, Term
+
+_NAMES: dict[type[Step], str] = {
+    Squares: "a squared length",
+    Clamp: "a clamp",
+    Mix: "a mixing of the heads",
+    Beside: "logits of several products",
+}
+_ROWS = 8
+_EXPONENTIALS = 16.0  # units in the last place that exp, log and tanh of a vector library may be off, all together
+_FEW_BITS = 2.0**-13  # what torch's kernels of half precision leave an exponential, which take one of few terms
+_SLACK = 4.0  # times the rounding that is derived: the order of sums, and what a compiler fuses
+_TF32 = 2.0**-11
+
+
+def terms_of(reading: Reading, sight: Sight, used: Used) -> tuple[Term, ...]:
+    """From the product to the softmax, in order; the value of one that is not known is None."""
+    terms = (_term(step, reading, sight, used) for step in sight.steps)
+    return tuple(term for term in terms if term is not None)
+
+
+def _term(step: Step, reading: Reading, sight: Sight, used: Used) -> Term | None:
+    if isinstance(step, Offset) or (isinstance(step, Hide) and step.name is None):
+        return None
+    if isinstance(step, Scale):
+        return Term("scale", _factor(step, reading), step.factor.source)
+    if isinstance(step, Softcap):
+        return Term("softcap", step.cap)
+    if isinstance(step, Bias):
+        added = None if step.addend is None else _at_logits(reading, step.addend)
+        if added is not None and not added.is_floating_point():  # `q @ k.mT + mask` of a bool mask adds 0 and 1
+            added = added.to(torch.float32)
+        return Term("bias", None if added is None else _small(added), step.name)
+    if isinstance(step, Hide):
+        visible = visible_by(step, reading)
+        fill = -math.inf if step.fill is None else step.fill
+        return Term("mask", None if visible is None else _small(visible), step.name or "", fill, step.form == "float")
+    if isinstance(step, Sink):
+        return Term("sinks", _sinks(reading, sight, used), "sinks")
+    name = step.name if isinstance(step, Unknown) else _NAMES.get(type(step), type(step).__name__.lower())
+    return Term("unknown", None, name)
+
+
+def _factor(step: Scale, reading: Reading) -> Tensor | float | None:
+    """The number, one a head as (Hq, 1, 1), or one a row."""
+    factor, operands = step.factor, reading.operands
+    if factor.per_head is not None:
+        return torch.tensor(factor.per_head, dtype=torch.float64)[:, None, None]
+    if factor.value is None and factor.source == ROWS and isinstance(operands, Vectors):
+        return operands.scale.detach().clone() if isinstance(operands.scale, Tensor) else operands.scale
+    if factor.value is None and step.by is not None:
+        by = _small(_at_logits(reading, step.by))
+        return by[..., :1].clone() if bool((by == by[..., :1]).all()) else by
+    return factor.value
+
+
+def _at_logits(reading: Reading, placed: Placed) -> Tensor:
+    """(B, H, L, S) of what met the logits at a step."""
+    assert isinstance(reading.operands, (Logits, Vectors))
+    return reading.operands.at_logits(placed)
+
+
+def _small(tensor: Tensor) -> Tensor:
+    """Without the axes that only repeat."""
+    tensor = distinct(tensor.detach())
+    for axis in range(tensor.dim() - 2):
+        if tensor.shape[axis] > 1 and bool((tensor == tensor.narrow(axis, 0, 1)).all()):
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor.clone()
+
+
+def _sinks(reading: Reading, sight: Sight, used: Used) -> Tensor | None:
+    """(Hq,), one logit a head: the middle of what each row tells."""
+    logits, layout = reading.operands, reading.layout
+    if not isinstance(logits, Logits):
+        sinks = None if used.kernel is None else used.kernel.arguments.get("sinks")
+        return None if sinks is None else sinks.detach().reshape(-1).to(torch.float64, copy=True)
+    whole = logits.axes.apply(logits.values)
+    beside = [at for at in (0, whole.shape[-1] - 1) if not 0 <= at - logits.first < layout.columns]
+    if beside:  # a column of their own, of which the row's maximum may have been taken
+        sinks = layout.by_head(whole[..., beside[0] : beside[0] + 1]).to(torch.float64)[..., 0]
+        for step in reading.steps:
+            if isinstance(step, Offset):
+                if step.addend is None:
+                    return None
+                sinks = sinks - _at_logits(reading, step.addend).to(torch.float64)[..., 0]
+    else:  # what the softmax kept from the keys
+        weights = logits.arrange(logits.weights).to(torch.float64)
+        of_keys = logits.arrange(logits.values).to(torch.float64)
+        if sight.visible is not None:
+            of_keys = of_keys.masked_fill(~sight.visible, -math.inf)
+        met = weights.sum(-1)
+        sinks = of_keys.logsumexp(-1) + torch.log((1.0 - met).clamp_min(1e-300) / met)
+    return sinks.transpose(0, 1).flatten(1).nanmedian(1).values
+
+
+def lse_of(reading: Reading, sight: Sight, used: Used) -> Tensor | None:
+    """Log of the sum of exponentials over the keys, sinks aside; minus infinity where a row sees none."""
+    layout, logits, kernel = reading.layout, reading.operands, used.kernel
+    # of a kernel with sinks theirs is among the sums, and can't be taken off again exactly
+    if kernel is not None and kernel.lse is not None and kernel.arguments.get("sinks") is None:
+        lse = kernel.lse.detach().clone().reshape(layout.batch, layout.heads, layout.rows)
+        return lse if sight.visible is None else lse.masked_fill(~sight.visible.any(-1).expand(lse.shape), -math.inf)
+    if not isinstance(logits, Logits) or any(isinstance(step, Offset) for step in reading.steps):
+        return None
+    return logits.arrange(logits.values).to(torch.float64).logsumexp(-1).to(torch.float32)
+
+
+# -- the proof ---------------------------------------------------------------------------------------------------------
+
+
+def proven(call: CallTensors) -> bool:
+    """Whether some of the rows come out as they were; True as well where rounding alone may make them anything."""
+    length = call.output.shape[2]
+    rows = torch.linspace(0, length - 1, min(_ROWS, length)).long().to(call.output.device)
+    heads, width = call.output.shape[1], call.query.values.shape[-1]
+    query = call.query.values[:, :, rows].to(torch.float64)
+    key, value = (
+        x.values.to(torch.float64).repeat_interleave(heads // x.values.shape[1], 1) for x in (call.key, call.value)
+    )
+    least = _unit("float64" if call.dtype == "float64" else "float32")
+    if query.is_cuda and call.dtype == "float32" and torch.backends.cuda.matmul.allow_tf32:
+        least = _TF32
+    step = max(_unit(call.logits_dtype), least)
+    logits, sizes, sinks = query @ key.mT, query.abs() @ key.abs().mT, None
+    visible = torch.ones_like(logits, dtype=torch.bool)
+    error = sizes * ((width + 2) * least + step)  # what each logit may be off by
+    for term in call.terms or ():
+        by = _of_rows(term.value, rows, length)
+        if term.name == "sinks" and isinstance(by, Tensor):
+            sinks = by[:, None, None].expand(*logits.shape[:-1], 1)
+        elif term.name == "mask" and isinstance(by, Tensor):
+            visible = visible & by.bool()
+            logits = torch.where(by.bool(), logits, logits + term.fill if term.added else term.fill)
+        elif term.name == "scale" and by is not None:
+            logits, error = logits * by, error * _size(by)
+        elif term.name == "bias" and by is not None:
+            logits, error = logits + by, error + _size(by) * step
+        elif term.name == "softcap" and isinstance(by, float):
+            logits = by * (logits / by).tanh()
+            error = error + logits.abs() * 3 * step
+        error = error + logits.abs().nan_to_num(posinf=0.0) * step
+    seeing = (visible & (logits > BOTTOM)).any(-1)
+    if sinks is not None:
+        logits = torch.cat([logits, sinks], -1)
+        error = torch.cat([error, sinks.abs() * step + 4 * _EXPONENTIALS * least], -1)
+    error = _SLACK * torch.where(logits <= BOTTOM, 0.0, error) + _EXPONENTIALS * least
+    error = error + (_FEW_BITS if call.dtype in ("bfloat16", "float16") else 0.0)
+    weights = logits.softmax(-1).nan_to_num()
+    off = weights * (error + (weights * error.expm1()).sum(-1, keepdim=True).log1p()).expm1()
+    weights, off = weights[..., : key.shape[2]], off[..., : key.shape[2]]
+    if call.kept is not None:
+        kept = _of_rows(call.kept, rows, length)
+        assert kept is not None
+        weights, off = weights * kept / (1.0 - call.dropout), off * kept / (1.0 - call.dropout)
+    rounded = (key.shape[2] + 2) * least + 4 * max(
+        _unit(name) for name in (call.weights_dtype, call.dtype, str(call.output.dtype).removeprefix("torch."))
+    )
+    allowed = (off + _SLACK * rounded * weights) @ value.abs() + torch.finfo(call.output.dtype).tiny
+    gap = (weights @ value - call.output[:, :, rows].to(torch.float64)).abs()
+    # a bias of minus infinity, or numbers that are none, leave nothing to judge
+    judged = seeing[..., None] & allowed.isfinite() & gap.isfinite()
+    return not bool((judged & (gap > allowed)).any())
+
+
+def _size(value: Tensor | float) -> Tensor | float:
+    return value.abs() if isinstance(value, Tensor) else abs(value)
+
+
+def _unit(dtype: str) -> float:
+    """The largest relative error of one rounding."""
+    return float(torch.finfo(getattr(torch, dtype)).eps) / 2
+
+
+def _of_rows(value: Tensor | float | None, rows: Tensor, length: int) -> Tensor | float | None:
+    """The rows of what broadcasts to (B, Hq, L, S)."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.dim() > 1 and value.shape[-2] == length != 1:
+        value = value[..., rows, :]
+    return value if value.dtype == torch.bool else value.to(torch.float64)
