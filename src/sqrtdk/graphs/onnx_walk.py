@@ -8,6 +8,7 @@ says what the graph computes but for rounding.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -16,22 +17,30 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import INTERRUPTS, ModelError, UnsupportedError, kind_and_text
-from sqrtdk.graphs.graph import Graph, Node
-from sqrtdk.graphs.onnx_attention import ATTENTIONS, ROTATIONS
+from sqrtdk.graphs.graph import Graph, Missing, Node, load_graph, refuse_many
+from sqrtdk.graphs.inputs import MASK, shape_of, shown_sizes
+from sqrtdk.graphs.onnx_attention import ATTENTIONS
 from sqrtdk.graphs.onnx_ops import OPERATIONS
 from sqrtdk.graphs.onnx_step import Step, dtype_of
-from sqrtdk.graphs.onnx_weights import find_weights, value_of
-from sqrtdk.graphs.places import is_finite, place_in_code, place_modules, place_tensor, weight
+from sqrtdk.graphs.onnx_weights import find_weights
+from sqrtdk.graphs.places import (
+    GraphRoot,
+    Walked,
+    class_of,
+    is_finite,
+    place_in_code,
+    place_modules,
+    place_tensor,
+    weight,
+)
 from sqrtdk.graphs.quantised import without_quantisation
-from sqrtdk.graphs.records import Missing
-from sqrtdk.graphs.symbols import MASK, refuse_many, shape_of
+from sqrtdk.models.records import LoadedModel
 from sqrtdk.tracing.watch.constants import LARGEST
 
 MOST_FOLDED = 2**12  # elements of a constant that is computed with in the first walk
 MOST_LEARNED = 2**12  # elements of a weight whose values are looked at: gains, temperatures
 MOST_LOOKED_AT = 2**28  # elements of a weight that is looked at for NaN
 MOST_ELEMENTS = 2**40  # of a tensor without values
-_OPERATIONS = OPERATIONS | ATTENTIONS | ROTATIONS
 
 
 def walkable(file: Graph) -> Graph:
@@ -50,6 +59,30 @@ def walkable(file: Graph) -> Graph:
             hint="Update onnx, or export with an opset that it knows.",
         )
     return without_quantisation(file)
+
+
+def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> Walked:
+    """An ONNX graph as a model whose forward walks it on the meta device.
+
+    Raises:
+        MissingExtraError: onnx is not installed.
+        ModelError: the file can't be read.
+    """
+    walk = Walk(walkable(load_graph(path)), larger=larger)
+    walk.first()
+    root = class_of(walk.graph.root_class, GraphRoot)(walk.again, config)
+    values = walk.place(root)
+    notes: tuple[str, ...] = (shown_sizes(walk.sizes),) if walk.sizes else ()
+    notes += tuple(f"the input {name} is taken as ones: no padding" for name in walk.masks)
+    if walk.unread:
+        ops = ", ".join(sorted(walk.unread)[:5])
+        notes += (f"not read: {ops}{' and more' if len(walk.unread) > 5 else ''}; nor what comes after",)
+    if walk.folded:
+        notes += (
+            f"{len(walk.folded)} queries are constants that the exporter worked out: their projections are not in it",
+        )
+    loaded = LoadedModel(root, tuple(walk.inputs.values()), str(path), "onnx", config, notes=notes, masks=values)
+    return Walked(loaded, tuple(walk.missing), walk.sizes, walk.operators(), tuple(sorted(walk.unread)), walk.sick)
 
 
 class Walk:
@@ -127,7 +160,7 @@ class Walk:
             if name in self.folded:
                 self.inputs[name] = self._tensor(name)
             elif name not in self.learned and math.prod(shape) <= MOST_FOLDED:
-                self.known[name] = value_of(self.graph, name)
+                self.known[name] = self.graph.tensor(name)
         left = _last_uses(self.graph.nodes)
         for node in self.graph.nodes:
             self._size(node)
@@ -160,7 +193,7 @@ class Walk:
 
     def _size(self, node: Node) -> None:
         lost = next((self._lost[name] for name in node.inputs if name in self._lost), None)
-        operation = _OPERATIONS.get((node.domain, node.op))
+        operation = OPERATIONS.get((node.domain, node.op))
         if lost is None and (operation is None or node in self.graph.hidden):
             lost = node.op
             self.unread.add(f"{node.domain}::{node.op}"[:60] if node.domain else node.op[:60])
@@ -235,7 +268,7 @@ class Walk:
         used = {name for node in self._readable for name in node.inputs} & self.learned & {*self.graph.initializers}
         sizes = {name: math.prod(self.graph.initializers[name].dims) for name in used}
         small = [name for name in used if sizes[name] <= MOST_LOOKED_AT]
-        sick = [name for name in small if not is_finite(value_of(self.graph, name))]
+        sick = [name for name in small if not is_finite(self.graph.tensor(name))]
         return tuple(sorted(self._names.get(name, name) for name in sick))
 
     def operators(self) -> dict[str, tuple[str, ...]]:
@@ -256,7 +289,7 @@ class Walk:
             shape, dtype = tuple(self.known[name].shape), self.known[name].dtype
         learned = name in self.learned
         if self._values is not None:
-            own = self.known[name] if name in self.known else value_of(self.graph, name)
+            own = self.known[name] if name in self.known else self.graph.tensor(name)
             twin = nn.Parameter(own, requires_grad=False) if learned else own
         else:
             twin = weight(shape, dtype) if learned else torch.empty(shape, dtype=dtype, device="meta")
@@ -309,7 +342,7 @@ class Walk:
             given = tuple(None if tensor is None else _wide(tensor) for tensor in given)
         device = "cpu" if folds else self._device
         step = Step(node, self.graph, given, self.known, device, self.learned, as_numbers=not folds)
-        result = _OPERATIONS[node.domain, node.op](step)
+        result = OPERATIONS[node.domain, node.op](step)
         results = result if isinstance(result, tuple) else (result,)
         made = [(name, tensor) for name, tensor in zip(node.outputs, results, strict=False) if name]
         return [(name, _wide(tensor)) for name, tensor in made] if wide else made
@@ -318,7 +351,7 @@ class Walk:
         """A tensor of the walk, or a constant of the file."""
         if name in self.env or self._values is None:
             return self.env[name]
-        return self.known[name] if name in self.known else value_of(self.graph, name)
+        return self.known[name] if name in self.known else self.graph.tensor(name)
 
 
 def _only_rounds(node: Node, tensor: Tensor) -> bool:
@@ -341,7 +374,7 @@ class _Values(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if name in self.given:
             return self.given[name]
-        return value_of(self._graph, self.later[name])
+        return self._graph.tensor(self.later[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter((*self.given, *self.later))

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from sqrtdk.graphs.graph import Graph
 from sqrtdk.graphs.places import fits
-from sqrtdk.graphs.session import to_tensor
 
 _WEIGHT_INPUTS = {"MatMul": (1,), "Gemm": (1,), "Conv": (1,), "ConvTranspose": (1,), "FusedConv": (1,),
                   "FusedGemm": (1,), "FusedMatMul": (1,), "LayerNormalization": (1, 2),
@@ -67,11 +65,6 @@ def find_weights(graph: Graph) -> Weights:
     return Weights(learned, folded, names)
 
 
-def value_of(graph: Graph, name: str) -> Tensor:
-    """Values of a constant."""
-    return to_tensor(graph.array(name))
-
-
 def _may_be_learned(name: str, proto: Any) -> bool:
     return int(proto.data_type) in _FLOATING and "." in name and fits(name)
 
@@ -92,7 +85,7 @@ def _is_learned_number(graph: Graph, name: str, places: set[str]) -> bool:
     path, _, last = name.rpartition(".")
     if not last.isidentifier() or path not in places:
         return False
-    exact = value_of(graph, name).abs().flatten()
+    exact = graph.tensor(name).abs().flatten()
     value = float(exact.double()[0])
     return not any(bool(exact == torch.tensor(root, dtype=exact.dtype)) for root in _roots(value))
 

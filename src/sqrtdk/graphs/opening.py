@@ -1,4 +1,4 @@
-"""What is declared for a graph: the config.json beside its file."""
+"""An exported graph as a model that can be traced without running it, and the config.json beside its file."""
 
 from __future__ import annotations
 
@@ -6,10 +6,42 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sqrtdk.errors import MissingExtraError, ModelError, short_text
+from sqrtdk.errors import INTERRUPTS, MissingExtraError, ModelError, SqrtdkError, kind_and_text, short_text
 from sqrtdk.graphs.model_file import folder_of, homes_of
+from sqrtdk.graphs.onnx_walk import walk_onnx
+from sqrtdk.graphs.places import Walked
+from sqrtdk.graphs.program import walk_program
 from sqrtdk.models.checkpoint import CONFIG
 from sqrtdk.models.config import clean_config_dict, load_config, read_config_dict
+from sqrtdk.models.names import graph_kind
+
+
+def open_graph(
+    path: str | os.PathLike[str], config: Any = None, *, trust_remote_code: bool = False, larger: bool = False
+) -> Walked:
+    """Read a graph.
+
+    Args:
+        path: of an .onnx or .pt2 file.
+        config: what is declared; None where nothing is.
+        trust_remote_code: load a program also where that could run code of its author.
+        larger: give what the graph leaves free other sizes than otherwise.
+
+    Raises:
+        MissingExtraError: onnx is not installed.
+        ModelError: the file can't be read, or would run code.
+    """
+    try:
+        if graph_kind(os.fspath(path)) == ".pt2":
+            return walk_program(path, config, trust_remote_code=trust_remote_code, larger=larger)
+        return walk_onnx(path, config, larger)
+    except (*INTERRUPTS, SqrtdkError):
+        raise
+    except Exception as error:  # whatever onnx, numpy and torch make of a damaged file
+        raise ModelError(
+            f"the graph {str(path)[:200]!r} can't be read: {kind_and_text(error)}",
+            hint="The file is damaged: export it again.",
+        ) from error
 
 
 def config_beside(path: str | os.PathLike[str]) -> tuple[Any, tuple[str, ...]]:
