@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,25 +20,19 @@ _MOVED = ("Transpose", "Cast", "Identity", "Reshape", "Mul", "Div", "Unsqueeze",
 _FLOATING = (1, 10, 11, 16)  # ONNX's numbers of the floating-point dtypes that torch has
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Constants by what they are.
+def find_weights(graph: Graph) -> tuple[set[str], set[str], dict[str, str]]:
+    """Find the weights: operands of projections, and floating-point constants that have the name of a parameter.
 
-    Attributes:
-        learned: names of those that are weights.
-        folded: names of queries that the exporter has worked out: they are the same for all inputs.
-        names: of weights whose own name is no parameter's, by that name: "onnx::MatMul_31" is "attn.q_proj.weight".
+    Returns:
+        Names of the weights; names of queries that the exporter has worked out, which are the same for all inputs; and
+        parameters' names of weights that the file calls otherwise: "onnx::MatMul_31" is "attn.q_proj.weight".
     """
-
-    learned: set[str]
-    folded: set[str]
-    names: dict[str, str]
-
-
-def find_weights(graph: Graph) -> Weights:
-    """Find the weights: operands of projections, and floating-point constants that have the name of a parameter."""
     initializers = graph.initializers
-    floating = {name: proto for name, proto in initializers.items() if _may_be_learned(name, proto)}
+    floating = {
+        name: proto
+        for name, proto in initializers.items()
+        if int(proto.data_type) in _FLOATING and "." in name and fits(name)
+    }
     places = _places(graph, floating)
     learned = {
         name
@@ -62,11 +55,7 @@ def find_weights(graph: Graph) -> Weights:
         and source not in learned
         and len(initializers[source].dims) > 1
     }
-    return Weights(learned, folded, names)
-
-
-def _may_be_learned(name: str, proto: Any) -> bool:
-    return int(proto.data_type) in _FLOATING and "." in name and fits(name)
+    return learned, folded, names
 
 
 def _places(graph: Graph, floating: Mapping[str, Any]) -> set[str]:

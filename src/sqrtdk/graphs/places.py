@@ -137,11 +137,6 @@ def place_tensor(modules: Mapping[str, nn.Module], name: str, tensor: Tensor) ->
     return f"{path}.{last}" if path else last
 
 
-def weight(shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:
-    """A parameter without values."""
-    return nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
-
-
 def is_finite(tensor: Tensor) -> bool:
     """Whether all numbers of a weight are finite; one whose dtype has no such numbers is."""
     if not tensor.is_floating_point() or tensor.is_meta or tensor.layout is not torch.strided:

@@ -32,7 +32,6 @@ from sqrtdk.graphs.places import (
     place_in_code,
     place_modules,
     place_tensor,
-    weight,
 )
 from sqrtdk.graphs.program_file import refuse_code
 from sqrtdk.models.alone import alone
@@ -230,7 +229,8 @@ def walk_program(
     for name, tensor in tensors.items():
         learned = isinstance(tensor, nn.Parameter)
         sick += [name] if learned and not is_finite(tensor) else []
-        twin = weight(tuple(tensor.shape), tensor.dtype) if learned else torch.empty_like(tensor, device="meta")
+        twin = torch.empty_like(tensor, device="meta")
+        twin = nn.Parameter(twin, requires_grad=False) if learned else twin
         placed = place_tensor(walker.modules, name, twin)
         walker.tensors[name] = twin
         if tensor.numel() <= (MOST_LEARNED if learned else LARGEST) and tensor.layout is torch.strided:
