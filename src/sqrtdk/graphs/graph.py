@@ -100,8 +100,6 @@ class Graph:
 
     Attributes:
         nodes: in order.
-        made_by: the node that makes a tensor.
-        taken_by: the nodes that take it, in order.
         initializers: constants of the file.
         model: the `onnx.ModelProto`.
         inputs: what the caller gives.
@@ -109,11 +107,14 @@ class Graph:
         hidden: domains and operators in branches and bodies of loops, by node: they are not read.
         opset: version of ONNX's own operators.
         root_class: class of the whole model, where the exporter wrote it; else "".
+        made_by: the node that makes a tensor.
+        taken_by: the nodes that take it, in order.
+
+    Raises:
+        ModelError: nodes are not in an order in which they can run, or two make one tensor.
     """
 
     nodes: tuple[Node, ...]
-    made_by: dict[str, Node]
-    taken_by: dict[str, list[Node]]
     initializers: dict[str, Any]
     model: Any
     inputs: tuple[Any, ...]
@@ -121,51 +122,39 @@ class Graph:
     hidden: dict[Node, tuple[tuple[str, str], ...]]
     opset: int
     root_class: str = ""
-    _constant: dict[str, bool] = field(default_factory=dict)
-    _arrays: dict[str, np.ndarray[Any, Any] | None] = field(default_factory=dict)
+    made_by: dict[str, Node] = field(init=False)
+    taken_by: dict[str, list[Node]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.made_by, self.taken_by = {}, defaultdict(list)
+        given = {value.name for value in self.model.graph.input}
+        for node in self.nodes:
+            for name in filter(None, node.inputs):
+                self.taken_by[name].append(node)
+            for name in filter(None, node.outputs):
+                if name in self.made_by or (name in self.taken_by and name not in given):
+                    raise ModelError(
+                        f"the graph is in no order: {name[:100]!r} is used, or made, before the node that makes it",
+                        hint="Sort it with onnx.checker or onnx_graphsurgeon, or export it again.",
+                    )
+                self.made_by[name] = node
 
     def array(self, name: str) -> np.ndarray[Any, Any] | None:
-        """Value of a constant that is written in the file; None of what is computed."""
-        if name not in self._arrays:
-            self._arrays[name] = self._read(name)
-        return self._arrays[name]
-
-    def _read(self, name: str) -> np.ndarray[Any, Any] | None:
-        if name in self.initializers:
-            tensor = self.initializers[name]
-            return tensor.compute() if isinstance(tensor, Computed) else _to_array(tensor, self.folder)
-        node = self.made_by.get(name)
-        if node is None:
-            return None
-        if node.op == "Constant":
-            return next((np.asarray(value) for key, value in node.attributes.items() if key.startswith("value")), None)
-        return self.array(node.inputs[0]) if node.op == "Identity" else None
+        """Value of a constant that is written in the file, read anew each time; None of what is computed."""
+        while name not in self.initializers:
+            node = self.made_by.get(name)
+            if node is not None and node.op == "Constant":
+                values = (value for key, value in node.attributes.items() if key.startswith("value"))
+                return next((np.asarray(value) for value in values), None)
+            if node is None or node.op != "Identity":
+                return None
+            name = node.inputs[0]
+        tensor = self.initializers[name]
+        return tensor.compute() if isinstance(tensor, Computed) else _to_array(tensor, self.folder)
 
     def tensor(self, name: str) -> Tensor:
         """Values of a constant."""
         return to_tensor(self.array(name))
-
-    def is_constant(self, name: str) -> bool:
-        """Whether a tensor is the same for all inputs: computed of constants alone, or of shapes."""
-        pending = [name]
-        while pending:
-            last = pending[-1]
-            if last in self._constant:
-                pending.pop()
-                continue
-            node = self.made_by.get(last)
-            if node is None:
-                self._constant[last] = last in self.initializers or not last
-                continue
-            if node.op.startswith("Random") or node.op in ("Bernoulli", "Multinomial") or node in self.hidden:
-                self._constant[last] = False
-                continue
-            unknown = [] if node.op in ("Shape", "Size") else [i for i in node.inputs if i not in self._constant]
-            if unknown:
-                pending += unknown
-                continue
-            self._constant[last] = node.op in ("Shape", "Size") or all(self._constant[i] for i in node.inputs)
-        return self._constant[name]
 
 
 def load_graph(path: str | os.PathLike[str]) -> Graph:
@@ -184,26 +173,19 @@ def read_graph(model: Any, folder: Path) -> Graph:
     Raises:
         ModelError: nodes are not in an order in which they can run, or two make one tensor.
     """
-    nodes = tuple(_node(number, proto, folder) for number, proto in enumerate(model.graph.node))
-    hidden = {node: inner for node, proto in zip(nodes, model.graph.node, strict=True) if (inner := _inner_ops(proto))}
-    given = {value.name for value in model.graph.input}
-    made_by: dict[str, Node] = {}
-    taken_by: dict[str, list[Node]] = defaultdict(list)
-    for node in nodes:
-        for name in filter(None, node.inputs):
-            taken_by[name].append(node)
-        for name in filter(None, node.outputs):
-            if name in made_by or (name in taken_by and name not in given):
-                raise ModelError(
-                    f"the graph is in no order: {name[:100]!r} is used, or made, before the node that makes it",
-                    hint="Sort it with onnx.checker or onnx_graphsurgeon, or export it again.",
-                )
-            made_by[name] = node
+    protos = model.graph.node
+    nodes = tuple(_node(number, proto, folder) for number, proto in enumerate(protos))
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-    inputs = tuple(value for value in model.graph.input if value.name not in initializers)
-    opset = max((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
-    root_class = next(filter(None, map(_root_class, model.graph.node[:_FIRST])), "")
-    return Graph(nodes, made_by, taken_by, initializers, model, inputs, folder, hidden, opset, root_class)
+    return Graph(
+        nodes,
+        initializers,
+        model,
+        inputs=tuple(value for value in model.graph.input if value.name not in initializers),
+        folder=folder,
+        hidden={node: inner for node, proto in zip(nodes, protos, strict=True) if (inner := _inner_ops(proto))},
+        opset=max((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1),
+        root_class=next(filter(None, map(_root_class, protos[:_FIRST])), ""),
+    )
 
 
 def refuse_many(count: int) -> None:

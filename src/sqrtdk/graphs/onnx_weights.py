@@ -47,15 +47,26 @@ def find_weights(graph: Graph) -> tuple[set[str], set[str], dict[str, str]]:
                 learned.add(source)
                 if "." not in source and node.scope and fits(node.scope):
                     names.setdefault(source, f"{node.scope}.weight")
+    constant = _constants(graph)
     folded = {
         source
         for node in graph.nodes
-        if node.op == "MatMul" and not node.domain and not graph.is_constant(node.input(1))
+        if node.op == "MatMul" and not node.domain and node.input(1) not in constant
         if (source := _source(graph, node.input(0), _MOVED)) in initializers
         and source not in learned
         and len(initializers[source].dims) > 1
     }
     return learned, folded, names
+
+
+def _constants(graph: Graph) -> set[str]:
+    """Tensors that are the same for all inputs: computed of constants alone, or of shapes."""
+    found = {*graph.initializers, ""}
+    for node in graph.nodes:
+        random = node.op.startswith("Random") or node.op in ("Bernoulli", "Multinomial")
+        if not random and node not in graph.hidden and (node.op in ("Shape", "Size") or found.issuperset(node.inputs)):
+            found.update(node.outputs)
+    return found
 
 
 def _places(graph: Graph, floating: Mapping[str, Any]) -> set[str]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
-from sqrtdk.errors import INTERRUPTS, MissingExtraError, ModelError, SqrtdkError, kind_and_text, short_text
-from sqrtdk.graphs.model_file import folder_of, homes_of
+from sqrtdk.errors import INTERRUPTS, MissingExtraError, ModelError, SqrtdkError, kind_and_text
+from sqrtdk.graphs.model_file import file_beside, folder_of
 from sqrtdk.graphs.onnx_walk import walk_onnx
 from sqrtdk.graphs.places import Walked
 from sqrtdk.graphs.program import walk_program
@@ -57,20 +56,9 @@ def config_beside(path: str | os.PathLike[str]) -> tuple[Any, tuple[str, ...]]:
         ModelError: the file is a link out of the folder, or can't be read.
     """
     folder = folder_of(path)
-    file = folder / CONFIG
-    if not os.path.lexists(file):
+    if not os.path.lexists(folder / CONFIG):
         return None, (f"no {CONFIG} beside the graph: nothing is declared, 1/sqrt(head_dim) is expected",)
-    try:
-        real = Path(os.path.realpath(file, strict=True))
-    except OSError as error:
-        raise ModelError(
-            f"{CONFIG} beside the graph leads nowhere: {short_text(error)}", hint="Put the file itself there."
-        ) from error
-    if not any(real.is_relative_to(home) for home in homes_of(folder)):
-        raise ModelError(
-            f"{CONFIG} beside the graph is a link out of its folder, to {str(real)!r}",
-            hint="Put the file itself there.",
-        )
+    file_beside(folder, CONFIG)
     raw = read_config_dict(folder)
     try:
         config, notes = load_config(folder)

@@ -13,7 +13,6 @@ are those of rounding, and no factor on q.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -76,17 +75,7 @@ def without_quantisation(graph: Graph) -> Graph:
         rewriting.take(node)
     taken = {name for node in rewriting.nodes for name in node.inputs}
     nodes = tuple(node for node in rewriting.nodes if node not in rewriting.of_scales or taken & {*node.outputs})
-    kept = set(nodes)
-    taken_by: dict[str, list[Node]] = defaultdict(list)
-    for node in nodes:
-        for name in filter(None, node.inputs):
-            taken_by[name].append(node)
-    made_by = {name: node for node in nodes for name in node.outputs if name}
-    return replace(
-        graph, nodes=nodes, made_by=made_by, taken_by=taken_by, initializers=rewriting.initializers,
-        hidden={node: inner for node, inner in graph.hidden.items() if node in kept},
-        _constant={}, _arrays={},
-    )  # fmt: skip
+    return replace(graph, nodes=nodes, initializers=rewriting.initializers)
 
 
 def _by_row(to: Rewriting, node: Node) -> None:
