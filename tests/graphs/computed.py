@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sqrtdk.graphs.graph import read_graph
+from sqrtdk.graphs.graph import read_graph, to_tensor
+from sqrtdk.graphs.onnx_ops import OPERATIONS
 from sqrtdk.graphs.onnx_step import Step
-from sqrtdk.graphs.onnx_walk import _OPERATIONS
 from sqrtdk.graphs.quantised import without_quantisation
-from sqrtdk.graphs.session import to_tensor
 from tests.support.optional import optional
 
 Array = np.ndarray[Any, Any]
@@ -26,7 +25,7 @@ def ours(model: Any, given: dict[str, Array]) -> dict[str, Tensor]:
     known |= {name: to_tensor(graph.array(name)) for name in graph.initializers}
     for node in graph.nodes:
         inputs = tuple(known[name] if name else None for name in node.inputs)
-        made = _OPERATIONS[node.domain, node.op](Step(node, graph, inputs, known, "cpu", set()))
+        made = OPERATIONS[node.domain, node.op](Step(node, graph, inputs, known, "cpu", set()))
         results = made if isinstance(made, tuple) else (made,)
         known |= {name: tensor for name, tensor in zip(node.outputs, results, strict=False) if name}
     return known

@@ -11,7 +11,7 @@ import pytest
 
 import sqrtdk
 from sqrtdk.errors import ModelError
-from sqrtdk.graphs import symbols
+from sqrtdk.graphs import graph
 from sqrtdk.report.html import to_html
 from sqrtdk.report.json import to_json
 from sqrtdk.report.terminal import to_text
@@ -47,7 +47,7 @@ def test_a_loop_of_nodes(tmp_path: Path) -> None:
 
 
 def test_too_many_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(symbols, "MOST_NODES", 50)
+    monkeypatch.setattr(graph, "MOST_NODES", 50)
     extra = [make("Identity", ["x"], [f"i{n}"]) for n in range(50)]
     words = refused(write(attention_model(extra=extra), tmp_path / "m.onnx"))
     assert "at most 50" in words

@@ -13,7 +13,7 @@ import torch
 
 from sqrtdk import _extras
 from sqrtdk.errors import MissingExtraError, ModelError
-from sqrtdk.graphs import onnx_walk, read_onnx
+from sqrtdk.graphs import onnx_ops, read_onnx
 from sqrtdk.graphs.model_file import load_file
 from sqrtdk.graphs.onnx import _beyond_rounding
 from tests.graphs.exports import allowed, recomputed
@@ -124,9 +124,9 @@ def test_an_attention_in_a_branch_is_told(tmp_path: Path) -> None:
 def test_a_walk_that_gives_other_outputs_concludes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator of ours that is off by a thousandth, and then one that is left out."""
     path = write(attention_model(), tmp_path / "m.onnx")
-    softmax = onnx_walk._OPERATIONS["", "Softmax"]
+    softmax = onnx_ops.OPERATIONS["", "Softmax"]
     for wrong in (lambda step: softmax(step) * 1.001, lambda step: step.tensor(0)):
-        monkeypatch.setitem(onnx_walk._OPERATIONS, ("", "Softmax"), wrong)
+        monkeypatch.setitem(onnx_ops.OPERATIONS, ("", "Softmax"), wrong)
         run = read_onnx(path, X)
         assert run.calls == ()
         assert "the walk gives other outputs than onnxruntime" in run.missing[0].reason

@@ -16,8 +16,8 @@ from sqrtdk.audit.records import Finding, JudgedCall, ModelInfo
 from sqrtdk.audit.rules import declared_vs_actual, scale_ledger
 from sqrtdk.audit.rules.unmeasured import not_read
 from sqrtdk.errors import ModelError
-from sqrtdk.graphs.beside import config_beside
 from sqrtdk.graphs.gguf import Value, read_metadata
+from sqrtdk.graphs.opening import config_beside
 from sqrtdk.tracing.records import AttentionCall, Factor, NotMeasured, Scale
 
 NOT_SEEN = "the scale that is applied is in the code of the engine that runs the file, and is not seen"

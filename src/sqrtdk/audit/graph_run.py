@@ -38,15 +38,14 @@ def run_onnx(run: ModelRun, module: nn.Module, path: str, options: LoadOptions) 
         MissingExtraError: onnxruntime is not installed.
         ModelError: it refuses the graph or the inputs.
     """
-    from sqrtdk.graphs.graph import read_graph
-    from sqrtdk.graphs.made_up import made_up, told_inputs
-    from sqrtdk.graphs.model_file import folder_of, load_file
+    from sqrtdk.graphs.graph import load_graph
+    from sqrtdk.graphs.inputs import made_up, told_inputs
     from sqrtdk.graphs.onnx import read_onnx
 
     if options.input_file is not None:
         inputs = dict(read_tensors(options.input_file))
     else:
-        inputs = made_up(read_graph(load_file(path), folder_of(path)), options.seed)
+        inputs = made_up(load_graph(path), options.seed)
         note = f"the graph was run with inputs that are made up, with seed {options.seed}: {told_inputs(inputs)}"
         run = replace(run, environment=run.environment | {"notes": [note, *run.environment["notes"]]})
     ran = read_onnx(path, inputs)

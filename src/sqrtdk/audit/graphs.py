@@ -20,9 +20,8 @@ from sqrtdk.audit.rules.unmeasured import not_read
 from sqrtdk.audit.sources import at_file
 from sqrtdk.audit.tolerance import close
 from sqrtdk.errors import InvalidValueError, ModelError
-from sqrtdk.graphs.beside import config_beside
-from sqrtdk.graphs.records import Walked
-from sqrtdk.graphs.walked import open_graph
+from sqrtdk.graphs.opening import config_beside, open_graph
+from sqrtdk.graphs.places import Walked
 from sqrtdk.models.names import graph_kind
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call as forward

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sqrtdk._progress import tell
 from sqrtdk.compare.sides import EXPORTED, ONNX, TRACE, Given, Side, load_side, run_side
 from sqrtdk.errors import InvalidValueError, ModelError, SqrtdkError
-from sqrtdk.graphs.onnx import fixed_sizes, usual_inputs
+from sqrtdk.graphs.inputs import fixed_sizes, usual_inputs
 from sqrtdk.models.demo import DemoModel
 from sqrtdk.models.input_file import read_inputs
 from sqrtdk.models.makers import vocabulary

@@ -1,6 +1,6 @@
 """Graphs that were exported from a model, ONNX and torch.export, read to the tensors of their attentions."""
 
+from sqrtdk.graphs.graph import Missing as Missing
+from sqrtdk.graphs.onnx import GraphRun as GraphRun
 from sqrtdk.graphs.onnx import read_onnx as read_onnx
 from sqrtdk.graphs.program import read_exported as read_exported
-from sqrtdk.graphs.records import GraphRun as GraphRun
-from sqrtdk.graphs.records import Missing as Missing

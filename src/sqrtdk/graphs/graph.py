@@ -1,8 +1,9 @@
-"""The nodes of an ONNX graph, by what they make and what takes it."""
+"""The nodes of an ONNX graph, by what they make and what takes it, and the values of its constants."""
 
 from __future__ import annotations
 
 import ast
+import os
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from sqrtdk import _extras
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
-from sqrtdk.graphs.model_file import EXTRA
+from sqrtdk.graphs.model_file import EXTRA, folder_of, graphs_of, load_file
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
 _FIRST = 64  # nodes that are asked for the class of the model
 _STACK = "pkg.torch.onnx.stack_trace"
 _MAX_SCOPE = 2**14  # characters that are parsed
+MOST_NODES = 2**15  # operations that are walked: some 10 ms each, with all walks and the trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,109 +81,123 @@ class Computed:
     compute: Callable[[], np.ndarray[Any, Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A softmax, or an operator, that is an attention and could not be read.
+
+    Attributes:
+        site: module path, or name of the node.
+        reason: half a sentence, with what could not be followed.
+    """
+
+    site: str
+    reason: str
+
+
 @dataclass(slots=True, eq=False)
 class Graph:
     """A graph.
 
     Attributes:
         nodes: in order.
-        made_by: the node that makes a tensor.
-        taken_by: the nodes that take it, in order.
         initializers: constants of the file.
+        model: the `onnx.ModelProto`.
         inputs: what the caller gives.
         folder: in which tensors lie that are not in the file.
         hidden: domains and operators in branches and bodies of loops, by node: they are not read.
         opset: version of ONNX's own operators.
         root_class: class of the whole model, where the exporter wrote it; else "".
+        made_by: the node that makes a tensor.
+        taken_by: the nodes that take it, in order.
+
+    Raises:
+        ModelError: nodes are not in an order in which they can run, or two make one tensor.
     """
 
     nodes: tuple[Node, ...]
-    made_by: dict[str, Node]
-    taken_by: dict[str, list[Node]]
     initializers: dict[str, Any]
+    model: Any
     inputs: tuple[Any, ...]
     folder: Path
     hidden: dict[Node, tuple[tuple[str, str], ...]]
     opset: int
     root_class: str = ""
-    _constant: dict[str, bool] = field(default_factory=dict)
-    _arrays: dict[str, np.ndarray[Any, Any] | None] = field(default_factory=dict)
+    made_by: dict[str, Node] = field(init=False)
+    taken_by: dict[str, list[Node]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.made_by, self.taken_by = {}, defaultdict(list)
+        given = {value.name for value in self.model.graph.input}
+        for node in self.nodes:
+            for name in filter(None, node.inputs):
+                self.taken_by[name].append(node)
+            for name in filter(None, node.outputs):
+                if name in self.made_by or (name in self.taken_by and name not in given):
+                    raise ModelError(
+                        f"the graph is in no order: {name[:100]!r} is used, or made, before the node that makes it",
+                        hint="Sort it with onnx.checker or onnx_graphsurgeon, or export it again.",
+                    )
+                self.made_by[name] = node
 
     def array(self, name: str) -> np.ndarray[Any, Any] | None:
-        """Value of a constant that is written in the file; None of what is computed."""
-        if name not in self._arrays:
-            self._arrays[name] = self._read(name)
-        return self._arrays[name]
+        """Value of a constant that is written in the file, read anew each time; None of what is computed."""
+        while name not in self.initializers:
+            node = self.made_by.get(name)
+            if node is not None and node.op == "Constant":
+                values = (value for key, value in node.attributes.items() if key.startswith("value"))
+                return next((np.asarray(value) for value in values), None)
+            if node is None or node.op != "Identity":
+                return None
+            name = node.inputs[0]
+        tensor = self.initializers[name]
+        return tensor.compute() if isinstance(tensor, Computed) else _to_array(tensor, self.folder)
 
-    def _read(self, name: str) -> np.ndarray[Any, Any] | None:
-        if name in self.initializers:
-            tensor = self.initializers[name]
-            return tensor.compute() if isinstance(tensor, Computed) else _to_array(tensor, self.folder)
-        node = self.made_by.get(name)
-        if node is None:
-            return None
-        if node.op == "Constant":
-            return next((np.asarray(value) for key, value in node.attributes.items() if key.startswith("value")), None)
-        return self.array(node.inputs[0]) if node.op == "Identity" else None
+    def tensor(self, name: str) -> Tensor:
+        """Values of a constant."""
+        return to_tensor(self.array(name))
 
-    def is_constant(self, name: str) -> bool:
-        """Whether a tensor is the same for all inputs: computed of constants alone, or of shapes."""
-        pending = [name]
-        while pending:
-            last = pending[-1]
-            if last in self._constant:
-                pending.pop()
-                continue
-            node = self.made_by.get(last)
-            if node is None:
-                self._constant[last] = last in self.initializers or not last
-                continue
-            if node.op.startswith("Random") or node.op in ("Bernoulli", "Multinomial") or node in self.hidden:
-                self._constant[last] = False
-                continue
-            unknown = [] if node.op in ("Shape", "Size") else [i for i in node.inputs if i not in self._constant]
-            if unknown:
-                pending += unknown
-                continue
-            self._constant[last] = node.op in ("Shape", "Size") or all(self._constant[i] for i in node.inputs)
-        return self._constant[name]
+
+def load_graph(path: str | os.PathLike[str]) -> Graph:
+    """The graph in a file.
+
+    Raises:
+        MissingExtraError: onnx is not installed.
+        ModelError: the file can't be read, is no ONNX file, or is not to be trusted.
+    """
+    return read_graph(load_file(path), folder_of(path))
 
 
 def read_graph(model: Any, folder: Path) -> Graph:
-    """Index the graph of a model.
-
-    Args:
-        model: an `onnx.ModelProto`.
-        folder: that holds it.
+    """Index the graph of a model, an `onnx.ModelProto` whose file lies in `folder`.
 
     Raises:
         ModelError: nodes are not in an order in which they can run, or two make one tensor.
     """
-    nodes: list[Node] = []
-    hidden: dict[Node, tuple[tuple[str, str], ...]] = {}
-    made_by: dict[str, Node] = {}
-    taken_by: dict[str, list[Node]] = defaultdict(list)
-    for number, proto in enumerate(model.graph.node):
-        node = _node(number, proto, folder)
-        nodes.append(node)
-        inner = _inner_ops(proto)
-        if inner:
-            hidden[node] = inner
-        for name in node.inputs:
-            if name:
-                taken_by[name].append(node)
-        for name in filter(None, node.outputs):
-            if name in made_by or (name in taken_by and not _is_given(name, model)):
-                raise ModelError(
-                    f"the graph is in no order: {name[:100]!r} is used, or made, before the node that makes it",
-                    hint="Sort it with onnx.checker or onnx_graphsurgeon, or export it again.",
-                )
-            made_by[name] = node
+    protos = model.graph.node
+    nodes = tuple(_node(number, proto, folder) for number, proto in enumerate(protos))
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-    inputs = tuple(value for value in model.graph.input if value.name not in initializers)
-    opset = max((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
-    root_class = next(filter(None, map(_root_class, model.graph.node[:_FIRST])), "")
-    return Graph(tuple(nodes), made_by, taken_by, initializers, inputs, folder, hidden, opset, root_class)
+    return Graph(
+        nodes,
+        initializers,
+        model,
+        inputs=tuple(value for value in model.graph.input if value.name not in initializers),
+        folder=folder,
+        hidden={node: inner for node, proto in zip(nodes, protos, strict=True) if (inner := _inner_ops(proto))},
+        opset=max((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1),
+        root_class=next(filter(None, map(_root_class, protos[:_FIRST])), ""),
+    )
+
+
+def refuse_many(count: int) -> None:
+    """Refuse more operations than are walked.
+
+    Raises:
+        ModelError: there are more.
+    """
+    if count > MOST_NODES:
+        raise ModelError(
+            f"the graph has {count} operations; at most {MOST_NODES} are read", hint="Export a smaller part of it."
+        )
 
 
 def _root_class(proto: Any) -> str:
@@ -189,41 +207,24 @@ def _root_class(proto: Any) -> str:
     return "" if name.startswith("_") else name
 
 
-def _is_given(name: str, model: Any) -> bool:
-    return any(value.name == name for value in model.graph.input)
-
-
 def _node(number: int, proto: Any, folder: Path) -> Node:
-    domain = "" if proto.domain == "ai.onnx" else proto.domain
     attributes = {
         attribute.name: _value(attribute, folder)
         for attribute in proto.attribute
         if not attribute.HasField("g") and not attribute.graphs
     }
     properties = {prop.key: prop.value for prop in proto.metadata_props}
-    scope, kind = _scope(properties, proto.name), _listed(properties.get(_CLASSES, ""))[-2:-1]
-    names = (*proto.input,), (*proto.output,)
     return Node(
-        number,
-        proto.op_type,
-        domain,
-        proto.name,
-        *names,
-        attributes,
-        scope,
-        kind[0] if kind else "",
-        properties.get(_STACK, ""),
-    )
+        number, proto.op_type, "" if proto.domain == "ai.onnx" else proto.domain, proto.name, (*proto.input,),
+        (*proto.output,), attributes, _scope(properties, proto.name),
+        kind=next(iter(_listed(properties.get(_CLASSES, ""))[-2:-1]), ""), stack=properties.get(_STACK, ""),
+    )  # fmt: skip
 
 
 def _inner_ops(proto: Any) -> tuple[tuple[str, str], ...]:
-    pending = [a.g for a in proto.attribute if a.HasField("g")]
-    found: list[tuple[str, str]] = []
-    while pending:
-        graph = pending.pop()
-        found += [(node.domain, node.op_type) for node in graph.node]
-        pending += [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
-    return tuple(found)
+    """Domains and operators in the branches, or the body, of a node."""
+    inner = [graph for attribute in proto.attribute if attribute.HasField("g") for graph in graphs_of(attribute.g)]
+    return tuple((node.domain, node.op_type) for graph in inner for node in graph.node)
 
 
 def _value(attribute: Any, folder: Path) -> Any:
@@ -278,3 +279,18 @@ def _scope(properties: dict[str, str], name: str) -> str | None:
     if name.startswith("/"):
         return ".".join(name.split("/")[1:-1])
     return None
+
+
+def to_tensor(array: Any) -> Tensor:
+    """An array of onnxruntime, or of the file, as a tensor.
+
+    Raises:
+        ModelError: of a dtype that torch does not have.
+    """
+    array = np.asarray(array)
+    try:
+        if array.dtype.name == "bfloat16":
+            return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+        return torch.from_numpy(np.array(array))  # a copy: what onnxruntime and the file hold is read-only, or shared
+    except TypeError as error:
+        raise ModelError(f"a tensor of the graph has dtype {array.dtype}", hint="Export in float32.") from error

@@ -33,10 +33,11 @@ _COMPARED: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
     ast.GtE: operator.ge,
 }  # fmt: skip
 _CALLED: dict[str, Callable[..., int]] = {"max": max, "min": min, "Max": max, "Min": min}
+Condition = Callable[[Shapes], int]
 
 
 class _Unread(Exception):
-    """Something else than sizes and whole numbers."""
+    """Something else than sizes and whole numbers, a size that no input has, or a number that grows too large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +45,12 @@ class Guards:
     """Conditions on sizes.
 
     Attributes:
-        read: those that can be worked out, with their text.
+        read: those that can be worked out, by their text.
         unread: how many can't.
         nodes: of the trees of those that can.
     """
 
-    read: tuple[tuple[str, ast.expr], ...] = ()
+    read: tuple[tuple[str, Condition], ...] = ()
     unread: int = 0
     nodes: int = 0
 
@@ -63,7 +64,7 @@ class Guards:
         places = itertools.chain(range(len(self.read))[first : first + 1], range(len(self.read)))
         for place in places:
             try:
-                if not _value(self.read[place][1], shapes):
+                if not self.read[place][1](shapes):
                     return place
             except (_Unread, ZeroDivisionError, RecursionError):
                 continue
@@ -72,15 +73,17 @@ class Guards:
 
 def read_guards(lines: Iterable[Any]) -> Guards:
     """The conditions in the lines of a program."""
-    read: list[tuple[str, ast.expr]] = []
+    read: list[tuple[str, Condition]] = []
     unread = nodes = 0
     for text in itertools.islice(lines, MOST_GUARDS):
-        tree = _parsed(text)
-        if tree is None:
-            unread += 1
-        else:
-            read.append((text, tree))
+        try:
+            if not isinstance(text, str) or len(text) > _MOST_TEXT:
+                raise _Unread
+            tree = ast.parse(text, mode="eval").body
+            read.append((text, _condition(tree)))
             nodes += sum(1 for _ in ast.walk(tree))
+        except (_Unread, SyntaxError, ValueError, RecursionError, MemoryError):
+            unread += 1
     return Guards(tuple(read), unread, nodes)
 
 
@@ -130,45 +133,14 @@ def _steps(number: int, beyond: int, limits: Bounds) -> list[int]:
     return [*dict.fromkeys((number, above, max(number - beyond, min(number, least))))]
 
 
-def _parsed(text: Any) -> ast.expr | None:
-    """A line as a tree of what is worked out here; None where it holds anything else."""
-    if not isinstance(text, str) or len(text) > _MOST_TEXT:
-        return None
-    try:
-        tree = ast.parse(text, mode="eval").body
-        return tree if _is_plain(tree) else None
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+def _condition(tree: ast.expr) -> Condition:
+    """A tree as a function of shapes; it calls nothing but the operators above.
 
-
-def _is_plain(tree: ast.expr) -> bool:
-    if _size_of(tree) is not None:
-        return True
-    if isinstance(tree, ast.Constant):
-        return type(tree.value) is int and abs(tree.value) < _LARGEST
-    if isinstance(tree, ast.BinOp):
-        return type(tree.op) in _BINARY and _is_plain(tree.left) and _is_plain(tree.right)
-    if isinstance(tree, ast.UnaryOp):
-        return isinstance(tree.op, ast.USub | ast.Not) and _is_plain(tree.operand)
-    if isinstance(tree, ast.BoolOp):
-        return all(map(_is_plain, tree.values))
-    if isinstance(tree, ast.Compare):
-        return all(type(op) in _COMPARED for op in tree.ops) and all(map(_is_plain, (tree.left, *tree.comparators)))
-    if isinstance(tree, ast.Call):
-        return (
-            isinstance(tree.func, ast.Name)
-            and tree.func.id in _CALLED
-            and not tree.keywords
-            and len(tree.args) > 1
-            and all(map(_is_plain, tree.args))
-        )
-    return False
-
-
-def _size_of(tree: ast.expr) -> tuple[str, int] | None:
-    """Input and axis of `L['x'].size()[1]`."""
+    Raises:
+        _Unread: the tree holds anything else.
+    """
     match tree:
-        case ast.Subscript(
+        case ast.Subscript(  # L['x'].size()[1]
             value=ast.Call(
                 func=ast.Attribute(
                     value=ast.Subscript(value=ast.Name(id="L"), slice=ast.Constant(value=str(name))), attr="size"
@@ -178,39 +150,40 @@ def _size_of(tree: ast.expr) -> tuple[str, int] | None:
             ),
             slice=ast.Constant(value=int(axis)),
         ):
-            return name, axis
-    return None
+            return lambda shapes: _size(shapes, name, axis)
+        case ast.Constant(value=int(value)) if type(value) is int and abs(value) < _LARGEST:
+            return lambda _: value
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return _applied(_BINARY[type(op)], [left, right])
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return _applied(operator.neg, [operand])
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return _applied(operator.not_, [operand])
+        case ast.BoolOp(op=op, values=values):
+            join, parts = all if isinstance(op, ast.And) else any, [*map(_condition, values)]
+            return lambda shapes: join(part(shapes) for part in parts)
+        case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in _COMPARED for op in ops):
+            tests = [_COMPARED[type(op)] for op in ops]
+            return _applied(lambda *n: all(t(*pair) for t, pair in zip(tests, itertools.pairwise(n), strict=True)),
+                            [left, *others])  # fmt: skip
+        case ast.Call(func=ast.Name(id=name), args=[_, _, *_] as args, keywords=[]) if name in _CALLED:
+            return _applied(_CALLED[name], args)
+    raise _Unread
 
 
-def _value(tree: ast.expr, shapes: Shapes) -> int:
-    """The number, or the truth, of a tree that `_is_plain`.
+def _applied(function: Callable[..., int], operands: Sequence[ast.expr]) -> Condition:
+    parts = [*map(_condition, operands)]
 
-    Raises:
-        _Unread: of an input, or an axis, that there is none of; the numbers grow too large.
-    """
-    if (found := _size_of(tree)) is not None:
-        name, axis = found
-        if name not in shapes or not 0 <= axis < len(shapes[name]):
-            raise _Unread
-        return int(shapes[name][axis])
-    if isinstance(tree, ast.Constant):
-        return int(tree.value)  # type: ignore[arg-type]
-    if isinstance(tree, ast.BinOp):
-        made = _BINARY[type(tree.op)](_value(tree.left, shapes), _value(tree.right, shapes))
+    def run(shapes: Shapes) -> int:
+        made = function(*(part(shapes) for part in parts))
         if abs(made) > _LARGEST:
             raise _Unread
         return made
-    if isinstance(tree, ast.UnaryOp):
-        inner = _value(tree.operand, shapes)
-        return -inner if isinstance(tree.op, ast.USub) else int(not inner)
-    if isinstance(tree, ast.BoolOp):
-        values = (bool(_value(part, shapes)) for part in tree.values)
-        return int(all(values) if isinstance(tree.op, ast.And) else any(values))
-    if isinstance(tree, ast.Compare):
-        numbers = [_value(part, shapes) for part in (tree.left, *tree.comparators)]
-        return int(
-            all(_COMPARED[type(op)](*pair) for op, pair in zip(tree.ops, itertools.pairwise(numbers), strict=True))
-        )
-    assert isinstance(tree, ast.Call)
-    assert isinstance(tree.func, ast.Name)
-    return _CALLED[tree.func.id](*(_value(part, shapes) for part in tree.args))
+
+    return run
+
+
+def _size(shapes: Shapes, name: str, axis: int) -> int:
+    if name not in shapes or not 0 <= axis < len(shapes[name]):
+        raise _Unread
+    return int(shapes[name][axis])

@@ -15,6 +15,7 @@ from typing import Any
 from sqrtdk import _extras
 from sqrtdk.errors import INTERRUPTS, MissingExtraError, ModelError, kind_and_text, short_text
 from sqrtdk.models.limits import read_bytes
+from sqrtdk.models.links import homes_of
 
 EXTRA = "onnx"
 MAX_BYTES = 2**31 - 1  # what a protocol buffer may have
@@ -55,11 +56,19 @@ def load_file(path: str | os.PathLike[str]) -> Any:
     del content
     if not model.HasField("graph") or not model.graph.node:
         raise _no_model(shown, "it holds no graph")
-    refuse_strange_files(model, folder_of(path))
-    if model.functions:
-        refuse_many_calls(model)
-        model = _inlined(model, shown)
-    refuse_strange_operators(model)
+    _refuse_strange_files(model, folder_of(path))
+    if model.functions:  # they are written out, so that no attention is hidden in one
+        _refuse_many_calls(model)
+        try:
+            model = _extras.load("onnx.inliner", EXTRA).inline_local_functions(model)
+        except (*INTERRUPTS, MissingExtraError):
+            raise
+        except Exception as error:  # of functions that call themselves, or each other
+            raise ModelError(
+                f"the functions of {shown!r} can't be written out: {kind_and_text(error)}",
+                hint="Export it again, or inline them with onnx.inliner.",
+            ) from error
+    _refuse_strange_operators(model)
     return model
 
 
@@ -74,26 +83,8 @@ def _no_model(shown: str, why: str) -> ModelError:
     )
 
 
-def _inlined(model: Any, shown: str) -> Any:
-    """The model with its own functions written out, so that no attention is hidden in one."""
-    inliner = _extras.load("onnx.inliner", EXTRA)
-    try:
-        return inliner.inline_local_functions(model)
-    except (*INTERRUPTS, MissingExtraError):
-        raise
-    except Exception as error:  # of functions that call themselves, or each other
-        raise ModelError(
-            f"the functions of {shown!r} can't be written out: {kind_and_text(error)}",
-            hint="Export it again, or inline them with onnx.inliner.",
-        ) from error
-
-
-def refuse_many_calls(model: Any) -> None:
-    """Refuse functions that call each other without end, or that make too many nodes when they are written out.
-
-    Raises:
-        ModelError: they do.
-    """
+def _refuse_many_calls(model: Any) -> None:
+    """Refuse functions that call each other without end, or that make too many nodes when they are written out."""
     bodies = {(function.domain, function.name): function for function in model.functions}
     sizes: dict[tuple[str, str], int] = {}
 
@@ -137,12 +128,8 @@ def graphs_of(graph: Any, depth: int = 0) -> Iterator[Any]:
                 yield from graphs_of(inner, depth + 1)
 
 
-def refuse_strange_operators(model: Any) -> None:
-    """Refuse operators of a domain that onnxruntime lacks, and more nodes than a model has.
-
-    Raises:
-        ModelError: it has some; the message names them.
-    """
+def _refuse_strange_operators(model: Any) -> None:
+    """Refuse operators of a domain that onnxruntime lacks, and more nodes than a model has."""
     strange: set[str] = set()
     count = 0
     for graph in graphs_of(model.graph):
@@ -159,16 +146,8 @@ def refuse_strange_operators(model: Any) -> None:
         )
 
 
-def refuse_strange_files(model: Any, folder: Path) -> None:
-    """Refuse tensors that lie out of the folder, in what is no file, or beyond a file's end.
-
-    Args:
-        model: an `onnx.ModelProto`.
-        folder: that holds it, without links.
-
-    Raises:
-        ModelError: one does.
-    """
+def _refuse_strange_files(model: Any, folder: Path) -> None:
+    """Refuse tensors that lie out of the folder, in what is no file, or beyond a file's end."""
     sizes: dict[str, int] = {}
     for name, tensor in _tensors(model):
         if not tensor.external_data:
@@ -212,37 +191,38 @@ def _size_beside(folder: Path, location: str) -> int:
     Raises:
         ModelError: the location leads out of it, or to what is no regular file.
     """
-    shown = location[:200]
     parts = Path(location).parts
     if not location or "\0" in location or Path(location).is_absolute() or ".." in parts or "\\" in location:
         raise ModelError(
-            f"tensors of the graph are said to lie in {shown!r}, out of its folder",
+            f"tensors of the graph are said to lie in {location[:200]!r}, out of its folder",
             hint="Put the file beside the graph, and export again.",
         )
-    path = folder / location
+    real = file_beside(folder, location)
+    size = real.stat().st_size
+    if not real.is_file() or size > MAX_BESIDE:
+        raise ModelError(
+            f"{location[:200]!r} is no regular file of at most {MAX_BESIDE} bytes",
+            hint="Give the file of the export itself.",
+        )
+    return size
+
+
+def file_beside(folder: Path, name: str) -> Path:
+    """Where a file beside a graph lies, without links.
+
+    Raises:
+        ModelError: it is not there, or is a link out of the folder, and of the hub cache that it is a snapshot of.
+    """
     try:
-        real = Path(os.path.realpath(path, strict=True))
-        status = real.stat()
+        real = Path(os.path.realpath(folder / name, strict=True))
     except OSError as error:
         raise ModelError(
-            f"tensors of the graph are said to lie in {shown!r}: {short_text(error)}",
+            f"{name[:200]!r}, which the graph needs, is not beside it: {short_text(error)}",
             hint="Copy the file to the folder of the graph.",
         ) from error
     if not any(real.is_relative_to(home) for home in homes_of(folder)):
         raise ModelError(
-            f"{shown!r} is a link out of the folder of the graph, to {str(real)!r}",
+            f"{name[:200]!r} beside the graph is a link out of its folder, to {str(real)!r}",
             hint="Put the file itself there: what a stranger's link leads to is not read.",
         )
-    if not real.is_file() or status.st_size > MAX_BESIDE:
-        raise ModelError(
-            f"{shown!r} is no regular file of at most {MAX_BESIDE} bytes", hint="Give the file of the export itself."
-        )
-    return status.st_size
-
-
-def homes_of(folder: Path) -> tuple[Path, ...]:
-    """The folder, and the repository of a hub cache whose files its snapshot links to."""
-    for above in folder.parents:
-        if above.name == "snapshots" and above.parent.name.startswith("models--"):
-            return folder, above.parent
-    return (folder,)
+    return real

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,21 +17,46 @@ import torch
 from torch import Tensor
 
 from sqrtdk import _extras
-from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text
-from sqrtdk.graphs.feeds import feeds, fixed, usual
-from sqrtdk.graphs.graph import Graph, read_graph
-from sqrtdk.graphs.model_file import EXTRA, folder_of, load_file
+from sqrtdk.errors import INTERRUPTS, MissingExtraError, ModelError, SqrtdkError, kind_and_text
+from sqrtdk.graphs.graph import Graph, Missing, load_graph, to_tensor
+from sqrtdk.graphs.inputs import feeds
+from sqrtdk.graphs.model_file import EXTRA
 from sqrtdk.graphs.onnx_walk import Walk, attends, walkable
 from sqrtdk.graphs.places import GraphRoot, class_of
-from sqrtdk.graphs.records import GraphRun, Missing
-from sqrtdk.graphs.session import Arrays, run_exposed, to_tensor
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
 
+Arrays = dict[str, np.ndarray[Any, Any]]
+_FOLDER = "session.model_external_initializers_file_folder_path"
 _PRODUCTS = ("MatMul", "Einsum", "FusedMatMul")
 _MOST_LINKS = 48  # tensors between a softmax and the product with values
 _OTHER_ORDER = 16.0  # by how much more another order of the same sums may round, at the most
 _LAST_DIGITS = 8.0  # roundings of the largest number of a tensor: where the walk's own is less, by chance
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphRun:
+    """One run of a graph.
+
+    Attributes:
+        calls: the attentions, in the order in which the graph lists them.
+        outputs: of the graph itself, by name; what onnxruntime gave.
+        missing: attentions that could not be read.
+        producer: what wrote the file, "pytorch 2.13.0".
+        opset: version of each operator set by its domain; ONNX's own is "ai.onnx".
+        ir_version: of the file format.
+        versions: of onnxruntime and onnx.
+        forwards: how often the graph ran.
+    """
+
+    calls: tuple[CallTensors, ...]
+    outputs: Mapping[str, Tensor]
+    missing: tuple[Missing, ...] = ()
+    producer: str = ""
+    opset: Mapping[str, int] = field(default_factory=dict)
+    ir_version: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    forwards: int = 1
 
 
 def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[Any, ...]) -> GraphRun:
@@ -50,23 +75,22 @@ def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[An
         ModelError: the file can't be read, needs custom operators, or names a file out of its folder; the inputs are
             not those that the graph takes; onnxruntime fails.
     """
-    model = load_file(path)
-    file = read_graph(model, folder_of(path))
+    file = load_graph(path)
+    model = file.model
     given = feeds(file.inputs, inputs)
     graph = walkable(file)
     ends = _ends(graph)
     own = [value.name for value in model.graph.output]
-    ran = run_exposed(model, file, given, [name for name in ends if name in file.made_by])
+    ran = _run_exposed(file, given, [*dict.fromkeys((*own, *(name for name in ends if name in file.made_by)))])
     walk = Walk(graph, values={name: to_tensor(array) for name, array in given.items()}, wanted={*own, *ends})
     trace = _traced(walk)
     missing = [*walk.missing, *(Missing(entry.site, entry.reason) for entry in trace.not_measured)]
     calls = tuple(_named(call, graph) for call in trace.tensors)
-    off = _difference(walk, ran, own, ends)
+    off = _difference(walk, ran, (*ends, *own))
     if off is not None:
         sites = [call.site for call in calls] or ([] if walk.missing else [""])
         missing = [*(Missing(site, off) for site in sites), *missing]
         calls = ()
-    versions = {name: str(_extras.load(name, EXTRA).__version__) for name in ("onnxruntime", "onnx")}
     return GraphRun(
         calls=calls,
         outputs={name: to_tensor(ran[name]) for name in own if isinstance(ran[name], np.ndarray)},
@@ -74,33 +98,9 @@ def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[An
         producer=f"{model.producer_name} {model.producer_version}".strip()[:100],
         opset={entry.domain or "ai.onnx": int(entry.version) for entry in model.opset_import},
         ir_version=int(model.ir_version),
-        versions=versions,
+        versions={name: str(_extras.load(name, EXTRA).__version__) for name in ("onnxruntime", "onnx")},
         forwards=3,
     )
-
-
-def fixed_sizes(path: str | os.PathLike[str]) -> tuple[int | None, int | None]:
-    """Rows and tokens that a graph was exported for; None where they are free, or not told.
-
-    Raises:
-        MissingExtraError: onnx is not installed.
-        ModelError: the file can't be read.
-    """
-    return fixed(_inputs(path))
-
-
-def usual_inputs(path: str | os.PathLike[str], given: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Positions and types of tokens that a graph takes and that were not given.
-
-    Raises:
-        MissingExtraError: onnx is not installed.
-        ModelError: the file can't be read.
-    """
-    return usual(_inputs(path), given)
-
-
-def _inputs(path: str | os.PathLike[str]) -> tuple[Any, ...]:
-    return read_graph(load_file(path), folder_of(path)).inputs
 
 
 def _traced(walk: Walk) -> Trace:
@@ -140,16 +140,14 @@ def _ends(graph: Graph) -> tuple[str, ...]:
     found: list[str] = []
     for node in graph.nodes:
         if attends(node.domain, node.op):
-            softmax = node.op.endswith("Softmax")
-            found += _product_after(graph, node.outputs[0]) if softmax else node.outputs[:1]
+            found += _product_after(graph, node.outputs[0]) if node.op.endswith("Softmax") else node.outputs[:1]
     return tuple(dict.fromkeys(found))
 
 
 def _product_after(graph: Graph, name: str) -> list[str]:
     pending, seen = [name], {name}
     while pending and len(seen) < _MOST_LINKS:
-        last = pending.pop(0)
-        for node in graph.taken_by.get(last, ()):
+        for node in graph.taken_by.get(pending.pop(0), ()):
             if node.op in _PRODUCTS:
                 return [node.outputs[0]]
             pending += [made for made in node.outputs if made and made not in seen]
@@ -157,13 +155,44 @@ def _product_after(graph: Graph, name: str) -> list[str]:
     return []
 
 
-# -- the judge ---------------------------------------------------------------------------------------------------------
+# -- onnxruntime, the judge --------------------------------------------------------------------------------------------
 
 
-def _difference(walk: Walk, ran: Arrays, own: list[str], ends: tuple[str, ...]) -> str | None:
+def _run_exposed(graph: Graph, given: Arrays, names: list[str]) -> Arrays:
+    """Tensors of a graph by name, as they stand there: without any rewriting of it.
+
+    Raises:
+        MissingExtraError: onnxruntime is not installed.
+        ModelError: onnxruntime refuses the graph, or fails to run it.
+    """
+    proto, runtime = _extras.load("onnx", EXTRA), _extras.load("onnxruntime", EXTRA)
+    options = runtime.SessionOptions()
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 4  # an error is raised all the same
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry(_FOLDER, str(graph.folder))
+    outputs = graph.model.graph.output
+    count = len(outputs)
+    try:
+        outputs.extend(proto.ValueInfoProto(name=name) for name in names[count:])
+        session = runtime.InferenceSession(graph.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return dict(zip(names, session.run(names, given), strict=True))
+    except (*INTERRUPTS, MissingExtraError):
+        raise
+    except Exception as error:  # onnxruntime and protobuf have error types of their own
+        raise ModelError(
+            f"onnxruntime {runtime.__version__} does not run the graph: {kind_and_text(error)}",
+            hint="Check it with onnx.checker, and that this version of onnxruntime has its opset and operators.",
+        ) from error
+    finally:
+        del outputs[count:]
+
+
+def _difference(walk: Walk, ran: Arrays, names: tuple[str, ...]) -> str | None:
     """Why nothing is concluded; None where the walk gives what onnxruntime gave."""
     compared = False
-    for name in (*ends, *own):
+    for name in names:
         theirs = ran.get(name)
         if name not in walk.made or not isinstance(theirs, np.ndarray):
             continue

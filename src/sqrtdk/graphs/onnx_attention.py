@@ -1,68 +1,34 @@
-"""Attentions that are one operator of ONNX, or of onnxruntime, written out: so that a trace reads their formulas.
+"""Operators that are several at once, written out so that a trace reads their formulas: attentions, fused sums, norms.
 
-The order is scale, softcap, bias, mask; a causal mask is upper-left, after the keys of a cache. What an operator is
-given beyond that is refused by name.
+In an attention the order is scale, softcap, bias, mask; a causal mask is upper-left, after the keys of a cache. What an
+operator is given beyond that is refused by name.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.graphs.onnx_layers import Operation, Result
-from sqrtdk.graphs.onnx_step import Step
+from sqrtdk.graphs.onnx_layers import conv, product
+from sqrtdk.graphs.onnx_step import Operation, Result, Step
 
 MICROSOFT = "com.microsoft"
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """Of an operator, numbers of the inputs that are read.
-
-    Attributes:
-        bias: of the bias of the three projections; -1 where there is none.
-        padding: of the mask over keys.
-        added: of what is added to the logits, or a bool mask.
-        past: of the cached keys, and of the cached values.
-        refused: of those that are not read, with their names.
-        query_heads: name of the attribute.
-        key_heads: the same.
-        causal: the same.
-        cap: the softcap's; "" where there is none.
-    """
-
-    bias: int
-    padding: int
-    added: int
-    past: tuple[int, ...]
-    refused: dict[int, str]
-    query_heads: str
-    key_heads: str
-    causal: str
-    cap: str = ""
-
-
-OPERATORS = {
-    ("", "Attention"): Signature(
-        -1, -1, 3, (4, 5), {6: "nonpad_kv_seqlen"}, "q_num_heads", "kv_num_heads", "is_causal", "softcap"
+_INPUTS = {  # of each attention, in order
+    ("", "Attention"): "q k v added past_k past_v nonpad_kv_seqlen",
+    (MICROSOFT, "MultiHeadAttention"): "q k v bias padding added past_k past_v past_length cache_indirection",
+    (MICROSOFT, "GroupQueryAttention"): (
+        "q k v past_k past_v lengths total_length cos sin position_ids added sinks k_scale v_scale"
     ),
-    (MICROSOFT, "MultiHeadAttention"): Signature(
-        3, 4, 5, (6, 7), {9: "cache_indirection"}, "num_heads", "num_heads", "unidirectional"
-    ),
-    (MICROSOFT, "GroupQueryAttention"): Signature(
-        -1, -1, 10, (3, 4), {9: "position_ids", 12: "k_scale", 13: "v_scale"}, "num_heads", "kv_num_heads", "causal",
-        "softcap",
-    ),
-    (MICROSOFT, "Attention"): Signature(
-        2, 3, 5, (4,), {6: "past_sequence_length"}, "num_heads", "num_heads", "unidirectional"
-    ),
-}  # fmt: skip
-FLAGS = ("smooth_softmax", "do_rotary_interleaved", "qk_matmul_output_mode", "k_quant_type", "v_quant_type")
+    (MICROSOFT, "Attention"): "x weight bias padding past added past_sequence_length",
+}
+_REFUSED = ("nonpad_kv_seqlen", "cache_indirection", "position_ids", "k_scale", "v_scale", "past_sequence_length")
+_FLAGS = ("smooth_softmax", "do_rotary_interleaved", "qk_matmul_output_mode", "k_quant_type", "v_quant_type")
+Inputs = Mapping[str, Tensor]
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:
@@ -71,98 +37,75 @@ def _heads(x: Tensor, heads: int) -> Tensor:
 
 
 def _attention(step: Step) -> Result:
-    node = step.node
-    signature = OPERATORS[node.domain, node.op]
-    own = node.domain == MICROSOFT and node.op == "Attention"
-    odd = [name for index, name in signature.refused.items() if step.given(index)]
-    odd += [name for name in FLAGS if node.attributes.get(name) not in (None, 0, "NONE")]
-    if own and node.attributes.get("do_rotary"):
+    node, names = step.node, _INPUTS[step.node.domain, step.node.op].split()
+    given = {name: x for name, x in zip(names, step.inputs, strict=False) if x is not None}
+    odd = [name for name in given if name in _REFUSED]
+    odd += [name for name in _FLAGS if node.attributes.get(name) not in (None, 0, "NONE")]
+    projects = "weight" in names  # the operator holds the projections
+    if projects and node.attributes.get("do_rotary"):
         odd.append("a rotation inside")
     if odd:
         raise UnsupportedError(f"{node.op} with {', '.join(odd)}")
-    heads = int(step.attribute(signature.query_heads, 0))
-    key_heads = int(step.attribute(signature.key_heads, 0)) or heads
-    q, k, v = _projected(step, heads) if own else _operands(step, signature, heads, key_heads)
-    if not own and step.attribute("do_rotary", 0):
-        q, k = _rotate(q, step), _rotate(k, step)
-    past = 0
-    if not own and all(step.given(index) for index in signature.past):
-        before = [step.tensor(index) for index in signature.past]
-        past = before[0].shape[-2]
-        if past:
-            k, v = torch.cat((before[0], k), 2), torch.cat((before[1], v), 2)
-    elif own and step.given(4) and step.shape(4)[-2]:
+    if projects and "past" in given and given["past"].shape[-2]:
         raise UnsupportedError("Attention with a cache of keys")
-    kept = (k, v)
+    q, k, v = _projected(step) if projects else _operands(step, given)
+    if not projects and step.attribute("do_rotary", 0):
+        cos, sin = (step.tensor(index)[: q.shape[2]] for index in (7, 8))
+        q, k = (_turned(x, cos, sin, bool(step.attribute("rotary_interleaved", 0))) for x in (q, k))
+    past = given["past_k"].shape[-2] if "past_k" in given and "past_v" in given else 0
+    if past:
+        k, v = torch.cat((given["past_k"], k), 2), torch.cat((given["past_v"], v), 2)
+    kept = (torch.stack((k, v)), k) if projects else (k, v)
     if k.shape[1] != q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    scale = float(step.attribute("scale", 0.0)) or 1 / math.sqrt(q.shape[-1])
-    if _is_flag_alone(step, signature, past):  # as the flag of torch's function, which is aligned as ONNX's
+    scale = step.attribute("scale", 0.0) or 1 / math.sqrt(q.shape[-1])
+    grouped = node.op == "GroupQueryAttention"
+    causal = next(
+        (node.attributes[n] for n in ("is_causal", "unidirectional", "causal") if n in node.attributes), grouped
+    )
+    cap = step.attribute("softcap", 0.0)
+    alone = not (
+        grouped or past or cap or "added" in given or "padding" in given or len([*filter(None, node.outputs)]) > 3
+    )
+    if causal and alone:  # as the flag of torch's function, which is aligned as ONNX's
         made = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-        return _results(step, made, kept, own)
-    logits = (q @ k.mT) * scale
-    cap = float(step.attribute(signature.cap, 0.0)) if signature.cap else 0.0
-    if cap:
-        logits = torch.tanh(logits / cap) * cap
-    logits = _masked(step, signature, logits, past)
-    return _results(step, _weights(step, logits) @ v, kept, own, logits)
-
-
-def _results(
-    step: Step, made: Tensor, kept: tuple[Tensor, Tensor], own: bool, logits: Tensor | None = None
-) -> tuple[Tensor, ...]:
-    """The outputs of an operator, as many as there are."""
-    if own or step.tensor(0).dim() == 3:
-        made = made.transpose(1, 2).flatten(2)
-    if own:
-        return made, torch.stack(kept), kept[0]
-    return (made, *kept) if logits is None else (made, *kept, logits)
-
-
-def _is_flag_alone(step: Step, signature: Signature, past: int) -> bool:
-    """Whether nothing but a causal flag stands between product and softmax."""
-    if step.node.op == "GroupQueryAttention" or past or not step.attribute(signature.causal, 0):
-        return False
-    more = [index for index in (signature.added, signature.padding) if index >= 0 and step.given(index)]
-    capped = bool(signature.cap) and bool(step.attribute(signature.cap, 0.0))
-    return not more and not capped and len([name for name in step.node.outputs if name]) < 4
-
-
-def _projected(step: Step, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v of an operator that holds the projections."""
-    made = step.tensor(0) @ step.weight(1)
-    if step.given(2):
-        made = made + step.tensor(2)
-    sizes = [int(size) for size in step.attribute("qkv_hidden_sizes", [made.shape[-1] // 3] * 3)]
-    q, k, v = (_heads(part, heads) for part in torch.split(made, sizes, -1))
-    return q, k, v
-
-
-def _operands(step: Step, signature: Signature, heads: int, key_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v, each by itself or packed, with a bias that the operator adds."""
-    parts: list[Tensor]
-    if not step.given(1) and not step.given(2):
-        packed = step.tensor(0)
-        if packed.dim() == 5:  # (B, L, H, 3, E)
-            parts = [part.transpose(1, 2) for part in packed.unbind(3)]
-        else:
-            width = packed.shape[-1] // (heads + 2 * key_heads)
-            parts = [*torch.split(packed, [heads * width, key_heads * width, key_heads * width], -1)]
-    elif step.given(1) and not step.given(2):  # (B, S, H, 2, E)
-        parts = [step.tensor(0), *(part.transpose(1, 2) for part in step.tensor(1).unbind(3))]
+        results: tuple[Tensor, ...] = kept
     else:
+        logits = (q @ k.mT) * scale
+        logits = torch.tanh(logits / cap) * cap if cap else logits
+        logits = _masked(step, given, logits, past, bool(causal))
+        made, results = _weights(given, logits) @ v, (*kept, logits)
+    if projects or step.tensor(0).dim() == 3:
+        made = made.transpose(1, 2).flatten(2)
+    return made, *results
+
+
+def _projected(step: Step) -> list[Tensor]:
+    """q, k and v of an operator that holds the projections."""
+    made = step.tensor(0) @ step.tensor(1)
+    made = made + step.tensor(2) if step.given(2) else made
+    sizes = step.attribute("qkv_hidden_sizes", [made.shape[-1] // 3] * 3)
+    return [_heads(part, step.attribute("num_heads", 0)) for part in torch.split(made, sizes, -1)]
+
+
+def _operands(step: Step, given: Inputs) -> list[Tensor]:
+    """q, k and v, each by itself or packed, with a bias that the operator adds."""
+    heads = step.attribute("q_num_heads", step.attribute("num_heads", 0))
+    key_heads = step.attribute("kv_num_heads", 0) or heads
+    x = step.tensor(0)
+    if "v" in given:
         parts = [step.tensor(i) for i in range(3)]
-    if signature.bias >= 0 and step.given(signature.bias):
+    elif "k" in given:  # (B, S, H, 2, E)
+        parts = [x, *(part.transpose(1, 2) for part in given["k"].unbind(3))]
+    elif x.dim() == 5:  # (B, L, H, 3, E)
+        parts = [part.transpose(1, 2) for part in x.unbind(3)]
+    else:
+        width = x.shape[-1] // (heads + 2 * key_heads)
+        parts = [*torch.split(x, [heads * width, key_heads * width, key_heads * width], -1)]
+    if "bias" in given:
         sizes = [part.shape[-1] for part in parts]
-        parts = [part + bias for part, bias in zip(parts, torch.split(step.tensor(signature.bias), sizes), strict=True)]
-    q, k, v = (_heads(part, count) for part, count in zip(parts, (heads, key_heads, key_heads), strict=True))
-    return q, k, v
-
-
-def _rotate(x: Tensor, step: Step) -> Tensor:
-    """(B, H, L, E) turned by the first L rows of a table of cosines and sines."""
-    cos, sin = (step.tensor(index)[: x.shape[2]] for index in (7, 8))
-    return _turned(x, cos, sin, bool(step.attribute("rotary_interleaved", 0)))
+        parts = [part + bias for part, bias in zip(parts, torch.split(given["bias"], sizes), strict=True)]
+    return [_heads(part, count) for part, count in zip(parts, (heads, key_heads, key_heads), strict=True)]
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -178,24 +121,20 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return torch.cat((turned, rest), -1) if rest.shape[-1] else turned
 
 
-def _masked(step: Step, signature: Signature, logits: Tensor, past: int) -> Tensor:
+def _masked(step: Step, given: Inputs, logits: Tensor, past: int, causal: bool) -> Tensor:
     """Logits with what is added to them, and with the keys hidden that the attributes hide."""
-    if signature.added >= 0 and step.given(signature.added):
-        added = step.tensor(signature.added)
+    if "added" in given:
+        added = given["added"]
         logits = logits.masked_fill(~added, -math.inf) if added.dtype is torch.bool else logits + added
-    if signature.padding >= 0 and step.given(signature.padding):
-        shown = _shown(step.tensor(signature.padding), logits.shape[0], logits.shape[-1])
-        logits = logits + torch.where(shown, 0.0, float(step.attribute("mask_filter_value", -10000.0)))
-    grouped = step.node.op == "GroupQueryAttention"
-    if not step.attribute(signature.causal, int(grouped)):
+    if "padding" in given:
+        shown = _shown(given["padding"], logits.shape[0], logits.shape[-1])
+        logits = logits + torch.where(shown, 0.0, step.attribute("mask_filter_value", -10000.0))
+    if not causal:
         return logits
-    rows, keys = logits.shape[-2:]
-    ones = torch.ones(rows, keys, dtype=torch.bool, device=logits.device)
+    ones = torch.ones(*logits.shape[-2:], dtype=torch.bool, device=logits.device)
     hidden = ones.triu(past + 1)
-    window = int(step.attribute("local_window_size", -1))
-    if window > 0:
-        hidden = hidden | ones.tril(past - window)
-    return logits.masked_fill(hidden, -math.inf)
+    window = step.attribute("local_window_size", -1)
+    return logits.masked_fill(hidden | ones.tril(past - window) if window > 0 else hidden, -math.inf)
 
 
 def _shown(mask: Tensor, batch: int, keys: int) -> Tensor:
@@ -213,36 +152,132 @@ def _shown(mask: Tensor, batch: int, keys: int) -> Tensor:
     raise UnsupportedError(f"a mask of keys of {mask.dim()} axes")
 
 
-def _weights(step: Step, logits: Tensor) -> Tensor:
+def _weights(given: Inputs, logits: Tensor) -> Tensor:
     """The softmax, with a logit beside the keys for each head where the operator has sinks."""
-    if step.node.op != "GroupQueryAttention" or not step.given(11):
+    if "sinks" not in given:
         return logits.softmax(-1)
-    sinks = step.weight(11).reshape(1, -1, 1, 1).expand(*logits.shape[:-1], 1)
+    sinks = given["sinks"].reshape(1, -1, 1, 1).expand(*logits.shape[:-1], 1)
     return torch.cat((logits, sinks), -1).softmax(-1)[..., :-1]
 
 
 def _rotary(step: Step) -> Tensor:
     """ONNX's, or onnxruntime's, rotation as an operator of its own: by positions, from tables of cosines and sines."""
-    x = step.tensor(0)
-    order = (2, 3, 1) if step.node.domain == MICROSOFT else (1, 2, 3)
-    cos, sin = step.tensor(order[0]), step.tensor(order[1])
-    given = step.tensor(order[2]) if step.given(order[2]) else None
-    heads = int(step.attribute("num_heads", 0))
+    x, heads = step.tensor(0), step.attribute("num_heads", 0)
+    at = (2, 3, 1) if step.node.domain == MICROSOFT else (1, 2, 3)
+    cos, sin, positions = step.tensor(at[0]), step.tensor(at[1]), step.optional(at[2])
     q = _heads(x, heads) if x.dim() == 3 and heads else x
     if q.dim() != 4:
         raise UnsupportedError("RotaryEmbedding without its number of heads")
-    if given is not None and given.dim() == 2:
-        cos, sin = cos[given][:, None], sin[given][:, None]
-    elif given is not None:
-        cos, sin = cos[: q.shape[2]], sin[: q.shape[2]]
-    else:
+    if positions is None:
         cos, sin = cos[:, None], sin[:, None]
+    elif positions.dim() == 2:
+        cos, sin = cos[positions][:, None], sin[positions][:, None]
+    else:
+        cos, sin = cos[: q.shape[2]], sin[: q.shape[2]]
     turned = _turned(q, cos, sin, bool(step.attribute("interleaved", 0)))
     return turned if x.dim() == 4 else turned.transpose(1, 2).flatten(2)
 
 
-ATTENTIONS: dict[tuple[str, str], Operation] = dict.fromkeys(OPERATORS, _attention)
-ROTATIONS: dict[tuple[str, str], Operation] = {
+# -- what onnxruntime's optimiser makes of several of ONNX's operators -------------------------------------------------
+
+
+def _skip_norm(rms: bool) -> Operation:
+    """A sum of two tensors, normalised: by its root mean square, or as a layer's; the sum is the fourth output."""
+
+    def run(step: Step) -> Result:
+        total, bias = step.tensor(0) + step.tensor(1), step.optional(3 if rms else 4)
+        total = total if bias is None else total + bias
+        epsilon, shape = step.attribute("epsilon", 1e-5), total.shape[-1:]
+        if rms:
+            made = functional.rms_norm(total, shape, step.tensor(2), epsilon)
+        else:
+            made = functional.layer_norm(total, shape, step.tensor(2), step.optional(3), epsilon)
+        return made, total[..., 0], total[..., 0], total
+
+    return run
+
+
+def _embed_norm(step: Step) -> Result:
+    """Tokens, positions and segments looked up, summed and normalised; and how many tokens each row has.
+
+    Inputs: ids, segments, three tables, gain, shift, mask, positions.
+    """
+    ids = step.tensor(0).long()
+    total = functional.embedding(ids, step.tensor(2))
+    places = step.tensor(8).long() if step.given(8) else torch.arange(ids.shape[1], device=ids.device)[None]
+    total = total + functional.embedding(places, step.tensor(3))
+    if step.given(1) and step.given(4):
+        total = total + functional.embedding(step.tensor(1).long(), step.tensor(4))
+    epsilon = step.attribute("epsilon", 1e-12)
+    made = functional.layer_norm(total, total.shape[-1:], step.tensor(5), step.tensor(6), epsilon)
+    lengths = step.tensor(7).sum(1) if step.given(7) else torch.zeros(ids.shape[0], device=ids.device)
+    return made, lengths.to(torch.int32), total
+
+
+_ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
+    "": lambda x: x,
+    "Relu": torch.relu,
+    "Tanh": torch.tanh,
+    "Sigmoid": torch.sigmoid,
+    "LeakyRelu": lambda x, alpha=0.01: functional.leaky_relu(x, alpha),
+    "Clip": torch.clamp,
+    "HardSigmoid": lambda x, alpha=0.2, beta=0.5: torch.clamp(x * alpha + beta, 0.0, 1.0),
+}
+
+
+def _activated(step: Step, made: Tensor, numbers: list[float]) -> Tensor:
+    name = step.attribute("activation", "")
+    if name not in _ACTIVATIONS:
+        raise UnsupportedError(f"{step.node.op} with the activation {name[:40]}")
+    return _ACTIVATIONS[name](made, *numbers)
+
+
+def _fused_conv(step: Step) -> Tensor:
+    """A convolution, to which another tensor is added, and an activation."""
+    made = conv(step)
+    made = made + step.tensor(3) if step.given(3) else made
+    return _activated(step, made, step.attribute("activation_params", []))
+
+
+def _fused_gemm(step: Step) -> Tensor:
+    """A product with its activation."""
+    numbers = [step.attribute(f"activation_{name}", None) for name in ("alpha", "beta", "gamma")]
+    return _activated(step, product(step), [number for number in numbers if number is not None])
+
+
+def _bias_softmax(step: Step) -> Tensor:
+    """The softmax of logits and of what is added to them: a mask, as a rule."""
+    logits = step.tensor(0) + step.tensor(1)
+    axis = step.attribute("axis", 1) % logits.dim()
+    return logits.flatten(axis).softmax(-1).reshape(logits.shape) if axis < logits.dim() - 1 else logits.softmax(-1)
+
+
+def _quick_gelu(step: Step) -> Tensor:
+    """`x sigmoid(alpha x)`."""
+    return step.tensor(0) * torch.sigmoid(step.tensor(0) * step.attribute("alpha", 1.702))
+
+
+def _gelu(approximate: str) -> Operation:
+    """Of x, or of x and a bias."""
+    return lambda step: functional.gelu(
+        step.tensor(0) + step.tensor(1) if step.given(1) else step.tensor(0), approximate=approximate
+    )
+
+
+ATTENTIONS: dict[tuple[str, str], Operation] = dict.fromkeys(_INPUTS, _attention)
+FUSED: dict[tuple[str, str], Operation] = {
     ("", "RotaryEmbedding"): _rotary,
     (MICROSOFT, "RotaryEmbedding"): _rotary,
+    (MICROSOFT, "BiasGelu"): _gelu("none"),
+    (MICROSOFT, "BiasSoftmax"): _bias_softmax,
+    (MICROSOFT, "EmbedLayerNormalization"): _embed_norm,
+    (MICROSOFT, "FastGelu"): _gelu("tanh"),
+    (MICROSOFT, "FusedConv"): _fused_conv,
+    (MICROSOFT, "FusedGemm"): _fused_gemm,
+    (MICROSOFT, "FusedMatMul"): product,
+    (MICROSOFT, "Gelu"): _gelu("none"),
+    (MICROSOFT, "QuickGelu"): _quick_gelu,
+    (MICROSOFT, "SkipLayerNormalization"): _skip_norm(False),
+    (MICROSOFT, "SkipSimplifiedLayerNormalization"): _skip_norm(True),
+    (MICROSOFT, "TransposeMatMul"): product,
 }

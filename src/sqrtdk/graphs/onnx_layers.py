@@ -1,8 +1,13 @@
-"""ONNX's layers as torch's: norms, convolutions, weights of few bits, and what scatters, pads and sorts."""
+"""ONNX's layers as torch's: products, norms, convolutions and pools, resizing, and integers that stand for numbers.
+
+The padding of a side is written out before a window moves, so that what ONNX may say and torch's own arguments may not
+(two ends that differ, `auto_pad`, a last window that is not full) are one case.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,90 +18,203 @@ from sqrtdk.errors import UnsupportedError
 from sqrtdk.graphs.onnx_step import Step
 from sqrtdk.tracing.watch.recorder import unseen
 
-Result = Tensor | tuple[Tensor, ...]
-Operation = Callable[[Step], Result]
+_MAX_PADS = 2**20
+_CONVOLVE: Any = (functional.conv1d, functional.conv2d, functional.conv3d)
+_SPREAD: Any = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
+_LARGEST: Any = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
+_RESIZED = {("linear", 3): "linear", ("linear", 4): "bilinear", ("linear", 5): "trilinear", ("cubic", 4): "bicubic"}
+
+
+def product(step: Step) -> Tensor:
+    """`alpha A B + beta C` of operands that may be transposed: MatMul, Gemm, and what onnxruntime makes of them."""
+    sides = []
+    for index, side in enumerate("AB"):
+        x = step.tensor(index)
+        x = x.movedim(-2, 0) if x.dim() > 2 and step.attribute(f"transBatch{side}", 0) else x
+        sides.append(x.mT if step.attribute(f"trans{side}", 0) else x)
+    alpha, beta, bias = step.attribute("alpha", 1.0), step.attribute("beta", 1.0), step.optional(2)
+    made = sides[0] @ sides[1]
+    made = made if alpha == 1.0 else made * alpha
+    return made if bias is None else made + (bias if beta == 1.0 else bias * beta)
 
 
 def layer_norm(step: Step) -> Tensor:
     """Normalise over the last axes, with gain and shift."""
-    x, axis = step.tensor(0), int(step.attribute("axis", -1))
-    bias = step.tensor(2) if step.given(2) else None
-    return functional.layer_norm(x, x.shape[axis:], step.weight(1), bias, float(step.attribute("epsilon", 1e-5)))
+    x, epsilon = step.tensor(0), step.attribute("epsilon", 1e-5)
+    return functional.layer_norm(x, x.shape[step.attribute("axis", -1) :], step.tensor(1), step.optional(2), epsilon)
 
 
 def rms_norm(step: Step) -> Tensor:
     """Divide by the root of the mean square over the last axes."""
-    x, axis = step.tensor(0), int(step.attribute("axis", -1))
-    return functional.rms_norm(x, x.shape[axis:], step.weight(1), float(step.attribute("epsilon", 1e-5)))
-
-
-_PADS = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
-
-
-def pad(step: Step) -> Tensor:
-    """Put a constant, or a tensor's own values, around it."""
     x = step.tensor(0)
-    pads = step.numbers(1) if step.given(1) else [int(pad) for pad in step.attribute("pads", [])]
-    axes = [axis % x.dim() for axis in step.numbers(3)] if step.given(3) else [*range(x.dim())]
-    value = step.number(2) if step.given(2) else float(step.attribute("value", 0.0))
-    mode = str(step.attribute("mode", "constant"))
-    if mode not in _PADS:
-        raise UnsupportedError(f"Pad of the mode {mode[:40]}")
-    flat = [0] * 2 * x.dim()
-    for i, axis in enumerate(axes):
-        flat[2 * (x.dim() - 1 - axis) : 2 * (x.dim() - axis)] = [pads[i], pads[len(axes) + i]]
-    if mode == "constant":
-        return functional.pad(x, flat, value=value)
-    for axis, (before, behind) in enumerate(zip(flat[-2::-2], flat[-1::-2], strict=True)):  # torch takes few axes
-        if before or behind:
-            alone = functional.pad(x.movedim(axis, -1).flatten(0, -2)[None], (before, behind), mode=_PADS[mode])
-            moved = x.movedim(axis, -1)
-            x = alone.reshape(*moved.shape[:-1], -1).movedim(-1, axis)
-    return x
-
-
-def resize(step: Step) -> Tensor:
-    """Bring a tensor to other sizes."""
-    x = step.tensor(0)
-    sizes, axes = [*x.shape], [int(axis) % x.dim() for axis in step.attribute("axes", range(x.dim()))]
-    policy = str(step.attribute("keep_aspect_ratio_policy", "stretch"))
-    at = 1 if step.opset < 11 or step.node.op == "Upsample" else 2
-    if policy != "stretch":
-        raise UnsupportedError(f"Resize with keep_aspect_ratio_policy = {policy[:40]}")
-    if step.given(3):
-        wanted = step.numbers(3)
-    elif step.given(at) or step.attribute("scales", None) is not None:
-        factors = step.floats(at) if step.given(at) else step.attribute("scales", [])
-        wanted = [int(x.shape[axis] * factor) for axis, factor in zip(axes, factors, strict=True)]
-    else:
-        raise UnsupportedError(f"{step.node.op} without sizes")
-    for axis, size in zip(axes, wanted, strict=True):
-        sizes[axis] = size
-    how = _interpolation(step, x.dim() - 2)
-    if step.device == "meta" or how is None or sizes[:2] != [*x.shape[:2]]:
-        return torch.empty(sizes, dtype=x.dtype, device=x.device) * x.mean()  # where it lies does not matter to a shape
-    mode, corners = how
-    return functional.interpolate(x, sizes[2:], mode=mode, align_corners=corners)
-
-
-def _interpolation(step: Step, axes: int) -> tuple[str, bool | None] | None:
-    """The mode of resizing as torch names it, and whether corners are aligned; None if torch has no such mode."""
-    old = step.opset < 11 or step.node.op == "Upsample"
-    mode = str(step.attribute("mode", "nearest"))
-    place = str(step.attribute("coordinate_transformation_mode", "asymmetric" if old else "half_pixel"))
-    if mode == "nearest":
-        return ("nearest" if place == "asymmetric" else "nearest-exact", None)
-    name = {("linear", 1): "linear", ("linear", 2): "bilinear", ("linear", 3): "trilinear", ("cubic", 2): "bicubic"}
-    if (mode, axes) not in name or place not in ("half_pixel", "pytorch_half_pixel", "align_corners"):
-        return None
-    return name[mode, axes], place == "align_corners"
+    return functional.rms_norm(
+        x, x.shape[step.attribute("axis", -1) :], step.tensor(1), step.attribute("epsilon", 1e-5)
+    )
 
 
 def batch_norm(step: Step) -> Tensor:
     """Normalise by the mean and variance that the file holds."""
     x, gain, shift, mean, variance = (step.tensor(i) for i in range(5))
-    epsilon = float(step.attribute("epsilon", 1e-5))
-    return functional.batch_norm(x, mean, variance, gain, shift, False, 0.0, epsilon)
+    return functional.batch_norm(x, mean, variance, gain, shift, eps=step.attribute("epsilon", 1e-5))
+
+
+def group_norm(step: Step) -> Tensor:
+    """Normalise groups of channels of each sample; until opset 21 with one gain a group."""
+    x = step.tensor(0)
+    gain, shift = (part.repeat_interleave(x.shape[1] // part.shape[0]) for part in (step.tensor(1), step.tensor(2)))
+    return functional.group_norm(x, step.attribute("num_groups", 1), gain, shift, step.attribute("epsilon", 1e-5))
+
+
+# -- windows -----------------------------------------------------------------------------------------------------------
+
+
+def _listed(step: Step, name: str, rank: int, default: int) -> tuple[int, ...]:
+    found = tuple(step.attribute(name, [default] * rank))
+    if len(found) != rank:
+        raise UnsupportedError(f"{step.node.op} with {name} of {len(found)} numbers on {rank} axes")
+    return found
+
+
+def _padded(
+    step: Step, x: Tensor, size: tuple[int, ...], value: float, beyond: float | None = None
+) -> tuple[Tensor, dict[str, tuple[int, ...]]]:
+    """A tensor with its padding around it, `auto_pad` worked out, and how a window moves over it.
+
+    Args:
+        step: the operator.
+        x: batch and channels before one to three axes.
+        size: of the window.
+        value: of the padding.
+        beyond: of what the last windows reach over when `ceil_mode` rounds up; None for that of the padding.
+
+    Raises:
+        UnsupportedError: the window moves over no axis, or over more than three; an attribute does not fit.
+    """
+    rank = x.dim() - 2
+    if not 1 <= rank <= 3 or len(size) != rank or min(size) < 1:
+        raise UnsupportedError(f"{step.node.op} with a window {[*size]} on {rank} axes")
+    strides, dilations = _listed(step, "strides", rank, 1), _listed(step, "dilations", rank, 1)
+    auto = step.attribute("auto_pad", "NOTSET") or "NOTSET"
+    if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+        raise UnsupportedError(f"{step.node.op} with auto_pad = {auto[:40]}")
+    pads = [*step.attribute("pads", [0] * 2 * rank)] if auto == "NOTSET" else [0] * 2 * rank
+    if len(pads) != 2 * rank or not all(0 <= pad <= _MAX_PADS for pad in pads):
+        raise UnsupportedError(f"{step.node.op} with pads = {pads[:8]}")
+    around: list[int] = []
+    further: list[int] = []
+    for axis in reversed(range(rank)):
+        length, stride, span = x.shape[2 + axis], strides[axis], dilations[axis] * (size[axis] - 1) + 1
+        before, behind, reach = pads[axis], pads[rank + axis], 0
+        if auto.startswith("SAME"):
+            total = max((-(-length // stride) - 1) * stride + span - length, 0)
+            before = total // 2 if auto == "SAME_UPPER" else -(-total // 2)
+            behind = total - before
+        elif step.attribute("ceil_mode", 0):
+            whole = length + before + behind
+            last = -(-(whole - span) // stride) * stride  # where the last window begins
+            last -= stride if last >= length + before else 0  # one in the padding alone is left out
+            reach = max(last + span - whole, 0)
+        around, further = [*around, before, behind], [*further, 0, reach]
+    x = functional.pad(x, around, value=value) if any(around) else x
+    x = functional.pad(x, further, value=value if beyond is None else beyond) if any(further) else x
+    return x, {"stride": strides, "dilation": dilations}
+
+
+def conv(step: Step) -> Tensor:
+    """Convolve over one to three axes."""
+    kernel = step.tensor(1)
+    x, moves = _padded(step, step.tensor(0), tuple(kernel.shape[2:]), 0.0)
+    made: Tensor = _CONVOLVE[x.dim() - 3](x, kernel, step.optional(2), groups=step.attribute("group", 1), **moves)
+    return made
+
+
+def conv_transpose(step: Step) -> Tensor:
+    """Spread a tensor by a kernel: what ONNX cuts off at the ends, or puts there, is worked out by its own rules."""
+    x, kernel = step.tensor(0), step.tensor(1)
+    rank = x.dim() - 2
+    if not 1 <= rank <= 3:
+        raise UnsupportedError(f"ConvTranspose on {rank} axes")
+    strides, dilations = _listed(step, "strides", rank, 1), _listed(step, "dilations", rank, 1)
+    more, auto = _listed(step, "output_padding", rank, 0), step.attribute("auto_pad", "NOTSET") or "NOTSET"
+    sizes, none = step.attribute("output_shape", None), [0] * 2 * rank
+    made: Tensor = _SPREAD[rank - 1](x, kernel, None, strides, groups=step.attribute("group", 1), dilation=dilations)
+    pads, flat = step.attribute("pads", none) if auto == "NOTSET" else none, []
+    for axis in reversed(range(rank)):
+        full, before, behind = made.shape[2 + axis] + more[axis], pads[axis], pads[rank + axis]
+        wanted = x.shape[2 + axis] * strides[axis] if auto.startswith("SAME") else None
+        wanted = wanted if sizes is None else sizes[axis - rank]
+        if wanted is not None:
+            total = max(full - wanted, 0)
+            before = total // 2 if auto == "SAME_UPPER" else total - total // 2
+            behind = full - wanted - before
+        flat += [-before, more[axis] - behind]
+    if any(abs(number) > _MAX_PADS for number in flat):
+        raise UnsupportedError(f"ConvTranspose with pads = {flat[:8]}")
+    made = functional.pad(made, flat) if any(flat) else made
+    return made + step.tensor(2).reshape(-1, *[1] * rank) if step.given(2) else made
+
+
+def max_pool(step: Step) -> Tensor:
+    """Take the largest of a window."""
+    x, size = step.tensor(0), tuple(step.attribute("kernel_shape", []))
+    if len([name for name in step.node.outputs if name]) > 1:
+        raise UnsupportedError("MaxPool with indices as its output")
+    x, moves = _padded(step, x, size, -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min)
+    made: Tensor = _LARGEST[x.dim() - 3](x, size, **moves)
+    return made
+
+
+def _summed(step: Step, x: Tensor, value: float = 0.0) -> Tensor:
+    """The sum of each window of a tensor, with `value` in its padding."""
+    size = tuple(step.attribute("kernel_shape", []))
+    padded, moves = _padded(step, x, size, value, beyond=0.0)
+    ones = torch.ones(1, 1, *size, dtype=x.dtype, device=x.device)
+    made: Tensor = _CONVOLVE[len(size) - 1](padded.reshape(-1, 1, *padded.shape[2:]), ones, **moves)
+    return made.reshape(*x.shape[:2], *made.shape[2:])
+
+
+def average_pool(step: Step) -> Tensor:
+    """Average each window: over what lies in the tensor, or over its padding too (`count_include_pad`)."""
+    x = step.tensor(0)
+    return _summed(step, x) / _summed(step, torch.ones_like(x[:1, :1]), float(step.attribute("count_include_pad", 0)))
+
+
+def lp_pool(step: Step) -> Tensor:
+    """The p-norm of each window."""
+    p = step.attribute("p", 2)
+    made: Tensor = _summed(step, step.tensor(0).abs() ** p) ** (1 / p)
+    return made
+
+
+def resize(step: Step) -> Tensor:
+    """Bring a tensor to other sizes."""
+    x, sizes, old = step.tensor(0), [*step.tensor(0).shape], step.graph.opset < 11 or step.node.op == "Upsample"
+    policy, mode = step.attribute("keep_aspect_ratio_policy", "stretch"), step.attribute("mode", "nearest")
+    if policy != "stretch":
+        raise UnsupportedError(f"Resize with keep_aspect_ratio_policy = {policy[:40]}")
+    factors = step.listed(1 if old else 2, "scales")
+    axes = step.attribute("axes", range(x.dim()))
+    if step.given(3):
+        wanted = step.numbers(3)
+    elif factors is not None:
+        wanted = [int(x.shape[axis] * factor) for axis, factor in zip(axes, factors, strict=True)]
+    else:
+        raise UnsupportedError(f"{step.node.op} without sizes")
+    for axis, size in zip(axes, wanted, strict=True):
+        sizes[axis] = size
+    place = step.attribute("coordinate_transformation_mode", "asymmetric" if old else "half_pixel")
+    corners: bool | None = None
+    if mode == "nearest":
+        how: str | None = "nearest" if place == "asymmetric" else "nearest-exact"
+    else:
+        how, corners = _RESIZED.get((mode, x.dim())), place == "align_corners"
+        how = how if place in ("half_pixel", "pytorch_half_pixel", "align_corners") else None
+    if step.device == "meta" or how is None or sizes[:2] != [*x.shape[:2]]:
+        return torch.empty(sizes, dtype=x.dtype, device=x.device) * x.mean()  # where it lies does not matter to a shape
+    return functional.interpolate(x, sizes[2:], mode=how, align_corners=corners)
+
+
+# -- integers that stand for numbers -----------------------------------------------------------------------------------
 
 
 def dequantised(step: Step) -> Tensor:
@@ -106,7 +224,7 @@ def dequantised(step: Step) -> Tensor:
     if step.attribute("block_size", 0):
         raise UnsupportedError("DequantizeLinear of computed integers in blocks")
     if scale.dim() == 1 and scale.numel() > 1:
-        shape = [-1 if i == int(step.attribute("axis", 1)) % x.dim() else 1 for i in range(x.dim())]
+        shape = [-1 if i == step.attribute("axis", 1) % x.dim() else 1 for i in range(x.dim())]
         scale, zero = scale.reshape(shape), zero.reshape(shape)
     return (x.to(scale.dtype) - zero.to(scale.dtype)) * scale
 
@@ -140,107 +258,3 @@ def _quantised(step: Step, x: Tensor) -> Tensor:
     if not step_size:
         return x
     return ((x / step_size).round() + shift).clamp(least, most).sub(shift).mul(step_size)
-
-
-def lp(step: Step) -> Tensor:
-    """Divide by the length along an axis."""
-    x, axis = step.tensor(0), int(step.attribute("axis", -1))
-    return functional.normalize(x, float(step.attribute("p", 2)), axis)
-
-
-def gather_elements(step: Step) -> Tensor:
-    """Take elements by their numbers along an axis."""
-    return step.tensor(0).gather(int(step.attribute("axis", 0)), step.tensor(1).long())
-
-
-_REDUCED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
-
-
-def scatter(step: Step) -> Tensor:
-    """Write elements by their numbers along an axis, or add them to what is there."""
-    x, indices, updates = step.tensor(0), step.tensor(1).long(), step.tensor(2)
-    axis, how = int(step.attribute("axis", 0)), str(step.attribute("reduction", "none"))
-    indices = torch.where(indices < 0, indices + x.shape[axis], indices)
-    return x.scatter(axis, indices, updates) if how == "none" else x.scatter_reduce(axis, indices, updates, _of(how))
-
-
-def scatter_nd(step: Step) -> Tensor:
-    """Write elements by their numbers along several axes, or add them to what is there."""
-    x, indices, how = step.tensor(0), step.tensor(1).long(), str(step.attribute("reduction", "none"))
-    if how not in ("none", "add"):
-        raise UnsupportedError(f"ScatterND with reduction = {how[:40]}")
-    return x.index_put(tuple(indices.unbind(-1)), step.tensor(2), accumulate=how == "add")
-
-
-def _of(reduction: str) -> str:
-    if reduction not in _REDUCED:
-        raise UnsupportedError(f"ScatterElements with reduction = {reduction[:40]}")
-    return _REDUCED[reduction]
-
-
-def top_k(step: Step) -> Result:
-    """The largest along an axis, and their numbers."""
-    axis, largest = int(step.attribute("axis", -1)), bool(step.attribute("largest", 1))
-    values, indices = step.tensor(0).topk(step.numbers(1)[0], axis, largest)
-    return values, indices
-
-
-def one_hot(step: Step) -> Tensor:
-    """Numbers as rows of one value, and another at the number."""
-    depth, axis = step.numbers(1)[0], int(step.attribute("axis", -1))
-    rows = functional.one_hot(step.tensor(0).long() % depth, depth).to(step.dtype(2))
-    rows = rows if axis == -1 else rows.movedim(-1, axis)
-    if not step.known(2):
-        return rows
-    off, on = (step.numbers_of[step.node.inputs[2]].flatten()[i].item() for i in (0, 1))
-    return rows if (off, on) == (0, 1) else rows * (on - off) + off
-
-
-def trilu(step: Step) -> Tensor:
-    """A triangle of a matrix."""
-    diagonal = step.numbers(1)[0] if step.given(1) else 0
-    return step.tensor(0).triu(diagonal) if step.attribute("upper", 1) else step.tensor(0).tril(diagonal)
-
-
-def cumsum(step: Step) -> Tensor:
-    """Sum up along an axis, from either end."""
-    x, axis, back = step.tensor(0), step.numbers(1)[0], bool(step.attribute("reverse", 0))
-    made = x.flip(axis).cumsum(axis).flip(axis) if back else x.cumsum(axis)
-    return (made - x if step.attribute("exclusive", 0) else made).to(x.dtype)
-
-
-def instance_norm(step: Step) -> Tensor:
-    """Normalise each channel of each sample."""
-    return functional.instance_norm(
-        step.tensor(0), weight=step.weight(1), bias=step.tensor(2), eps=float(step.attribute("epsilon", 1e-5))
-    )
-
-
-def group_norm(step: Step) -> Tensor:
-    """Normalise groups of channels of each sample; until opset 21 with one gain a group."""
-    x, gain, shift = step.tensor(0), step.weight(1), step.tensor(2)
-    groups, epsilon = int(step.attribute("num_groups", 1)), float(step.attribute("epsilon", 1e-5))
-    if gain.shape[0] == x.shape[1]:
-        return functional.group_norm(x, groups, gain, shift, epsilon)
-    made = functional.group_norm(x, groups, None, None, epsilon)
-    each = [part.repeat_interleave(x.shape[1] // groups).reshape(-1, *[1] * (x.dim() - 2)) for part in (gain, shift)]
-    return made * each[0] + each[1]
-
-
-def to_space(step: Step) -> Tensor:
-    """Channels as blocks of pixels."""
-    x, size = step.tensor(0), int(step.attribute("blocksize", 1))
-    batch, channels, height, width = x.shape
-    if str(step.attribute("mode", "DCR")) == "CRD":
-        parts = x.reshape(batch, -1, size, size, height, width).permute(0, 1, 4, 2, 5, 3)
-    else:
-        parts = x.reshape(batch, size, size, -1, height, width).permute(0, 3, 4, 1, 5, 2)
-    return parts.reshape(batch, channels // size**2, height * size, width * size)
-
-
-def to_depth(step: Step) -> Tensor:
-    """Blocks of pixels as channels."""
-    x, size = step.tensor(0), int(step.attribute("blocksize", 1))
-    batch, channels, height, width = x.shape
-    parts = x.reshape(batch, channels, height // size, size, width // size, size).permute(0, 3, 5, 1, 2, 4)
-    return parts.reshape(batch, channels * size**2, height // size, width // size)

@@ -1,4 +1,4 @@
-"""ONNX's operators as torch's, for tensors on the meta device: shapes, and what a trace follows. No weights are read.
+"""ONNX's operators as torch's: a table by domain and name, and those that are a line or few.
 
 An operator that is not in `OPERATIONS` is not read; what comes after it is told as not read either.
 """
@@ -8,20 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.graphs import onnx_fused as fused
 from sqrtdk.graphs import onnx_layers as layers
 from sqrtdk.graphs import onnx_shapes as shapes
-from sqrtdk.graphs import onnx_windows as windows
-from sqrtdk.graphs.onnx_fused import FUSED
-from sqrtdk.graphs.onnx_layers import Operation, Result
-from sqrtdk.graphs.onnx_step import Step, binary, dtype_of
+from sqrtdk.graphs.graph import to_tensor
+from sqrtdk.graphs.onnx_attention import ATTENTIONS, FUSED
+from sqrtdk.graphs.onnx_step import Operation, Result, Step, binary, dtype_of
 from sqrtdk.graphs.rewriting import ROUNDED
-from sqrtdk.graphs.session import to_tensor
 
 
 def _unary(function: Callable[[Tensor], Tensor]) -> Operation:
@@ -38,9 +36,45 @@ def _pairs(function: Callable[[Any, Any], Tensor]) -> Operation:
     return run
 
 
+def _parameters(function: Callable[..., Tensor], **defaults: float) -> Operation:
+    """An operator of one tensor with numbers as its attributes."""
+    return lambda step: function(step.tensor(0), *(step.attribute(name, value) for name, value in defaults.items()))
+
+
+def _reduce(function: Callable[..., Tensor]) -> Operation:
+    def run(step: Step) -> Tensor:
+        x, axes = step.tensor(0), step.listed(1, "axes")
+        if not axes and step.attribute("noop_with_empty_axes", 0):
+            return x
+        return function(x, tuple(axes or range(x.dim())), keepdim=bool(step.attribute("keepdims", 1)))
+
+    return run
+
+
+def _arg(function: Callable[..., Tensor]) -> Operation:
+    return lambda step: function(step.tensor(0), step.attribute("axis", 0), bool(step.attribute("keepdims", 1)))
+
+
+def _softmax(function: Callable[[Tensor, int], Tensor]) -> Operation:
+    def run(step: Step) -> Tensor:
+        x = step.tensor(0)
+        opset = step.attribute("opset", step.graph.opset)  # a quantised one says of which it is
+        axis = step.attribute("axis", -1 if opset >= 13 else 1)
+        if opset < 13 and axis not in (-1, x.dim() - 1):  # over all axes from this one on
+            return function(x.flatten(axis), -1).reshape(x.shape)
+        return function(x, axis)
+
+    return run
+
+
 def _divide(left: Any, right: Any) -> Tensor:
     whole = all(not (x.is_floating_point() if isinstance(x, Tensor) else isinstance(x, float)) for x in (left, right))
     return torch.div(left, right, rounding_mode="trunc" if whole else None)
+
+
+def _modulo(step: Step) -> Result:
+    """By the divisor's sign, or by the dividend's (`fmod`)."""
+    return _pairs(torch.fmod if step.attribute("fmod", 0) else torch.remainder)(step)
 
 
 def _where(step: Step) -> Tensor:
@@ -56,62 +90,21 @@ def _where(step: Step) -> Tensor:
     return torch.where(condition, kept, other)
 
 
-def _matmul(step: Step) -> Tensor:
-    return step.tensor(0) @ step.weight(1)
-
-
-def _einsum(step: Step) -> Tensor:
-    made: Tensor = torch.einsum(str(step.attribute("equation", "")), *(step.tensor(i) for i in range(step.count)))
-    return made
-
-
-def _cast(step: Step) -> Tensor:
-    return step.tensor(0).to(dtype_of(int(step.attribute("to", 1))))
-
-
-def _softmax(step: Step) -> Tensor:
-    x = step.tensor(0)
-    opset = int(step.attribute("opset", step.opset))  # a quantised one says of which it is
-    axis = step.attribute("axis", -1 if opset >= 13 else 1)
-    if opset < 13 and axis not in (-1, x.dim() - 1):  # over all axes from this one on
-        return x.flatten(axis).softmax(-1).reshape(x.shape)
-    return x.softmax(axis)
-
-
-def _reduce(function: Callable[..., Tensor]) -> Operation:
-    def run(step: Step) -> Tensor:
-        x, axes = step.tensor(0), shapes.given_axes(step)
-        if not axes and step.attribute("noop_with_empty_axes", 0):
-            return x
-        return function(x, tuple(axes or range(x.dim())), keepdim=bool(step.attribute("keepdims", 1)))
-
-    return run
-
-
 def _clip(step: Step) -> Tensor:
-    x, bounds = step.tensor(0), [step.attribute("min", None), step.attribute("max", None)]
-    for i in (1, 2):
-        if step.given(i):
-            bounds[i - 1] = step.operand(i)
-    if bounds == [None, None]:
-        return x
-    return torch.clamp(x, *bounds)
-
-
-def _gelu(step: Step) -> Tensor:
-    return functional.gelu(step.tensor(0), approximate=str(step.attribute("approximate", "none")))
+    bounds: list[Any] = [
+        step.operand(i) if step.given(i) else step.attribute(name, None) for i, name in ((1, "min"), (2, "max"))
+    ]
+    return step.tensor(0) if bounds == [None, None] else torch.clamp(step.tensor(0), *bounds)
 
 
 def _range(step: Step) -> Tensor:
-    first, last, by = (step.number(i) for i in range(3))
-    return torch.arange(first, last, by, dtype=step.dtype(0), device=step.device)
+    first, last, by = (step.numbers(i)[0] for i in range(3))
+    return torch.arange(first, last, by, dtype=step.tensor(0).dtype, device=step.device)
 
 
 def _filled(step: Step) -> Tensor:
-    value = step.attribute("value", None)
-    number = 0.0 if value is None else value.flatten()[0].item()
-    dtype = torch.float32 if value is None else to_tensor(value).dtype
-    return torch.full(step.numbers(0), number, dtype=dtype, device=step.device)
+    value = to_tensor(step.attribute("value", np.float32(0.0)))
+    return torch.full(step.numbers(0), value.flatten()[0].item(), dtype=value.dtype, device=step.device)
 
 
 def _constant(step: Step) -> Tensor:
@@ -121,54 +114,15 @@ def _constant(step: Step) -> Tensor:
     return to_tensor(value).to(step.device)
 
 
-def _arg(largest: bool) -> Operation:
-    def run(step: Step) -> Tensor:
-        axis, keep = int(step.attribute("axis", 0)), bool(step.attribute("keepdims", 1))
-        return (torch.argmax if largest else torch.argmin)(step.tensor(0), axis, keep)
-
-    return run
-
-
-def _l2(x: Tensor, axes: tuple[int, ...], keepdim: bool) -> Tensor:
-    made: Tensor = torch.linalg.vector_norm(x, 2, axes, keepdim)
-    return made
-
-
 def _dropout(step: Step) -> Result:
     x = step.tensor(0)
     return (x, torch.ones_like(x, dtype=torch.bool)) if len(step.node.outputs) > 1 else x
-
-
-def _parameters(function: Callable[..., Tensor], **defaults: float) -> Operation:
-    """An operator of one tensor with numbers as its attributes."""
-
-    def run(step: Step) -> Tensor:
-        return function(step.tensor(0), *(float(step.attribute(name, value)) for name, value in defaults.items()))
-
-    return run
-
-
-def _selu(x: Tensor, alpha: float, gamma: float) -> Tensor:
-    return gamma * torch.where(x > 0, x, alpha * (torch.exp(x) - 1))
-
-
-def _modulo(step: Step) -> Tensor:
-    """By the divisor's sign, or by the dividend's (`fmod`)."""
-    return _pairs(torch.fmod if step.attribute("fmod", 0) else torch.remainder)(step)  # type: ignore[return-value]
 
 
 def _infinite(step: Step) -> Tensor:
     x, found = step.tensor(0), torch.isinf(step.tensor(0))
     found = found if step.attribute("detect_negative", 1) else found & (x > 0)
     return found if step.attribute("detect_positive", 1) else found & (x < 0)
-
-
-def _log_softmax(step: Step) -> Tensor:
-    x = step.tensor(0)
-    axis = int(step.attribute("axis", -1 if step.opset >= 13 else 1))
-    if step.opset < 13 and axis not in (-1, x.dim() - 1):
-        return x.flatten(axis).log_softmax(-1).reshape(x.shape)
-    return x.log_softmax(axis)
 
 
 def _product(x: Tensor, axes: tuple[int, ...], keepdim: bool) -> Tensor:
@@ -183,28 +137,30 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Abs": _unary(torch.abs),
         "Add": _pairs(torch.add),
         "And": _pairs(torch.logical_and),
-        "ArgMax": _arg(True),
-        "ArgMin": _arg(False),
+        "ArgMax": _arg(torch.argmax),
+        "ArgMin": _arg(torch.argmin),
         "Atan": _unary(torch.atan),
-        "AveragePool": windows.average_pool,
+        "AveragePool": layers.average_pool,
         "BatchNormalization": layers.batch_norm,
-        "Cast": _cast,
-        "CastLike": lambda step: step.tensor(0).to(step.dtype(1)),
+        "Cast": lambda step: step.tensor(0).to(dtype_of(step.attribute("to", 1))),
+        "CastLike": lambda step: step.tensor(0).to(step.tensor(1).dtype),
         "Ceil": _unary(torch.ceil),
         "Celu": _parameters(functional.celu, alpha=1.0),
         "Clip": _clip,
         "Concat": shapes.concat,
         "Constant": _constant,
         "ConstantOfShape": _filled,
-        "Conv": windows.conv,
-        "ConvTranspose": windows.conv_transpose,
+        "Conv": layers.conv,
+        "ConvTranspose": layers.conv_transpose,
         "Cos": _unary(torch.cos),
-        "CumSum": layers.cumsum,
-        "DepthToSpace": layers.to_space,
+        "CumSum": shapes.cumsum,
+        "DepthToSpace": shapes.to_space,
         "DequantizeLinear": layers.dequantised,
         "Div": _pairs(_divide),
         "Dropout": _dropout,
-        "Einsum": _einsum,
+        "Einsum": lambda step: torch.einsum(
+            step.attribute("equation", ""), *(step.tensor(i) for i in range(len(step.inputs)))
+        ),
         "Elu": _parameters(functional.elu, alpha=1.0),
         "Equal": _pairs(torch.eq),
         "Erf": _unary(torch.erf),
@@ -213,19 +169,21 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Flatten": shapes.flatten,
         "Floor": _unary(torch.floor),
         "Gather": shapes.gather,
-        "GatherElements": layers.gather_elements,
+        "GatherElements": lambda step: step.tensor(0).gather(step.attribute("axis", 0), step.tensor(1).long()),
         "GatherND": shapes.gather_nd,
-        "Gelu": _gelu,
-        "Gemm": fused.gemm,
-        "GlobalAveragePool": windows.global_average,
-        "GlobalMaxPool": windows.global_max,
+        "Gelu": lambda step: functional.gelu(step.tensor(0), approximate=step.attribute("approximate", "none")),
+        "Gemm": layers.product,
+        "GlobalAveragePool": lambda step: step.tensor(0).mean((*range(2, step.tensor(0).dim()),), keepdim=True),
+        "GlobalMaxPool": lambda step: step.tensor(0).amax((*range(2, step.tensor(0).dim()),), keepdim=True),
         "Greater": _pairs(torch.gt),
         "GreaterOrEqual": _pairs(torch.ge),
         "GroupNormalization": layers.group_norm,
         "HardSigmoid": _parameters(lambda x, a, b: torch.clamp(x * a + b, 0.0, 1.0), alpha=0.2, beta=0.5),
         "HardSwish": _unary(functional.hardswish),
         "Identity": lambda step: step.tensor(0),
-        "InstanceNormalization": layers.instance_norm,
+        "InstanceNormalization": lambda step: functional.instance_norm(
+            step.tensor(0), weight=step.tensor(1), bias=step.tensor(2), eps=step.attribute("epsilon", 1e-5)
+        ),
         "IsInf": _infinite,
         "IsNaN": _unary(torch.isnan),
         "LayerNormalization": layers.layer_norm,
@@ -233,28 +191,30 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Less": _pairs(torch.lt),
         "LessOrEqual": _pairs(torch.le),
         "Log": _unary(torch.log),
-        "LogSoftmax": _log_softmax,
-        "LpNormalization": layers.lp,
-        "LpPool": windows.lp_pool,
-        "MatMul": _matmul,
+        "LogSoftmax": _softmax(torch.log_softmax),
+        "LpNormalization": lambda step: functional.normalize(
+            step.tensor(0), step.attribute("p", 2), step.attribute("axis", -1)
+        ),
+        "LpPool": layers.lp_pool,
+        "MatMul": layers.product,
         "Max": _pairs(torch.maximum),
-        "MaxPool": windows.max_pool,
+        "MaxPool": layers.max_pool,
         "Mish": _unary(functional.mish),
-        "Mean": lambda step: _pairs(torch.add)(step) / step.count,  # type: ignore[operator]
+        "Mean": lambda step: _pairs(torch.add)(step) / len(step.inputs),  # type: ignore[operator]
         "Min": _pairs(torch.minimum),
         "Mod": _modulo,
         "Mul": _pairs(torch.mul),
         "Neg": _unary(torch.neg),
         "Not": _unary(torch.logical_not),
-        "OneHot": layers.one_hot,
+        "OneHot": shapes.one_hot,
         "Or": _pairs(torch.logical_or),
-        "Pad": layers.pad,
+        "Pad": shapes.pad,
         "PRelu": lambda step: torch.where(step.tensor(0) < 0, step.tensor(0) * step.tensor(1), step.tensor(0)),
         "Pow": _pairs(torch.pow),
         "Range": _range,
         "Reciprocal": _unary(torch.reciprocal),
         "ReduceL1": _reduce(lambda x, axes, keepdim: x.abs().sum(axes, keepdim)),
-        "ReduceL2": _reduce(_l2),
+        "ReduceL2": _reduce(lambda x, axes, keepdim: torch.linalg.vector_norm(x, 2, axes, keepdim)),
         "ReduceLogSum": _reduce(lambda x, axes, keepdim: x.sum(axes, keepdim).log()),
         "ReduceLogSumExp": _reduce(torch.logsumexp),
         "ReduceMax": _reduce(torch.amax),
@@ -268,9 +228,13 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Resize": layers.resize,
         "RMSNormalization": layers.rms_norm,
         "Round": _unary(torch.round),
-        "ScatterElements": layers.scatter,
-        "ScatterND": layers.scatter_nd,
-        "Selu": _parameters(_selu, alpha=1.6732632423543772, gamma=1.0507009873554805),
+        "ScatterElements": shapes.scatter,
+        "ScatterND": shapes.scatter_nd,
+        "Selu": _parameters(
+            lambda x, a, g: g * torch.where(x > 0, x, a * (torch.exp(x) - 1)),
+            alpha=1.6732632423543772,
+            gamma=1.0507009873554805,
+        ),
         "Shape": shapes.shape,
         "Sigmoid": _unary(torch.sigmoid),
         "Sign": _unary(torch.sign),
@@ -278,28 +242,28 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Sin": _unary(torch.sin),
         "Size": lambda step: torch.tensor(step.tensor(0).numel(), device=step.device),
         "Slice": shapes.cut,
-        "Softmax": _softmax,
+        "Softmax": _softmax(torch.softmax),
         "Softplus": _unary(functional.softplus),
         "Softsign": _unary(functional.softsign),
-        "SpaceToDepth": layers.to_depth,
+        "SpaceToDepth": shapes.to_depth,
         "Split": shapes.split,
         "Sqrt": _unary(torch.sqrt),
         "Squeeze": shapes.squeeze,
         "Sub": _pairs(torch.sub),
         "Sum": _pairs(torch.add),
-        "Swish": lambda step: step.tensor(0) * torch.sigmoid(step.tensor(0) * float(step.attribute("alpha", 1.0))),
+        "Swish": lambda step: step.tensor(0) * torch.sigmoid(step.tensor(0) * step.attribute("alpha", 1.0)),
         "Tan": _unary(torch.tan),
         "Tanh": _unary(torch.tanh),
         "ThresholdedRelu": _parameters(lambda x, alpha: torch.where(x > alpha, x, 0.0), alpha=1.0),
         "Tile": lambda step: step.tensor(0).repeat(step.numbers(1)),
-        "TopK": layers.top_k,
+        "TopK": shapes.top_k,
         "Transpose": shapes.transpose,
-        "Trilu": layers.trilu,
+        "Trilu": shapes.trilu,
         "Unsqueeze": shapes.unsqueeze,
         "Upsample": layers.resize,
         "Where": _where,
         "Xor": _pairs(torch.logical_xor),
     }.items()
 }
-OPERATIONS |= FUSED
+OPERATIONS |= FUSED | ATTENTIONS
 OPERATIONS[ROUNDED] = layers.rounded

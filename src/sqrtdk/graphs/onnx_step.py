@@ -12,10 +12,14 @@ from torch import Tensor
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.graphs.graph import Graph, Node
 
+Result = Tensor | tuple[Tensor, ...]
+Operation = Callable[["Step"], Result]
 DTYPES = {
     1: torch.float32, 2: torch.uint8, 3: torch.int8, 5: torch.int16, 6: torch.int32, 7: torch.int64, 9: torch.bool,
     10: torch.float16, 11: torch.float64, 16: torch.bfloat16,
 }  # fmt: skip
+_ONLY_TENSORS = (torch.maximum, torch.minimum, torch.logical_and, torch.logical_or, torch.logical_xor, torch.remainder,
+                 torch.fmod)  # fmt: skip
 
 
 def dtype_of(number: int) -> torch.dtype:
@@ -51,19 +55,13 @@ class Step:
     learned: frozenset[str] | set[str]
     as_numbers: bool = True
 
-    @property
-    def opset(self) -> int:
-        """Version of ONNX's own operators."""
-        return self.graph.opset
-
-    @property
-    def count(self) -> int:
-        """How many inputs there are."""
-        return len(self.inputs)
+    def optional(self, index: int) -> Tensor | None:
+        """An input; None where it is left out."""
+        return self.inputs[index] if 0 <= index < len(self.inputs) else None
 
     def given(self, index: int) -> bool:
         """Whether an input is there."""
-        return index < len(self.inputs) and self.inputs[index] is not None
+        return self.optional(index) is not None
 
     def tensor(self, index: int) -> Tensor:
         """An input.
@@ -71,24 +69,26 @@ class Step:
         Raises:
             UnsupportedError: it is left out.
         """
-        found = self.inputs[index] if index < len(self.inputs) else None
+        found = self.optional(index)
         if found is None:
             raise UnsupportedError(f"{self.node.op} without its input {index}")
         return found
-
-    weight = tensor
 
     def known(self, index: int) -> bool:
         """Whether the values of an input are known."""
         return self.node.input(index) in self.numbers_of
 
-    def _values(self, index: int) -> Tensor:
-        name = self.node.input(index)
-        if name in self.numbers_of:
-            return self.numbers_of[name]
-        if self.device == "meta":
+    def numbers(self, index: int) -> list[Any]:
+        """Values of an input.
+
+        Raises:
+            UnsupportedError: they are not known.
+        """
+        if not self.known(index) and self.device == "meta":
             raise UnsupportedError(f"{self.node.op} with an input {index} that is computed from values")
-        return self.tensor(index)
+        values = self.numbers_of[self.node.input(index)] if self.known(index) else self.tensor(index)
+        numbers: list[Any] = values.flatten().tolist()
+        return numbers
 
     def operand(self, index: int) -> Tensor | float | int | bool:
         """An input; as a number where it is one that is known, and no weight."""
@@ -100,38 +100,20 @@ class Step:
                 return number
         return self.tensor(index)
 
-    def numbers(self, index: int) -> list[int]:
-        """Values of an input, as whole numbers."""
-        return [int(number) for number in self._values(index).flatten().tolist()]
-
-    def floats(self, index: int) -> list[float]:
-        """Values of an input."""
-        return [float(number) for number in self._values(index).flatten().tolist()]
-
-    def number(self, index: int) -> Any:
-        """The value of an input that holds one."""
-        return self._values(index).flatten()[0].item()
-
-    def shape(self, index: int) -> tuple[int, ...]:
-        """Shape of an input."""
-        return tuple(self.tensor(index).shape)
-
-    def dtype(self, index: int) -> torch.dtype:
-        """Dtype of an input."""
-        return self.tensor(index).dtype
-
     def attribute(self, name: str, default: Any) -> Any:
         """An attribute."""
         value = self.node.attributes.get(name)
         return default if value is None else value
+
+    def listed(self, index: int, name: str, default: Any = None) -> Any:
+        """Whole numbers that newer versions of an operator take as an input, and older ones as an attribute."""
+        return self.numbers(index) if self.given(index) else self.attribute(name, default)
 
 
 def binary(function: Callable[[Any, Any], Tensor], left: Any, right: Any) -> Any:
     """A function of two operands, of which one may be a number."""
     if not isinstance(left, Tensor) and not isinstance(right, Tensor):
         return function(torch.tensor(left), torch.tensor(right)).item()
-    needs = function in (torch.maximum, torch.minimum, torch.logical_and, torch.logical_or, torch.logical_xor)
-    swaps = function in (torch.sub, torch.add, torch.mul, torch.eq)
     if not isinstance(left, Tensor):
         if function is torch.sub:
             return torch.rsub(right, left)
@@ -139,6 +121,6 @@ def binary(function: Callable[[Any, Any], Tensor], left: Any, right: Any) -> Any
             return function(right, left)
         if function is not torch.pow:
             left = torch.full((), left, dtype=right.dtype, device=right.device)
-    elif not isinstance(right, Tensor) and (needs or not (swaps or function not in (torch.remainder, torch.fmod))):
+    elif not isinstance(right, Tensor) and function in _ONLY_TENSORS:
         right = torch.full((), right, dtype=left.dtype, device=left.device)
     return function(left, right)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from sqrtdk.graphs.graph import Graph
 from sqrtdk.graphs.places import fits
-from sqrtdk.graphs.session import to_tensor
 
 _WEIGHT_INPUTS = {"MatMul": (1,), "Gemm": (1,), "Conv": (1,), "ConvTranspose": (1,), "FusedConv": (1,),
                   "FusedGemm": (1,), "FusedMatMul": (1,), "LayerNormalization": (1, 2),
@@ -23,25 +20,19 @@ _MOVED = ("Transpose", "Cast", "Identity", "Reshape", "Mul", "Div", "Unsqueeze",
 _FLOATING = (1, 10, 11, 16)  # ONNX's numbers of the floating-point dtypes that torch has
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Constants by what they are.
+def find_weights(graph: Graph) -> tuple[set[str], set[str], dict[str, str]]:
+    """Find the weights: operands of projections, and floating-point constants that have the name of a parameter.
 
-    Attributes:
-        learned: names of those that are weights.
-        folded: names of queries that the exporter has worked out: they are the same for all inputs.
-        names: of weights whose own name is no parameter's, by that name: "onnx::MatMul_31" is "attn.q_proj.weight".
+    Returns:
+        Names of the weights; names of queries that the exporter has worked out, which are the same for all inputs; and
+        parameters' names of weights that the file calls otherwise: "onnx::MatMul_31" is "attn.q_proj.weight".
     """
-
-    learned: set[str]
-    folded: set[str]
-    names: dict[str, str]
-
-
-def find_weights(graph: Graph) -> Weights:
-    """Find the weights: operands of projections, and floating-point constants that have the name of a parameter."""
     initializers = graph.initializers
-    floating = {name: proto for name, proto in initializers.items() if _may_be_learned(name, proto)}
+    floating = {
+        name: proto
+        for name, proto in initializers.items()
+        if int(proto.data_type) in _FLOATING and "." in name and fits(name)
+    }
     places = _places(graph, floating)
     learned = {
         name
@@ -56,24 +47,26 @@ def find_weights(graph: Graph) -> Weights:
                 learned.add(source)
                 if "." not in source and node.scope and fits(node.scope):
                     names.setdefault(source, f"{node.scope}.weight")
+    constant = _constants(graph)
     folded = {
         source
         for node in graph.nodes
-        if node.op == "MatMul" and not node.domain and not graph.is_constant(node.input(1))
+        if node.op == "MatMul" and not node.domain and node.input(1) not in constant
         if (source := _source(graph, node.input(0), _MOVED)) in initializers
         and source not in learned
         and len(initializers[source].dims) > 1
     }
-    return Weights(learned, folded, names)
+    return learned, folded, names
 
 
-def value_of(graph: Graph, name: str) -> Tensor:
-    """Values of a constant."""
-    return to_tensor(graph.array(name))
-
-
-def _may_be_learned(name: str, proto: Any) -> bool:
-    return int(proto.data_type) in _FLOATING and "." in name and fits(name)
+def _constants(graph: Graph) -> set[str]:
+    """Tensors that are the same for all inputs: computed of constants alone, or of shapes."""
+    found = {*graph.initializers, ""}
+    for node in graph.nodes:
+        random = node.op.startswith("Random") or node.op in ("Bernoulli", "Multinomial")
+        if not random and node not in graph.hidden and (node.op in ("Shape", "Size") or found.issuperset(node.inputs)):
+            found.update(node.outputs)
+    return found
 
 
 def _places(graph: Graph, floating: Mapping[str, Any]) -> set[str]:
@@ -92,7 +85,7 @@ def _is_learned_number(graph: Graph, name: str, places: set[str]) -> bool:
     path, _, last = name.rpartition(".")
     if not last.isidentifier() or path not in places:
         return False
-    exact = value_of(graph, name).abs().flatten()
+    exact = graph.tensor(name).abs().flatten()
     value = float(exact.double()[0])
     return not any(bool(exact == torch.tensor(root, dtype=exact.dtype)) for root in _roots(value))
 

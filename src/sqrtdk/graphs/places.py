@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import FunctionType
 from typing import Any
@@ -15,12 +16,36 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk.graphs.graph import Missing
+from sqrtdk.models.records import LoadedModel
+
 MAX_DEPTH = 32  # names in a module path
 MAX_NAME = 200  # characters of one
 _MOST_STACK = 2**14  # characters of a traceback that are looked at
 _FRAME = re.compile(r'File "([^"\n]{1,300})", line (\d{1,6}), in')
 _LIBRARIES = ("site-packages", "dist-packages", "/torch/")
 _CLASS = re.compile(r"[A-Za-z_]\w{0,100}")
+
+
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """A graph as a model whose forward walks it on the meta device.
+
+    Attributes:
+        loaded: the model, its inputs without values, and values of its constants.
+        missing: attentions that are not read.
+        sizes: numbers that stand for the sizes which the graph leaves free.
+        operators: of ONNX by site, in order: "Softmax", or one that is an attention by itself.
+        unread: operators, and attributes of operators, that are not read.
+        sick: names of weights that hold NaN or infinity.
+    """
+
+    loaded: LoadedModel
+    missing: tuple[Missing, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    operators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+    sick: tuple[str, ...] = ()
 
 
 class Place(nn.Module):
@@ -110,11 +135,6 @@ def place_tensor(modules: Mapping[str, nn.Module], name: str, tensor: Tensor) ->
     else:
         holder._buffers[last] = tensor
     return f"{path}.{last}" if path else last
-
-
-def weight(shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:
-    """A parameter without values."""
-    return nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -1,7 +1,7 @@
-"""A program of torch.export in a file, as a model that can be traced like any other.
+"""A program of torch.export in a file, as a model that can be traced: run like any other, or walked on shapes alone.
 
 Its modules are not called when it runs; where in the model an attention stood is told by the weights that project its
-q and k, whose names are the model's own.
+q and k, whose names are the model's own. When it is walked, each operation stands in the module that it was noted at.
 """
 
 from __future__ import annotations
@@ -14,46 +14,36 @@ import os
 import re
 import zipfile
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
-from sqrtdk.graphs.feeds import says_nothing
-from sqrtdk.graphs.guards import read_guards
+from sqrtdk.graphs.graph import refuse_many
+from sqrtdk.graphs.guards import Bounds, meet, read_guards
+from sqrtdk.graphs.inputs import MASK, by_name, number_for, shown_sizes
+from sqrtdk.graphs.places import (
+    GraphRoot,
+    Walked,
+    class_of,
+    is_finite,
+    place_in_code,
+    place_modules,
+    place_tensor,
+)
 from sqrtdk.graphs.program_file import refuse_code
 from sqrtdk.models.alone import alone
 from sqrtdk.models.records import Inputs, LoadedModel
+from sqrtdk.tracing.watch.constants import LARGEST
 
+MOST_LEARNED = 2**12  # elements of a parameter whose values are looked at: gains, temperatures
 _LOGGERS = ("torch.export", "torch.export.pt2_archive._package", "torch._export.serde.serialize")
 _OUTPUTS = re.compile(r'type\\?": \\?"(transformers(?:\.[a-z]\w*)*\.(?:modeling_\w+|cache_utils))\.[A-Z]\w*\\?"')
 
 
-@alone()
-def load_program(path: str | os.PathLike[str], *, trust_remote_code: bool = False) -> tuple[Any, Any]:
-    """The program in a file, and its module.
-
-    Raises:
-        ModelError: the file can't be read, could run code, or is of another version of torch.
-    """
-    if not trust_remote_code:
-        refuse_code(path)
-    shown = str(path)[:200]
-    logged = _Logged()
-    try:
-        _import_outputs(path)
-        with logged:
-            program = torch.export.load(os.fspath(path))
-            module = program.module(check_guards=not guards_of(program))  # it would run them as code
-    except INTERRUPTS:
-        raise
-    except BaseException as error:  # whatever torch, or a trusted file's own code, raises
-        raise ModelError(
-            f"torch {torch.__version__} does not load the program {shown!r}: {kind_and_text(logged.cause or error)}",
-            hint="Files of torch.export are read by the version of torch that wrote them, and by few others.",
-        ) from error
-    return program, module
+# -- loaded, to run ----------------------------------------------------------------------------------------------------
 
 
 @alone()
@@ -75,31 +65,59 @@ def read_exported(
         ModelError: the file can't be read, could run code, or is of another version of torch; the inputs are not those
             of the exported forward.
     """
-    program, module = load_program(path, trust_remote_code=trust_remote_code)
+    program, module = _load_program(path, trust_remote_code)
     for parameter in module.parameters():
         parameter.requires_grad_(False)
-    wanted = _arguments(program)
-    given = _fit(program, wanted, inputs)
-    _refuse_sizes(program, wanted, given)
-    return LoadedModel(module=module, inputs=given, id=str(path), kind="exported")
-
-
-def guards_of(program: Any) -> list[str]:
-    """Lines of code in which a program says what it asks of free sizes; they are never run."""
-    return [line for line in getattr(program, "_guards_code", None) or () if isinstance(line, str)]
-
-
-def _refuse_sizes(program: Any, names: tuple[str, ...], inputs: Inputs) -> None:
-    """Refuse inputs of sizes that the program was not exported for, as far as its conditions can be read."""
-    given = dict(zip(names, inputs, strict=False)) if isinstance(inputs, tuple) else inputs
+    args, kwargs = program.example_inputs if program.example_inputs else ((), {})
+    names = getattr(program.module_call_graph[0].signature, "forward_arg_names", None)
+    if not names:
+        parameters = [name for name in inspect.signature(module.forward).parameters if name not in kwargs]
+        names = (*parameters[: len(args)], *kwargs)
+    examples = {**dict(zip(names, args, strict=False)), **kwargs}
+    if inputs is None and not args and not kwargs:
+        raise ModelError("the program holds no inputs, and none were given", hint="Give them with --input FILE.")
+    given = examples if inputs is None else _fit(tuple(names), examples, inputs)
     shapes = {name: tuple(value.shape) for name, value in given.items() if isinstance(value, Tensor)}
-    broken = read_guards(guards_of(program)).broken(shapes)
+    broken = read_guards(_guards_of(program)).broken(shapes)
     if broken is not None:
         raise ModelError(
             f"the program was exported for sizes with {broken[:120]}; the inputs are "
             f"{', '.join(f'{name[:60]} {shape}' for name, shape in [*shapes.items()][:8])}",
             hint="Give inputs of such sizes (--input).",
         )
+    chosen: Inputs = given
+    if inputs is None and not kwargs:
+        chosen = tuple(args)
+    elif inputs is not None and len(names) == len(args):
+        chosen = tuple(given.values())
+    return LoadedModel(module=module, inputs=chosen, id=str(path), kind="exported")
+
+
+@alone()
+def _load_program(path: str | os.PathLike[str], trust_remote_code: bool) -> tuple[Any, Any]:
+    """The program in a file, and its module."""
+    if not trust_remote_code:
+        refuse_code(path)
+    logged = _Logged()
+    try:
+        _import_outputs(path)
+        with logged:
+            program = torch.export.load(os.fspath(path))
+            module = program.module(check_guards=not _guards_of(program))  # it would run them as code
+    except INTERRUPTS:
+        raise
+    except BaseException as error:  # whatever torch, or a trusted file's own code, raises
+        raise ModelError(
+            f"torch {torch.__version__} does not load the program {str(path)[:200]!r}: "
+            f"{kind_and_text(logged.cause or error)}",
+            hint="Files of torch.export are read by the version of torch that wrote them, and by few others.",
+        ) from error
+    return program, module
+
+
+def _guards_of(program: Any) -> list[str]:
+    """Lines of code in which a program says what it asks of free sizes; they are never run."""
+    return [line for line in getattr(program, "_guards_code", None) or () if isinstance(line, str)]
 
 
 class _Logged(logging.Filter):
@@ -138,55 +156,27 @@ def _import_outputs(path: str | os.PathLike[str]) -> None:
             importlib.import_module(name)
 
 
-def _arguments(program: Any) -> tuple[str, ...]:
-    """Names of the arguments of the exported forward."""
-    signature = program.module_call_graph[0].signature
-    names = getattr(signature, "forward_arg_names", None)
-    if names:
-        return tuple(names)
-    args, kwargs = program.example_inputs if program.example_inputs else ((), {})
-    forward = program.module(check_guards=not guards_of(program)).forward
-    parameters = [name for name in inspect.signature(forward).parameters if name not in kwargs]
-    return (*parameters[: len(args)], *kwargs)
-
-
-def _fit(program: Any, names: tuple[str, ...], inputs: Inputs | None) -> Inputs:
-    """Inputs as the exported forward takes them: it was exported with some in order, and the others by name.
+def _fit(names: tuple[str, ...], examples: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
+    """Inputs by the names of the exported forward's arguments.
 
     Raises:
-        ModelError: some are missing, or are not its own.
+        ModelError: some are missing, or are not its own; a tensor has another number of axes, or another dtype.
     """
-    args, kwargs = program.example_inputs if program.example_inputs else ((), {})
-    if inputs is None:
-        if not args and not kwargs:
-            raise ModelError("the program holds no inputs, and none were given", hint="Give them with --input FILE.")
-        return _named(names, args, kwargs)
-    given = dict(zip(names, inputs, strict=False)) if isinstance(inputs, tuple) else dict(inputs)
-    given = {name: value for name, value in given.items() if name in names or not says_nothing(name, value)}
-    if isinstance(inputs, tuple) and len(inputs) > len(names):
-        raise ModelError(f"the program takes {len(names)} inputs, got {len(inputs)}", hint=_takes(names, args, kwargs))
+    shown = (
+        f"{name[:60]} {tuple(value.shape)}" if isinstance(value := examples.get(name), Tensor) else name[:60]
+        for name in names[:12]
+    )
+    takes = f"It was exported with {', '.join(shown)}."
+    given = by_name("program", names, inputs, takes)
     extra = [str(name)[:100] for name, value in given.items() if name not in names and value is not None]
+    for name, value in examples.items():  # what is not a tensor was fixed when it was exported
+        if not isinstance(value, Tensor):
+            given.setdefault(name, value)
     missing = [name for name in names if name not in given]
-    examples = {**dict(zip(names, args, strict=False)), **kwargs}
-    for name in list(missing):  # what is not a tensor was fixed when it was exported
-        if not isinstance(examples.get(name), Tensor) and name in examples:
-            given[name] = examples[name]
-            missing.remove(name)
     if missing or extra:
         lacks = f"lacks its inputs {', '.join(missing)}" if missing else ""
         more = f"takes no input {', '.join(extra)}: what they say was not exported" if extra else ""
-        raise ModelError(f"the program {' and '.join(filter(None, (lacks, more)))}", hint=_takes(names, args, kwargs))
-    _refuse_kinds(given, examples)
-    return _named(names, tuple(given[name] for name in names[: len(args)]), {n: given[n] for n in names[len(args) :]})
-
-
-def _named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
-    """Arguments as one tuple where all are given in order, else by name."""
-    return tuple(args) if not kwargs else {**dict(zip(names, args, strict=False)), **kwargs}
-
-
-def _refuse_kinds(given: Mapping[str, Any], examples: Mapping[str, Any]) -> None:
-    """Refuse tensors of another number of axes, or of another dtype, than the program was exported with."""
+        raise ModelError(f"the program {' and '.join(filter(None, (lacks, more)))}", hint=takes)
     for name, value in given.items():
         example = examples.get(name)
         if not isinstance(value, Tensor) or not isinstance(example, Tensor):
@@ -197,12 +187,173 @@ def _refuse_kinds(given: Mapping[str, Any], examples: Mapping[str, Any]) -> None
                 f"{example.dtype} {tuple(example.shape)}",
                 hint="Give it so, or export the program for other inputs.",
             )
+    return {name: given[name] for name in names}
 
 
-def _takes(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    examples = {**dict(zip(names, args, strict=False)), **kwargs}
-    shapes = (
-        f"{name[:60]} {tuple(value.shape)}" if isinstance(value, Tensor) else name[:60]
-        for name, value in ((name, examples.get(name)) for name in names[:12])
-    )
-    return f"It was exported with {', '.join(shapes)}."
+# -- walked, on shapes -------------------------------------------------------------------------------------------------
+
+
+def walk_program(
+    path: str | os.PathLike[str], config: Any = None, *, trust_remote_code: bool = False, larger: bool = False
+) -> Walked:
+    """A program as a model whose forward walks it on the meta device.
+
+    Args:
+        path: of the file.
+        config: what is declared; None where nothing is.
+        trust_remote_code: load it also where that could run code of its author.
+        larger: give what the program leaves free other sizes than otherwise.
+
+    Raises:
+        ModelError: the file can't be read, could run code, or is of another version of torch; it has too many
+            operations.
+    """
+    program, module = _load_program(path, trust_remote_code)
+    nodes = [node for node in module.graph.nodes if node.op == "call_function"]
+    refuse_many(len(nodes))
+    inputs, sizes = _inputs(program, module, larger)
+    notes: tuple[str, ...] = (shown_sizes(sizes),) if sizes else ()
+    unread = read_guards(_guards_of(program)).unread
+    if unread:
+        what = "1 condition" if unread == 1 else f"{unread} conditions"
+        notes += (f"{what} on sizes could not be read, so the program may refuse the sizes used here",)
+    scopes = {node: _scope(node) for node in nodes}
+    classes = {place: kind for stack in scopes.values() for place, kind in stack}
+    walker = _Walker(module, {node: stack[-1][0] if stack else "" for node, stack in scopes.items()})
+    root = class_of(classes.get("", ""), GraphRoot)(walker.walk, config)
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers()), **_constants(module)}
+    holders = {path: "" for name in tensors if (path := name.rpartition(".")[0])}
+    walker.modules = place_modules(root, holders | classes)
+    values: dict[str, Tensor] = {}
+    sick = []
+    for name, tensor in tensors.items():
+        learned = isinstance(tensor, nn.Parameter)
+        sick += [name] if learned and not is_finite(tensor) else []
+        twin = torch.empty_like(tensor, device="meta")
+        twin = nn.Parameter(twin, requires_grad=False) if learned else twin
+        placed = place_tensor(walker.modules, name, twin)
+        walker.tensors[name] = twin
+        if tensor.numel() <= (MOST_LEARNED if learned else LARGEST) and tensor.layout is torch.strided:
+            values[placed] = tensor.detach()
+    for name, tensor in inputs.items():
+        if isinstance(tensor, Tensor) and MASK.search(name) and tensor.dim() == 2:
+            values[place_tensor(walker.modules, name, tensor)] = torch.ones_like(tensor, device="cpu")
+            notes += (f"the input {name} is taken as ones: no padding",)
+    loaded = LoadedModel(root, tuple(inputs.values()), str(path), "exported", config, notes=notes, masks=values)
+    return Walked(loaded, sizes=sizes, sick=tuple(sick))
+
+
+class _Walker(torch.fx.Interpreter):
+    """Every operation on the meta device, inside the module at which it was noted."""
+
+    def __init__(self, module: torch.fx.GraphModule, scopes: Mapping[torch.fx.Node, str]) -> None:
+        super().__init__(module)
+        self.tensors: dict[str, Tensor] = {}
+        self.modules: dict[str, nn.Module] = {}
+        self._scopes = scopes
+        self._count = 0
+
+    def walk(self, *inputs: Any) -> Any:
+        """Walk the program; what it gives."""
+        return self.run(*inputs, enable_io_processing=False)
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """One operation."""
+        if n.op == "get_attr" and n.target in self.tensors:
+            return self.tensors[str(n.target)]
+        if n.op == "call_module" and n.target == "_guards_fn":  # sizes that it was exported for
+            return None
+        if n.op != "call_function":
+            return super().run_node(n)
+        place = self.modules.get(self._scopes.get(n, ""), self.modules[""])
+        self._count += 1
+        run = partial(place_in_code(str(n.meta.get("stack_trace") or ""), self._count), self._call, n)
+        return run() if place is self.modules[""] else place(run)
+
+    def _call(self, n: torch.fx.Node) -> Any:
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        try:
+            return n.target(*_on_meta(args), **_on_meta(kwargs))  # type: ignore[operator]
+        except (*INTERRUPTS, ModelError):
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"the operation {n.name[:60]!r} of the program, {str(n.target)[:60]}, can't be read without its "
+                f"values: {kind_and_text(error, 200)}",
+                hint="Export it for fixed sizes, or check the model itself.",
+            ) from error
+
+
+def _on_meta(value: Any) -> Any:
+    """Arguments with the meta device in the place of any other."""
+    if isinstance(value, torch.device):
+        return torch.device("meta")
+    if isinstance(value, tuple | list):
+        return type(value)(map(_on_meta, value))
+    return {name: _on_meta(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def _constants(module: torch.fx.GraphModule) -> dict[str, Tensor]:
+    """Tensors that are attributes of the module, and neither parameters nor buffers."""
+    found = {}
+    for name in {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}:
+        value: Any = module
+        for part in name.split("."):
+            value = getattr(value, part, None)
+        if isinstance(value, Tensor):
+            found[name] = value
+    return found
+
+
+def _scope(node: torch.fx.Node) -> list[tuple[str, str]]:
+    """Paths and class names of the modules around an operation, outermost first."""
+    stack = node.meta.get("nn_module_stack") or {}
+    found = []
+    for entry in stack.values() if isinstance(stack, dict) else ():
+        path, kind = entry[0], entry[1] if len(entry) > 1 else ""
+        name = kind if isinstance(kind, str) else getattr(kind, "__name__", "")
+        found.append((str(path).removeprefix("L['self']").lstrip(".").partition("@")[0], str(name)))
+    return found
+
+
+def _inputs(program: Any, module: torch.fx.GraphModule, larger: bool) -> tuple[dict[str, Any], dict[str, int]]:
+    """What the program takes, without values, and numbers for the sizes that it leaves free."""
+    values = {str(n.target): n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"}
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    bounds: dict[str, Bounds] = {
+        str(symbol): (_finite(edges.lower), _finite(edges.upper)) for symbol, edges in program.range_constraints.items()
+    }
+    sizes: dict[str, int] = {}
+    for value in values.values():
+        for axis, size in enumerate(value.shape) if isinstance(value, Tensor) else ((1, value),):
+            for symbol in map(str, size.node.expr.free_symbols) if isinstance(size, torch.SymInt) else ():
+                low, high = bounds.get(symbol, (None, None))
+                number = number_for(axis, sizes, larger)
+                number = number if low is None else max(number, low)
+                sizes.setdefault(symbol, number if high is None else min(number, high))
+
+    def shapes(numbers: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(_number(size, numbers) for size in value.shape) for name, value in tensors.items()}
+
+    guards = read_guards(_guards_of(program))
+    if sizes and guards.read:
+        sizes = meet(guards, sizes, shapes, bounds)
+    empty = {
+        name: torch.empty(shape, dtype=tensors[name].dtype, device="meta") for name, shape in shapes(sizes).items()
+    }
+    return {name: empty[name] if name in empty else _number(value, sizes) for name, value in values.items()}, sizes
+
+
+def _number(size: Any, sizes: Mapping[str, int]) -> Any:
+    """A size as a number: what its symbols make; what is no such size as it is."""
+    if not isinstance(size, torch.SymInt):
+        return size
+    expression = size.node.expr
+    if expression.is_Symbol:
+        return sizes[str(expression)]
+    return int(expression.subs({symbol: sizes[str(symbol)] for symbol in expression.free_symbols}))
+
+
+def _finite(edge: Any) -> int | None:
+    """The least, or the largest, number of a symbol, as `range_constraints` has it."""
+    return int(edge) if getattr(edge, "is_Integer", False) and abs(edge) < 2**31 else None

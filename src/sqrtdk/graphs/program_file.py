@@ -43,6 +43,8 @@ _PLAIN_TARGETS = re.compile(
 _FILE_OPERATORS = ("from_file",)  # ATen's own that touch files
 _NAME = re.compile(r"\w{0,1000}")
 _TEXT = re.compile(r"[\w.,:<>+\-/ ]{0,1000}")
+# Names of nodes and arguments are written into code; those of tensors have dots.
+_NAMES = {"name": _NAME, "forward_arg_names": _NAME, "parameter_name": _TEXT, "buffer_name": _TEXT}
 _FUNCTIONS = {"Symbol", "Integer", "Float", "Rational", "Mul", "Add", "Pow", "Max", "Min", "Mod", "Abs", "FloorDiv",
               "CeilDiv", "ModularIndexing", "PythonMod", "CleanDiv", "CeilToInt", "FloorToInt", "TruncToInt", "ToFloat",
               "IntTrueDiv", "PowByNatural", "IsNonOverlappingAndDenseIndicator", "Equality", "Unequality", "LessThan",
@@ -97,26 +99,23 @@ def _check(archive: zipfile.ZipFile) -> None:
     for name in names:
         inner = name.partition("/")[2]
         if inner.startswith("models/") and inner.endswith(".json"):
-            _check_graph(_json(archive, name))
+            _check_graph(json.loads(_read(archive, name)))
         elif inner.startswith(("data/weights/", "data/constants/")) and inner.endswith(".json"):
-            _check_payload(_json(archive, name))
+            _check_payload(json.loads(_read(archive, name)))
         elif inner.startswith("data/sample_inputs/"):
-            _check_pickle(archive, name)
+            _check_pickle(_read(archive, name))
         elif inner.endswith((".pt", ".so", ".cpp", ".o")) or inner.startswith("data/aotinductor"):
             raise _refuse(f"holds {inner[:100]!r}")
 
 
-def _json(archive: zipfile.ZipFile, name: str) -> Any:
+def _read(archive: zipfile.ZipFile, name: str) -> bytes:
     if archive.getinfo(name).file_size > MAX_JSON:
         raise ModelError(f"{name[:100]!r} of the program is over {MAX_JSON} bytes", hint="Export a smaller program.")
-    return json.loads(archive.read(name))
+    return archive.read(name)
 
 
-def _check_pickle(archive: zipfile.ZipFile, name: str) -> None:
+def _check_pickle(content: bytes) -> None:
     """What the restricted reader takes is built of tensors and plain containers, whoever reads it then."""
-    if archive.getinfo(name).file_size > MAX_JSON:
-        raise ModelError(f"{name[:100]!r} of the program is over {MAX_JSON} bytes", hint="Export it with small inputs.")
-    content = archive.read(name)
     try:
         if content:
             torch.load(io.BytesIO(content), weights_only=True)
@@ -146,13 +145,8 @@ def _check_graph(program: Any) -> None:
                 raise _refuse("nests its inputs or outputs in what is imported by name")
         elif not _OPEN_TEXT & set(path) and not _TEXT.fullmatch(text):
             raise _refuse(f"has {text[:60]!r} as its {key[:60]}")
-        elif key in ("name", "forward_arg_names", "parameter_name", "buffer_name") and not _is_name(key, text):
+        elif key in _NAMES and not _NAMES[key].fullmatch(text):
             raise _refuse(f"names something {text[:60]!r}")
-
-
-def _is_name(key: str, text: str) -> bool:
-    """Names of nodes and arguments are written into code; those of tensors have dots."""
-    return (_TEXT if key in ("parameter_name", "buffer_name") else _NAME).fullmatch(text) is not None
 
 
 def _texts(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
@@ -174,15 +168,10 @@ def _check_target(target: str) -> None:
         return
     match = _TARGET.fullmatch(target)
     if match is not None and match[2] not in _FILE_OPERATORS:
-        packet = getattr(getattr(torch.ops, match[1]), match[2], None)
-        if isinstance(packet, torch._ops.OpOverloadPacket) and match[3] in _overloads(packet):
+        packet: Any = getattr(getattr(torch.ops, match[1]), match[2], None)
+        if isinstance(packet, torch._ops.OpOverloadPacket) and match[3] in packet.overloads():  # type: ignore[no-untyped-call]
             return
     raise _refuse(f"calls {target[:100]!r}")
-
-
-def _overloads(packet: Any) -> list[str]:
-    names: list[str] = packet.overloads()
-    return names
 
 
 def _check_expression(text: str) -> None:

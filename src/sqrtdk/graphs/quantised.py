@@ -13,22 +13,54 @@ are those of rounding, and no factor on q.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from sqrtdk.graphs.graph import Graph, Node
-from sqrtdk.graphs.rewriting import DOMAINS, PRODUCT, Rewriting, Unread
-from sqrtdk.graphs.unpacked import few_bits, integers
+from sqrtdk.graphs.rewriting import DOMAINS, PRODUCT, Array, Rewriting, Unread, few_bits, integers
 
-Array = np.ndarray[Any, Any]
-# Operators (X, scale, zero point, scale of Y, zero point of Y), and what they are of floating-point numbers.
-_ALONE = {"QLinearSigmoid": "Sigmoid", "QLinearLeakyRelu": "LeakyRelu", "QLinearAveragePool": "AveragePool",
-          "QLinearGlobalAveragePool": "GlobalAveragePool", "QLinearReduceMean": "ReduceMean"}  # fmt: skip
-_PAIRS = {"QLinearAdd": "Add", "QLinearMul": "Mul", "QLinearMatMul": "MatMul"}
+
+class _Row(NamedTuple):
+    """What an operator on integers is of floating-point numbers.
+
+    Attributes:
+        op: the operator.
+        operands: numbers of its inputs: one of a tensor, three of integers with their scale and zero point.
+        result: numbers of the inputs that are scale and zero point of the result; () where it is not rounded.
+        axis: along which the scales of a weight differ.
+        bias: numbers of the inputs that are a bias of integers, and the two scales in whose product it is counted.
+    """
+
+    op: str
+    operands: tuple[int | tuple[int, int, int], ...]
+    result: tuple[int, ...] = ()
+    axis: int = 0
+    bias: tuple[int, ...] = ()
+
+
+_ONE, _TWO = ((0, 1, 2),), ((0, 1, 2), (3, 4, 5))
+_ROWS = {
+    "QLinearSigmoid": _Row("Sigmoid", _ONE, (3, 4)),
+    "QLinearLeakyRelu": _Row("LeakyRelu", _ONE, (3, 4)),
+    "QLinearSoftmax": _Row("Softmax", _ONE, (3, 4)),
+    "QLinearAveragePool": _Row("AveragePool", _ONE, (3, 4)),
+    "QLinearGlobalAveragePool": _Row("GlobalAveragePool", _ONE, (3, 4)),
+    "QLinearReduceMean": _Row("ReduceMean", _ONE, (3, 4)),
+    "QLinearAdd": _Row("Add", _TWO, (6, 7)),
+    "QLinearMul": _Row("Mul", _TWO, (6, 7)),
+    "QLinearMatMul": _Row("MatMul", _TWO, (6, 7), axis=-1),
+    "QLinearConv": _Row("Conv", _TWO, (6, 7), bias=(8, 1, 4)),
+    "QGemm": _Row("Gemm", _TWO, (7, 8), axis=1, bias=(6, 1, 4)),
+    "QLinearWhere": _Row("Where", (0, (1, 2, 3), (4, 5, 6)), (7, 8)),
+    "MatMulIntegerToFloat": _Row("MatMul", ((0, 2, 4), (1, 3, 5), 6), axis=-1),
+    "QAttention": _Row("Attention", ((0, 3, 6), (1, 4, 7), 2, 5, 8), axis=-1),
+    "QEmbedLayerNormalization": _Row(
+        "EmbedLayerNormalization", (0, 1, (2, 8, 13), (3, 9, 14), (4, 10, 15), (5, 11, 16), (6, 12, 17), 7)
+    ),
+}
 
 
 def without_quantisation(graph: Graph) -> Graph:
@@ -43,17 +75,40 @@ def without_quantisation(graph: Graph) -> Graph:
         rewriting.take(node)
     taken = {name for node in rewriting.nodes for name in node.inputs}
     nodes = tuple(node for node in rewriting.nodes if node not in rewriting.of_scales or taken & {*node.outputs})
-    kept = set(nodes)
-    taken_by: dict[str, list[Node]] = defaultdict(list)
-    for node in nodes:
-        for name in filter(None, node.inputs):
-            taken_by[name].append(node)
-    made_by = {name: node for node in nodes for name in node.outputs if name}
-    return replace(
-        graph, nodes=nodes, made_by=made_by, taken_by=taken_by, initializers=rewriting.initializers,
-        hidden={node: inner for node, inner in graph.hidden.items() if node in kept},
-        _constant={}, _arrays={},
-    )  # fmt: skip
+    return replace(graph, nodes=nodes, initializers=rewriting.initializers)
+
+
+def _by_row(to: Rewriting, node: Node) -> None:
+    row = _ROWS[node.op]
+    if node.attributes.get("channels_last", 0):
+        raise Unread("with channels last")
+    axis = 0 if node.attributes.get("transB") else row.axis
+    names = []
+    for places in row.operands:
+        if isinstance(places, int):
+            names.append(node.input(places))
+        else:
+            names.append(to.floating([node.input(i) for i in places], axis) if node.input(places[0]) else "")
+    if row.bias:
+        names.append(_summed_bias(to, [node.input(i) for i in row.bias], float(node.attributes.get("alpha", 1.0))))
+    to.add(node, row.op, names)
+    if row.result and node.input(row.result[0]):
+        to.requantised(node, *(node.input(i) for i in row.result))
+
+
+def _summed_bias(to: Rewriting, names: list[str], factor: float) -> str:
+    """A bias of integers, in units of the scales of both operands of a product."""
+    whole, first, second = (to.graph.array(name) if name else None for name in names)
+    if whole is None:
+        return ""
+    if first is None or second is None:
+        raise Unread("with scales that are computed")
+
+    def compute() -> Array:
+        made: Array = integers(whole) * (first.flatten() * second.flatten() * np.float32(factor))
+        return made.astype(np.float32)
+
+    return to.constant(names[0], whole.shape, 1, compute, tuple(names))
 
 
 def _quantize(to: Rewriting, node: Node) -> None:
@@ -95,99 +150,35 @@ def _integer_product(to: Rewriting, node: Node) -> None:
     to.carry(node, PRODUCT)
 
 
-def _linear(to: Rewriting, node: Node) -> None:
-    """`QLinearMatMul`, `QLinearAdd` and `QLinearMul`: two operands, each with its scale and its zero point."""
-    op, inputs = _PAIRS[node.op], node.inputs
-    axis = -1 if op == "MatMul" else 0
-    names = [to.floating(inputs[i : i + 3], axis) for i in (0, 3)]
-    to.add(node, op, names, {})
-    to.requantised(node, node.input(6), node.input(7))
-
-
-def _alone(to: Rewriting, node: Node) -> None:
-    """An operator on one tensor."""
-    if node.attributes.get("channels_last", 0):
-        raise Unread("with channels last")
-    op = "Softmax" if node.op == "QLinearSoftmax" else _ALONE[node.op]
-    to.add(node, op, (to.floating([node.input(i) for i in range(3)]),))
-    to.requantised(node, node.input(3), node.input(4))
-
-
-def _linear_conv(to: Rewriting, node: Node) -> None:
-    """`QLinearConv(x, scale, zero, w, scale, zero, y scale, y zero, bias)`: its bias is in units of both scales."""
-    names = [*node.inputs, "", ""][:9]
-    x, w = to.floating(names[:3]), to.floating(names[3:6])
-    to.add(node, "Conv", (x, w, _summed_bias(to, names[8], names[1], names[4])))
-    to.requantised(node, names[6], names[7])
-
-
-def _summed_bias(to: Rewriting, bias: str, left: str, right: str, factor: float = 1.0) -> str:
-    """A bias of integers, in units of the scales of both operands of a product."""
-    whole = to.graph.array(bias) if bias else None
-    if whole is None:
-        return ""
-    first, second = to.graph.array(left), to.graph.array(right)
-    if first is None or second is None:
-        raise Unread("with scales that are computed")
-
-    def compute() -> Array:
-        made: Array = integers(whole) * (first.flatten() * second.flatten() * np.float32(factor))
-        return made.astype(np.float32)
-
-    return to.constant(bias, whole.shape, 1, compute, (bias, left, right))
-
-
-def _gemm(to: Rewriting, node: Node) -> None:
-    """`QGemm(A, scale, zero, B, scale, zero, C, y scale, y zero)`."""
-    names = [*node.inputs, "", "", ""][:9]
-    left = to.floating(names[:3])
-    right = to.floating(names[3:6], 0 if node.attributes.get("transB") else 1)
-    alpha = float(node.attributes.get("alpha", 1.0))
-    to.add(node, "Gemm", (left, right, _summed_bias(to, names[6], names[1], names[4], alpha)))
-    if names[7]:
-        to.requantised(node, names[7], names[8])
-
-
 def _concat(to: Rewriting, node: Node) -> None:
     """`QLinearConcat(y scale, y zero, X, scale, zero, ...)`."""
-    names = [to.floating(node.inputs[i : i + 3]) for i in range(2, len(node.inputs) - 2, 3)]
-    to.add(node, "Concat", names)
+    to.add(node, "Concat", [to.floating(node.inputs[i : i + 3]) for i in range(2, len(node.inputs) - 2, 3)])
     to.requantised(node, node.input(0), node.input(1))
 
 
-def _choice(to: Rewriting, node: Node) -> None:
-    """`QLinearWhere(condition, X, scale, zero, Y, scale, zero, z scale, z zero)`."""
-    to.add(node, "Where", (node.inputs[0], to.floating(node.inputs[1:4]), to.floating(node.inputs[4:7])), {})
-    to.requantised(node, node.input(7), node.input(8))
-
-
-def _to_float(to: Rewriting, node: Node) -> None:
-    """`MatMulIntegerToFloat(A, B, scales, zeros, bias)`, and `DynamicQuantizeMatMul(A, B, scale, zero, bias)`."""
-    if node.op == "DynamicQuantizeMatMul":
-        left, right, bias = f"{node.outputs[0]}::rounded", to.floating((*node.inputs[1:3], node.input(3)), -1), 4
-        to.rounded(replace(node, outputs=(left,)), node.inputs[0])
-    else:
-        left = to.floating((node.inputs[0], node.input(2), node.input(4)), -1)
-        right, bias = to.floating((node.inputs[1], node.input(3), node.input(5)), -1), 6
-    to.with_bias(node, "MatMul", (left, right), node.input(bias), {})
+def _dynamic_product(to: Rewriting, node: Node) -> None:
+    """`DynamicQuantizeMatMul(A, B, scale, zero, bias)`."""
+    left, right = f"{node.outputs[0]}::rounded", to.floating((*node.inputs[1:3], node.input(3)), -1)
+    to.rounded(replace(node, outputs=(left,)), node.inputs[0])
+    to.add(node, "MatMul", (left, right, node.input(4)), {})
 
 
 def _nbits(to: Rewriting, node: Node) -> None:
     """`MatMulNBits(A, B, scales, zero points, group numbers, bias)`: a weight of few bits, in blocks along K."""
     attributes, packed = node.attributes, node.input(1)
     rows, columns = int(attributes.get("K", 0)), int(attributes.get("N", 0))
-    if min(rows, columns) < 1 or to.graph.array(packed) is None:
-        raise Unread("of sizes that are not told")
-    if node.input(4) and to.graph.array(node.input(4)) is None:
-        raise Unread("with groups that are computed")
     arrays = [to.graph.array(name) if name else None for name in (packed, *(node.input(i) for i in (2, 3, 4)))]
+    if min(rows, columns) < 1 or arrays[0] is None:
+        raise Unread("of sizes that are not told")
+    if node.input(4) and arrays[3] is None:
+        raise Unread("with groups that are computed")
     bits, block = int(attributes.get("bits", 4)), int(attributes.get("block_size", 32))
 
     def compute() -> Array:
         return few_bits(*arrays, rows=rows, columns=columns, bits=bits, block=block)
 
     weight = to.constant(packed, (rows, columns), to.dtype(node.input(2)), compute, (packed, node.input(2)))
-    to.with_bias(node, "MatMul", (node.inputs[0], weight), node.input(5), {})
+    to.add(node, "MatMul", (node.inputs[0], weight, node.input(5)), {})
 
 
 def _gather_blocks(to: Rewriting, node: Node) -> None:
@@ -200,39 +191,15 @@ def _gather_blocks(to: Rewriting, node: Node) -> None:
     to.add(node, "Gather", (table, node.inputs[1]), {"axis": int(attributes.get("gather_axis", 0))})
 
 
-def _attention(to: Rewriting, node: Node) -> None:
-    """`QAttention(x, w, bias, scale, scale, mask, zero, zero, past)`."""
-    x = to.floating((node.inputs[0], node.input(3), node.input(6)))
-    weight = to.floating((node.inputs[1], node.input(4), node.input(7)), -1)
-    to.add(node, "Attention", (x, weight, node.input(2), node.input(5), node.input(8)))
-
-
-def _embed(to: Rewriting, node: Node) -> None:
-    """`QEmbedLayerNormalization`: five tables, then the mask, then their scales, then their zero points."""
-    tables = [
-        to.floating((node.input(2 + i), node.input(8 + i), node.input(13 + i))) if node.input(2 + i) else ""
-        for i in range(5)
-    ]
-    to.add(node, "EmbedLayerNormalization", (*node.inputs[:2], *tables, node.input(7)))
-
-
 _REWRITES: dict[str, Callable[[Rewriting, Node], None]] = {
     "QuantizeLinear": _quantize,
     "DequantizeLinear": _dequantize,
     "DynamicQuantizeLinear": _dynamic,
     "MatMulInteger": _integer_product,
     "ConvInteger": _integer_product,
-    "MatMulIntegerToFloat": _to_float,
-    "DynamicQuantizeMatMul": _to_float,
-    "QLinearConv": _linear_conv,
-    "QGemm": _gemm,
+    "DynamicQuantizeMatMul": _dynamic_product,
     "QLinearConcat": _concat,
-    "QLinearWhere": _choice,
-    "QLinearSoftmax": _alone,
     "MatMulNBits": _nbits,
     "GatherBlockQuantized": _gather_blocks,
-    "QAttention": _attention,
-    "QEmbedLayerNormalization": _embed,
-    **dict.fromkeys(_ALONE, _alone),
-    **dict.fromkeys(_PAIRS, _linear),
+    **dict.fromkeys(_ROWS, _by_row),
 }

@@ -1,4 +1,4 @@
-"""The rewriting of a quantised graph: the nodes so far, and which tensors stand for what."""
+"""The rewriting of a quantised graph: the nodes so far, which tensors stand for what, and the numbers of weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from sqrtdk.graphs.graph import Computed, Graph, Node
-from sqrtdk.graphs.unpacked import blocks, integers
 
 Array = np.ndarray[Any, Any]
 DOMAINS = ("", "com.microsoft")
@@ -104,15 +103,6 @@ class Rewriting:
         self.rounded(node, exact, (scale, zero))
         self.carry(node, scale)
 
-    def with_bias(self, node: Node, op: str, inputs: Sequence[str], bias: str, attributes: dict[str, Any]) -> None:
-        """A product, and its bias where it has one."""
-        if not bias:
-            self.add(node, op, inputs, attributes)
-            return
-        made = f"{node.outputs[0]}::product"
-        self.nodes.append(replace(node, op=op, domain="", inputs=tuple(inputs), outputs=(made,), attributes=attributes))
-        self.add(node, "Add", (made, bias), {})
-
     def floating(self, quantised: Sequence[str], axis: int = 0, block: int = 0) -> str:
         """Name of the floating-point tensor that a quantised one stands for.
 
@@ -127,16 +117,17 @@ class Rewriting:
         name, scale, zero = quantised
         if name in self.carried:
             return name
-        if self.graph.array(name) is None:
+        whole = self.graph.array(name)
+        if whole is None:
             raise Unread("of integers that are computed")
-        graph, (dims, dtype) = self.graph, self._shape(name, scale)
+        graph = self.graph
 
         def compute() -> Array:
-            values, factor = integers(graph.array(name)), graph.array(scale)
             offset = graph.array(zero) if zero else None
-            return blocks(values, factor, None if offset is None else integers(offset), axis, block)
+            factor = graph.array(scale)
+            return blocks(integers(graph.array(name)), factor, 0 if offset is None else integers(offset), axis, block)
 
-        return self.constant(name, dims, dtype, compute, (name, scale, zero, str(axis)))
+        return self.constant(name, whole.shape, self.dtype(scale), compute, (name, scale, zero, str(axis)))
 
     def constant(
         self, name: str, dims: Sequence[int], dtype: int, compute: Callable[[], Array], key: tuple[str, ...]
@@ -153,11 +144,6 @@ class Rewriting:
         """Make a tensor a constant of one number."""
         array = np.asarray(value)
         self.initializers[name] = Computed(name, (), 1 if array.dtype == np.float32 else 2, lambda: array)
-
-    def _shape(self, name: str, scale: str) -> tuple[tuple[int, ...], int]:
-        value = self.graph.array(name)
-        assert value is not None
-        return value.shape, self.dtype(scale)
 
     def dtype(self, name: str) -> int:
         """ONNX's number for the dtype of a scale, which is that of what it scales; float32 where it is not known."""
@@ -208,3 +194,86 @@ class Rewriting:
             raise Unread("without the scales of its operands")
         self.dropped |= {taker: taker is dropped[-1] for taker in dropped}
         return found
+
+
+# -- integers as the numbers that they stand for, in numpy -------------------------------------------------------------
+
+
+def integers(array: Any) -> Array:
+    """Whole numbers of any width, of 4 bits as well, as 32 bits; floating-point ones of 8 bits as float32.
+
+    Example:
+        >>> integers(np.array([250], np.uint8)).dtype
+        dtype('int32')
+    """
+    array = np.asarray(array)
+    made: Array = array.astype(np.float32 if "float" in array.dtype.name else np.int32)
+    return made
+
+
+def blocks(values: Array, scale: Any, zero: Any, axis: int, block: int) -> Array:
+    """`(values - zero) * scale`, with one scale for all, one an index of an axis, or one a block along it.
+
+    Args:
+        values: of the weight.
+        scale: one number; (n,) for an axis of n; of the weight's rank for blocks.
+        zero: of the scale's shape, or 0.
+        axis: along which scales differ.
+        block: how many values share a scale along the axis; 0 where scales are not in blocks.
+
+    Example:
+        >>> blocks(np.array([[1, 2], [3, 4]]), np.array([0.5, 1.0]), 0, -1, 0).tolist()
+        [[0.5, 2.0], [1.5, 4.0]]
+    """
+    factor, offset = (_placed(np.asarray(part), values.shape, axis, block) for part in (scale, zero))
+    made: Array = (values - offset) * factor
+    return made.astype(np.asarray(scale).dtype)
+
+
+def _placed(part: Array, shape: tuple[int, ...], axis: int, block: int) -> Array:
+    if block:
+        whole = np.repeat(part, block, axis)
+        return whole[tuple(slice(0, size) for size in shape)] if whole.ndim == len(shape) else whole
+    if part.size == 1:
+        return part.reshape(())
+    if part.ndim > 1 or not shape:
+        return part
+    return part.reshape([-1 if i == axis % len(shape) else 1 for i in range(len(shape))])
+
+
+def few_bits(
+    packed: Any, scales: Any, zeros: Any, groups: Any, *, rows: int, columns: int, bits: int, block: int
+) -> Array:
+    """The weight (K, N) of a `MatMulNBits`: 2, 4 or 8 bits a number, the lowest bits of a byte first.
+
+    Args:
+        packed: (N, blocks, bytes of a block).
+        scales: one a column and block.
+        zeros: the same, packed as the weight is, or of the scales' dtype; None is the middle of the range.
+        groups: block of each of the K rows; None where they follow one another.
+        rows: K.
+        columns: N.
+        bits: of a number.
+        block: numbers that share a scale.
+    """
+    count = -(-rows // block)
+    values = _unpacked(np.asarray(packed).reshape(columns, count, -1), bits)[..., :block]
+    whole = values.reshape(columns, count * block)[:, :rows].astype(np.float32)
+    factor = np.asarray(scales).reshape(columns, count)
+    if zeros is None:
+        offset = np.full((columns, count), float(2 ** (bits - 1)), np.float32)
+    elif np.asarray(zeros).dtype == np.uint8:
+        offset = _unpacked(np.asarray(zeros).reshape(columns, -1), bits)[:, :count].astype(np.float32)
+    else:
+        offset = np.asarray(zeros).reshape(columns, count).astype(np.float32)
+    of = np.arange(rows) // block if groups is None else np.asarray(groups).flatten()[:rows]
+    made: Array = (whole - offset[:, of]) * factor.astype(np.float32)[:, of]
+    return made.T.astype(factor.dtype)
+
+
+def _unpacked(array: Array, bits: int) -> Array:
+    """Bytes as numbers of few bits, along the last axis."""
+    if bits == 8:
+        return array
+    each = [(array >> (bits * i)) & (2**bits - 1) for i in range(8 // bits)]
+    return np.stack(each, -1).reshape(*array.shape[:-1], -1)

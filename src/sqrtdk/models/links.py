@@ -35,7 +35,7 @@ def refuse_stray_files(directory: Path, *, trust_remote_code: bool = False) -> N
             f"the name of the directory {str(directory)!r} is not UTF-8", hint="Rename it: tokenizers can't read it."
         ) from error
     root = Path(os.path.realpath(directory))
-    homes = _homes(root)
+    homes = homes_of(root)
     try:
         for path in _read_names(root, trust_remote_code):
             _refuse_stray(path, homes, path.relative_to(root))
@@ -45,7 +45,7 @@ def refuse_stray_files(directory: Path, *, trust_remote_code: bool = False) -> N
         ) from error
 
 
-def _homes(root: Path) -> tuple[Path, ...]:
+def homes_of(root: Path) -> tuple[Path, ...]:
     """The directory, and the repository of a hub cache whose blobs its snapshot links to."""
     for folder in root.parents:
         if folder.name == "snapshots" and folder.parent.name.startswith("models--"):

@@ -1,0 +1,296 @@
+"""What goes into a graph: the caller's tensors by its names, dtypes and sizes, or some that are made up."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sqrtdk import _extras
+from sqrtdk.errors import ModelError
+from sqrtdk.graphs.graph import Graph, load_graph
+from sqrtdk.graphs.model_file import EXTRA
+from sqrtdk.graphs.onnx_step import dtype_of
+
+MASK = re.compile(r"(^|_)(attention|padding|pixel|input)_mask$")  # inputs that tell padding
+MOST_INPUT = 2**28  # elements that are made up
+_SHOWN = 12  # names in a message
+_MOST_TERMS = 8  # of a sum of sizes
+_VIEWS = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze")
+
+
+# -- the caller's ------------------------------------------------------------------------------------------------------
+
+
+def by_name(what: str, names: Sequence[str], tensors: Any, hint: str) -> dict[str, Any]:
+    """Inputs by name, of a mapping or a tuple in the order of `names`, without those that say nothing.
+
+    Raises:
+        ModelError: there are more than names.
+    """
+    if isinstance(tensors, tuple):
+        if len(tensors) > len(names):
+            raise ModelError(f"the {what} takes {len(names)} inputs, got {len(tensors)}", hint=hint)
+        tensors = dict(zip(names, tensors, strict=False))
+    return {name: value for name, value in tensors.items() if name in names or not _says_nothing(name, value)}
+
+
+def _says_nothing(name: str, value: Any) -> bool:
+    """Whether a graph without this input computes the same: a mask that hides nothing, or what is no tensor.
+
+    What is no tensor (use_cache, return_dict) was fixed when the graph was exported.
+    """
+    if isinstance(value, Tensor):
+        return name == "attention_mask" and value.dim() == 2 and not value.is_meta and bool((value == 1).all())
+    return not isinstance(value, np.ndarray | list | tuple)
+
+
+def feeds(inputs: tuple[Any, ...], tensors: Mapping[str, Any] | tuple[Any, ...]) -> dict[str, np.ndarray[Any, Any]]:
+    """What a graph is run with.
+
+    Args:
+        inputs: of the graph, `ValueInfoProto`s.
+        tensors: by the names that forward has for them, or in the order of the graph's inputs.
+
+    Returns:
+        Arrays by name. Whole numbers get the dtype that the graph takes, where they fit into it; so do bools and
+        floating-point numbers among themselves.
+
+    Raises:
+        ModelError: an input is missing, or is not the graph's, or has another shape, or another kind of numbers.
+    """
+    names = [value.name for value in inputs]
+    listed = ", ".join(f"{value.name[:60]} {_shown(_sizes(value))}" for value in inputs[:_SHOWN])
+    hint = f"The graph takes {listed or 'nothing'}. Export it again for other inputs, or give these."
+    given = {name: value for name, value in by_name("graph", names, tensors, hint).items() if value is not None}
+    given |= _empty_caches(inputs, given)
+    extra = [str(name)[:100] for name in given if name not in names][:_SHOWN]
+    missing = [name[:100] for name in names if name not in given]
+    if missing:
+        but = f", and got {', '.join(extra)}, which it does not take" if extra else ""
+        raise ModelError(f"the graph lacks its inputs {', '.join(missing[:_SHOWN])}{but}", hint=hint)
+    if extra:
+        raise ModelError(f"the graph takes no input {', '.join(extra)}: what they say was not exported", hint=hint)
+    return {value.name: _fit(value, given[value.name]) for value in inputs}
+
+
+def _empty_caches(inputs: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Keys and values of no token, for the inputs of a graph that take a cache of any length and were given none."""
+    first = next((value for value in given.values() if isinstance(value, Tensor) and value.dim()), None)
+    found: dict[str, Tensor] = {}
+    for value in inputs:
+        match _sizes(value):
+            case [rows, int(heads), str(), int(width)] if value.name.startswith("past") and value.name not in given:
+                if first is not None:
+                    rows = rows if isinstance(rows, int) else first.shape[0]
+                    found[value.name] = torch.zeros(rows, heads, 0, width)
+    return found
+
+
+def usual_inputs(path: str | os.PathLike[str], given: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Positions and types of tokens, where a graph takes them and they were not given: 0, 1, 2, ... and 0.
+
+    Raises:
+        MissingExtraError: onnx is not installed.
+        ModelError: the file can't be read.
+    """
+    names = {value.name for value in load_graph(path).inputs}
+    ids = given.get("input_ids")
+    if not isinstance(ids, Tensor) or ids.dim() != 2:
+        return {}
+    made = {"position_ids": torch.arange(ids.shape[1]).expand(ids.shape).clone(), "token_type_ids": 0 * ids.long()}
+    return {name: tensor for name, tensor in made.items() if name in names and name not in given}
+
+
+def fixed_sizes(path: str | os.PathLike[str]) -> tuple[int | None, int | None]:
+    """Rows and tokens that a graph was exported for; None where they are free, or not told.
+
+    Raises:
+        MissingExtraError: onnx is not installed.
+        ModelError: the file can't be read.
+    """
+    sizes = next((_sizes(value) for value in load_graph(path).inputs if value.name == "input_ids"), None)
+    if sizes is None or len(sizes) != 2:
+        return None, None
+    rows, tokens = (size if isinstance(size, int) else None for size in sizes)
+    return rows, tokens
+
+
+def _shown(sizes: list[int | str] | None) -> str:
+    return "" if sizes is None else f"({', '.join(str(size)[:40] for size in sizes)})"
+
+
+def _sizes(value: Any) -> list[int | str] | None:
+    """Sizes that the graph takes: numbers, and names of those that are free; None where it does not say."""
+    kind = value.type.tensor_type
+    if not kind.HasField("shape"):
+        return None
+    return [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in kind.shape.dim]
+
+
+def _fit(value: Any, tensor: Any) -> np.ndarray[Any, Any]:
+    """One input as the graph takes it."""
+    name = value.name[:100]
+    if not value.type.HasField("tensor_type"):
+        raise ModelError(
+            f"the input {name!r} of the graph is no tensor: sequences and maps are not given to it",
+            hint="Export a graph that takes tensors alone.",
+        )
+    tensor = tensor if isinstance(tensor, Tensor) else torch.as_tensor(tensor)
+    if tensor.is_meta or tensor.is_nested or tensor.layout is not torch.strided:
+        raise ModelError(f"the input {name!r} has no plain values to run a graph with", hint="Give a plain tensor.")
+    wanted, shape = _sizes(value), tuple(tensor.shape)
+    sizes = (
+        shape
+        if wanted is None
+        else tuple(have if isinstance(size, str) else size for size, have in zip(wanted, shape, strict=False))
+    )
+    if wanted is not None and (len(wanted) != len(shape) or sizes != shape):
+        raise ModelError(
+            f"the input {name!r} is {shape}, and the graph was exported for {_shown(wanted)}",
+            hint="Give inputs of that size (--batch, --seq-len), or export with dynamic_shapes.",
+        )
+    helper = _extras.load("onnx.helper", EXTRA)
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+    tensor = tensor.detach().cpu()
+    array: np.ndarray[Any, Any] = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    if (array.dtype.kind in "iub") != (dtype.kind in "iub"):
+        raise ModelError(
+            f"the input {name!r} is of dtype {array.dtype}; the graph takes {dtype}", hint="Give numbers of its kind."
+        )
+    fitted = np.ascontiguousarray(array.astype(dtype, copy=False))
+    if dtype.kind in "iub" and not np.array_equal(fitted.astype(array.dtype), array):
+        raise ModelError(
+            f"the input {name!r} holds numbers from {array.min()} to {array.max()}, which {dtype} does not have",
+            hint="The graph takes no such numbers: export it with int64.",
+        )
+    return fitted
+
+
+# -- sizes that a graph leaves free ------------------------------------------------------------------------------------
+
+
+def shown_sizes(sizes: Mapping[str, int]) -> str:
+    """A sentence on sizes that are free.
+
+    Example:
+        >>> shown_sizes({"batch": 2, "tokens": 24})
+        'sizes that the graph leaves free: batch, tokens (read at 2, 24)'
+    """
+    names = [name[:40] for name in sizes][:8]
+    more = f" and {len(sizes) - 8} more" if len(sizes) > 8 else ""
+    return (
+        f"sizes that the graph leaves free: {', '.join(names)}{more} "
+        f"(read at {', '.join(str(size) for size in [*sizes.values()][:8])})"
+    )
+
+
+def number_for(axis: int, sizes: Mapping[str, int], larger: bool) -> int:
+    """A number for a size that has none yet: small for a batch, else one that no head has."""
+    if axis == 0:
+        return 3 if larger else 2
+    return (53 if larger else 37) + 2 * sum(1 for size in sizes.values() if size > 3)
+
+
+def shape_of(value: Any, sizes: dict[str, int], larger: bool = False) -> list[int]:
+    """Sizes of an input of an ONNX graph, a `ValueInfoProto`, with numbers for those that it leaves free."""
+    return [
+        int(d.dim_value) if d.HasField("dim_value") else size_of(d.dim_param, value.name, axis, sizes, larger)
+        for axis, d in enumerate(value.type.tensor_type.shape.dim)
+    ]
+
+
+def size_of(symbol: str, of: str, axis: int, sizes: dict[str, int], larger: bool) -> int:
+    """A number for a size that is free; kept in `sizes` by its name.
+
+    Args:
+        symbol: its name; "" where it has none.
+        of: the input.
+        axis: of the input.
+        sizes: those that have a number already.
+        larger: choose other numbers than otherwise.
+
+    Example:
+        >>> sizes = {}
+        >>> size_of("batch", "ids", 0, sizes, False), size_of("past", "k", 2, sizes, False)
+        (2, 0)
+        >>> size_of("tokens", "ids", 1, sizes, False), size_of("past + tokens", "mask", 1, sizes, False)
+        (37, 37)
+    """
+    name = symbol or f"{of}.{axis}"
+    terms = [term.strip() for term in name.split("+")]
+    if 1 < len(terms) <= _MOST_TERMS:
+        return sum(
+            int(term) if term.isdecimal() and len(term) < 9 else size_of(term, of, 1, sizes, larger) for term in terms
+        )
+    if name not in sizes:
+        cached = "past" in name or (not symbol and "past" in of and axis == 2)
+        sizes[name] = 0 if cached else number_for(axis, sizes, larger)
+    return sizes[name]
+
+
+# -- made up -----------------------------------------------------------------------------------------------------------
+
+
+def made_up(graph: Graph, seed: int) -> dict[str, Tensor]:
+    """Random ids and features, masks of ones, positions in order, for a graph that is run and was given none.
+
+    Raises:
+        ModelError: an input is no tensor, or too large.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    sizes: dict[str, int] = {}
+    made: dict[str, Tensor] = {}
+    for value in graph.inputs:
+        name, kind = value.name, value.type.tensor_type
+        if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
+            raise ModelError(f"no value can be made up for the input {name[:100]!r}", hint="Give it with --input FILE.")
+        shape, dtype = shape_of(value, sizes), dtype_of(int(kind.elem_type))
+        if torch.Size(shape).numel() > MOST_INPUT:
+            raise ModelError(f"the input {name[:100]!r} has the shape {shape[:8]}", hint="Give it with --input.")
+        if dtype is torch.bool or "mask" in name:
+            made[name] = torch.ones(shape, dtype=dtype)
+        elif dtype.is_floating_point:
+            made[name] = torch.randn(shape, generator=generator).to(dtype)
+        elif "position" in name and shape:
+            made[name] = torch.arange(shape[-1], dtype=dtype).expand(shape).clone()
+        elif "type" in name:
+            made[name] = torch.zeros(shape, dtype=dtype)
+        else:
+            made[name] = torch.randint(0, _vocabulary(graph, name), shape, generator=generator, dtype=dtype)
+    return made
+
+
+def told_inputs(made: Mapping[str, Tensor]) -> str:
+    """What the inputs hold, for a reader.
+
+    Example:
+        >>> told_inputs({"input_ids": torch.tensor([[3, 1]]), "attention_mask": torch.ones(1, 2)})
+        'input_ids (1, 2), attention_mask (1, 2) of ones'
+    """
+    shown = []
+    for name, tensor in [*made.items()][:6]:
+        alike = tensor.numel() > 0 and bool((tensor == tensor.flatten()[0]).all())
+        value = {1: " of ones", 0: " of zeros"}.get(int(tensor.flatten()[0]), "") if alike else ""
+        shown.append(f"{name[:40]} {tuple(tensor.shape)}{value}")
+    more = f" and {len(made) - 6} more" if len(made) > 6 else ""
+    return ", ".join(shown) + more
+
+
+def _vocabulary(graph: Graph, name: str) -> int:
+    """Rows of the table that an input looks up; 2 where there is none."""
+    pending, seen = [name], {name}
+    while pending and len(seen) < 256:
+        for node in graph.taken_by.get(pending.pop(0), ()):
+            table = graph.initializers.get(node.input(0)) if node.op == "Gather" else None
+            if table is not None and len(table.dims) == 2 and node.input(1) in seen:
+                return max(int(table.dims[0]), 1)
+            if node.op in _VIEWS and node.outputs[0] not in seen:
+                seen.add(node.outputs[0])
+                pending.append(node.outputs[0])
+    return 2

@@ -1,0 +1,69 @@
+"""An exported graph as a model that can be traced without running it, and the config.json beside its file."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from sqrtdk.errors import INTERRUPTS, MissingExtraError, ModelError, SqrtdkError, kind_and_text
+from sqrtdk.graphs.model_file import file_beside, folder_of
+from sqrtdk.graphs.onnx_walk import walk_onnx
+from sqrtdk.graphs.places import Walked
+from sqrtdk.graphs.program import walk_program
+from sqrtdk.models.checkpoint import CONFIG
+from sqrtdk.models.config import clean_config_dict, load_config, read_config_dict
+from sqrtdk.models.names import graph_kind
+
+
+def open_graph(
+    path: str | os.PathLike[str], config: Any = None, *, trust_remote_code: bool = False, larger: bool = False
+) -> Walked:
+    """Read a graph.
+
+    Args:
+        path: of an .onnx or .pt2 file.
+        config: what is declared; None where nothing is.
+        trust_remote_code: load a program also where that could run code of its author.
+        larger: give what the graph leaves free other sizes than otherwise.
+
+    Raises:
+        MissingExtraError: onnx is not installed.
+        ModelError: the file can't be read, or would run code.
+    """
+    try:
+        if graph_kind(os.fspath(path)) == ".pt2":
+            return walk_program(path, config, trust_remote_code=trust_remote_code, larger=larger)
+        return walk_onnx(path, config, larger)
+    except (*INTERRUPTS, SqrtdkError):
+        raise
+    except Exception as error:  # whatever onnx, numpy and torch make of a damaged file
+        raise ModelError(
+            f"the graph {str(path)[:200]!r} can't be read: {kind_and_text(error)}",
+            hint="The file is damaged: export it again.",
+        ) from error
+
+
+def config_beside(path: str | os.PathLike[str]) -> tuple[Any, tuple[str, ...]]:
+    """The config beside a graph, and notes on it.
+
+    Args:
+        path: of the graph.
+
+    Returns:
+        With transformers' own class where it knows the model's type, else a mapping; None where there is no file.
+
+    Raises:
+        ModelError: the file is a link out of the folder, or can't be read.
+    """
+    folder = folder_of(path)
+    if not os.path.lexists(folder / CONFIG):
+        return None, (f"no {CONFIG} beside the graph: nothing is declared, 1/sqrt(head_dim) is expected",)
+    file_beside(folder, CONFIG)
+    raw = read_config_dict(folder)
+    try:
+        config, notes = load_config(folder)
+    except MissingExtraError:
+        config, notes = clean_config_dict(raw)[0], ()
+    except ModelError as error:
+        config, notes = clean_config_dict(raw)[0], (f"{CONFIG} is read field by field: {error}",)
+    return config, tuple(notes)
