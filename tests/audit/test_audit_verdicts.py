@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from sqrtdk.audit.explanations import judge
-from sqrtdk.audit.layers import strangers
 from sqrtdk.audit.mistakes import MISTAKES
-from sqrtdk.audit.verdicts import judge_all
+from sqrtdk.audit.verdicts import judge_all, strangers
 from sqrtdk.tracing.records import Factor
 from tests.attentions.each import each
 from tests.audit.stranger_modules import module, told

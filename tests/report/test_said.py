@@ -15,7 +15,7 @@ import sqrtdk
 from sqrtdk.audit.baseline import compare, ledger
 from sqrtdk.audit.declared import BASE_FIELDS, BASE_SWITCHES
 from sqrtdk.audit.families import FAMILIES
-from sqrtdk.audit.rules.max_logit import LEVELS
+from sqrtdk.audit.rules.statistics import LEVELS
 from sqrtdk.bench.gpu_record import NOT_MEASURED
 from sqrtdk.bench.ways import WAYS
 from sqrtdk.bench.workloads import WORKLOADS
@@ -35,7 +35,6 @@ CHINESE = re.compile(r"[\u4e00-\u9fff]")
 SPEAKERS = (  # what is in them in English, and has a blank, is read by people
     "audit/rules/*.py",
     "audit/explanations.py",
-    "audit/layers.py",
     "audit/like.py",
     "audit/mistakes.py",
     "audit/sight.py",

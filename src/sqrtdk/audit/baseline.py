@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sqrtdk._stranger import parse_json, shown
-from sqrtdk.audit.health import at_site
-from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, Finding, JudgedCall, at_bar
+from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, Finding, JudgedCall, at_bar, at_site
 from sqrtdk.audit.tolerance import close
 from sqrtdk.errors import BaselineError, ModelError
 from sqrtdk.models.limits import read_bytes

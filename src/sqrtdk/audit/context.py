@@ -1,19 +1,97 @@
-"""What a rule sees: the judged calls, the model, and a way to run the model once more."""
+"""What a rule sees: the judged calls, the model, the padding of its inputs, and a way to run it once more."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as default
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from sqrtdk.audit.configs import module_at
-from sqrtdk.audit.governing import config_at
+from sqrtdk.audit.configs import field, module_at
+from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.records import Finding, JudgedCall
-from sqrtdk.audit.tokens import Tokens
+from sqrtdk.models.records import Inputs
+from sqrtdk.models.signature import forward_arguments
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
 from sqrtdk.tracing.watch.nonfinite import Origin
+
+_TRUE_IS_PADDING = {  # torch's, in place of transformers' name for the same
+    "key_padding_mask": "attention_mask",
+    "src_key_padding_mask": "attention_mask",
+    "tgt_key_padding_mask": "decoder_attention_mask",
+    "memory_key_padding_mask": "encoder_attention_mask",
+}
+_TRUE_IS_TOKEN = ("attention_mask", "decoder_attention_mask", "encoder_attention_mask")
+# parts that see no text: a length that is the text's by chance says nothing
+_OTHER = re.compile(r"vision|visual|image|audio|speech|video|pixel|patch|backbone|qformer|perceiver|resampler")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokens:
+    """Masks with padding, True at a token, by transformers' names; `two`: an encoder and a decoder."""
+
+    masks: Mapping[str, Tensor] = default(default_factory=dict)
+    two: bool = False
+
+    def of(
+        self, site: str, batch: int, rows: int, columns: int, self_attention: bool | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Tokens of the rows (B, L) and of the keys (B, S) of a call, or None if no padding is known."""
+        if not self.masks or _OTHER.search(site.lower()):
+            return None
+        across = self_attention is False or rows != columns
+        here = "decoder_attention_mask" if self._in_decoder(site) else "attention_mask"
+        there = here
+        if across:
+            if not self.two or here == "attention_mask":
+                return None
+            there = "encoder_attention_mask" if "encoder_attention_mask" in self.masks else "attention_mask"
+        keys, queries = self._mask(there, batch, columns), self._mask(here, batch, rows)
+        if keys is None:
+            return None
+        return (keys.new_ones(batch, rows) if queries is None else queries), keys
+
+    def keys(self, call: AttentionCall) -> Tensor | None:
+        """Tokens of a call's keys (B, S), or None if no padding is known."""
+        both = self.of(call.site, call.batch, call.query_len, call.key_len, call.self_attention)
+        return None if both is None else both[1]
+
+    def longest(self, call: AttentionCall) -> int:
+        """Keys of the sequence with the fewest keys of padding."""
+        keys = self.keys(call)
+        return call.key_len if keys is None else int(keys.sum(-1).max())
+
+    def _in_decoder(self, site: str) -> bool:
+        parts = re.findall(r"encoder|decoder|encdec", site.lower()) if self.two else []
+        return bool(parts) and parts[0] == "decoder"
+
+    def _mask(self, name: str, batch: int, length: int) -> Tensor | None:
+        mask = self.masks.get(name)
+        return mask if mask is not None and mask.shape == (batch, length) else None
+
+
+def tokens_of(module: nn.Module, inputs: Inputs) -> Tokens:
+    """The padding in a model's inputs. A mask that hides nothing, or holds numbers beside 0 and 1, is left out."""
+    named = inputs if isinstance(inputs, dict) else dict(zip(forward_arguments(module), inputs, strict=False))
+    masks: dict[str, Tensor] = {}
+    for name, value in named.items():
+        if name in _TRUE_IS_TOKEN and (mask := _zero_one(value)) is not None:
+            masks[name] = mask
+        elif name in _TRUE_IS_PADDING and (mask := _zero_one(value)) is not None:
+            masks[_TRUE_IS_PADDING[name]] = ~mask
+    two = field(module, "config.is_encoder_decoder") is True or bool({"tgt", "decoder_input_ids"} & set(named))
+    return Tokens({name: mask for name, mask in masks.items() if not bool(mask.all())}, two)
+
+
+def _zero_one(value: Any) -> Tensor | None:
+    """A mask of (B, L) as bool; None for anything else, and without values."""
+    if not isinstance(value, Tensor) or value.dim() != 2 or value.is_meta or value.is_nested:
+        return None
+    square = 1 < value.shape[0] == value.shape[1]  # it may as well be one of (queries, keys)
+    return value.bool() if not square and bool(((value == 0) | (value == 1)).all()) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +129,7 @@ class Context:
     lost: tuple[NotMeasured, ...] = ()
     idle_or_doubtful: tuple[NotMeasured, ...] = ()
     unread: frozenset[str] = frozenset()
-    tokens: Tokens = field(default_factory=Tokens)
+    tokens: Tokens = default(default_factory=Tokens)
     spoiled: tuple[str, ...] = ()
     infinite: tuple[str, ...] = ()
     origin: Callable[[], Origin | None] | None = None

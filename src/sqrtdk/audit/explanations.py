@@ -27,17 +27,19 @@ from torch import nn
 from sqrtdk.audit.attributes import ScaleAttribute, holders, names_the_scale, scale_attributes
 from sqrtdk.audit.declared import Declaration, declared
 from sqrtdk.audit.gains import (
+    cosine_gain,
+    divided_cosine,
     gain_text,
     gained_by_inputs,
     gained_by_rows,
     gains_text,
     learned_gain,
     mistake_beside_gain,
+    norm_rule,
     without_input_gains,
 )
 from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN, name_mistake, root_factors
-from sqrtdk.audit.norms import cosine_gain, divided_cosine, norm_rule
-from sqrtdk.audit.proportional import by_argument
+from sqrtdk.audit.multipliers import by_argument
 from sqrtdk.audit.records import UNMEASURED, JudgedCall
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, heads_agree, inverse_root, matches, scales_of
 from sqrtdk.tracing.records import WITHOUT_PRODUCT, AttentionCall

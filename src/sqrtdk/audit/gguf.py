@@ -10,10 +10,9 @@ from torch import nn
 
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.explanations import judge
-from sqrtdk.audit.health import with_health
 from sqrtdk.audit.model_run import ModelRun
-from sqrtdk.audit.records import Finding, JudgedCall, ModelInfo
-from sqrtdk.audit.rules import declared_vs_actual, scale_ledger
+from sqrtdk.audit.records import Finding, JudgedCall, ModelInfo, with_health
+from sqrtdk.audit.rules.scales import declared_vs_actual, scale_ledger
 from sqrtdk.audit.rules.unmeasured import not_read
 from sqrtdk.errors import ModelError
 from sqrtdk.graphs.beside import config_beside
@@ -45,7 +44,7 @@ def audit_gguf(path: str, model: str) -> tuple[ModelRun, tuple[NotMeasured, ...]
         rule: Any = config if config is not None else _as_config(family, call)
         one = judge(call, None, rule)
         context = Context(nn.Module(), (one,), "static", compare="never")
-        findings = [entry for check in (scale_ledger.check, declared_vs_actual.check) for entry in check(context)]
+        findings = [entry for rule in (scale_ledger, declared_vs_actual) for entry in rule(context)]
         judged = (one,)
     missing = NotMeasured(_SITE, f"{NOT_SEEN}; the file says: {said}")
     finding = not_read(missing)

@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.health import with_health
 from sqrtdk.audit.model_run import ModelRun, run_model
-from sqrtdk.audit.records import Finding, JudgedCall
-from sqrtdk.audit.rules import entropy, flat, max_logit, range_forecast, saturation
+from sqrtdk.audit.records import Finding, JudgedCall, with_health
+from sqrtdk.audit.rules.numbers import range_forecast
+from sqrtdk.audit.rules.statistics import entropy, flat, max_logit, saturation
 from sqrtdk.models.input_file import read_tensors
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.tracing.tensors import CallTensors
@@ -62,7 +62,7 @@ def run_onnx(run: ModelRun, module: nn.Module, path: str, options: LoadOptions) 
         for place, judged in enumerate(run.calls)
     )
     context = Context(module, calls, "dynamic", compare="never", dtype=str(run.environment["dtype"]))
-    found = [entry for rule in _ON_FIGURES for entry in rule.check(context) if isinstance(entry, Finding)]
+    found = [entry for rule in _ON_FIGURES for entry in rule(context) if isinstance(entry, Finding)]
     findings = (*run.findings, *(entry for entry in found if entry not in run.findings))
     return replace(
         run,

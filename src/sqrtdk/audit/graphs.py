@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from sqrtdk._progress import tell
+from sqrtdk.audit.attributes import Key
 from sqrtdk.audit.gguf import audit_gguf
 from sqrtdk.audit.graph_families import ask_for_config
 from sqrtdk.audit.graph_run import run_onnx, run_program
 from sqrtdk.audit.like import as_like
 from sqrtdk.audit.model_run import ModelRun, run_model, without_verdicts
-from sqrtdk.audit.probe import Key
 from sqrtdk.audit.records import Finding, JudgedCall
-from sqrtdk.audit.rules import nonfinite
+from sqrtdk.audit.rules.numbers import of_weights
 from sqrtdk.audit.rules.unmeasured import not_read
 from sqrtdk.audit.sources import at_file
 from sqrtdk.audit.tolerance import close
@@ -88,7 +88,7 @@ def audit_graph(
         ) from error
     if walked.sizes:
         run = _without_sizes(run, walked, _again(path, config, options))
-    sick = (nonfinite.of_weights(walked.sick),) if walked.sick else ()
+    sick = (of_weights(walked.sick),) if walked.sick else ()
     run = replace(run, calls=_by_operator(run.calls, walked), findings=(*sick, *run.findings))
     if run_it and graph_kind(path) == ".pt2":
         run = run_program(path, config, options)

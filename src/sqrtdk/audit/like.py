@@ -12,10 +12,9 @@ from dataclasses import replace
 from torch import nn
 
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.health import with_health
 from sqrtdk.audit.model_run import SCALE_RULES, ModelRun, run_model
-from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall
-from sqrtdk.audit.rules import declared_vs_actual, scale_ledger
+from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, with_health
+from sqrtdk.audit.rules.scales import declared_vs_actual, scale_ledger
 from sqrtdk.audit.rules.unmeasured import not_read
 from sqrtdk.audit.tolerance import matches, scales_of
 from sqrtdk.models.load import resolve
@@ -44,7 +43,7 @@ def as_like(run: ModelRun, module: nn.Module, model: str, options: LoadOptions) 
         judged if pair is None else _judged(judged, pair, model) for judged, pair in zip(run.calls, pairs, strict=True)
     )
     context = Context(module, calls, run.mode, compare="never")
-    found = [entry for rule in (scale_ledger, declared_vs_actual) for entry in rule.check(context)]
+    found = [entry for rule in (scale_ledger, declared_vs_actual) for entry in rule(context)]
     findings = (
         *(entry for entry in run.findings if entry.rule not in SCALE_RULES),
         *found,

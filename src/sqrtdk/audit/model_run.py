@@ -18,18 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk._progress import tell
-from sqrtdk.audit.config_lines import declared_at, read_lines
-from sqrtdk.audit.context import Context, Rerun
-from sqrtdk.audit.guard import eval_mode, random_state, watch_norms
-from sqrtdk.audit.health import with_health
+from sqrtdk.audit.attributes import Key, make_probe
+from sqrtdk.audit.context import Context, Rerun, Tokens, tokens_of
+from sqrtdk.audit.guard import current, eval_mode, implementation, offers_choice, random_state
 from sqrtdk.audit.own_module import refuse_empty
-from sqrtdk.audit.probe import Key, make_probe
-from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, LawAnswer, ModelInfo, Source
+from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, LawAnswer, ModelInfo, Source, with_health
 from sqrtdk.audit.rules import RULES
-from sqrtdk.audit.silence import silences
-from sqrtdk.audit.sources import named_at, sources
-from sqrtdk.audit.switch import current, implementation, offers_choice
-from sqrtdk.audit.tokens import Tokens, tokens_of
+from sqrtdk.audit.rules.unmeasured import silences
+from sqrtdk.audit.rules.unused import watch_norms
+from sqrtdk.audit.sources import declared_at, named_at, read_lines, sources
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text
 from sqrtdk.models.attentions import IDLE, watch_modules

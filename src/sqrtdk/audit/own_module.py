@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.audit.configs import field, held
-from sqrtdk.audit.guard import random_state
-from sqrtdk.audit.switch import current, offers_choice, refusal
+from sqrtdk.audit.guard import current, offers_choice, random_state, refusal
 from sqrtdk.errors import INTERRUPTS, InvalidTypeError, InvalidValueError, ModelError, kind_and_text
 from sqrtdk.models.inputs import guess_inputs, without_numbers
 from sqrtdk.models.modules import refuse_odd

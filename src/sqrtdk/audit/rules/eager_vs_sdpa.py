@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from sqrtdk.audit.context import Context, Rerun
+from sqrtdk.audit.guard import current, implementation, offers_choice, refusal, supports_sdpa
 from sqrtdk.audit.records import Finding
-from sqrtdk.audit.switch import current, implementation, offers_choice, refusal, supports_sdpa
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, close
 from sqrtdk.errors import kind_and_text
 from sqrtdk.models.options import ATTN

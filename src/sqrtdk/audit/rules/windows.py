@@ -1,4 +1,4 @@
-"""What declares that a row sees a window of keys, and how many.
+"""The window of keys that config or module declare, and whether the masks show it.
 
 The number counts the row's own key: transformers' masking_utils.sliding_window_overlay lets a row i see the keys
 j > i - sliding_window, as GPT-Neo, Gemma and litgpt do. In Mistral's paper (Jiang et al. 2023) figure 1 counts so, at
@@ -8,15 +8,21 @@ in transformers as well: see `sides`. flash attention's pair (left, right) does 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from sqrtdk.audit.configs import as_number, field, is_transformers, model_type, number, present
-from sqrtdk.audit.layers import layer_of
+from sqrtdk.audit.context import Context
+from sqrtdk.audit.records import Finding
+from sqrtdk.audit.verdicts import layer_of
 from sqrtdk.models.inputs import WINDOW_FIELDS
+from sqrtdk.tracing.records import AttentionCall, NotMeasured
 
+SOURCE = "Jiang et al. 2023, figure 1: W tokens; transformers sliding_window_overlay: j > i - sliding_window"
 # Of each layer its kind: transformers', GPT-Neo's, and litgpt's, 1 where a layer has the window.
 _LISTS = {
     "layer_types": WINDOW_FIELDS,
@@ -119,3 +125,58 @@ def _pair(owner: Any) -> Window | None:
         if isinstance(pair, list | tuple) and len(pair) == 2 and (left := as_number(pair[0])) and left >= 1:
             return Window(int(left) + 1, f"{name} = {tuple(pair)}", sure=False, left=True)
     return None
+
+
+def sliding_window(context: Context) -> Iterable[Finding | NotMeasured]:
+    """The declared window of each call against the one that its mask shows.
+
+    Formula: the most keys that a row sees, its own included, is the greatest i - j of the visible keys and 1.
+    Threshold: the declared number, to the key; without a causal mask it is what a row sees on either side. A mask that
+    is no band (tokens of an image see one another, the first keys stay visible) is not judged. Rows that are not longer
+    than the window do not tell it: not measured, once for each window.
+    """
+    short: dict[str, int] = {}
+    unread: Counter[str] = Counter()
+    for judged in context.calls:
+        call = judged.call
+        window = declared_window(call.site, context.module(call.site), context.config(call.site))
+        if window is None or not window.keys or call.self_attention is False or call.query_len < 2:
+            continue
+        longest = context.tokens.longest(call)
+        if longest <= window.keys + (call.mask is None):  # without a mask it may be one on two sides
+            short[window.by] = max(longest, short.get(window.by, 0))
+        elif call.mask is not None and call.mask.least is None:
+            unread[window.by] += 1
+        elif (finding := _judge(call, window)) is not None:
+            yield finding
+    for by, count in unread.items():
+        yield NotMeasured("", f"{by} was not held against the masks of {count} calls: their values are not known")
+    for by, longest in short.items():
+        yield NotMeasured("", f"the window of {by} is not reached by rows of {longest} tokens: give longer ones")
+
+
+def _judge(call: AttentionCall, window: Window) -> Finding | None:
+    """The finding of one call with a window that its rows are long enough to tell."""
+    mask, length = call.mask, call.key_len
+    before = length - call.query_len
+    sides = [length]
+    if mask is not None and mask.least is not None and mask.greatest is not None:
+        if not mask.band:
+            return None
+        sides = [mask.greatest + before + 1]
+        if mask.least + before < 0 and sides[0] < length and not window.left:
+            sides.append(1 - mask.least - before)
+    admitted = window.sides(two=len(sides) > 1)
+    off = [side for side in sides if side not in admitted]
+    near = any(abs(side - number) == 1 for side in off for number in admitted)
+    if not off or not (window.sure or near):
+        return None
+    seen, expected = off[0], admitted[0]
+    if len(sides) > 1:
+        message = f"rows see {seen - 1} keys on one side of their own: {window.by} lets them see {expected - 1}"
+    elif seen >= length:
+        message = f"rows see all {length} keys: {window.by} is not applied"
+    else:
+        message = f"rows see up to {seen} keys, their own included: {window.by} lets them see {expected}"
+    fix = "hide the keys j <= i - sliding_window: a row sees sliding_window keys, its own included"
+    return Finding("sliding_window", "fail", call.site, float(seen), float(expected), message, fix, SOURCE)

@@ -1,32 +1,24 @@
-"""NaN and infinity: in weights, in the logits and outputs of attentions, in the model's outputs; and where it begins.
-
-Formula: count of parameters that are not finite, and of rows that are not. Threshold: 0 (no finite answer follows).
-Plus infinity in outputs that hold no NaN, where no operation overflowed, is a value: the distance to what can't be
-reached.
-Where numbers of the run are not finite the model runs once more, and each operation is looked at up to the first that
-gives such a number. One finding says where and why, a second what it reaches:
-- a parameter, a buffer or an input holds NaN or infinity;
-- rows of a softmax see no key: with every logit at -inf it is exp(-inf) / 0. Rows of padding are such rows, and one NaN
-  in them becomes NaN in all rows of the sequence with the next attention, as 0 * NaN is NaN;
-- q . k, or another operation, overflows its dtype (65504 in float16);
-- an operation has no answer: inf - inf, 0 * inf, 0 / 0.
-"""
+"""Numbers that a dtype can't hold: NaN and infinity with the place where they begin, and logits that come near it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from sqrtdk._sites import ROOT, fold_sites
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.health import broken
-from sqrtdk.audit.records import Finding, JudgedCall
+from sqrtdk.audit.records import Finding, JudgedCall, broken
 from sqrtdk.errors import SqrtdkError, short_text
 from sqrtdk.tracing.records import NotMeasured
 from sqrtdk.tracing.watch.nonfinite import PARAMETER, Origin
 
+FP16_MAX = 65504.0
+FP16_SOURCE = "IEEE 754 binary16: largest finite value 65504"
+BF16_OFFSET = 50.0
+BF16_SOURCE = "bfloat16 has 8 significand bits: from 32 on neighbours are 0.25 apart, from 64 on 0.5"
 SOURCE = "IEEE 754: NaN propagates through the softmax to the whole row"
 REACHES = "NaN or infinity reaches "  # how the finding begins that is a consequence of the other
 _MOST_SITES = 3
@@ -39,12 +31,24 @@ _FIXES = {
     "undefined": "look at this step: 0 / 0, or the root or logarithm of a negative number",
 }
 _BAD_WEIGHTS = "go back to a checkpoint whose weights are finite"
-_PRODUCT = "scale q before the product, or use a fused kernel, which accumulates in fp32"
+SCALE_FIRST = "scale q before the product, or use a fused kernel, which accumulates in fp32"
 _LOST = "find the first layer with such a row: an overflow in q . k, or non-finite weights or inputs"
 
 
-def check(context: Context) -> Iterable[Finding | NotMeasured]:
-    """At most one finding on where it begins otherwise, one on sick parameters, and one on what is reached."""
+def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
+    """NaN and infinity in weights, in the logits and outputs of attentions, and in the model's outputs.
+
+    Formula: count of parameters that are not finite, and of rows that are not. Threshold: 0 (no finite answer follows).
+    Plus infinity in outputs that hold no NaN, where no operation overflowed, is a value: the distance to what can't be
+    reached. Where numbers of the run are not finite the model runs once more, and each operation is looked at up to the
+    first that gives such a number. One finding says where and why, a second what it reaches:
+
+    - a parameter, a buffer or an input holds NaN or infinity;
+    - rows of a softmax see no key: with every logit at -inf it is exp(-inf) / 0. Rows of padding are such rows, and one
+      NaN in them becomes NaN in all rows of the sequence with the next attention, as 0 * NaN is NaN;
+    - q . k, or another operation, overflows its dtype (65504 in float16);
+    - an operation has no answer: inf - inf, 0 * inf, 0 / 0.
+    """
     sick: list[str] = []
     for name, parameter in context.model.named_parameters():
         if not parameter.is_meta and parameter.is_floating_point():
@@ -103,7 +107,7 @@ def _of_origin(origin: Origin, calls: Iterable[JudgedCall]) -> Finding:
     elif origin.kind == "overflow":
         what = origin.op
         if _is_product(origin, calls):
-            what, fix = "q . k", _PRODUCT
+            what, fix = "q . k", SCALE_FIRST
         value, bar = origin.size, torch.finfo(getattr(torch, origin.dtype)).max
         reaches = "" if value is None else f"it reaches {value:.4g}, "
         message = f"{what} overflows {origin.dtype}: {reaches}the largest is {bar:.6g}"
@@ -179,3 +183,66 @@ def _finite(parameter: Tensor) -> bool:
         elif values.layout is not torch.strided:
             values = values.values()
         return bool(torch.isfinite(values.float() if values.dtype.itemsize == 1 else values).all())
+
+
+def _product(judged: JudgedCall) -> float | None:
+    """The largest unscaled product that was stored before a scale shrank it, or None."""
+    call = judged.call
+    after = 1.0
+    for factor in call.scale.factors:
+        if factor.where == "logits" and factor.value:
+            after *= factor.value
+    if call.stats is None or call.kind != "eager" or after >= 1.0 or after <= 0.0 or call.softcap is not None:
+        return None
+    finite = [value for value in call.stats.max_abs_logit if math.isfinite(value)]
+    return max(finite) / after if finite else None
+
+
+def _offset(judged: JudgedCall) -> float | None:
+    """The largest row offset of logits that were stored, or that alone makes the largest logit look large; or None."""
+    stats = judged.call.stats
+    if stats is None or (judged.call.kind != "eager" and not any(value > BF16_OFFSET for value in stats.max_logit)):
+        return None
+    return max((value for value in stats.row_offset if math.isfinite(value)), default=None)
+
+
+def _above(
+    calls: Iterable[JudgedCall], measure: Callable[[JudgedCall], float | None], bar: float
+) -> list[tuple[float, JudgedCall]]:
+    """The calls whose measure is above the bar, the largest first."""
+    measured = [(value, judged) for judged in calls if (value := measure(judged)) is not None and value > bar]
+    return sorted(measured, key=lambda entry: -entry[0])
+
+
+def spacing(value: float) -> float:
+    """Distance between neighbouring bf16 numbers at `value`.
+
+    >>> spacing(50.0), spacing(100.0)
+    (0.25, 0.5)
+    """
+    return float(2.0 ** (math.floor(math.log2(abs(value))) - 7))
+
+
+def range_forecast(context: Context) -> Iterable[Finding]:
+    """Logits that do not fit the range of fp16 or the spacing of bf16; the largest value first.
+
+    fp16: the unscaled product max|q . k| = max|logit| / scale, where the scale comes after the product and the product
+    is stored; threshold 65504. A fused kernel accumulates in fp32 and is not concerned.
+    bf16: a row's offset x (|mean logit|) with spacing 2^(floor(log2 x) - 7); threshold 50, where neighbouring logits
+    are 0.25 apart. Softmax is blind to the offset, the stored logits are not. In another dtype both are forecasts, and
+    so is the second of a fused kernel, which stores none: there it is named where a large logit would be seen without
+    its reason.
+    """
+    for value, judged in _above(context.calls, _product, FP16_MAX):
+        severity = "fail" if judged.call.logits_dtype == "float16" else "warn"
+        message = f"q . k reaches {value:.4g} before the scale: infinite in fp16{context.which(judged)}"
+        site = judged.call.site
+        yield Finding("range_forecast", severity, site, value, FP16_MAX, message, SCALE_FIRST, FP16_SOURCE)
+    for value, judged in _above(context.calls, _offset, BF16_OFFSET):
+        now = judged.call.logits_dtype == "bfloat16" and judged.call.kind == "eager"
+        stored = "stored in bf16, it moves" if now else "stored in bf16, it would move"
+        message = f"a row of logits lies about {value:.4g} off zero: {stored} in steps of {spacing(value):.3g}"
+        message += context.which(judged)
+        fix = "keep the logits in fp32, or centre the keys (the softmax does not see a row's offset)"
+        severity, site = "warn" if now else "note", judged.call.site
+        yield Finding("range_forecast", severity, site, value, BF16_OFFSET, message, fix, BF16_SOURCE)

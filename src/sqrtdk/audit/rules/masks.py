@@ -26,13 +26,26 @@ from sqrtdk.audit.configs import field, model_type
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.families import SCALED_BIAS
 from sqrtdk.audit.gains import gained_by_inputs
-from sqrtdk.audit.health import broken
-from sqrtdk.audit.lookahead import lookahead, may_see_ahead
-from sqrtdk.audit.records import Finding, JudgedCall
-from sqrtdk.audit.sight import SOURCE, WEIGHT, Fault, corner, leak, own_key, says_causal, shape, unordered
+from sqrtdk.audit.records import Finding, JudgedCall, broken
+from sqrtdk.audit.sight import (
+    SOURCE,
+    WEIGHT,
+    Fault,
+    corner,
+    leak,
+    lookahead,
+    may_see_ahead,
+    own_key,
+    says_causal,
+    shape,
+    unordered,
+)
 from sqrtdk.audit.tolerance import close
 from sqrtdk.tracing.records import AttentionCall, Mask
 
+PADDING_SOURCE = (
+    "transformers: attention_mask is 1 at tokens and 0 at padding; torch: key_padding_mask is True at padding"
+)
 UNIFORM = 1.0
 ZERO_ONE = "zero-one mask"  # as the trace names such a bias
 HARMLESS_FILL = 1e30
@@ -152,8 +165,57 @@ def _faults(context: Context, judged: JudgedCall) -> Iterable[Fault]:
     yield from _scaled(call, model_type(owners[1]) in SCALED_BIAS)
 
 
-def check(context: Context) -> Iterable[Finding]:
+def mask_audit(context: Context) -> Iterable[Finding]:
     """One finding for each call and fault; the largest value of a fault first."""
     faults = [(judged.call.site, *fault) for judged in context.calls for fault in _faults(context, judged)]
     for site, severity, value, threshold, message, fix, source in sorted(faults, key=lambda entry: -entry[2]):
         yield Finding("mask_audit", severity, site, value, threshold, message, fix, source)
+
+
+def padding(context: Context) -> Iterable[Finding]:
+    """The padding of the inputs against what the masks hid: one finding for each call, the most keys first.
+
+    Formula: with the positions that the attention mask marks as tokens and as padding, the keys of padding that the row
+    of a token sees in any head, and the keys of tokens that no row of a token sees. Threshold: 0 of both. What the rows
+    of padding see is of no account. Where no input has padding there is nothing to hold against.
+    """
+    faults = [(judged.call.site, fault) for judged in context.calls if (fault := _fault(context, judged)) is not None]
+    for site, (count, message, fix) in sorted(faults, key=lambda entry: -entry[1][0]):
+        yield Finding("padding", "fail", site, float(count), 0.0, message, fix, PADDING_SOURCE)
+
+
+def _fault(context: Context, judged: JudgedCall) -> tuple[int, str, str] | None:
+    """The count, what is wrong, and the fix."""
+    call = judged.call
+    keys, seen, hidden = context.tokens.keys(call), call.padding_seen or 0, call.tokens_hidden or 0
+    if keys is None or (not seen and not (hidden and _hides_ends(call.mask))):
+        return None
+    padding, tokens = int((~keys).sum()), int(keys.sum())
+    if seen and hidden:
+        return (
+            seen + hidden,
+            f"the padding mask looks inverted or shifted: tokens see {seen} of {padding} keys of padding, "
+            f"and {hidden} of {tokens} keys of tokens are hidden from all",
+            "hide the keys where attention_mask is 0: masked_fill wants True there, a bool attn_mask of SDPA False",
+        )
+    if seen:
+        return (
+            seen,
+            f"padding is not hidden: tokens see {seen} of {padding} keys of padding",
+            "add the padding mask to this call, as -inf over the keys where attention_mask is 0",
+        )
+    return (
+        hidden,
+        f"{hidden} of {tokens} keys of tokens are hidden from all rows, as if they were padding",
+        "hide the keys where attention_mask is 0, and no others",
+    )
+
+
+def _hides_ends(mask: Mask | None) -> bool:
+    """Whether a mask is a band along the diagonal but for keys that it hides from all rows.
+
+    Keys that are chosen by their content may be hidden as well, and so is a row's own by a band beside the diagonal.
+    """
+    if mask is None or not mask.band or mask.least is None or mask.greatest is None:
+        return False
+    return mask.least <= 0 <= mask.greatest
