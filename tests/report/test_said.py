@@ -101,7 +101,7 @@ def spoken(path: Path) -> Iterator[str]:
                 passed.add(id(part))
                 if isinstance(part, ast.FormattedValue) and part.format_spec is not None:
                     passed.update(map(id, ast.walk(part.format_spec)))
-        if isinstance(node, ast.keyword) and node.arg in ("summary", "scale", "ratio", "excuse", "source"):
+        if isinstance(node, ast.keyword) and node.arg in ("summary", "scale", "ratio", "table", "excuse", "source"):
             passed.update(map(id, ast.walk(node.value)))
     for node in ast.walk(tree):
         if id(node) in passed:

@@ -21,51 +21,30 @@ from sqrtdk.tracing.records import AttentionCall
 Form = tuple[str, Callable[[float, int], float]]
 
 
-def _inverse(value: float, head_dim: int) -> float:
+def _inverse(value: float) -> float:
     return 1.0 / value if value else math.inf
 
 
-def _exp(value: float, head_dim: int) -> float:
-    return math.exp(min(value, 700.0))
-
-
 PLAIN: Form = ("{}", lambda value, head_dim: value)
-INVERSE: Form = ("1/{}", _inverse)
-EXP: Form = ("exp({})", _exp)
+INVERSE: Form = ("1/{}", lambda value, head_dim: _inverse(value))
+EXP: Form = ("exp({})", lambda value, head_dim: math.exp(min(value, 700.0)))
 OVER_SQRT: Form = ("{}/sqrt(head_dim)", lambda value, head_dim: value * inverse_root(head_dim))
-INVERSE_OVER_SQRT: Form = ("1/({} sqrt(head_dim))", lambda value, head_dim: _inverse(value, 1) * inverse_root(head_dim))
+INVERSE_OVER_SQRT: Form = ("1/({} sqrt(head_dim))", lambda value, head_dim: _inverse(value) * inverse_root(head_dim))
 
 # Name of the attribute -> the readings that its users give it (seen in transformers, timm, x-transformers, MPT, GPT-J).
 SCALE_ATTRIBUTES: dict[str, tuple[Form, ...]] = {
-    "scale": (PLAIN,),
-    "scaling": (PLAIN,),
-    "softmax_scale": (PLAIN,),
-    "attn_scale": (PLAIN,),
-    "attention_scale": (PLAIN,),
-    "sm_scale": (PLAIN,),
-    "qk_scale": (PLAIN,),
-    "q_scale": (PLAIN,),
-    "scale_factor": (PLAIN,),
-    "scale_qk": (PLAIN,),
-    "softmax_scaling": (PLAIN,),
-    "scaling_factor": (PLAIN,),
-    "attention_multiplier": (PLAIN,),
-    "qk_norm_scale": (PLAIN,),
-    "inv_norm_factor": (PLAIN,),
-    "normalize_fact": (PLAIN,),
-    "sqrt_d": (INVERSE,),
-    "sqrt_dk": (INVERSE,),
-    "sqrt_head_dim": (INVERSE,),
-    "norm_factor": (INVERSE, PLAIN),
-    "scale_attn": (INVERSE, PLAIN),
-    "normalizer": (INVERSE, PLAIN),
-    "temperature": (INVERSE, PLAIN, OVER_SQRT, INVERSE_OVER_SQRT),
-    "tau": (INVERSE, PLAIN, OVER_SQRT, INVERSE_OVER_SQRT),
-    "gain": (PLAIN, OVER_SQRT),
-    "alpha": (PLAIN, OVER_SQRT),
-    "qk_scale_factor": (PLAIN, OVER_SQRT),
+    **dict.fromkeys(
+        ("scale", "scaling", "softmax_scale", "attn_scale", "attention_scale", "sm_scale", "qk_scale", "q_scale",
+         "scale_factor", "scale_qk", "softmax_scaling", "scaling_factor", "attention_multiplier", "qk_norm_scale",
+         "inv_norm_factor", "normalize_fact"),
+        (PLAIN,),
+    ),
+    **dict.fromkeys(("sqrt_d", "sqrt_dk", "sqrt_head_dim"), (INVERSE,)),
+    **dict.fromkeys(("norm_factor", "scale_attn", "normalizer"), (INVERSE, PLAIN)),
+    **dict.fromkeys(("temperature", "tau"), (INVERSE, PLAIN, OVER_SQRT, INVERSE_OVER_SQRT)),
+    **dict.fromkeys(("gain", "alpha", "qk_scale_factor"), (PLAIN, OVER_SQRT)),
     "logit_scale": (PLAIN, EXP),
-}
+}  # fmt: skip
 
 
 # A child may hold the softmax's scale when its name or its class says that it attends, or scales what is attended to.

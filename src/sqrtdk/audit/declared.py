@@ -15,16 +15,7 @@ from torch import nn
 
 from sqrtdk.audit.configs import field, held, is_transformers, model_type, module_at, number, present
 from sqrtdk.audit.families import family
-from sqrtdk.audit.multipliers import (
-    BASE_LENGTHS,
-    LAYER_SWITCH,
-    MULTIPLIERS,
-    ROPE_FIELDS,
-    Multiplier,
-    by_layer,
-    length_factors,
-    rope_length,
-)
+from sqrtdk.audit.multipliers import BASE_LENGTHS, FIXED, GROWING, LAYER_SWITCH, ROPE_FIELDS, multipliers
 from sqrtdk.audit.tolerance import close, inverse_root
 from sqrtdk.tracing.records import AttentionCall
 
@@ -169,10 +160,10 @@ BASE_SWITCHES: tuple[tuple[str, bool, Callable[[AttentionCall, Any], float], str
 # without a scale, and promise nothing about one with it. transformers' own configs have them for the inputs alone.
 LOOSE_SWITCHES = ("scaling",)
 
-# What a config has to hold to be the one that governs: see `governing.py`.
+# What a config has to hold to be the one that governs, see `config_at`.
 KNOWN_FIELDS: tuple[str, ...] = (
     *(path for path, *_ in BASE_FIELDS), *(path for path, *_ in BASE_SWITCHES), *LOOSE_SWITCHES,
-    *ROPE_FIELDS, *BASE_LENGTHS, LAYER_SWITCH, *(path for path, _ in MULTIPLIERS),
+    *ROPE_FIELDS, *BASE_LENGTHS, LAYER_SWITCH, *FIXED, *GROWING,
 )  # fmt: skip
 
 
@@ -217,22 +208,10 @@ def declared(
     return declaration if declaration is None or all(map(math.isfinite, declaration.values)) else None
 
 
-def _multipliers(call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None) -> list[Multiplier]:
-    """Every factor that config and module declare for a call."""
-    lengths = length_factors(call, module, config)
-    factors = (
-        rope_length(call, module, config, layer),
-        by_layer(config, layer),
-        Multiplier(*lengths) if lengths is not None else None,
-        *(read(call, config) for _, read in MULTIPLIERS),
-    )
-    return [factor for factor in factors if factor is not None]
-
-
 def _combined(call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None) -> Declaration | None:
     """The base times every multiplier."""
     base = _base(call, config)
-    factors = _multipliers(call, module, config, layer)
+    factors = list(multipliers(call, module, config, layer))
     if base is None and not factors:
         return None
     values, by = base if base is not None else ((inverse_root(call.head_dim),), "")

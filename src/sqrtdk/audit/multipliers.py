@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,72 +31,59 @@ class Multiplier:
 
 
 LAYER_SWITCH = "scale_attn_by_inverse_layer_idx"  # GPT-2's
+FIXED = {  # field -> source
+    "key_multiplier": "Falcon-H1: on the keys, muP",
+    "qk_scale_factor": "gain on the normalised queries",
+}
 
 
-def by_layer(config: Any, layer: int | None) -> Multiplier | None:
-    """The factor 1/(layer + 1), where the config switches it on."""
-    if layer is None or field(config, LAYER_SWITCH) is not True:
-        return None
-    return Multiplier((1.0 / (layer + 1),), f"config.{LAYER_SWITCH}: 1/{layer + 1}", "layer")
+def _steps(strength: float, original: float, keys: int) -> float:
+    return 1.0 + strength * math.log1p(keys // original)
 
 
-def _up_to(high: float, by: str) -> Multiplier | None:
-    """A factor that grows with the position, from 1 at the first rows to `high` at the last."""
-    return None if high == 1.0 else Multiplier((1.0, high), by, interval=True)
+# Factors that grow with the position from 1 at the first rows: the field that switches one on -> field of its strength,
+# field of the length from which it grows, what it is at the last of n keys, what it is called.
+GROWING: dict[str, tuple[str, str, Callable[[float, float, int], float], str]] = {
+    "attn_temperature_tuning": ("attn_scale", "floor_scale", _steps, "attn_temperature_tuning (Llama 4)"),
+    "rope_parameters.llama_4_scaling_beta": (
+        "rope_parameters.llama_4_scaling_beta",
+        "rope_parameters.original_max_position_embeddings",
+        _steps,
+        "rope_parameters.llama_4_scaling_beta",
+    ),
+    "log_scaling_alpha": (
+        "log_scaling_alpha",
+        "log_scaling_n_floor",
+        lambda alpha, floor, keys: 1.0 + alpha * math.log(max(keys / floor, 1.0)),
+        "log_scaling_alpha",
+    ),
+    "use_logn_attn": (
+        "seq_length",
+        "seq_length",
+        lambda _, trained, keys: math.log(keys) / math.log(trained) if 1 < trained < keys else 1.0,
+        "use_logn_attn (Qwen: log_seq_length of the position)",
+    ),
+}
 
 
-def _fixed(path: str, source: str) -> Callable[[AttentionCall, Any], Multiplier | None]:
-    def read(call: AttentionCall, config: Any) -> Multiplier | None:
+def multipliers(call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None) -> Iterator[Multiplier]:
+    """Every factor that config and module declare for a call."""
+    if (by_rope := rope_length(call, module, config, layer)) is not None:
+        yield by_rope
+    if layer is not None and field(config, LAYER_SWITCH) is True:
+        yield Multiplier((1.0 / (layer + 1),), f"config.{LAYER_SWITCH}: 1/{layer + 1}", "layer")
+    if (proportional := by_base_length(call, module, config)) is not None:
+        yield proportional
+    for path, source in FIXED.items():
         value = number(config, path)
-        if value is None or value in (0.0, 1.0):
-            return None
-        return Multiplier((value,), f"config.{path} = {value:g} ({source})")
-
-    return read
-
-
-def _temperature_tuning(call: AttentionCall, config: Any) -> Multiplier | None:
-    strength, floor = number(config, "attn_scale"), number(config, "floor_scale")
-    if not field(config, "attn_temperature_tuning") or strength is None or not floor:
-        return None
-    high = 1.0 + strength * math.log1p(call.key_len // floor)
-    return _up_to(high, "config.attn_temperature_tuning (Llama 4)")
-
-
-def _position_beta(call: AttentionCall, config: Any) -> Multiplier | None:
-    beta = number(config, "rope_parameters.llama_4_scaling_beta")
-    original = number(config, "rope_parameters.original_max_position_embeddings")
-    if not beta or not original:
-        return None
-    high = 1.0 + beta * math.log1p(call.key_len // original)
-    return _up_to(high, "config.rope_parameters.llama_4_scaling_beta")
-
-
-def _log_scaling(call: AttentionCall, config: Any) -> Multiplier | None:
-    floor, alpha = number(config, "log_scaling_n_floor"), number(config, "log_scaling_alpha")
-    if not floor or not alpha:
-        return None
-    high = 1.0 + alpha * math.log(max(call.key_len / floor, 1.0))
-    return _up_to(high, "config.log_scaling_alpha")
-
-
-def _log_n(call: AttentionCall, config: Any) -> Multiplier | None:
-    trained = number(config, "seq_length")
-    if field(config, "use_logn_attn") is not True or trained is None or trained <= 1 or call.key_len <= trained:
-        return None
-    high = math.log(call.key_len) / math.log(trained)
-    return _up_to(high, "config.use_logn_attn (Qwen: log_seq_length of the position)")
-
-
-# The field that each reads first, and the reader.
-MULTIPLIERS: tuple[tuple[str, Callable[[AttentionCall, Any], Multiplier | None]], ...] = (
-    ("key_multiplier", _fixed("key_multiplier", "Falcon-H1: on the keys, muP")),
-    ("qk_scale_factor", _fixed("qk_scale_factor", "gain on the normalised queries")),
-    ("attn_temperature_tuning", _temperature_tuning),
-    ("rope_parameters.llama_4_scaling_beta", _position_beta),
-    ("log_scaling_alpha", _log_scaling),
-    ("use_logn_attn", _log_n),
-)
+        if value is not None and value not in (0.0, 1.0):
+            yield Multiplier((value,), f"config.{path} = {value:g} ({source})")
+    for switch, (strength_field, original_field, grown, text) in GROWING.items():
+        strength, original = number(config, strength_field), number(config, original_field)
+        if field(config, switch) and strength is not None and original:
+            high = grown(strength, original, call.key_len)
+            if high != 1.0:
+                yield Multiplier((1.0, high), f"config.{text}", interval=True)
 
 
 # Names of the block of a config that holds the rotary embedding's parameters; the last is litgpt's.
@@ -108,33 +95,19 @@ ROPE_FIELDS = (*ROPE_BLOCKS, BARE)
 
 @dataclass(frozen=True, slots=True)
 class RopeBlock:
-    """What a config says of its rotary embedding; None stands for a field that is not set.
+    """What a config says of its rotary embedding; None stands for a field that is not set."""
 
-    Attributes:
-        name: of the config's field.
-        rope_type: "yarn", "longrope", ..., or whatever stands there.
-        factor: by which the context was lengthened.
-        mscale: YaRN's temperature, of q and k.
-        all_dim: YaRN's `mscale_all_dim`.
-        attention_factor: the factor on cos and sin, where it is stated.
-        original: length of the context before, in tokens.
-        longest: length of the context, in tokens.
-        short: Phi-3.5-MoE's factor on cos and sin up to the original length.
-        long: the same beyond it.
-        partial: whether a part of the head is not rotated.
-    """
-
-    name: str
-    rope_type: Any
-    factor: float | None
-    mscale: float | None
-    all_dim: float | None
-    attention_factor: float | None
-    original: float | None
-    longest: float | None
-    short: float | None
-    long: float | None
-    partial: bool
+    name: str  # of the config's field
+    rope_type: Any  # "yarn", "longrope", ..., or whatever stands there
+    factor: float | None  # by which the context was lengthened
+    mscale: float | None  # YaRN's temperature, of q and k
+    all_dim: float | None  # YaRN's `mscale_all_dim`
+    attention_factor: float | None  # on cos and sin, where it is stated
+    original: float | None  # length of the context before, in tokens
+    longest: float | None  # length of the context, in tokens
+    short: float | None  # Phi-3.5-MoE's factor on cos and sin up to the original length
+    long: float | None  # the same beyond it
+    partial: bool  # whether a part of the head is not rotated
 
     @property
     def extension(self) -> float:
@@ -294,9 +267,10 @@ LEAST_BASE = 16  # nobody trains on fewer tokens; a wrong factor of 2 gives the 
 BLUR = 0.05  # of a whole number: beyond it any value would be near one
 
 
-def length_factors(call: AttentionCall, module: nn.Module | None, config: Any) -> tuple[tuple[float, ...], str] | None:
-    """The declared factors on 1/sqrt(head_dim), and what declares them, or None if no base is known.
+def by_base_length(call: AttentionCall, module: nn.Module | None, config: Any) -> Multiplier | None:
+    """Proportional attention: the scale `sqrt(log_b(n) / head_dim)` for n tokens, of a model trained on b tokens.
 
+    Jin et al. 2023, "Training-free Diffusion Model Adaptation for Variable-Sized Text-to-Image Synthesis"; Lumina-T2X.
     `proportional_attn` switches it on for self-attention; where that is not said the textbook's scale is right as well.
     """
     for holder, kind in ((config, "config."), (module, "attribute ")):
@@ -309,7 +283,8 @@ def length_factors(call: AttentionCall, module: nn.Module | None, config: Any) -
                 return None
             factor = math.sqrt(math.log(call.query_len) / math.log(base))
             text = f"{kind}{name} = {base:g} (proportional attention: sqrt(log_{base:g}({call.query_len})))"
-            return (factor,) if switch is True and call.self_attention is not False else (factor, 1.0), text
+            sure = switch is True and call.self_attention is not False
+            return Multiplier((factor,) if sure else (factor, 1.0), text)
     return None
 
 
