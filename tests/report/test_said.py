@@ -35,7 +35,7 @@ CHINESE = re.compile(r"[\u4e00-\u9fff]")
 SPEAKERS = (  # what is in them in English, and has a blank, is read by people
     "audit/rules/*.py",
     "audit/explanations.py",
-    "audit/like.py",
+    "audit/graph_like.py",
     "audit/mistakes.py",
     "audit/sight.py",
     "audit/verdicts.py",

@@ -96,42 +96,32 @@ def _zero_one(value: Any) -> Tensor | None:
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """One more run of the same model on the same inputs.
-
-    Its calls, the floating-point tensors of its output, and how many attentions could not be read.
-    """
+    """One more run of the same model on the same inputs."""
 
     calls: tuple[AttentionCall, ...]
-    outputs: tuple[Any, ...]
-    missed: int = 0
+    outputs: tuple[Any, ...]  # the floating-point tensors that it returned
+    missed: int = 0  # attentions that could not be read
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The input of every rule.
-
-    `rerun(stats, enlarge)` runs the model again under a trace; None in static mode. `ran` holds the module paths whose
-    forward ran, None when that was not watched. `compare` says when to run eager against sdpa: "auto" unless it is
-    costly, "always", or "never". `lost` are attentions that ran and could not be read, `idle_or_doubtful` those that
-    did not run, and softmaxes of which it is not known whether they are attentions. `unread` are parameters that
-    nothing read, `tokens` the inputs' positions that are no padding. `spoiled` are the model's outputs that hold NaN or
-    infinity, `infinite` those of them that hold no NaN, and `origin()` searches one more run for the first number that
-    is not finite; it raises a `SqrtdkError` where that run fails.
-    """
+    """The input of every rule."""
 
     model: nn.Module
     calls: tuple[JudgedCall, ...]
-    mode: str
-    rerun: Callable[[bool, Mapping[tuple[str, int], float] | None], Rerun] | None = None
-    ran: frozenset[str] | None = None
-    compare: str = "auto"
+    mode: str  # "static" or "dynamic"
+    # Runs the model again under a trace, with q of these calls enlarged; None in static mode.
+    rerun: Callable[[Mapping[tuple[str, int], float] | None], Rerun] | None = None
+    ran: frozenset[str] | None = None  # module paths whose forward ran, None when that was not watched
+    compare: str = "auto"  # when to run eager against sdpa: "auto" unless it is costly, "always", or "never"
     dtype: str = ""
-    lost: tuple[NotMeasured, ...] = ()
-    idle_or_doubtful: tuple[NotMeasured, ...] = ()
-    unread: frozenset[str] = frozenset()
-    tokens: Tokens = default(default_factory=Tokens)
-    spoiled: tuple[str, ...] = ()
-    infinite: tuple[str, ...] = ()
+    lost: tuple[NotMeasured, ...] = ()  # attentions that ran and could not be read
+    idle_or_doubtful: tuple[NotMeasured, ...] = ()  # those that did not run, and softmaxes that may be attentions
+    unread: frozenset[str] = frozenset()  # parameters that nothing read
+    tokens: Tokens = default(default_factory=Tokens)  # positions of the inputs that are no padding
+    spoiled: tuple[str, ...] = ()  # outputs of the model that hold NaN or infinity
+    infinite: tuple[str, ...] = ()  # those of them that hold no NaN
+    # Searches one more run for the first number that is not finite; raises a `SqrtdkError` where that run fails.
     origin: Callable[[], Origin | None] | None = None
 
     def which(self, judged: JudgedCall) -> str:

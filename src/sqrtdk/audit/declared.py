@@ -191,25 +191,19 @@ def _base(call: AttentionCall, config: Any) -> tuple[tuple[float, ...], str] | N
 def declared(
     call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None = None
 ) -> Declaration | None:
-    """The effective scale that config and family declare for a call, or None when they say nothing usable.
+    """The effective scale that config and family declare for a call: a base times every multiplier.
 
-    Args:
-        call: what ran; its sizes, terms and rope are read, and a loose switch looks at the scale.
-        module: the module at the call's site, for its layer type and the length that it was trained on.
-        config: an object, a mapping, or None.
-        layer: 0-based number of the layer, for per-layer rules.
+    None when they say nothing usable. A loose switch looks at the scale of the call, which is else what is explained;
+    of the module its layer type and the length that it was trained on count, `layer` is its 0-based number.
     """
-    if call.head_dim < 1:
-        return None
     try:
-        declaration = _combined(call, module, config, layer)
+        declaration = _combined(call, module, config, layer) if call.head_dim > 0 else None
     except (ArithmeticError, ValueError):  # numbers of the config overflow, divide by zero, or have no logarithm
         return None
     return declaration if declaration is None or all(map(math.isfinite, declaration.values)) else None
 
 
 def _combined(call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None) -> Declaration | None:
-    """The base times every multiplier."""
     base = _base(call, config)
     factors = list(multipliers(call, module, config, layer))
     if base is None and not factors:

@@ -24,11 +24,9 @@ def normalised(call: AttentionCall) -> str | None:
 
 
 def norm_sigma(ratio: float | None, size: int) -> float:
-    """Standard deviation that a scale ratio gives to logits of normalised q and k; 0 where nothing sets it.
+    """Standard deviation that a scale ratio (times sqrt(head_dim)) gives to logits of normalised q and k.
 
-    Args:
-        ratio: effective scale times sqrt(head_dim).
-        size: `norm_size` of the call.
+    `size` is the `norm_size` of the call. 0 where nothing sets it.
     """
     return abs(ratio) / size if ratio is not None and size else 0.0
 

@@ -27,10 +27,6 @@ _MOST_SIZE = 2**24
 def audit_gguf(path: str, model: str) -> tuple[ModelRun, tuple[NotMeasured, ...], tuple[Finding, ...]]:
     """Judge what a GGUF file declares: `ARCH.attention.scale` and its softcap, by the sizes that it names.
 
-    Args:
-        path: of the file.
-        model: as the user called it.
-
     Raises:
         ModelError: it is no GGUF file, or names no sizes of heads.
     """

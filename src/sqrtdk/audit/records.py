@@ -85,6 +85,11 @@ class JudgedCall(Shown):
         return self.call.site
 
     @property
+    def key(self) -> tuple[str, int]:
+        """Site, and index of the call there."""
+        return self.call.site, self.call.index
+
+    @property
     def formula(self) -> str:
         """What reached the softmax, as "softmax(0.125 * q.k + causal)"."""
         return self.call.formula

@@ -14,7 +14,7 @@ declares of the mask outweighs it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -23,19 +23,22 @@ from torch import nn
 from sqrtdk.audit.configs import as_number, field, model_type, number
 from sqrtdk.tracing.records import BY_DATA, AttentionCall, Mask
 
-_YES = (
-    "use_bidirectional_attention",
-    "bidirectional", "is_bidirectional", "bidirectional_attention", "prefix_lm", "use_prefix_lm", "is_prefix_lm",
-    "attn_config.prefix_lm",  # MPT
-    "block_causal", "use_block_causal", "blockwise_causal",
+_AHEAD = {"bi", "bidirectional", "non_causal", "noncausal", "prefix", "prefix_lm", "block_causal", "blockwise_causal"}
+# Fields that declare that rows see later keys, and the values that do.
+_DECLARES: tuple[tuple[tuple[str, ...], Callable[[Any], bool]], ...] = (
+    (
+        ("use_bidirectional_attention", "bidirectional", "is_bidirectional", "bidirectional_attention", "prefix_lm",
+         "use_prefix_lm", "is_prefix_lm", "attn_config.prefix_lm",  # the last is MPT's
+         "block_causal", "use_block_causal", "blockwise_causal"),
+        lambda value: value is True or (isinstance(value, str) and value in ("all", "vision")),  # words of Gemma 3
+    ),
+    (("causal", "is_causal", "use_causal_mask"), lambda value: value is False),
+    (
+        ("attn_type", "attention_type", "attention_mode", "attn_mask_type", "mask_type"),
+        lambda value: isinstance(value, str) and value.lower().replace("-", "_") in _AHEAD,
+    ),
+    (("prefix_length", "num_prefix_tokens"), lambda value: (as_number(value) or 0.0) > 0),
 )  # fmt: skip
-_SOME = ("all", "vision")  # Gemma 3 takes them in place of True
-_NO = ("causal", "is_causal", "use_causal_mask")
-_WORDS = ("attn_type", "attention_type", "attention_mode", "attn_mask_type", "mask_type")
-_AHEAD = frozenset(
-    {"bi", "bidirectional", "non_causal", "noncausal", "prefix", "prefix_lm", "block_causal", "blockwise_causal"}
-)
-_PREFIX = ("prefix_length", "num_prefix_tokens")
 _LOOKAHEAD = (  # keys after its own that every row of a streaming encoder sees
     "right_context", "right_context_length", "future_context", "lookahead", "look_ahead", "num_lookahead",
 )  # fmt: skip
@@ -54,11 +57,9 @@ def lookahead(owners: tuple[Any, ...]) -> float:
 def may_see_ahead(owners: tuple[Any, ...], model_config: Any, mask: Mask | None) -> str | None:
     """What declares that rows see keys after their own, or None; for a declared number of keys see `lookahead`.
 
-    Args:
-        owners: The module and the config that govern the call, nearest first.
-        model_config: Of the whole model: images declare blocks of tokens that see one another, neither a mask that lets
-            every row see one key too many, nor the lack of a mask.
-        mask: Of the call.
+    `owners` are the module and the config that govern the call, nearest first. In `model_config`, that of the whole
+    model, images declare blocks of tokens that see one another, neither a mask that lets every row see one key too
+    many, nor the lack of a mask.
     """
     said = next(chain.from_iterable(map(_declarations, owners)), None)
     if said is None and mask is not None and mask.band is False:
@@ -76,20 +77,11 @@ def _compressed(config: Any) -> Iterator[str]:
 
 
 def _declarations(config: Any) -> Iterator[str]:
-    for name in _YES:
-        value = field(config, name)
-        if value is True or (isinstance(value, str) and value in _SOME):
-            yield f"{name} = {value}"
-    for name in _NO:
-        if field(config, name) is False:
-            yield f"{name} = False"
-    for name in _WORDS:
-        value = field(config, name)
-        if isinstance(value, str) and value.lower().replace("-", "_") in _AHEAD:
-            yield f"{name} = {value}"
-    for name in _PREFIX:
-        if (number(config, name) or 0.0) > 0:
-            yield f"{name} = {field(config, name)}"
+    for names, declares in _DECLARES:
+        for name in names:
+            value = field(config, name)
+            if declares(value):
+                yield f"{name} = {value}"
 
 
 WEIGHT = 1e-4
@@ -144,10 +136,8 @@ def leak(call: AttentionCall, declared: float, static: bool) -> Iterable[Fault]:
 def shape(call: AttentionCall, declared: float, tokens: int) -> Fault | None:
     """A shape of the visible keys that nobody wants of self-attention, read from the least and greatest i - j.
 
-    Args:
-        call: the record.
-        declared: keys after its own that a row sees by declaration.
-        tokens: keys of the longest sequence that are no padding: rows that see all of these see all that there are.
+    `declared` are the keys after its own that a row sees by declaration, `tokens` the keys of the longest sequence that
+    are no padding: rows that see all of these see all that there are.
     """
     mask, rows = call.mask, call.query_len
     if mask is None or mask.least is None or mask.greatest is None:

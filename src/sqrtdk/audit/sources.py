@@ -26,12 +26,7 @@ from sqrtdk.tracing.watch.places import file_of, first_line, is_installed
 
 
 def of_scale(call: AttentionCall, mistake: str | None = None) -> str | None:
-    """File and line of each factor of the scale; of the product if there is no factor or one is missing.
-
-    Args:
-        call: the record.
-        mistake: what is wrong with its scale, if that is known.
-    """
+    """File and line of each factor of the scale; of the product if there is none, or if one is missing by mistake."""
     factors = () if mistake == "missing" else (factor.at for factor in call.scale.factors)
     return listed(factors) or call.product_at or call.softmax_at
 
@@ -64,10 +59,7 @@ _FIELD = re.compile(r"\bconfig\.(\w+(?:\.\w+)*)")
 
 
 def field_lines(text: str) -> dict[KeyPath, int]:
-    r"""The 1-based line of every key of a JSON document's nested objects; objects in lists are passed over.
-
-    Args:
-        text: a document that a JSON parser has accepted.
+    r"""The 1-based line of every key of a valid JSON document's nested objects; objects in lists are passed over.
 
     Example:
         >>> field_lines('{"a": 1,\n "b": {\n "c": [{"d": 2}]}}')
@@ -114,10 +106,7 @@ def config_file(home: Path) -> str:
 def declared_at(judged: JudgedCall, home: Path | None, lines: Lines) -> str | None:
     """File and line of the fields that declare a call's scale; of the model type, where a field has its default.
 
-    Args:
-        judged: the call, with the declaration in words.
-        home: of the model: the config, or the directory that holds it.
-        lines: of the config, from `read_lines`.
+    `home` is the model's config, or the directory that holds it; `lines` are those of the config, from `read_lines`.
     """
     if judged.declared_by is None or home is None:
         return None

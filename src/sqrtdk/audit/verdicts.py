@@ -140,7 +140,7 @@ def _unasked(
     """The attribute that each verdict leans on, unless it is known already whether the call follows it."""
     asked: dict[Key, ScaleAttribute] = {}
     for entry in judged:
-        call, key = entry.call, (entry.call.site, entry.call.index)
+        call, key = entry.call, entry.key
         if entry.attribute is None or call.scale.effective is None:
             continue
         attributes = scale_attributes(module_at(model, call.site), call.heads)

@@ -14,7 +14,7 @@ too much to be taken unasked (offloaded weights, more than 2e9 parameters) they 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -44,7 +44,7 @@ def enlargement(context: Context) -> dict[tuple[str, int], float]:
         if finite:
             mean = sum(finite) / len(finite)
             if mean < LEAST_STD:
-                factors[judged.call.site, judged.call.index] = TARGET_STD / mean
+                factors[judged.key] = TARGET_STD / mean
     return factors
 
 
@@ -123,7 +123,7 @@ def _runs(context: Context, other: str) -> tuple[Rerun, Rerun] | str:
     for name in ("eager", other):
         try:
             with implementation(context.model, name):
-                runs.append(context.rerun(False, factors))
+                runs.append(context.rerun(factors))
         except Exception as error:  # whatever a user's implementation raises
             return f"{name} raised {kind_and_text(error)}"
     return runs[0], runs[1]
@@ -137,16 +137,22 @@ def check(context: Context) -> Iterable[Finding | NotMeasured]:
     other = other_implementation(model)
     if other == "sdpa" and not supports_sdpa(model):
         return
-    label = f"eager against {other}"
+    for entry in _compared(context, other):
+        yield entry if isinstance(entry, Finding) else NotMeasured("", f"eager against {other}: {entry}")
+
+
+def _compared(context: Context, other: str) -> Iterator[Finding | str]:
+    """The finding, and why something was not compared."""
+    model = context.model
     if reason := refusal(model, "eager") or refusal(model, other):
-        yield NotMeasured("", f"{label}: {reason}")
+        yield reason
         return
     if context.compare != "always" and (reason := _costly(model)):
-        yield NotMeasured("", f'{label}: left out, as {reason}; ask for it with --attn both (in Python attn="both")')
+        yield f'left out, as {reason}; ask for it with --attn both (in Python attn="both")'
         return
     runs = _runs(context, other)
     if isinstance(runs, str):
-        yield NotMeasured("", f"{label}: {runs}")
+        yield runs
         return
     eager, second = runs
     comparable = not _blind((*(judged.call for judged in context.calls), *eager.calls, *second.calls))
@@ -155,15 +161,13 @@ def check(context: Context) -> Iterable[Finding | NotMeasured]:
         yield finding
         return
     if eager.missed or second.missed:
-        yield NotMeasured(
-            "", f"{label}: {eager.missed} attentions of eager could not be read, and {second.missed} of {other}"
-        )
+        yield f"{eager.missed} attentions of eager could not be read, and {second.missed} of {other}"
     if not comparable:
-        yield NotMeasured("", f"{label}: outputs not compared, some rows see no key")
+        yield "outputs not compared, some rows see no key"
         return
     gap = _outputs(eager, second, context.dtype or context.calls[0].call.dtype)
     if isinstance(gap, str):
-        yield NotMeasured("", f"{label}: {gap}")
+        yield gap
     elif gap is not None:
         message = f"eager and {other} differ in the model's outputs by {gap[0]:.3g} of their size"
         yield Finding("eager_vs_sdpa", "fail", "", gap[0], gap[1], message, FIX, SOURCE)

@@ -84,10 +84,8 @@ def _additions(call: AttentionCall) -> Iterable[Fault]:
 def _of_rows(call: AttentionCall, *, shaped: bool, own: bool) -> Iterable[Fault]:
     """Rows that see nothing, rows that average what is hidden, and weight on hidden keys.
 
-    Args:
-        call: the record.
-        shaped: a fault in the shape of the mask was named, which explains blind rows.
-        own: that is the hidden own key of one projection for q and k, which explains uniform rows.
+    `shaped`: a fault in the shape of the mask was named, which explains blind rows; `own`: that is the hidden own key
+    of one projection for q and k, which explains uniform rows.
     """
     mask, rows = call.mask, call.batch * call.heads * call.query_len
     if mask is None:

@@ -12,7 +12,7 @@ from sqrtdk._sites import ROOT, fold_sites
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import Finding, JudgedCall, broken
 from sqrtdk.errors import SqrtdkError, short_text
-from sqrtdk.tracing.records import NotMeasured
+from sqrtdk.tracing.records import AttentionCall, NotMeasured
 from sqrtdk.tracing.watch.nonfinite import PARAMETER, Origin
 
 FP16_MAX = 65504.0
@@ -101,20 +101,21 @@ def of_weights(sick: Sequence[str]) -> Finding:
 
 
 def _of_origin(origin: Origin, calls: Iterable[JudgedCall]) -> Finding:
+    here = [judged.call for judged in calls if judged.call.site == origin.site]
     value, bar, fix = None, 0.0, _FIXES[origin.kind]
+    blind = (origin.rows, origin.of) if origin.kind == "blind" else next(_blind_rows(here), None)
     if origin.kind == "held":
         message = f"{origin.name} holds NaN or infinity"
     elif origin.kind == "overflow":
         what = origin.op
-        if _is_product(origin, calls):
+        if origin.contracts and any(call.product_at in (None, origin.at) for call in here):
             what, fix = "q . k", SCALE_FIRST
         value, bar = origin.size, torch.finfo(getattr(torch, origin.dtype)).max
         reaches = "" if value is None else f"it reaches {value:.4g}, "
         message = f"{what} overflows {origin.dtype}: {reaches}the largest is {bar:.6g}"
-    elif blind := _blind_rows(origin, calls):
-        value = float(blind[0])
+    elif blind is not None:
+        value, fix = float(blind[0]), _FIXES["blind"]
         message = f"{blind[0]} of {blind[1]} rows see no key, and become NaN"
-        fix = _FIXES["blind"]
     elif origin.kind == "infinite":
         message = f"{origin.op} of infinite numbers gives NaN: inf - inf, or 0 * inf"
     else:
@@ -122,21 +123,11 @@ def _of_origin(origin: Origin, calls: Iterable[JudgedCall]) -> Finding:
     return _finding(origin.site, value, message, fix, bar=bar, at=origin.at)
 
 
-def _is_product(origin: Origin, calls: Iterable[JudgedCall]) -> bool:
-    """Whether an operation is the q . k of an attention: its place in the model, and in the code."""
-    here = (judged.call for judged in calls if judged.call.site == origin.site)
-    return origin.contracts and any(call.product_at in (None, origin.at) for call in here)
-
-
-def _blind_rows(origin: Origin, calls: Iterable[JudgedCall]) -> tuple[int, int] | None:
-    """How many rows see no key, of how many; of a softmax written out by its mask, as exp(-inf - -inf)."""
-    if origin.kind == "blind":
-        return origin.rows, origin.of
-    for judged in calls:
-        call = judged.call
-        if call.site == origin.site and call.mask is not None and call.mask.blind_rows:
-            return call.mask.blind_rows, call.batch * call.heads * call.query_len
-    return None
+def _blind_rows(calls: Iterable[AttentionCall]) -> Iterator[tuple[int, int]]:
+    """How many rows see no key, of how many, by the mask: of a softmax written out, which gives exp(-inf - -inf)."""
+    for call in calls:
+        if call.mask is not None and call.mask.blind_rows:
+            yield call.mask.blind_rows, call.batch * call.heads * call.query_len
 
 
 def _of_rows(reached: list[JudgedCall]) -> Finding:
@@ -151,21 +142,17 @@ def _of_rows(reached: list[JudgedCall]) -> Finding:
 
 
 def _of_reached(reached: list[JudgedCall], context: Context) -> Finding:
-    parts = list(_parts(reached, context))
-    site = reached[0].call.site if reached else ""
-    fix = "fix the cause named above; this goes away with it"
-    return _finding(site, float(len(reached)), REACHES + " and ".join(parts), fix)
-
-
-def _parts(reached: list[JudgedCall], context: Context) -> Iterator[str]:
+    parts = []
     if reached:
         sites = fold_sites([judged.call.site for judged in reached])
         more = ", ..." if len(sites) > _MOST_SITES else ""
         where = ROOT if sites == ("",) else f"({', '.join(site or 'root' for site in sites[:_MOST_SITES])}{more})"
         total = len(context.calls)
-        yield f"the attention {where}" if total == 1 else f"{len(reached)} of {total} attentions {where}"
-    if context.spoiled:
-        yield "the model's output"
+        parts += [f"the attention {where}" if total == 1 else f"{len(reached)} of {total} attentions {where}"]
+    parts += ["the model's output"] if context.spoiled else []
+    site = reached[0].call.site if reached else ""
+    fix = "fix the cause named above; this goes away with it"
+    return _finding(site, float(len(reached)), REACHES + " and ".join(parts), fix)
 
 
 def _finding(

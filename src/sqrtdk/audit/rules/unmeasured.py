@@ -41,10 +41,7 @@ def silences(
 ) -> tuple[tuple[NotMeasured, ...], tuple[NotMeasured, ...]]:
     """What ran and was lost or not found, and what did not run or may have been no attention.
 
-    Args:
-        model: After its run.
-        called: Ids of the modules that were called, from `watch_modules`.
-        run: What the trace saw.
+    `called` are the ids of the modules that were called, from `watch_modules`, and `run` is what the trace saw.
     """
     unused = [entry.site for entry in run.not_attention if entry.reason in _UNUSED]
     accounted_for = [entry.site for entry in run.not_attention if entry.reason not in _UNUSED]

@@ -162,7 +162,7 @@ def responsiveness(context: Context) -> Iterable[Finding | NotMeasured]:
         return
     try:
         with enlarged(changed):
-            after = {(call.site, call.index): call for call in context.rerun(False, None).calls}
+            after = {(call.site, call.index): call for call in context.rerun(None).calls}
     except Exception as error:  # the attribute was something else's number as well
         raised = f"with its scale attributes x{FACTOR} the model raised {kind_and_text(error)}"
         yield NotMeasured("", f"responsiveness: {raised}")
@@ -192,7 +192,7 @@ def _tried(context: Context) -> tuple[dict[Key, tuple[JudgedCall, ScaleAttribute
         own = tuple(a for a in attributes if not a.learned and a.store is not None)
         held = next((a for value in _right_values(judged) if (a := _holding(own, value, call.head_dim))), None)
         if held is not None and call.scale.effective:
-            holding[call.site, call.index] = (judged, held)
+            holding[judged.key] = (judged, held)
             changed.extend(own)
     return holding, changed
 
