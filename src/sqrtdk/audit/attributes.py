@@ -190,26 +190,26 @@ def enlarged(attributes: Iterable[ScaleAttribute], factor: float = FACTOR) -> It
             store[name] = value
 
 
-def make_probe(calls: Sequence[AttentionCall], run: Callable[[], Sequence[AttentionCall]]) -> Probe:
-    """A function that says, for the attribute asked of each call, whether the call's scale changes with it.
+def moves(before: Iterable[AttentionCall], after: Iterable[AttentionCall]) -> dict[Key, bool]:
+    """Whether the scale of each call is another one after a change; without those that were not read."""
+    scales = {(call.site, call.index): call.scale.effective for call in after}
+    pairs = (((call.site, call.index), call.scale.effective) for call in before)
+    return {key: not close(new, old) for key, old in pairs if old is not None and (new := scales.get(key)) is not None}
+
+
+def followed(
+    calls: Sequence[AttentionCall], run: Callable[[], Sequence[AttentionCall]], asked: Mapping[Key, ScaleAttribute]
+) -> Mapping[Key, bool]:
+    """For the attribute asked of each call, whether the call's scale changes with it; with the others it is a `Probe`.
 
     It leaves out what it cannot tell: a learned number, one in TorchScript, a model that raises with another number.
     """
-    before = {(call.site, call.index): call.scale.effective for call in calls}
-
-    def probe(asked: Mapping[Key, ScaleAttribute]) -> Mapping[Key, bool]:
-        able = {key: a for key, a in asked.items() if not a.learned and a.store is not None}
-        if not able:
-            return {}
-        try:
-            with enlarged(able.values()):
-                after = {(call.site, call.index): call.scale.effective for call in run()}
-        except Exception:  # the attribute was something else's number as well
-            return {}
-        return {
-            key: not close(new, old)
-            for key in able
-            if (new := after.get(key)) is not None and (old := before.get(key)) is not None
-        }
-
-    return probe
+    able = {key: a for key, a in asked.items() if not a.learned and a.store is not None}
+    if not able:
+        return {}
+    try:
+        with enlarged(able.values()):
+            moved = moves(calls, run())
+    except Exception:  # the attribute was something else's number as well
+        return {}
+    return {key: moved[key] for key in able if key in moved}

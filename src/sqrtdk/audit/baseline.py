@@ -166,12 +166,12 @@ def _changes(old: Line | None, new: Line | None, fail_on: str) -> Iterable[Chang
         kind, before, after = ("added", None, said) if old is None else ("removed", said, None)
         yield Change(kind, *line.key, "attention", before, after, loud)
     elif old is not None and new is not None:
-        for what, before, after, same in (
-            ("formula", old.formula, new.formula, same_formula(old.formula, new.formula)),
-            ("ratio", _text(old.ratio), _text(new.ratio), _same_number(old.ratio, new.ratio)),
-            ("verdict", old.judgement, new.judgement, old.judgement == new.judgement),
+        for what, before, after in (
+            ("formula", old.formula, new.formula),
+            ("ratio", _text(old.ratio), _text(new.ratio)),
+            ("verdict", old.judgement, new.judgement),
         ):
-            if not same:
+            if not same_formula(before, after):
                 yield Change("changed", *line.key, what, before, after, loud)
     known, now = (side.findings if side else () for side in (old, new))
     for kind in now:
@@ -185,10 +185,6 @@ def _changes(old: Line | None, new: Line | None, fail_on: str) -> Iterable[Chang
 
 def _text(ratio: float | None) -> str | None:
     return None if ratio is None else f"{ratio:.6g}"
-
-
-def _same_number(old: float | None, new: float | None) -> bool:
-    return old == new if old is None or new is None else old == new or close(new, old)
 
 
 def same_formula(old: str | None, new: str | None) -> bool:

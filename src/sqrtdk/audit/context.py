@@ -43,8 +43,8 @@ class Tokens:
         if not self.masks or _OTHER.search(site.lower()):
             return None
         across = self_attention is False or rows != columns
-        here = "decoder_attention_mask" if self._in_decoder(site) else "attention_mask"
-        there = here
+        part = re.search(r"encoder|decoder|encdec", site.lower()) if self.two else None
+        here = there = "decoder_attention_mask" if part is not None and part[0] == "decoder" else "attention_mask"
         if across:
             if not self.two or here == "attention_mask":
                 return None
@@ -63,10 +63,6 @@ class Tokens:
         """Keys of the sequence with the fewest keys of padding."""
         keys = self.keys(call)
         return call.key_len if keys is None else int(keys.sum(-1).max())
-
-    def _in_decoder(self, site: str) -> bool:
-        parts = re.findall(r"encoder|decoder|encdec", site.lower()) if self.two else []
-        return bool(parts) and parts[0] == "decoder"
 
     def _mask(self, name: str, batch: int, length: int) -> Tensor | None:
         mask = self.masks.get(name)

@@ -56,16 +56,12 @@ def _usable(config: Any) -> bool:
 
 def _sub_config(config: Any, site: str) -> Any:
     """The sub-config of a composite that governs `site`: the one whose stem ("vision", "text") is in the path."""
-    if isinstance(config, Mapping):
-        names = [name for name in config if isinstance(name, str)]
-    else:
-        names = [name for name in held(config) if isinstance(name, str)]
-    for name in names:
-        stem = name.removesuffix("_config")
-        sub = field(config, name)
-        if stem and _usable(sub) and (name.endswith("_config") or stem in ("encoder", "decoder")):
-            parts = site.replace("_", ".").split(".")
-            if stem in parts:
+    parts = site.replace("_", ".").split(".")
+    for name in config if isinstance(config, Mapping) else held(config):
+        stem = name.removesuffix("_config") if isinstance(name, str) else ""
+        if stem and stem in parts and (name.endswith("_config") or stem in ("encoder", "decoder")):
+            sub = field(config, name)
+            if _usable(sub):
                 return sub
     return config
 

@@ -122,9 +122,6 @@ def _unreadable(call: AttentionCall) -> str | None:
     return None
 
 
-# -- no scale to explain, or one that can't be read --------------------------------------------------------------------
-
-
 def _unlike_blocks(e: Evidence) -> JudgedCall | None:
     if not e.call.unlike_blocks or e.call.unknown:
         return None
@@ -167,9 +164,6 @@ def _not_read(e: Evidence) -> JudgedCall | None:
     return JudgedCall(e.call, UNMEASURED, expected=expected or e.textbook, reason=e.problem)
 
 
-# -- config and family -------------------------------------------------------------------------------------------------
-
-
 def _as_declared(e: Evidence) -> JudgedCall | None:
     if e.declaration is None or not e.declaration.values:
         return None
@@ -207,9 +201,6 @@ def _against_declaration(e: Evidence) -> JudgedCall | None:
     return JudgedCall(e.call, "unexplained", mistake, e.declaration.by, expected, reason)
 
 
-# -- the textbook, and learned gains -----------------------------------------------------------------------------------
-
-
 def _divided_cosine(e: Evidence) -> JudgedCall | None:
     applies = e.runs_textbook and divided_cosine(e.call)
     return JudgedCall(e.call, "unexplained", "cosine", expected=math.sqrt(e.call.head_dim)) if applies else None
@@ -231,9 +222,6 @@ def _learned_family(e: Evidence) -> JudgedCall | None:
     return None if e.declaration is None else JudgedCall(e.call, "declared", declared_by=e.declaration.by)
 
 
-# -- rules of the computation ------------------------------------------------------------------------------------------
-
-
 def _by_rule(rule: Callable[[Evidence], str | None]) -> Explanation:
     """The explanation that a rule admits the scale; the rule says how it is called, or None."""
 
@@ -242,6 +230,10 @@ def _by_rule(rule: Callable[[Evidence], str | None]) -> Explanation:
         return None if by is None else JudgedCall(e.call, "declared", declared_by=by, expected=e.effective[0])
 
     return explain
+
+
+def _normalised(e: Evidence) -> str | None:
+    return norm_rule(e.call, e.effective, scale_attributes(e.module, e.call.heads))
 
 
 def _channels(e: Evidence) -> str | None:
@@ -260,9 +252,6 @@ def _channels(e: Evidence) -> str | None:
         1.0 / e.call.head_dim: "attention over channels: the mean over positions",
     }
     return next((rule for value, rule in rules.items() if matches(e.effective, (value,))), None)
-
-
-# -- attributes of the module ------------------------------------------------------------------------------------------
 
 
 def _holder(e: Evidence) -> tuple[ScaleAttribute | None, str | None, str | None]:
@@ -303,9 +292,6 @@ def _excused(e: Evidence, mistake: str, held: ScaleAttribute) -> bool:
     return excuse == "any attribute"
 
 
-# -- what nothing declares ---------------------------------------------------------------------------------------------
-
-
 def _cosine_with_gain(e: Evidence) -> str | None:
     mistake = _named(e)[0] if heads_agree(e.effective) else UNKNOWN
     return cosine_gain(e.call, e.effective) if mistake == UNKNOWN else None
@@ -342,24 +328,27 @@ def _mistake(e: Evidence) -> JudgedCall:
 
 
 EXPLANATIONS: dict[str, Explanation] = {
+    # no scale to explain, or one that can't be read
     "unlike_blocks": _unlike_blocks,  # unexplained
     "no_dimensions": lambda e: JudgedCall(e.call, UNMEASURED, reason=e.problem) if e.call.head_dim < 1 else None,
     "factor_of_the_data": _data_factor,  # that of what stands beside it
     "learned_gain_without_a_value": _learned_gain_without_value,  # declared
     "not_read": _not_read,  # unmeasured
+    # config and family
     "as_declared": _as_declared,  # exact or declared
     "against_the_declaration": _against_declaration,  # unexplained
+    # the textbook, and learned gains
     "divided_cosine": _divided_cosine,  # unexplained
     "textbook": lambda e: JudgedCall(e.call, "exact", expected=e.textbook) if e.runs_textbook else None,
     "mistake_beside_a_gain": _mistake_beside_gain,  # unexplained
     "learned_gain": _learned_gain,  # declared
     "learned_family": _learned_family,  # declared
-    "normalised_q_and_k": _by_rule(
-        lambda e: norm_rule(e.call, e.effective, scale_attributes(e.module, e.call.heads))
-    ),  # declared
+    # rules of the computation, and attributes of the module
+    "normalised_q_and_k": _by_rule(_normalised),  # declared
     "proportional": _by_rule(lambda e: by_argument(e.call, e.module)),  # declared
     "channels": _by_rule(_channels),  # declared
     "attribute": _attribute,  # declared
+    # what nothing declares
     "cosine_with_a_gain": _by_rule(_cosine_with_gain),  # declared
     "channels_without_a_rule": _channels_without_rule,  # unmeasured
     "not_positive": _not_positive,  # unexplained

@@ -14,7 +14,10 @@ from dataclasses import replace
 from sqrtdk.audit.attributes import INVERSE, PLAIN, SCALE_ATTRIBUTES, ScaleAttribute
 from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN, name_mistake, root_factors
 from sqrtdk.audit.tolerance import close, heads_agree, inverse_root, matches
-from sqrtdk.tracing.records import DATA, ROWS, AttentionCall, Factor
+from sqrtdk.tracing.records import DATA, ROWS, AttentionCall, Factor, Scale
+
+# Classes of released code whose tensor factor is tau, wherever the caller had it from (Time-Series-Library, PyPOTS).
+DE_STATIONARY = ("DSAttention", "DeStationaryAttention")
 
 
 def normalised(call: AttentionCall) -> str | None:
@@ -55,11 +58,6 @@ def _dropped(call: AttentionCall, attributes: tuple[ScaleAttribute, ...]) -> boo
     return False
 
 
-def _signature(call: AttentionCall, effective: tuple[float, ...]) -> bool:
-    """Whether the scale is one that nobody intends."""
-    return heads_agree(effective) and MISTAKES[name_mistake(call, effective[0])[0]].excuse in ("nothing", "one factor")
-
-
 def _gains(call: AttentionCall, effective: tuple[float, ...]) -> str | None:
     """Gains of the norms themselves, written out beside a scale of 1 or 1/sqrt(d)."""
     gains = [f for f in call.scale.factors if f.where in ("q", "k") and f.source.startswith(("tensor", "parameter"))]
@@ -69,7 +67,8 @@ def _gains(call: AttentionCall, effective: tuple[float, ...]) -> str | None:
     rest = math.prod(factor.value or 0.0 for factor in call.scale.factors if factor not in gains)
     if not close(rest, 1.0) and not close(rest, inverse_root(call.head_dim)):
         return None
-    if len(sides) == 1 and _signature(call, effective):  # a scale that was written on q, and no gain of a norm
+    excuse = MISTAKES[name_mistake(call, effective[0])[0]].excuse if heads_agree(effective) else "any attribute"
+    if len(sides) == 1 and excuse in ("nothing", "one factor"):  # a scale that was written on q, and no gain of a norm
         return None
     return " and ".join(sides)  # RMS norm with a gain of d^-1/2 on both sides is the l2 norm
 
@@ -105,10 +104,6 @@ def cosine_gain(call: AttentionCall, effective: tuple[float, ...]) -> str | None
     return f"q/k norm (l2): cosine with fixed gain {gain} (learned in Henry et al. 2020, QKNorm)"
 
 
-# Classes of released code whose tensor factor is tau, wherever the caller had it from (Time-Series-Library, PyPOTS).
-DE_STATIONARY = ("DSAttention", "DeStationaryAttention")
-
-
 def _from_inputs(call: AttentionCall, factor: Factor) -> bool:
     tensor = factor.where == "logits" and factor.source in ("tensor", "0-d tensor")
     return factor.source in (DATA, ROWS) or (tensor and call.module_class in DE_STATIONARY)
@@ -139,18 +134,10 @@ def without_input_gains(call: AttentionCall) -> AttentionCall | None:
     several = [factor.per_head for factor in factors if factor.per_head is not None]
     same = math.prod(factor.value for factor in factors if factor.per_head is None and factor.value is not None)
     per_head = tuple(same * math.prod(each[h % len(each)] for each in several) for h in range(call.heads))
-    scale = replace(
-        call.scale,
-        effective=effective,
-        ratio=None if effective is None else effective * math.sqrt(call.head_dim),
-        symbolic=effective,
-        numeric=None,
-        r_squared=None,
-        factors=factors,
-        per_head=per_head if several and effective is not None else None,
-        agree=None,
-        reason=None if effective is not None else call.scale.reason,
-    )
+    if effective is None:
+        return replace(call, scale=Scale(None, None, None, None, None, factors, reason=call.scale.reason))
+    ratio = effective * math.sqrt(call.head_dim)
+    scale = Scale(effective, ratio, effective, None, None, factors, per_head=per_head if several else None)
     return replace(call, scale=scale)
 
 

@@ -17,17 +17,31 @@ from dataclasses import replace
 
 from torch import nn
 
-from sqrtdk.audit.context import Context
 from sqrtdk.audit.families import FAMILIES, MLA_YARN, Family
-from sqrtdk.audit.model_run import SCALE_RULES, ModelRun, run_model, without_verdicts
+from sqrtdk.audit.model_run import ModelRun, run_model, without_verdicts
 from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, with_health
-from sqrtdk.audit.rules.scales import declared_vs_actual, scale_ledger
+from sqrtdk.audit.rules.scales import SCALE_RULES, on_scales
 from sqrtdk.audit.rules.unmeasured import SOURCE, not_read
 from sqrtdk.audit.tolerance import matches, scales_of
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
 
+FIX = "put the model's config.json beside the graph, or name the model with --like"
+# Families whose config declares a scale of its own as a rule: which one, the graph does not say.
+_DECLARING = ("gemma2", "gemma3", "gemma3_text", "t5gemma", "t5gemma2", "vaultgemma", "granite", "granitemoe",
+              "granitemoeshared", "granitemoehybrid", "granite4", "hyperclovax", "helium", *MLA_YARN)  # fmt: skip
+_WORDS = r"(Text|Vision|Audio)?(For\w+|PreTrained\w*|\w*(Model|Attention|Layer|Block|Stack|Encoder|Decoder)\w*)"
+
+
+# Names that show a family when the graph keeps no class names: what the paths of its attentions end with, and what the
+# names of its weights contain; "" for any.
+_BY_NAMES = (
+    ("t5", r"(SelfAttention|EncDecAttention)$", "relative_attention_bias"),  # block.0.layer.0.SelfAttention
+    ("gpt_neo", r"\bh\.\d+\.attn\.attention$", ""),  # transformer.h.0.attn.attention
+    ("deberta-v2", r"attention\.self$", "rel_embeddings"),
+    ("cvt", r"attention\.attention$", "convolution_projection"),
+)
 _PARTS = ("softcap", "norm", "rope", "sinks")
 
 
@@ -45,13 +59,8 @@ def as_like(run: ModelRun, module: nn.Module, model: str, options: LoadOptions) 
     calls = tuple(
         judged if pair is None else _judged(judged, pair, model) for judged, pair in zip(run.calls, pairs, strict=True)
     )
-    context = Context(module, calls, run.mode, compare="never")
-    found = [entry for rule in (scale_ledger, declared_vs_actual) for entry in rule(context)]
-    findings = (
-        *(entry for entry in run.findings if entry.rule not in SCALE_RULES),
-        *found,
-        *_others(run.calls, pairs, other.calls, model),
-    )
+    kept = (entry for entry in run.findings if entry.rule not in SCALE_RULES)
+    findings = (*kept, *on_scales(module, calls, run.mode), *_others(run.calls, pairs, other.calls, model))
     note = f"what is declared are the attentions of {model[:200]}"
     notes = [*(n for n in run.environment["notes"] if "nothing is declared" not in n), note]
     calls = with_health(calls, findings)
@@ -107,23 +116,6 @@ def _others(
     for other in others:
         if id(other) not in met:
             yield not_read(NotMeasured(other.call.site, f"of {model[:80]}, is not in the graph", other.call.formula))
-
-
-FIX = "put the model's config.json beside the graph, or name the model with --like"
-# Families whose config declares a scale of its own as a rule: which one, the graph does not say.
-_DECLARING = ("gemma2", "gemma3", "gemma3_text", "t5gemma", "t5gemma2", "vaultgemma", "granite", "granitemoe",
-              "granitemoeshared", "granitemoehybrid", "granite4", "hyperclovax", "helium", *MLA_YARN)  # fmt: skip
-_WORDS = r"(Text|Vision|Audio)?(For\w+|PreTrained\w*|\w*(Model|Attention|Layer|Block|Stack|Encoder|Decoder)\w*)"
-
-
-# Names that show a family when the graph keeps no class names: what the paths of its attentions end with, and what the
-# names of its weights contain; "" for any.
-_BY_NAMES = (
-    ("t5", r"(SelfAttention|EncDecAttention)$", "relative_attention_bias"),  # block.0.layer.0.SelfAttention
-    ("gpt_neo", r"\bh\.\d+\.attn\.attention$", ""),  # transformer.h.0.attn.attention
-    ("deberta-v2", r"attention\.self$", "rel_embeddings"),
-    ("cvt", r"attention\.attention$", "convolution_projection"),
-)
 
 
 def ask_for_config(run: ModelRun, model: nn.Module) -> ModelRun:

@@ -19,7 +19,7 @@ from sqrtdk.audit.records import Finding, JudgedCall, with_health
 from sqrtdk.audit.rules.numbers import of_weights, range_forecast
 from sqrtdk.audit.rules.statistics import entropy, flat, max_logit, saturation
 from sqrtdk.audit.rules.unmeasured import not_read
-from sqrtdk.audit.sources import at_file
+from sqrtdk.audit.sources import each, root, source_of
 from sqrtdk.audit.tolerance import close
 from sqrtdk.errors import InvalidValueError, ModelError
 from sqrtdk.graphs.beside import config_beside
@@ -115,9 +115,11 @@ def _without(unread: tuple[str, ...]) -> str:
 
 
 def _at_file(run: ModelRun, path: str) -> ModelRun:
-    """The run, at the file of the graph in place of the module that was made of it."""
-    model, sources = at_file(run.model, run.sources, path)
-    return replace(run, model=model, sources=sources)
+    """The run, at the file of the graph, which has no lines, in place of the module that was made of it."""
+    stand_in, name = {file for file, _ in each(run.model.at)}, os.path.basename(path)
+    others = (source for source in run.sources if source.file not in stand_in)
+    sources = (*others, source_of(name, os.path.abspath(path), root()))
+    return replace(run, model=replace(run.model, at=f"{name}:1"), sources=sources)
 
 
 def _noted(run: ModelRun, *notes: str, first: bool = False) -> ModelRun:

@@ -15,6 +15,9 @@ from sqrtdk.audit.configs import field, held, present
 from sqrtdk.errors import ModelError, UnsupportedError, kind_and_text
 from sqrtdk.models.extras import quiet_transformers
 
+_INTERNAL = "_attn_implementation_internal"
+_BACKBONE = "backbone_config"  # a convolutional tower of its own, which has no attention to choose
+
 
 @contextmanager
 def random_state(model: nn.Module) -> Iterator[None]:
@@ -60,10 +63,6 @@ def _set_training(module: nn.Module, training: bool) -> None:
             f"{type(module).__name__} can't be put in evaluation mode and back: {kind_and_text(error)}",
             hint="Leave `training` as nn.Module has it.",
         ) from error
-
-
-_INTERNAL = "_attn_implementation_internal"
-_BACKBONE = "backbone_config"  # a convolutional tower of its own, which has no attention to choose
 
 
 def _sub_configs(config: Any) -> Iterator[Any]:

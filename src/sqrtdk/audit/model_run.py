@@ -12,18 +12,20 @@ import importlib.metadata
 import platform
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sqrtdk._progress import tell
-from sqrtdk.audit.attributes import Key, make_probe
+from sqrtdk.audit.attributes import Key, followed
 from sqrtdk.audit.context import Context, Rerun, Tokens, tokens_of
 from sqrtdk.audit.guard import current, eval_mode, implementation, offers_choice, random_state
 from sqrtdk.audit.own_module import refuse_empty
 from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, LawAnswer, ModelInfo, Source, with_health
 from sqrtdk.audit.rules import RULES
+from sqrtdk.audit.rules.scales import SCALE_RULES
 from sqrtdk.audit.rules.unmeasured import silences
 from sqrtdk.audit.rules.unused import watch_norms
 from sqrtdk.audit.sources import declared_at, named_at, read_lines, sources
@@ -40,8 +42,6 @@ from sqrtdk.tracing import Trace
 from sqrtdk.tracing.records import NotAttention, NotMeasured
 from sqrtdk.tracing.trace import trace
 from sqrtdk.tracing.watch.nonfinite import PARAMETER, Origin, find_origin
-
-SCALE_RULES = ("scale_ledger", "declared_vs_actual")  # whose findings are on the scale of a call
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: 
         lost, idle_or_doubtful = silences(module, called, traced)
         rerun = _reruns(loaded, seed)
         tell("judging the scales")
-        judged = judge_all(traced.calls, module, make_probe(traced.calls, lambda: rerun(None).calls))
+        judged = judge_all(traced.calls, module, partial(followed, traced.calls, lambda: rerun(None).calls))
         context = Context(
             model=module,
             calls=judged,

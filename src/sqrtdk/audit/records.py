@@ -25,6 +25,7 @@ FAILING = ("fail", "critical")
 OUTCOMES = ("failed", "findings", "incomplete", "warnings", "scales", "passed")
 BASES = ("root", "packages", "elsewhere")
 KEPT, BROKEN, NOT_ASKED = STATES = ("kept", "broken", "not asked")  # of a law
+_WHICH = re.compile(r"\(call (\d{1,9}) of \d+ here\)$")  # as `Context.which` says it
 VERDICTS = ("exact", "declared", "unexplained", UNMEASURED)
 
 
@@ -41,7 +42,7 @@ def at_bar(fail_on: str, severity: str, rule: str) -> bool:
 class Finding:
     """One thing that a rule found: what, where, against which threshold, and the fix in one sentence."""
 
-    rule: str  # the rule's file name, e.g. "scale_ledger"
+    rule: str  # its name in `rules.RULES`, e.g. "scale_ledger"
     severity: str  # one of SEVERITIES
     site: str
     value: float | str | None
@@ -202,9 +203,6 @@ class CheckReport(Saved, Shown):
     def exit_code(self) -> int:
         """1 when a finding fails, else 0; always 0 when `fail_on` is "never"."""
         return int(any(map(self.fails, self.findings)))
-
-
-_WHICH = re.compile(r"\(call (\d{1,9}) of \d+ here\)$")
 
 
 def broken(call: AttentionCall) -> bool:

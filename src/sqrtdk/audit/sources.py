@@ -9,13 +9,12 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 from sqrtdk.audit.configs import field
-from sqrtdk.audit.records import Finding, JudgedCall, ModelInfo, Source
+from sqrtdk.audit.records import Finding, JudgedCall, Source
 from sqrtdk.errors import ModelError
 from sqrtdk.models.checkpoint import config_path
 from sqrtdk.models.config import MAX_CONFIG_BYTES
@@ -161,15 +160,7 @@ def sources(
     )
     files = dict.fromkeys(file for text in texts for file, _ in each(text))
     found = ((file, config.get(file) or _in_directory(file_of(file), loaded.home)) for file in files)
-    return tuple(_source(file, path, top) for file, path in found if path is not None)
-
-
-def at_file(model: ModelInfo, known: tuple[Source, ...], path: str) -> tuple[ModelInfo, tuple[Source, ...]]:
-    """What was audited, and the sources, where that is one file without lines: an exported graph."""
-    stand_in = {file for file, _ in each(model.at)}
-    name = os.path.basename(path)
-    others = tuple(source for source in known if source.file not in stand_in)
-    return replace(model, at=f"{name}:1"), (*others, _source(name, os.path.abspath(path), root()))
+    return tuple(source_of(file, path, top) for file, path in found if path is not None)
 
 
 def _in_directory(file: str | None, directory: Path | None) -> str | None:
@@ -183,7 +174,8 @@ def _in_directory(file: str | None, directory: Path | None) -> str | None:
     return file
 
 
-def _source(file: str, path: str, top: str) -> Source:
+def source_of(file: str, path: str, top: str) -> Source:
+    """Where a file lies, seen from the directory `top`."""
     real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))  # a link lies where it lies
     if top and not is_installed(real) and real.startswith(top.rstrip(os.sep) + os.sep):
         return Source(file, os.path.relpath(real, top).replace(os.sep, "/"), "root")

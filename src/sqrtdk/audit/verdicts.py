@@ -38,12 +38,11 @@ def layer_of(module: nn.Module | None, rank: int) -> int:
 
 def ranks(calls: Iterable[AttentionCall]) -> dict[str, int]:
     """For every site its 0-based place among the sites of the same template, in order of running."""
-    sites_of: dict[str, list[str]] = {}
+    places: dict[str, dict[str, int]] = {}
     for call in calls:
-        sites = sites_of.setdefault(template(call.site), [])
-        if call.site not in sites:
-            sites.append(call.site)
-    return {site: rank for sites in sites_of.values() for rank, site in enumerate(sites)}
+        alike = places.setdefault(template(call.site), {})
+        alike.setdefault(call.site, len(alike))
+    return {site: rank for alike in places.values() for site, rank in alike.items()}
 
 
 def layer_pattern(calls: Sequence[AttentionCall], layers: Mapping[str, int]) -> dict[str, str]:

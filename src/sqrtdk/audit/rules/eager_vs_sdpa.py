@@ -101,12 +101,6 @@ def _outputs(eager: Rerun, sdpa: Rerun, dtype: str) -> tuple[float, float] | str
     return (largest, tolerance) if largest > tolerance else None
 
 
-def other_implementation(model: nn.Module) -> str:
-    """What eager is compared with: the model's own implementation where it has another name, else sdpa."""
-    own = current(model)
-    return "sdpa" if own is None or own in ATTN else own
-
-
 def _costly(model: nn.Module) -> str | None:
     """Why two more forward passes are not taken unasked, or None."""
     if any(parameter.is_meta for parameter in model.parameters()):
@@ -115,26 +109,13 @@ def _costly(model: nn.Module) -> str | None:
     return f"it has {count / 1e9:.3g}e9 parameters" if count > LARGE else None
 
 
-def _runs(context: Context, other: str) -> tuple[Rerun, Rerun] | str:
-    """Both runs with q enlarged, or why they could not be made."""
-    runs = []
-    factors = enlargement(context)
-    assert context.rerun is not None
-    for name in ("eager", other):
-        try:
-            with implementation(context.model, name):
-                runs.append(context.rerun(factors))
-        except Exception as error:  # whatever a user's implementation raises
-            return f"{name} raised {kind_and_text(error)}"
-    return runs[0], runs[1]
-
-
 def check(context: Context) -> Iterable[Finding | NotMeasured]:
     """At most one finding: the first site that differs, else the model's outputs."""
     model = context.model
     if context.rerun is None or context.compare == "never" or not context.calls or not offers_choice(model):
         return
-    other = other_implementation(model)
+    own = current(model)
+    other = "sdpa" if own is None or own in ATTN else own
     if other == "sdpa" and not supports_sdpa(model):
         return
     for entry in _compared(context, other):
@@ -150,10 +131,15 @@ def _compared(context: Context, other: str) -> Iterator[Finding | str]:
     if context.compare != "always" and (reason := _costly(model)):
         yield f'left out, as {reason}; ask for it with --attn both (in Python attn="both")'
         return
-    runs = _runs(context, other)
-    if isinstance(runs, str):
-        yield runs
-        return
+    assert context.rerun is not None
+    runs, factors = [], enlargement(context)
+    for name in ("eager", other):
+        try:
+            with implementation(model, name):
+                runs.append(context.rerun(factors))
+        except Exception as error:  # whatever a user's implementation raises
+            yield f"{name} raised {kind_and_text(error)}"
+            return
     eager, second = runs
     comparable = not _blind((*(judged.call for judged in context.calls), *eager.calls, *second.calls))
     finding = _in_calls(eager, second, other, outputs=comparable)

@@ -6,19 +6,22 @@ What the scale of a call is explained by stands in `audit.explanations`; a rule 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+
+from torch import nn
 
 from sqrtdk.audit.attributes import is_flag
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.gains import without_input_gains
 from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN
-from sqrtdk.audit.records import Finding
+from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.sources import listed, of_scale
 from sqrtdk.audit.tolerance import close, inverse_root
 from sqrtdk.audit.verdicts import by_attribute, siblings_text, strangers
 from sqrtdk.tracing.classify.weights import OTHER_AXIS, QUERIES
 from sqrtdk.tracing.records import AttentionCall
 
+SCALE_RULES = ("scale_ledger", "declared_vs_actual")
 _TEXTBOOK_SOURCE = "Vaswani et al. 2017, section 3.2.1; tolerance 1% for bf16 constants"
 _DECLARED_SOURCE = "the model's own declaration; tolerance 1% for bf16 constants"
 _BLOCKS_SOURCE = "Milakov & Gimelshein 2018, arXiv:1805.02867: blocks under one softmax are parts of one product"
@@ -38,6 +41,13 @@ _AXES = {
     QUERIES: "the softmax runs over the rows, not over the keys: the weights of a row do not sum to 1",
     OTHER_AXIS: "the softmax runs over another axis than the keys, as the heads': the weights of a row do not sum to 1",
 }
+
+
+def on_scales(model: nn.Module, calls: tuple[JudgedCall, ...], mode: str) -> Iterator[Finding]:
+    """The findings of both rules on the scale of a call, for calls of a graph."""
+    context = Context(model, calls, mode, compare="never")
+    yield from scale_ledger(context)
+    yield from declared_vs_actual(context)
 
 
 def scale_ledger(context: Context) -> Iterable[Finding]:

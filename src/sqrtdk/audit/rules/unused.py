@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
 
-from sqrtdk.audit.attributes import FACTOR, Key, ScaleAttribute, enlarged, holders, scale_attributes
+from sqrtdk.audit.attributes import FACTOR, Key, ScaleAttribute, enlarged, holders, moves, scale_attributes
 from sqrtdk.audit.configs import field, number
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.declared import SOFTCAP_ATTRIBUTES, SOFTCAP_FIELDS
@@ -71,7 +70,10 @@ def unused(context: Context) -> Iterable[Finding]:
         site, actual = judged.call.site, judged.call.softcap
         norm, unread = _idle_norm(context, judged), _unread_gains(context, judged)
         of_norm = norm is not None or any(name.split(".")[0] in NORM_NAMES for name in unread)
-        severity = "fail" if of_norm and _declares_norm(context.config(site)) else "warn"
+        config = context.config(site) if of_norm else None
+        said = [field(config, name) for name in NORM_FIELDS]  # use_qk_norm = True, qk_norm_type = "rms"
+        declared = any(x is True or (isinstance(x, str) and x.lower() not in NO_NORM) for x in said)
+        severity = "fail" if declared else "warn"
         if norm is not None:
             message, fix = f"{norm} is built but never runs", "apply it to q and k after the projection, or remove it"
             yield Finding("unused", severity, site, None, None, message, fix, SOURCE)
@@ -115,12 +117,6 @@ def _unread_gains(context: Context, judged: JudgedCall) -> list[str]:
     return [name for name in unread if name in GAIN_NAMES or (name.split(".")[0] in NORM_NAMES and "." in name)]
 
 
-def _declares_norm(config: Any) -> bool:
-    """Whether a config says that q and k are normalised: `use_qk_norm = True`, `qk_norm_type = "rms"`."""
-    values = [field(config, name) for name in NORM_FIELDS]
-    return any(x is True or (isinstance(x, str) and x.lower() not in NO_NORM) for x in values)
-
-
 def _declared_cap(context: Context, judged: JudgedCall) -> tuple[str, float, str] | None:
     """Who declares a softcap, how large it is, and how severe it is to ignore it."""
     owners = (
@@ -162,19 +158,17 @@ def responsiveness(context: Context) -> Iterable[Finding | NotMeasured]:
         return
     try:
         with enlarged(changed):
-            after = {(call.site, call.index): call for call in context.rerun(None).calls}
+            moved = moves((judged.call for judged in context.calls), context.rerun(None).calls)
     except Exception as error:  # the attribute was something else's number as well
         raised = f"with its scale attributes x{FACTOR} the model raised {kind_and_text(error)}"
         yield NotMeasured("", f"responsiveness: {raised}")
         return
     for key, (judged, attribute) in holding.items():
         site, path = judged.call.site, attribute.path
-        new = after[key].scale.effective if key in after else None
-        old = judged.call.scale.effective
-        if new is None or not old:
+        if key not in moved:
             yield NotMeasured(site, f"responsiveness: whether its scale follows attribute {path} could not be read")
-        elif close(new, old):
-            stays = f"it stays {old:.6g} when the attribute is multiplied by {FACTOR}"
+        elif not moved[key]:
+            stays = f"it stays {judged.call.scale.effective:.6g} when the attribute is multiplied by {FACTOR}"
             message = f"the scale does not follow attribute {path}: {stays}"
             severity, fix = "note", "scale by the attribute if it is meant to be the softmax's scale, else leave it"
             if judged.verdict == "unexplained":
@@ -190,17 +184,13 @@ def _tried(context: Context) -> tuple[dict[Key, tuple[JudgedCall, ScaleAttribute
         call = judged.call
         attributes = scale_attributes(context.module(call.site), call.heads)
         own = tuple(a for a in attributes if not a.learned and a.store is not None)
-        held = next((a for value in _right_values(judged) if (a := _holding(own, value, call.head_dim))), None)
+        actual = call.scale.effective if judged.verdict in ("exact", "declared") else None
+        right = [x for x in (inverse_root(call.head_dim), judged.expected, actual) if x is not None]
+        held = next((a for value in right if (a := _holding(own, value, call.head_dim))), None)
         if held is not None and call.scale.effective:
             holding[judged.key] = (judged, held)
             changed.extend(own)
     return holding, changed
-
-
-def _right_values(judged: JudgedCall) -> tuple[float, ...]:
-    actual = judged.call.scale.effective if judged.verdict in ("exact", "declared") else None
-    values = (inverse_root(judged.call.head_dim), judged.expected, actual)
-    return tuple(value for value in values if value is not None)
 
 
 def _holding(own: tuple[ScaleAttribute, ...], value: float, head_dim: int) -> ScaleAttribute | None:

@@ -42,19 +42,12 @@ _PAIRS = ("window_size", "att_context_size")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A declared window.
+    """A declared window."""
 
-    Attributes:
-        keys: that a row sees, its own included; 0 where it sees all of them.
-        by: what declares it, as "config.sliding_window = 4096".
-        left: it says nothing of the keys after a row's own.
-        sure: it holds for this layer; otherwise only a mask that is off by one of it is a contradiction.
-    """
-
-    keys: int
-    by: str
-    sure: bool = True
-    left: bool = False
+    keys: int  # that a row sees, its own included; 0 where it sees all of them
+    by: str  # what declares it, as "config.sliding_window = 4096"
+    sure: bool = True  # it holds for this layer; otherwise only a mask that is off by one of it is a contradiction
+    left: bool = False  # it says nothing of the keys after a row's own
 
     def sides(self, two: bool) -> tuple[int, ...]:
         """How many keys a row may see on one side, its own included.
@@ -72,10 +65,13 @@ def declared_window(site: str, module: nn.Module | None, config: Any) -> Window 
     if known and model_type(config) in _BY_CACHE:
         return None
     for names, widths in _LISTS.items():
-        if (kind := _kind(config, names, site, module)) is not None:
-            return _of_kind(config, kind, widths)
-        if isinstance(field(config, names), list | tuple):
-            return None  # a kind of layer that is not known
+        kinds, layer = field(config, names), _layer(site, module)
+        if isinstance(kinds, list | tuple):
+            kind = _KINDS.get(str(kinds[layer])) if layer is not None and layer < len(kinds) else None
+            width = _positive(config, widths)
+            if kind is None or width is None:
+                return None  # a kind of layer that is not known, or no number
+            return Window(width[1] if kind else 0, f"config.{width[0]} = {width[1]}")
     stated = None if field(config, "use_sliding_window") is False else _positive(config, WINDOW_FIELDS)
     own = _positive(module, WINDOW_FIELDS)
     if own is not None and (stated is None or not known):  # transformers' own may count as its kernels do
@@ -85,22 +81,6 @@ def declared_window(site: str, module: nn.Module | None, config: Any) -> Window 
         sure = own is not None or not (by_layer or any(present(module, name) for name in WINDOW_FIELDS))
         return Window(stated[1], f"config.{stated[0]} = {stated[1]}", sure)
     return _pair(module) or _pair(config)
-
-
-def _kind(config: Any, names: str, site: str, module: nn.Module | None) -> bool | None:
-    """Whether the layer's entry of a list says that it has a window, or None if it says nothing."""
-    kinds, layer = field(config, names), _layer(site, module)
-    if not isinstance(kinds, list | tuple) or layer is None or layer >= len(kinds):
-        return None
-    return _KINDS.get(str(kinds[layer]))
-
-
-def _of_kind(config: Any, windowed: bool, widths: tuple[str, ...]) -> Window | None:
-    stated = _positive(config, widths)
-    if stated is None:
-        return None
-    by = f"config.{stated[0]} = {stated[1]}"
-    return Window(stated[1] if windowed else 0, by)
 
 
 def _layer(site: str, module: nn.Module | None) -> int | None:
