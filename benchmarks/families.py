@@ -37,8 +37,8 @@ import sqrtdk
 from sqrtdk._machine import cpu_name
 from sqrtdk.audit.declared import KNOWN_FIELDS
 from sqrtdk.audit.families import MLA_YARN
+from sqrtdk.audit.multipliers import ROPE_FIELDS
 from sqrtdk.audit.records import CheckReport, JudgedCall
-from sqrtdk.audit.rope_lengths import ROPE_FIELDS
 from tests.hf.small import LACKING, NotBuiltError, build, default_config, model_classes, small_config
 
 RESULTS = Path(__file__).parent / "results" / "families.json"

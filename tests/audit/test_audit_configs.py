@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from sqrtdk._check import check
-from sqrtdk.audit.governing import CONFIG_NAMES, config_at
+from sqrtdk.audit.declared import CONFIG_NAMES, config_at
 from tests.attentions.each import each
 from tests.support.optional import optional
 

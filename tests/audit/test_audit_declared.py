@@ -9,7 +9,7 @@ from torch import nn
 import sqrtdk
 from sqrtdk.audit.declared import declared
 from sqrtdk.audit.families import FAMILIES, MLA_YARN
-from sqrtdk.audit.rope_lengths import LENGTH_FACTORS, rope_block, yarn_mscale
+from sqrtdk.audit.multipliers import LENGTH_FACTORS, rope_block, yarn_mscale
 from sqrtdk.tracing.records import Stage
 from tests.attentions.each import each
 

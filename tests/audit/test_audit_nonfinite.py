@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sqrtdk import check
-from sqrtdk.audit.health import broken
+from sqrtdk.audit.records import broken
 from sqrtdk.report.headline import headline
 from sqrtdk.report.terminal import to_text
 from sqrtdk.tracing.watch.nonfinite import find_origin

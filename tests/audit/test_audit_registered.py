@@ -9,8 +9,8 @@ from torch import nn
 
 from sqrtdk._check import check
 from sqrtdk.audit.context import Context, Rerun
-from sqrtdk.audit.rules import eager_vs_sdpa, responsiveness
-from sqrtdk.audit.switch import implementation
+from sqrtdk.audit.guard import implementation
+from sqrtdk.audit.rules import RULES, eager_vs_sdpa
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.tracing.records import NotMeasured
 
@@ -211,6 +211,6 @@ def test_a_call_that_is_lost_with_a_larger_attribute_is_not_measured(make_call):
     call = make_call(0.25)
     for after in ((), (dataclasses.replace(call, index=1),), (make_call(None),)):
         context = Context(model, judge_all([call], model), "dynamic", rerun=lambda *_, calls=after: Rerun(calls, ()))
-        (entry,) = responsiveness.check(context)
+        (entry,) = RULES["responsiveness"](context)
         assert isinstance(entry, NotMeasured)
         assert "could not be read" in entry.reason

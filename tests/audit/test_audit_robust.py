@@ -17,9 +17,8 @@ from sqrtdk.audit.context import Context, Rerun
 from sqrtdk.audit.declared import declared
 from sqrtdk.audit.explanations import judge
 from sqrtdk.audit.families import FAMILIES
-from sqrtdk.audit.layers import layer_of
 from sqrtdk.audit.rules import RULES
-from sqrtdk.audit.verdicts import judge_all
+from sqrtdk.audit.verdicts import judge_all, layer_of
 from sqrtdk.tracing.records import AttentionCall, Factor, Mask, Scale
 from tests.attentions.each import each
 from tests.audit.stranger_modules import Attention, module, told

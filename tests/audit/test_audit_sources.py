@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqrtdk._check import check
-from sqrtdk.audit.config_lines import declared_at, field_lines
-from sqrtdk.audit.places import each
 from sqrtdk.audit.records import Source
+from sqrtdk.audit.sources import declared_at, each, field_lines
 from tests.report.sample_report import judged
 
 GEMMA = {

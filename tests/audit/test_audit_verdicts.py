@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from sqrtdk.audit.explanations import judge
-from sqrtdk.audit.layers import strangers
 from sqrtdk.audit.mistakes import MISTAKES
-from sqrtdk.audit.verdicts import judge_all
+from sqrtdk.audit.verdicts import judge_all, strangers
 from sqrtdk.tracing.records import Factor
 from tests.attentions.each import each
 from tests.audit.stranger_modules import module, told
@@ -32,14 +31,14 @@ def written(formula, **values):
 def test_what_a_row_writes_is_what_it_computes(make_call, name):
     mistake, call = MISTAKES[name], make_call()
     sizes = {"d": call.head_dim, "h": call.heads, "d_pad": 32}
-    scale = written(mistake.scale, **sizes)
+    scale = written(mistake.table[0], **sizes)
     assert scale == pytest.approx(next(value for value in mistake.values(call) if math.isclose(value, scale)))
-    assert written(mistake.ratio, **sizes) == pytest.approx(scale * call.head_dim**0.5)
+    assert written(mistake.table[1], **sizes) == pytest.approx(scale * call.head_dim**0.5)
 
 
 def test_the_factor_of_a_layer_is_the_textbook_scale_times_its_ratio():
     row = MISTAKES["layer_index"]
-    assert written(row.scale, l=2, d=16) * 4 == pytest.approx(written(row.ratio, l=2))
+    assert written(row.table[0], l=2, d=16) * 4 == pytest.approx(written(row.table[1], l=2))
 
 
 @each(

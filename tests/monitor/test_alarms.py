@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from sqrtdk.audit.rules.entropy import frozen_entropy
+from sqrtdk.audit.rules.statistics import frozen_entropy
 from sqrtdk.monitor.alarms import ALARMS, entropy, fresh, holding, idle, nonfinite, unmeasured
 from sqrtdk.monitor.alarms.trend import LEAST, passing
 from sqrtdk.monitor.samples import Alarm, CallSample, StepSample

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sqrtdk
-from sqrtdk.audit.tokens import tokens_of
+from sqrtdk.audit.context import tokens_of
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, OutputError
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import random
 
-from sqrtdk.audit.health import health
 from sqrtdk.audit.records import (
     BROKEN,
     KEPT,
@@ -17,6 +16,7 @@ from sqrtdk.audit.records import (
     JudgedCall,
     LawAnswer,
     ModelInfo,
+    health,
 )
 from sqrtdk.stats.heads import HeadStats, Histogram
 from sqrtdk.tracing.records import AttentionCall, Factor, Mask, NotAttention, NotMeasured, Scale, Stage

@@ -15,7 +15,7 @@ import sqrtdk
 from sqrtdk.audit.baseline import compare, ledger
 from sqrtdk.audit.declared import BASE_FIELDS, BASE_SWITCHES
 from sqrtdk.audit.families import FAMILIES
-from sqrtdk.audit.rules.max_logit import LEVELS
+from sqrtdk.audit.rules.statistics import LEVELS
 from sqrtdk.bench.gpu_record import NOT_MEASURED
 from sqrtdk.bench.ways import WAYS
 from sqrtdk.bench.workloads import WORKLOADS
@@ -35,8 +35,7 @@ CHINESE = re.compile(r"[\u4e00-\u9fff]")
 SPEAKERS = (  # what is in them in English, and has a blank, is read by people
     "audit/rules/*.py",
     "audit/explanations.py",
-    "audit/layers.py",
-    "audit/like.py",
+    "audit/graph_like.py",
     "audit/mistakes.py",
     "audit/sight.py",
     "audit/verdicts.py",
@@ -100,7 +99,7 @@ def spoken(path: Path) -> Iterator[str]:
                 passed.add(id(part))
                 if isinstance(part, ast.FormattedValue) and part.format_spec is not None:
                     passed.update(map(id, ast.walk(part.format_spec)))
-        if isinstance(node, ast.keyword) and node.arg in ("summary", "scale", "ratio", "excuse", "source"):
+        if isinstance(node, ast.keyword) and node.arg in ("summary", "scale", "ratio", "table", "excuse", "source"):
             passed.update(map(id, ast.walk(node.value)))
     for node in ast.walk(tree):
         if id(node) in passed:

@@ -1,4 +1,4 @@
-"""Numbers on a module that look like its scale: which there are, and which reading of them gives a value.
+"""Numbers on a module that look like its scale: which reading of them gives a value, and whether the run follows them.
 
 They are weak declarations: `self.scale = num_heads ** -0.5` holds the mistake itself.
 """
@@ -6,7 +6,8 @@ They are weak declarations: `self.scale = num_heads ** -0.5` holds the mistake i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,56 +15,36 @@ import torch
 from torch import nn
 
 from sqrtdk.audit.configs import as_number, field, held
-from sqrtdk.audit.tolerance import inverse_root, matches
+from sqrtdk.audit.tolerance import close, inverse_root, matches
+from sqrtdk.tracing.records import AttentionCall
 
 Form = tuple[str, Callable[[float, int], float]]
 
 
-def _inverse(value: float, head_dim: int) -> float:
+def _inverse(value: float) -> float:
     return 1.0 / value if value else math.inf
 
 
-def _exp(value: float, head_dim: int) -> float:
-    return math.exp(min(value, 700.0))
-
-
 PLAIN: Form = ("{}", lambda value, head_dim: value)
-INVERSE: Form = ("1/{}", _inverse)
-EXP: Form = ("exp({})", _exp)
+INVERSE: Form = ("1/{}", lambda value, head_dim: _inverse(value))
+EXP: Form = ("exp({})", lambda value, head_dim: math.exp(min(value, 700.0)))
 OVER_SQRT: Form = ("{}/sqrt(head_dim)", lambda value, head_dim: value * inverse_root(head_dim))
-INVERSE_OVER_SQRT: Form = ("1/({} sqrt(head_dim))", lambda value, head_dim: _inverse(value, 1) * inverse_root(head_dim))
+INVERSE_OVER_SQRT: Form = ("1/({} sqrt(head_dim))", lambda value, head_dim: _inverse(value) * inverse_root(head_dim))
 
 # Name of the attribute -> the readings that its users give it (seen in transformers, timm, x-transformers, MPT, GPT-J).
 SCALE_ATTRIBUTES: dict[str, tuple[Form, ...]] = {
-    "scale": (PLAIN,),
-    "scaling": (PLAIN,),
-    "softmax_scale": (PLAIN,),
-    "attn_scale": (PLAIN,),
-    "attention_scale": (PLAIN,),
-    "sm_scale": (PLAIN,),
-    "qk_scale": (PLAIN,),
-    "q_scale": (PLAIN,),
-    "scale_factor": (PLAIN,),
-    "scale_qk": (PLAIN,),
-    "softmax_scaling": (PLAIN,),
-    "scaling_factor": (PLAIN,),
-    "attention_multiplier": (PLAIN,),
-    "qk_norm_scale": (PLAIN,),
-    "inv_norm_factor": (PLAIN,),
-    "normalize_fact": (PLAIN,),
-    "sqrt_d": (INVERSE,),
-    "sqrt_dk": (INVERSE,),
-    "sqrt_head_dim": (INVERSE,),
-    "norm_factor": (INVERSE, PLAIN),
-    "scale_attn": (INVERSE, PLAIN),
-    "normalizer": (INVERSE, PLAIN),
-    "temperature": (INVERSE, PLAIN, OVER_SQRT, INVERSE_OVER_SQRT),
-    "tau": (INVERSE, PLAIN, OVER_SQRT, INVERSE_OVER_SQRT),
-    "gain": (PLAIN, OVER_SQRT),
-    "alpha": (PLAIN, OVER_SQRT),
-    "qk_scale_factor": (PLAIN, OVER_SQRT),
+    **dict.fromkeys(
+        ("scale", "scaling", "softmax_scale", "attn_scale", "attention_scale", "sm_scale", "qk_scale", "q_scale",
+         "scale_factor", "scale_qk", "softmax_scaling", "scaling_factor", "attention_multiplier", "qk_norm_scale",
+         "inv_norm_factor", "normalize_fact"),
+        (PLAIN,),
+    ),
+    **dict.fromkeys(("sqrt_d", "sqrt_dk", "sqrt_head_dim"), (INVERSE,)),
+    **dict.fromkeys(("norm_factor", "scale_attn", "normalizer"), (INVERSE, PLAIN)),
+    **dict.fromkeys(("temperature", "tau"), (INVERSE, PLAIN, OVER_SQRT, INVERSE_OVER_SQRT)),
+    **dict.fromkeys(("gain", "alpha", "qk_scale_factor"), (PLAIN, OVER_SQRT)),
     "logit_scale": (PLAIN, EXP),
-}
+}  # fmt: skip
 
 
 # A child may hold the softmax's scale when its name or its class says that it attends, or scales what is attended to.
@@ -181,3 +162,54 @@ def names_the_scale(attribute: ScaleAttribute) -> bool:
 def is_flag(text: str) -> bool:
     """Whether the text of a reading is that of a switch that says False."""
     return text.endswith(FLAG_TEXT.format(""))
+
+
+FACTOR = 1.25  # exact in every binary format, far outside the tolerance, too small to overflow
+Key = tuple[str, int]  # site and index of a call
+Probe = Callable[[Mapping[Key, ScaleAttribute]], Mapping[Key, bool]]
+
+
+@contextmanager
+def enlarged(attributes: Iterable[ScaleAttribute], factor: float = FACTOR) -> Iterator[None]:
+    """Multiply numbers and buffers by `factor`, and turn switches, for the time of the block; they are put back."""
+    restore: list[tuple[MutableMapping[str, Any], str, Any]] = []
+    changed: set[tuple[int, str]] = set()
+    try:
+        for attribute in attributes:
+            store, key = attribute.store, (id(attribute.owner), attribute.name)
+            if attribute.learned or store is None or key in changed:
+                continue
+            changed.add(key)
+            value = store[attribute.name]
+            restore.append((store, attribute.name, value))
+            number = value.detach() if isinstance(value, torch.Tensor) else value
+            store[attribute.name] = not value if attribute.flag else number * factor
+        yield
+    finally:
+        for store, name, value in restore:
+            store[name] = value
+
+
+def moves(before: Iterable[AttentionCall], after: Iterable[AttentionCall]) -> dict[Key, bool]:
+    """Whether the scale of each call is another one after a change; without those that were not read."""
+    scales = {(call.site, call.index): call.scale.effective for call in after}
+    pairs = (((call.site, call.index), call.scale.effective) for call in before)
+    return {key: not close(new, old) for key, old in pairs if old is not None and (new := scales.get(key)) is not None}
+
+
+def followed(
+    calls: Sequence[AttentionCall], run: Callable[[], Sequence[AttentionCall]], asked: Mapping[Key, ScaleAttribute]
+) -> Mapping[Key, bool]:
+    """For the attribute asked of each call, whether the call's scale changes with it; with the others it is a `Probe`.
+
+    It leaves out what it cannot tell: a learned number, one in TorchScript, a model that raises with another number.
+    """
+    able = {key: a for key, a in asked.items() if not a.learned and a.store is not None}
+    if not able:
+        return {}
+    try:
+        with enlarged(able.values()):
+            moved = moves(calls, run())
+    except Exception:  # the attribute was something else's number as well
+        return {}
+    return {key: moved[key] for key in able if key in moved}

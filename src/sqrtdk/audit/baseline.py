@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sqrtdk._stranger import parse_json, shown
-from sqrtdk.audit.health import at_site
-from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, Finding, JudgedCall, at_bar
+from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, Finding, at_bar, at_site
 from sqrtdk.audit.tolerance import close
 from sqrtdk.errors import BaselineError, ModelError
 from sqrtdk.models.limits import read_bytes
@@ -94,36 +93,24 @@ class Comparison:
 
 def ledger(report: CheckReport) -> Ledger:
     """What a report says, in lines."""
-    of_calls = [_line(judged, at_site(judged.call.site, report.findings)) for judged in report.calls]
-    at_calls = {id(finding) for judged in report.calls for finding in at_site(judged.call.site, report.findings)}
-    rest: dict[str, list[Finding]] = {}
-    for finding in report.findings:
-        if id(finding) not in at_calls:
-            rest.setdefault(finding.site, []).append(finding)
-    lines = [*of_calls, *(_without_call(site, findings) for site, findings in rest.items())]
+    lines: list[Line] = []
+    rest = {id(finding): finding for finding in report.findings}
+    for judged in report.calls:
+        call, here = judged.call, at_site(judged.call.site, report.findings)
+        ratio = None if call.scale.ratio is None else float(f"{call.scale.ratio:.6g}")
+        lines.append(Line(*judged.key, call.formula, ratio, judged.verdict, judged.mistake, _kinds(here)))
+        for finding in here:
+            rest.pop(id(finding), None)
+    for site in dict.fromkeys(finding.site for finding in rest.values()):  # an attention that was not read, or a place
+        kinds = _kinds(finding for finding in rest.values() if finding.site == site)  # that has none
+        unread = any(kind.endswith(f" {UNMEASURED}") for kind in kinds)
+        lines.append(Line(site, None, None, None, UNMEASURED if unread else None, None, kinds))
     return Ledger(report.model.id, report.mode, tuple(sorted(lines, key=_order)))
 
 
-def _line(judged: JudgedCall, findings: Iterable[Finding]) -> Line:
-    call = judged.call
-    ratio = None if call.scale.ratio is None else float(f"{call.scale.ratio:.6g}")
-    return Line(call.site, call.index, call.formula, ratio, judged.verdict, judged.mistake, _kinds(findings))
-
-
-def _without_call(site: str, findings: Iterable[Finding]) -> Line:
-    """An attention that was not read, or a place that has none."""
-    kinds = _kinds(findings)
-    unread = any(kind.endswith(f" {UNMEASURED}") for kind in kinds)
-    return Line(site, None, None, None, UNMEASURED if unread else None, None, kinds)
-
-
 def _kinds(findings: Iterable[Finding]) -> tuple[str, ...]:
-    kinds = {(finding.severity, finding.rule) for finding in findings}
-    return tuple(f"{severity} {rule}" for severity, rule in sorted(kinds, key=_worst_first))
-
-
-def _worst_first(kind: tuple[str, str]) -> tuple[int, str]:
-    return -SEVERITIES.index(kind[0]), kind[1]
+    kinds = {(-SEVERITIES.index(finding.severity), finding.rule) for finding in findings}
+    return tuple(f"{SEVERITIES[-worst]} {rule}" for worst, rule in sorted(kinds))
 
 
 def _order(line: Line) -> tuple[Any, ...]:
@@ -154,15 +141,10 @@ def compare(before: Ledger, report: CheckReport, file: str) -> Comparison:
     ]
     loud = {(change.site, change.index) for change in changes if change.kind in CHANGES[:3]}
     attentions = [key for key, line in new.items() if line.verdict is not None]
-    return Comparison(
-        file=file,
-        model=now.model,
-        mode=now.mode,
-        changes=tuple(sorted(changes, key=lambda change: not change.fails)),
-        unchanged=sum(key in old and key not in loud for key in attentions),
-        unjudged=sum(new[key].verdict == UNMEASURED for key in attentions),
-        fail_on=report.fail_on,
-    )
+    unchanged = sum(key in old and key not in loud for key in attentions)
+    unjudged = sum(new[key].verdict == UNMEASURED for key in attentions)
+    ordered = tuple(sorted(changes, key=lambda change: not change.fails))
+    return Comparison(file, now.model, now.mode, ordered, unchanged, unjudged, report.fail_on)
 
 
 def _by_key(lines: Iterable[Line], whose: str) -> dict[tuple[str, int | None], Line]:
@@ -184,29 +166,25 @@ def _changes(old: Line | None, new: Line | None, fail_on: str) -> Iterable[Chang
         kind, before, after = ("added", None, said) if old is None else ("removed", said, None)
         yield Change(kind, *line.key, "attention", before, after, loud)
     elif old is not None and new is not None:
-        for what, before, after, same in (
-            ("formula", old.formula, new.formula, same_formula(old.formula, new.formula)),
-            ("ratio", _text(old.ratio), _text(new.ratio), _same_number(old.ratio, new.ratio)),
-            ("verdict", old.judgement, new.judgement, old.judgement == new.judgement),
+        for what, before, after in (
+            ("formula", old.formula, new.formula),
+            ("ratio", _text(old.ratio), _text(new.ratio)),
+            ("verdict", old.judgement, new.judgement),
         ):
-            if not same:
+            if not same_formula(before, after):
                 yield Change("changed", *line.key, what, before, after, loud)
-    known, now = set(old.findings if old else ()), set(new.findings if new else ())
-    for kind in new.findings if new else ():
+    known, now = (side.findings if side else () for side in (old, new))
+    for kind in now:
         if kind not in known:
             severity, rule = kind.split(" ", 1)
             yield Change("new finding", *line.key, "finding", None, kind, at_bar(fail_on, severity, rule))
-    for kind in old.findings if old and new else ():
+    for kind in known if new else ():
         if kind not in now:
             yield Change("gone finding", *line.key, "finding", kind, None, False)
 
 
 def _text(ratio: float | None) -> str | None:
     return None if ratio is None else f"{ratio:.6g}"
-
-
-def _same_number(old: float | None, new: float | None) -> bool:
-    return old == new if old is None or new is None else old == new or close(new, old)
 
 
 def same_formula(old: str | None, new: str | None) -> bool:

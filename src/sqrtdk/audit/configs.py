@@ -1,4 +1,4 @@
-"""How to read a field of a configuration, whatever object it is. Which object governs a module is `governing.py`'s."""
+"""How to read a field of a configuration, whatever object it is. Which object governs a module is `declared.py`'s."""
 
 from __future__ import annotations
 
@@ -21,6 +21,20 @@ def _pythons(value: Any) -> Any:
     return next((read(value) for cls, read in _READ.items() if issubclass(kind, cls)), value)
 
 
+def _safely(read: Callable[..., Any], *args: Any) -> Any:
+    """What is read, or None: a property, `__getattr__` or `__iter__` of somebody's class may raise anything."""
+    try:
+        return read(*args)
+    except INTERRUPTS:
+        raise
+    except BaseException:
+        return None
+
+
+def _entry(config: Any, name: str) -> Any:
+    return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+
+
 def field(config: Any, path: str) -> Any:
     """The value at a dotted path of a dict or of an object's attributes; None if it is absent or can't be read.
 
@@ -32,12 +46,7 @@ def field(config: Any, path: str) -> Any:
     for name in path.split("."):
         if config is None:
             return None
-        try:
-            config = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
-        except INTERRUPTS:
-            raise
-        except BaseException:  # a property of somebody's class, or its __getattr__, may raise anything
-            return None
+        config = _safely(_entry, config, name)
     return _pythons(config)
 
 
@@ -48,25 +57,13 @@ def mapping(config: Any, path: str) -> dict[str, Any] | None:
     {'factor': 8.0}
     """
     entries = field(config, path)
-    if not isinstance(entries, Mapping):
-        return None
-    try:
-        names = list(entries)
-    except INTERRUPTS:
-        raise
-    except BaseException:  # a user's __iter__ may raise anything
-        return None
-    return {name: field(entries, name) for name in names if isinstance(name, str)}
+    names = _safely(list, entries) if isinstance(entries, Mapping) else None
+    return None if names is None else {name: field(entries, name) for name in names if isinstance(name, str)}
 
 
 def present(config: Any, name: str) -> bool:
     """Whether an object has an attribute; False where looking for it raises."""
-    try:
-        return hasattr(config, name)
-    except INTERRUPTS:
-        raise
-    except BaseException:  # a user's __getattr__ may raise anything
-        return False
+    return _safely(hasattr, config, name) is True
 
 
 def held(config: Any) -> Mapping[str, Any]:

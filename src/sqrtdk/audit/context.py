@@ -1,59 +1,123 @@
-"""What a rule sees: the judged calls, the model, and a way to run the model once more."""
+"""What a rule sees: the judged calls, the model, the padding of its inputs, and a way to run it once more."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as default
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from sqrtdk.audit.configs import module_at
-from sqrtdk.audit.governing import config_at
+from sqrtdk.audit.configs import field, module_at
+from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.records import Finding, JudgedCall
-from sqrtdk.audit.tokens import Tokens
+from sqrtdk.models.records import Inputs
+from sqrtdk.models.signature import forward_arguments
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
 from sqrtdk.tracing.watch.nonfinite import Origin
+
+_TRUE_IS_PADDING = {  # torch's, in place of transformers' name for the same
+    "key_padding_mask": "attention_mask",
+    "src_key_padding_mask": "attention_mask",
+    "tgt_key_padding_mask": "decoder_attention_mask",
+    "memory_key_padding_mask": "encoder_attention_mask",
+}
+_TRUE_IS_TOKEN = ("attention_mask", "decoder_attention_mask", "encoder_attention_mask")
+# parts that see no text: a length that is the text's by chance says nothing
+_OTHER = re.compile(r"vision|visual|image|audio|speech|video|pixel|patch|backbone|qformer|perceiver|resampler")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokens:
+    """Masks with padding, True at a token, by transformers' names; `two`: an encoder and a decoder."""
+
+    masks: Mapping[str, Tensor] = default(default_factory=dict)
+    two: bool = False
+
+    def of(
+        self, site: str, batch: int, rows: int, columns: int, self_attention: bool | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Tokens of the rows (B, L) and of the keys (B, S) of a call, or None if no padding is known."""
+        if not self.masks or _OTHER.search(site.lower()):
+            return None
+        across = self_attention is False or rows != columns
+        part = re.search(r"encoder|decoder|encdec", site.lower()) if self.two else None
+        here = there = "decoder_attention_mask" if part is not None and part[0] == "decoder" else "attention_mask"
+        if across:
+            if not self.two or here == "attention_mask":
+                return None
+            there = "encoder_attention_mask" if "encoder_attention_mask" in self.masks else "attention_mask"
+        keys, queries = self._mask(there, batch, columns), self._mask(here, batch, rows)
+        if keys is None:
+            return None
+        return (keys.new_ones(batch, rows) if queries is None else queries), keys
+
+    def keys(self, call: AttentionCall) -> Tensor | None:
+        """Tokens of a call's keys (B, S), or None if no padding is known."""
+        both = self.of(call.site, call.batch, call.query_len, call.key_len, call.self_attention)
+        return None if both is None else both[1]
+
+    def longest(self, call: AttentionCall) -> int:
+        """Keys of the sequence with the fewest keys of padding."""
+        keys = self.keys(call)
+        return call.key_len if keys is None else int(keys.sum(-1).max())
+
+    def _mask(self, name: str, batch: int, length: int) -> Tensor | None:
+        mask = self.masks.get(name)
+        return mask if mask is not None and mask.shape == (batch, length) else None
+
+
+def tokens_of(module: nn.Module, inputs: Inputs) -> Tokens:
+    """The padding in a model's inputs. A mask that hides nothing, or holds numbers beside 0 and 1, is left out."""
+    named = inputs if isinstance(inputs, dict) else dict(zip(forward_arguments(module), inputs, strict=False))
+    masks: dict[str, Tensor] = {}
+    for name, value in named.items():
+        if name in _TRUE_IS_TOKEN and (mask := _zero_one(value)) is not None:
+            masks[name] = mask
+        elif name in _TRUE_IS_PADDING and (mask := _zero_one(value)) is not None:
+            masks[_TRUE_IS_PADDING[name]] = ~mask
+    two = field(module, "config.is_encoder_decoder") is True or bool({"tgt", "decoder_input_ids"} & set(named))
+    return Tokens({name: mask for name, mask in masks.items() if not bool(mask.all())}, two)
+
+
+def _zero_one(value: Any) -> Tensor | None:
+    """A mask of (B, L) as bool; None for anything else, and without values."""
+    if not isinstance(value, Tensor) or value.dim() != 2 or value.is_meta or value.is_nested:
+        return None
+    square = 1 < value.shape[0] == value.shape[1]  # it may as well be one of (queries, keys)
+    return value.bool() if not square and bool(((value == 0) | (value == 1)).all()) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """One more run of the same model on the same inputs.
-
-    Its calls, the floating-point tensors of its output, and how many attentions could not be read.
-    """
+    """One more run of the same model on the same inputs."""
 
     calls: tuple[AttentionCall, ...]
-    outputs: tuple[Any, ...]
-    missed: int = 0
+    outputs: tuple[Any, ...]  # the floating-point tensors that it returned
+    missed: int = 0  # attentions that could not be read
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The input of every rule.
-
-    `rerun(stats, enlarge)` runs the model again under a trace; None in static mode. `ran` holds the module paths whose
-    forward ran, None when that was not watched. `compare` says when to run eager against sdpa: "auto" unless it is
-    costly, "always", or "never". `lost` are attentions that ran and could not be read, `idle_or_doubtful` those that
-    did not run, and softmaxes of which it is not known whether they are attentions. `unread` are parameters that
-    nothing read, `tokens` the inputs' positions that are no padding. `spoiled` are the model's outputs that hold NaN or
-    infinity, `infinite` those of them that hold no NaN, and `origin()` searches one more run for the first number that
-    is not finite; it raises a `SqrtdkError` where that run fails.
-    """
+    """The input of every rule."""
 
     model: nn.Module
     calls: tuple[JudgedCall, ...]
-    mode: str
-    rerun: Callable[[bool, Mapping[tuple[str, int], float] | None], Rerun] | None = None
-    ran: frozenset[str] | None = None
-    compare: str = "auto"
+    mode: str  # "static" or "dynamic"
+    # Runs the model again under a trace, with q of these calls enlarged; None in static mode.
+    rerun: Callable[[Mapping[tuple[str, int], float] | None], Rerun] | None = None
+    ran: frozenset[str] | None = None  # module paths whose forward ran, None when that was not watched
+    compare: str = "auto"  # when to run eager against sdpa: "auto" unless it is costly, "always", or "never"
     dtype: str = ""
-    lost: tuple[NotMeasured, ...] = ()
-    idle_or_doubtful: tuple[NotMeasured, ...] = ()
-    unread: frozenset[str] = frozenset()
-    tokens: Tokens = field(default_factory=Tokens)
-    spoiled: tuple[str, ...] = ()
-    infinite: tuple[str, ...] = ()
+    lost: tuple[NotMeasured, ...] = ()  # attentions that ran and could not be read
+    idle_or_doubtful: tuple[NotMeasured, ...] = ()  # those that did not run, and softmaxes that may be attentions
+    unread: frozenset[str] = frozenset()  # parameters that nothing read
+    tokens: Tokens = default(default_factory=Tokens)  # positions of the inputs that are no padding
+    spoiled: tuple[str, ...] = ()  # outputs of the model that hold NaN or infinity
+    infinite: tuple[str, ...] = ()  # those of them that hold no NaN
+    # Searches one more run for the first number that is not finite; raises a `SqrtdkError` where that run fails.
     origin: Callable[[], Origin | None] | None = None
 
     def which(self, judged: JudgedCall) -> str:

@@ -1,27 +1,112 @@
-"""What effective scale does a model declare for a call? Config fields first, then the family table.
+"""What effective scale does a model declare for a call, and which object is the config that declares it?
 
-The declared scale is a base (a field, else the family's rule, else 1/sqrt(head_dim)) times every declared
-multiplier: GPT-2's 1/(layer + 1), muP's key gain (`multipliers.py`), YaRN's length factor (`rope_lengths.py`),
-proportional attention (`proportional.py`).
-Which object is the config is `governing.py`'s; module attributes, which are weak, are in `attributes.py`.
+The declared scale is a base (a config's field, else the family's rule, else 1/sqrt(head_dim)) times every declared
+multiplier (`multipliers.py`). Module attributes, which are weak declarations, are in `attributes.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from sqrtdk.audit.configs import field, is_transformers, model_type, number
+from sqrtdk.audit.configs import field, held, is_transformers, model_type, module_at, number, present
 from sqrtdk.audit.families import family
-from sqrtdk.audit.multipliers import LAYER_SWITCH, MULTIPLIERS, Multiplier, by_layer
-from sqrtdk.audit.proportional import BASE_LENGTHS, length_factors
-from sqrtdk.audit.rope_lengths import ROPE_FIELDS, rope_length
+from sqrtdk.audit.multipliers import BASE_LENGTHS, FIXED, GROWING, LAYER_SWITCH, ROPE_FIELDS, multipliers
 from sqrtdk.audit.tolerance import close, inverse_root
 from sqrtdk.tracing.records import AttentionCall
+
+# What released code calls it: transformers, litgpt; Hydra, fairseq, TransformerLens; argparse, DeepSeek; Llama;
+# Lightning; Time-Series-Library; OpenNMT. On one module the first that says something counts.
+CONFIG_NAMES = (
+    "config", "cfg", "args", "params", "hparams", "configs", "conf", "opt", "model_args", "model_config",
+)  # fmt: skip
+
+# Gemma 2's attn_logit_softcapping, litgpt's attention_logit_softcapping, MaxText's attn_logits_soft_cap,
+# TransformerLens' attn_scores_soft_cap, Keras' attention_logit_soft_cap, praxis' atten_logit_cap, Gemma 3n's audio.
+# A cap without a word of attention is that of the vocabulary's logits, of a router, or of an MLP's gate.
+_CAPPED = (
+    "attn", "attn_logit", "attn_logits", "attn_score", "attn_scores", "atten_logit", "atten_logits", "attention",
+    "attention_logit", "attention_logits", "attention_score", "attention_scores", "conf_attention_logit", "qk_logit",
+    "qk_logits",
+)  # fmt: skip
+_CAPS = ("softcapping", "soft_capping", "softcap", "soft_cap", "capping", "cap")
+SOFTCAP_FIELDS = tuple(f"{logits}_{cap}" for logits in _CAPPED for cap in _CAPS)
+
+# On the module of an attention itself that word is left out: `softcap`, `logit_cap`.
+_OWN = ("logit", "logits", "score", "scores")
+SOFTCAP_ATTRIBUTES = (
+    *SOFTCAP_FIELDS,
+    *(cap for cap in _CAPS if cap.startswith("soft")),
+    *(f"{logits}_{cap}" for logits in _OWN for cap in _CAPS),
+)
+UNUSED_NAME = "a name that no config has"
+
+
+def _usable(config: Any) -> bool:
+    return (
+        config is not None
+        and not isinstance(config, nn.Module)
+        and (isinstance(config, Mapping) or present(config, "__dict__") or present(config, "__slots__"))
+    )
+
+
+def _sub_config(config: Any, site: str) -> Any:
+    """The sub-config of a composite that governs `site`: the one whose stem ("vision", "text") is in the path."""
+    parts = site.replace("_", ".").split(".")
+    for name in config if isinstance(config, Mapping) else held(config):
+        stem = name.removesuffix("_config") if isinstance(name, str) else ""
+        if stem and stem in parts and (name.endswith("_config") or stem in ("encoder", "decoder")):
+            sub = field(config, name)
+            if _usable(sub):
+                return sub
+    return config
+
+
+def _says(config: Any) -> bool:
+    """Whether a config names its model's type, or holds a field of known meaning."""
+    if model_type(config):
+        return True
+    for path in (*KNOWN_FIELDS, *SOFTCAP_FIELDS):
+        value = field(config, path)
+        if isinstance(value, bool | Mapping) or number(config, path) is not None:
+            return True
+    return False
+
+
+def _configs(module: nn.Module) -> Iterator[Any]:
+    """The objects on a module that are configs by their name, as something to read fields of."""
+    for name in CONFIG_NAMES:
+        config = held(module).get(name, field(type(module), name))
+        if isinstance(config, property):  # diffusers' and Lightning's
+            config = field(module, name)
+        if not _usable(config) or isinstance(config, type):
+            continue
+        # One that answers to any name says nothing by it: what it holds itself counts.
+        yield held(config) if not isinstance(config, Mapping) and present(config, UNUSED_NAME) else config
+
+
+def config_at(model: nn.Module, site: str) -> Any:
+    """The config that governs the module at `site`: the nearest that says something about a scale or its model's type.
+
+    Its own config comes first, then its parents'. If no config says anything, the nearest is returned.
+    A composite (text_config, vision_config, decoder, ...) gives way to the part that the path names.
+    """
+    parts = site.split(".") if site else []
+    nearest = None
+    for depth in range(len(parts), -1, -1):
+        module = module_at(model, ".".join(parts[:depth]))
+        if module is None:
+            continue
+        for config in _configs(module):
+            part = _sub_config(config, ".".join(parts[depth:]) if depth < len(parts) else site)
+            if _says(part):
+                return part
+            nearest = part if nearest is None else nearest
+    return nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +156,10 @@ BASE_SWITCHES: tuple[tuple[str, bool, Callable[[AttentionCall, Any], float], str
 # without a scale, and promise nothing about one with it. transformers' own configs have them for the inputs alone.
 LOOSE_SWITCHES = ("scaling",)
 
-# What a config has to hold to be the one that governs: see `governing.py`.
+# What a config has to hold to be the one that governs, see `config_at`.
 KNOWN_FIELDS: tuple[str, ...] = (
     *(path for path, *_ in BASE_FIELDS), *(path for path, *_ in BASE_SWITCHES), *LOOSE_SWITCHES,
-    *ROPE_FIELDS, *BASE_LENGTHS, LAYER_SWITCH, *(path for path, _ in MULTIPLIERS),
+    *ROPE_FIELDS, *BASE_LENGTHS, LAYER_SWITCH, *FIXED, *GROWING,
 )  # fmt: skip
 
 
@@ -102,39 +187,21 @@ def _base(call: AttentionCall, config: Any) -> tuple[tuple[float, ...], str] | N
 def declared(
     call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None = None
 ) -> Declaration | None:
-    """The effective scale that config and family declare for a call, or None when they say nothing usable.
+    """The effective scale that config and family declare for a call: a base times every multiplier.
 
-    Args:
-        call: what ran; its sizes, terms and rope are read, and a loose switch looks at the scale.
-        module: the module at the call's site, for its layer type and the length that it was trained on.
-        config: an object, a mapping, or None.
-        layer: 0-based number of the layer, for per-layer rules.
+    None when they say nothing usable. A loose switch looks at the scale of the call, which is else what is explained;
+    of the module its layer type and the length that it was trained on count, `layer` is its 0-based number.
     """
-    if call.head_dim < 1:
-        return None
     try:
-        declaration = _combined(call, module, config, layer)
+        declaration = _combined(call, module, config, layer) if call.head_dim > 0 else None
     except (ArithmeticError, ValueError):  # numbers of the config overflow, divide by zero, or have no logarithm
         return None
     return declaration if declaration is None or all(map(math.isfinite, declaration.values)) else None
 
 
-def _multipliers(call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None) -> list[Multiplier]:
-    """Every factor that config and module declare for a call."""
-    lengths = length_factors(call, module, config)
-    factors = (
-        rope_length(call, module, config, layer),
-        by_layer(config, layer),
-        Multiplier(*lengths) if lengths is not None else None,
-        *(read(call, config) for _, read in MULTIPLIERS),
-    )
-    return [factor for factor in factors if factor is not None]
-
-
 def _combined(call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None) -> Declaration | None:
-    """The base times every multiplier."""
     base = _base(call, config)
-    factors = _multipliers(call, module, config, layer)
+    factors = list(multipliers(call, module, config, layer))
     if base is None and not factors:
         return None
     values, by = base if base is not None else ((inverse_root(call.head_dim),), "")

@@ -27,17 +27,19 @@ from torch import nn
 from sqrtdk.audit.attributes import ScaleAttribute, holders, names_the_scale, scale_attributes
 from sqrtdk.audit.declared import Declaration, declared
 from sqrtdk.audit.gains import (
+    cosine_gain,
+    divided_cosine,
     gain_text,
     gained_by_inputs,
     gained_by_rows,
     gains_text,
     learned_gain,
     mistake_beside_gain,
+    norm_rule,
     without_input_gains,
 )
 from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN, name_mistake, root_factors
-from sqrtdk.audit.norms import cosine_gain, divided_cosine, norm_rule
-from sqrtdk.audit.proportional import by_argument
+from sqrtdk.audit.multipliers import by_argument
 from sqrtdk.audit.records import UNMEASURED, JudgedCall
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, heads_agree, inverse_root, matches, scales_of
 from sqrtdk.tracing.records import WITHOUT_PRODUCT, AttentionCall
@@ -68,6 +70,18 @@ class Evidence:
         """1/sqrt(head_dim)."""
         return inverse_root(self.call.head_dim)
 
+    @property
+    def runs_textbook(self) -> bool:
+        """Whether that is the scale that ran."""
+        return matches(self.effective, (self.textbook,))
+
+    def unexplained(self, mistake: str, reason: str | None, attribute: str | None = None) -> JudgedCall:
+        """The verdict that the scale should have been the textbook's."""
+        return JudgedCall(self.call, "unexplained", mistake, None, self.textbook, reason, attribute)
+
+
+Explanation = Callable[[Evidence], JudgedCall | None]
+
 
 def judge(
     call: AttentionCall,
@@ -80,13 +94,8 @@ def judge(
 ) -> JudgedCall:
     """Judge the scale of one call by the first of `EXPLANATIONS` that applies.
 
-    Args:
-        call: the record.
-        module: the module at its site; its attributes are weak declarations.
-        config: what governs the module, an object or a mapping.
-        layer: 0-based layer number, for rules by layer.
-        layered: how the scale follows the number of the layer, see `layer_pattern`.
-        follows: whether the run's scale changes with an attribute, if that was tried.
+    `module` is the one at its site, `config` what governs that, `layer` its 0-based number; `layered` says how the
+    scale follows the number (`layer_pattern`), `follows` whether the run's scale changes with an attribute.
 
     Returns:
         Verdict `exact` (ratio 1 within 1%, and no mere cosine), `declared`, `unexplained` with a mistake, or
@@ -113,17 +122,10 @@ def _unreadable(call: AttentionCall) -> str | None:
     return None
 
 
-# -- no scale to explain, or one that can't be read --------------------------------------------------------------------
-
-
 def _unlike_blocks(e: Evidence) -> JudgedCall | None:
     if not e.call.unlike_blocks or e.call.unknown:
         return None
     return JudgedCall(e.call, "unexplained", expected=e.textbook, reason=e.problem)
-
-
-def _no_dimensions(e: Evidence) -> JudgedCall | None:
-    return JudgedCall(e.call, UNMEASURED, reason=e.problem) if e.call.head_dim < 1 else None
 
 
 def _data_factor(e: Evidence) -> JudgedCall | None:
@@ -162,9 +164,6 @@ def _not_read(e: Evidence) -> JudgedCall | None:
     return JudgedCall(e.call, UNMEASURED, expected=expected or e.textbook, reason=e.problem)
 
 
-# -- config and family -------------------------------------------------------------------------------------------------
-
-
 def _as_declared(e: Evidence) -> JudgedCall | None:
     if e.declaration is None or not e.declaration.values:
         return None
@@ -176,7 +175,7 @@ def _as_declared(e: Evidence) -> JudgedCall | None:
         agrees = any(matches(effective, (value,)) for value in values)
     if not agrees:
         return None
-    verdict = "exact" if matches(effective, (e.textbook,)) else "declared"
+    verdict = "exact" if e.runs_textbook else "declared"
     return JudgedCall(e.call, verdict, None, e.declaration.by, values[0])
 
 
@@ -191,7 +190,7 @@ def _against_declaration(e: Evidence) -> JudgedCall | None:
         mistake, how = "layer_index", ": no layer factor"
     elif length not in (0.0, 1.0) and any(matches(effective, (value / length,)) for value in values):
         mistake, how = "length_factor", f": the length factor {length:.4g} is missing"
-    elif matches(effective, (e.textbook,)):
+    elif e.runs_textbook:
         how = ", which is 1/sqrt(head_dim)"
     elif not heads_agree(effective):
         how = "; heads differ"
@@ -202,24 +201,15 @@ def _against_declaration(e: Evidence) -> JudgedCall | None:
     return JudgedCall(e.call, "unexplained", mistake, e.declaration.by, expected, reason)
 
 
-# -- the textbook, and learned gains -----------------------------------------------------------------------------------
-
-
 def _divided_cosine(e: Evidence) -> JudgedCall | None:
-    applies = matches(e.effective, (e.textbook,)) and divided_cosine(e.call)
+    applies = e.runs_textbook and divided_cosine(e.call)
     return JudgedCall(e.call, "unexplained", "cosine", expected=math.sqrt(e.call.head_dim)) if applies else None
-
-
-def _textbook(e: Evidence) -> JudgedCall | None:
-    return JudgedCall(e.call, "exact", expected=e.textbook) if matches(e.effective, (e.textbook,)) else None
 
 
 def _mistake_beside_gain(e: Evidence) -> JudgedCall | None:
     gain = learned_gain(e.call)
     mistake = None if gain is None else mistake_beside_gain(e.call)
-    if gain is None or mistake is None:
-        return None
-    return JudgedCall(e.call, "unexplained", mistake, None, e.textbook, f"in the factors beside {gain_text(gain)}")
+    return e.unexplained(mistake, f"in the factors beside {gain_text(gain)}") if gain and mistake else None
 
 
 def _learned_gain(e: Evidence) -> JudgedCall | None:
@@ -232,22 +222,21 @@ def _learned_family(e: Evidence) -> JudgedCall | None:
     return None if e.declaration is None else JudgedCall(e.call, "declared", declared_by=e.declaration.by)
 
 
-# -- rules of the computation ------------------------------------------------------------------------------------------
+def _by_rule(rule: Callable[[Evidence], str | None]) -> Explanation:
+    """The explanation that a rule admits the scale; the rule says how it is called, or None."""
+
+    def explain(e: Evidence) -> JudgedCall | None:
+        by = rule(e)
+        return None if by is None else JudgedCall(e.call, "declared", declared_by=by, expected=e.effective[0])
+
+    return explain
 
 
-def _by_rule(e: Evidence, rule: str | None) -> JudgedCall | None:
-    return None if rule is None else JudgedCall(e.call, "declared", declared_by=rule, expected=e.effective[0])
+def _normalised(e: Evidence) -> str | None:
+    return norm_rule(e.call, e.effective, scale_attributes(e.module, e.call.heads))
 
 
-def _normalised(e: Evidence) -> JudgedCall | None:
-    return _by_rule(e, norm_rule(e.call, e.effective, scale_attributes(e.module, e.call.heads)))
-
-
-def _proportional(e: Evidence) -> JudgedCall | None:
-    return _by_rule(e, by_argument(e.call, e.module))
-
-
-def _channels(e: Evidence) -> JudgedCall | None:
+def _channels(e: Evidence) -> str | None:
     """Attention over channels: rows and keys are features of q and k, and the product sums over positions.
 
     No scale is the textbook's there. XCiT (El-Nouby et al. 2021, arXiv:2106.09681) and Restormer (Zamir et al. 2022,
@@ -262,10 +251,7 @@ def _channels(e: Evidence) -> JudgedCall | None:
         inverse_root(e.call.query_len): "attention over channels: 1/sqrt(channels of a head) (Ding et al. 2022, DaViT)",
         1.0 / e.call.head_dim: "attention over channels: the mean over positions",
     }
-    return _by_rule(e, next((rule for value, rule in rules.items() if matches(e.effective, (value,))), None))
-
-
-# -- attributes of the module ------------------------------------------------------------------------------------------
+    return next((rule for value, rule in rules.items() if matches(e.effective, (value,))), None)
 
 
 def _holder(e: Evidence) -> tuple[ScaleAttribute | None, str | None, str | None]:
@@ -306,12 +292,9 @@ def _excused(e: Evidence, mistake: str, held: ScaleAttribute) -> bool:
     return excuse == "any attribute"
 
 
-# -- what nothing declares ---------------------------------------------------------------------------------------------
-
-
-def _cosine_with_gain(e: Evidence) -> JudgedCall | None:
+def _cosine_with_gain(e: Evidence) -> str | None:
     mistake = _named(e)[0] if heads_agree(e.effective) else UNKNOWN
-    return _by_rule(e, cosine_gain(e.call, e.effective) if mistake == UNKNOWN else None)
+    return cosine_gain(e.call, e.effective) if mistake == UNKNOWN else None
 
 
 def _channels_without_rule(e: Evidence) -> JudgedCall | None:
@@ -322,19 +305,18 @@ def _channels_without_rule(e: Evidence) -> JudgedCall | None:
 
 
 def _not_positive(e: Evidence) -> JudgedCall | None:
-    reason = None
-    if max(e.effective) <= 0 <= min(e.effective):
-        reason = "at scale 0 the weights know nothing of q and k"
-    elif min(e.effective) <= 0:
-        reason = "a negative scale gives the weight to the keys least alike"
-    return None if reason is None else JudgedCall(e.call, "unexplained", UNKNOWN, None, e.textbook, reason)
+    low, high = min(e.effective), max(e.effective)
+    if low > 0:
+        return None
+    if high <= 0 <= low:
+        return e.unexplained(UNKNOWN, "at scale 0 the weights know nothing of q and k")
+    return e.unexplained(UNKNOWN, "a negative scale gives the weight to the keys least alike")
 
 
 def _heads_differ(e: Evidence) -> JudgedCall | None:
-    if heads_agree(e.effective):
-        return None
-    reason = f"heads differ, from {min(e.effective):.6g} to {max(e.effective):.6g}, and nothing declares it"
-    return JudgedCall(e.call, "unexplained", UNKNOWN, None, e.textbook, reason)
+    span = f"from {min(e.effective):.6g} to {max(e.effective):.6g}"
+    reason = f"heads differ, {span}, and nothing declares it"
+    return None if heads_agree(e.effective) else e.unexplained(UNKNOWN, reason)
 
 
 def _mistake(e: Evidence) -> JudgedCall:
@@ -342,28 +324,32 @@ def _mistake(e: Evidence) -> JudgedCall:
     held, text, note = _holder(e)
     if held is not None and MISTAKES[mistake].excuse == "nothing":
         note = f"attribute {text} holds the value of {mistake}"
-    reason = "; ".join(filter(None, (note, how))) or None
-    return JudgedCall(e.call, "unexplained", mistake, None, e.textbook, reason, text)
+    return e.unexplained(mistake, "; ".join(filter(None, (note, how))) or None, text)
 
 
-EXPLANATIONS: dict[str, Callable[[Evidence], JudgedCall | None]] = {
+EXPLANATIONS: dict[str, Explanation] = {
+    # no scale to explain, or one that can't be read
     "unlike_blocks": _unlike_blocks,  # unexplained
-    "no_dimensions": _no_dimensions,  # unmeasured
+    "no_dimensions": lambda e: JudgedCall(e.call, UNMEASURED, reason=e.problem) if e.call.head_dim < 1 else None,
     "factor_of_the_data": _data_factor,  # that of what stands beside it
     "learned_gain_without_a_value": _learned_gain_without_value,  # declared
     "not_read": _not_read,  # unmeasured
+    # config and family
     "as_declared": _as_declared,  # exact or declared
     "against_the_declaration": _against_declaration,  # unexplained
+    # the textbook, and learned gains
     "divided_cosine": _divided_cosine,  # unexplained
-    "textbook": _textbook,  # exact
+    "textbook": lambda e: JudgedCall(e.call, "exact", expected=e.textbook) if e.runs_textbook else None,
     "mistake_beside_a_gain": _mistake_beside_gain,  # unexplained
     "learned_gain": _learned_gain,  # declared
     "learned_family": _learned_family,  # declared
-    "normalised_q_and_k": _normalised,  # declared
-    "proportional": _proportional,  # declared
-    "channels": _channels,  # declared
+    # rules of the computation, and attributes of the module
+    "normalised_q_and_k": _by_rule(_normalised),  # declared
+    "proportional": _by_rule(lambda e: by_argument(e.call, e.module)),  # declared
+    "channels": _by_rule(_channels),  # declared
     "attribute": _attribute,  # declared
-    "cosine_with_a_gain": _cosine_with_gain,  # declared
+    # what nothing declares
+    "cosine_with_a_gain": _by_rule(_cosine_with_gain),  # declared
     "channels_without_a_rule": _channels_without_rule,  # unmeasured
     "not_positive": _not_positive,  # unexplained
     "heads_differ": _heads_differ,  # unexplained

@@ -17,6 +17,7 @@ from sqrtdk.audit.tolerance import inverse_root
 from sqrtdk.tracing.records import AttentionCall
 
 Values = tuple[float, ...]
+Rule = tuple[str, Callable[[AttentionCall, Any], Values]]  # in words, and the values that it admits
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,30 +30,6 @@ class Family:
     module: str = ""  # part of the module's class name
 
 
-def _one(call: AttentionCall, config: Any) -> Values:
-    return (1.0,)
-
-
-def _any(call: AttentionCall, config: Any) -> Values:
-    return ()
-
-
-def _half_head(call: AttentionCall, config: Any) -> Values:
-    return (inverse_root(call.head_dim / 2),)
-
-
-def _embed_dim(call: AttentionCall, config: Any) -> Values:
-    return (inverse_root(call.heads * call.head_dim),)
-
-
-def _disentangled(call: AttentionCall, config: Any) -> Values:
-    return (inverse_root(call.head_dim * max(call.terms, 1)),)
-
-
-def _inverse_dim(call: AttentionCall, config: Any) -> Values:
-    return (inverse_root(call.head_dim) ** 2,)
-
-
 def _low_rank(call: AttentionCall, config: Any) -> Values:
     width, rank = number(config, "hidden_size"), number(config, "q_lora_rank")
     if width is None or rank is None or width <= 0 or rank <= 0:
@@ -60,59 +37,68 @@ def _low_rank(call: AttentionCall, config: Any) -> Values:
     return (math.sqrt(width / rank) * inverse_root(call.head_dim),)
 
 
-def _heads(call: AttentionCall, config: Any) -> Values:
-    return (inverse_root(call.heads),)
-
-
 _T5 = "the factor is folded into the initialisation of q (Raffel et al. 2019; mesh-tensorflow attention.py)"
-_DEBERTA = "c2c, c2p and p2c share the variance (He et al. 2020, section 3.1)"
 _COSINE = "cosine attention with a learned gain per head (Liu et al. 2021, Swin Transformer V2, section 3.2)"
 _PER_DIM = "learned per-dimension gain, softplus (Das et al. 2023, TimesFM; lingvo PerDimScale)"
 _QK_RMS = "q and k are RMS-normalised, the gain is in the norms' weights"
 
-_UNSCALED = "scale 1.0"
-_PER_DIM_GAIN = "learned per-dimension gain"
-_DOUBLED = "(head_dim/2)^-1/2"
+_UNSCALED: Rule = ("scale 1.0", lambda call, config: (1.0,))
+_PER_DIM_GAIN: Rule = ("learned per-dimension gain", lambda call, config: ())
+_DOUBLED: Rule = ("(head_dim/2)^-1/2", lambda call, config: (inverse_root(call.head_dim / 2),))
 
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(
         ("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "udop", "pix2struct",
          "pix2struct_text_model", "pix2struct_vision_model"),
-        Family(_UNSCALED, _one, _T5),
+        Family(*_UNSCALED, _T5),
     ),
-    "gpt_neo": Family(_UNSCALED, _one, "mesh-tensorflow initialisation (EleutherAI gpt-neo, models/gpt2/gpt2.py)"),
+    "gpt_neo": Family(*_UNSCALED, "mesh-tensorflow initialisation (EleutherAI gpt-neo, models/gpt2/gpt2.py)"),
     **dict.fromkeys(
         ("dia", "dia_encoder", "dia_decoder"),
-        Family(_UNSCALED, _one, "nari-labs dia, layers.py: SDPA with scale=1.0"),
+        Family(*_UNSCALED, "nari-labs dia, layers.py: SDPA with scale=1.0"),
     ),
-    "zamba": Family(_DOUBLED, _half_head, "attention on doubled width (Glorioso et al. 2024, Zamba)"),
-    "zamba2": Family(_DOUBLED, _half_head, "attention on doubled width (Glorioso et al. 2024, Zamba2)"),
+    "zamba": Family(*_DOUBLED, "attention on doubled width (Glorioso et al. 2024, Zamba)"),
+    "zamba2": Family(*_DOUBLED, "attention on doubled width (Glorioso et al. 2024, Zamba2)"),
     "longcat_flash": Family(
         "sqrt(hidden_size/q_lora_rank)/sqrt(head_dim)", _low_rank,
         "queries of low rank, brought to full variance (modeling_longcat_flash.py: mla_scale_q_lora)",
     ),
-    "cvt": Family("embed_dim^-1/2", _embed_dim, "Wu et al. 2021, microsoft/CvT cls_cvt.py: scale = dim_out ** -0.5"),
-    **dict.fromkeys(
-        ("deberta", "deberta-v2", "sew-d"), Family("1/sqrt(head_dim * terms)", _disentangled, _DEBERTA)
-    ),
-    **dict.fromkeys(("swinv2", "swin2sr"), Family("learned gain exp(logit_scale)", _any, _COSINE)),
-    **dict.fromkeys(
-        ("timesfm", "timesfm2_5", "gemma3n_audio", "gemma4_audio"), Family(_PER_DIM_GAIN, _any, _PER_DIM)
+    "cvt": Family(
+        "embed_dim^-1/2", lambda call, config: (inverse_root(call.heads * call.head_dim),),
+        "Wu et al. 2021, microsoft/CvT cls_cvt.py: scale = dim_out ** -0.5",
     ),
     **dict.fromkeys(
-        ("videoprism_vision_model", "videoprism"), Family(_PER_DIM_GAIN, _any, _PER_DIM, module="PoolingHead")
+        ("deberta", "deberta-v2", "sew-d"),
+        Family(
+            "1/sqrt(head_dim * terms)", lambda call, config: (inverse_root(call.head_dim * max(call.terms, 1)),),
+            "c2c, c2p and p2c share the variance (He et al. 2020, section 3.1)",
+        ),
+    ),
+    **dict.fromkeys(("swinv2", "swin2sr"), Family("learned gain exp(logit_scale)", lambda call, config: (), _COSINE)),
+    **dict.fromkeys(
+        ("timesfm", "timesfm2_5", "gemma3n_audio", "gemma4_audio"), Family(*_PER_DIM_GAIN, _PER_DIM)
+    ),
+    **dict.fromkeys(
+        ("videoprism_vision_model", "videoprism"), Family(*_PER_DIM_GAIN, _PER_DIM, module="PoolingHead")
     ),
     "mistral_large4_text": Family(
-        "learned gain in log position", _any, "transformers modeling_mistral_large4.py: SoftmaxScaling"
+        "learned gain in log position", lambda call, config: (),
+        "transformers modeling_mistral_large4.py: SoftmaxScaling",
     ),
-    "inkling_text": Family("1/head_dim", _inverse_dim, "q and k are RMS-normalised (modeling_inkling.py)"),
-    "gemma3n_text": Family(_UNSCALED, _one, f"{_QK_RMS} (modeling_gemma3n.py)"),
-    "gemma4_text": Family(_UNSCALED, _one, f"{_QK_RMS} (modeling_gemma4.py)"),
-    "gemma4_vision": Family(_UNSCALED, _one, f"{_QK_RMS} (modeling_gemma4.py)"),
-    "gemma4_unified_text": Family(_UNSCALED, _one, f"{_QK_RMS} (modeling_gemma4_unified.py)"),
-    "diffusion_gemma_text": Family(_UNSCALED, _one, f"{_QK_RMS} (modeling_diffusion_gemma.py)"),
-    "embedding_gemma2_text": Family(_UNSCALED, _one, f"{_QK_RMS} (modeling_embedding_gemma2.py)"),
-    "evolla": Family("heads^-1/2", _heads, "westlake-repl Evolla, sequence aligner", module="SequenceAligner"),
+    "inkling_text": Family(
+        "1/head_dim", lambda call, config: (inverse_root(call.head_dim) ** 2,),
+        "q and k are RMS-normalised (modeling_inkling.py)",
+    ),
+    "gemma3n_text": Family(*_UNSCALED, f"{_QK_RMS} (modeling_gemma3n.py)"),
+    "gemma4_text": Family(*_UNSCALED, f"{_QK_RMS} (modeling_gemma4.py)"),
+    "gemma4_vision": Family(*_UNSCALED, f"{_QK_RMS} (modeling_gemma4.py)"),
+    "gemma4_unified_text": Family(*_UNSCALED, f"{_QK_RMS} (modeling_gemma4_unified.py)"),
+    "diffusion_gemma_text": Family(*_UNSCALED, f"{_QK_RMS} (modeling_diffusion_gemma.py)"),
+    "embedding_gemma2_text": Family(*_UNSCALED, f"{_QK_RMS} (modeling_embedding_gemma2.py)"),
+    "evolla": Family(
+        "heads^-1/2", lambda call, config: (inverse_root(call.heads),), "westlake-repl Evolla, sequence aligner",
+        module="SequenceAligner",
+    ),
 }  # fmt: skip
 
 # Families whose code multiplies the softmax scale itself by the square of YaRN's mscale_all_dim, as DeepSeek does

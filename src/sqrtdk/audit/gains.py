@@ -1,7 +1,9 @@
-"""Factors on the logits that no mistake explains: a gain that is a parameter, and one that is computed from the data.
+"""Factors and norms that explain a scale: normalised q and k, a gain that is a parameter, a factor of the data.
 
-What stands beside them is judged all the same: `(tau q.k + delta) / sqrt(d)` of de-stationary attention by its
-`1/sqrt(d)`, and `exp(logit_scale) q.k / d` as a scale that was applied twice.
+After a normalisation of both q and k their size is known, and other scales than 1/sqrt(d) are rules. With one of them
+as it comes from its projection, the product still grows with d. What stands beside a gain is judged all the same:
+`(tau q.k + delta) / sqrt(d)` of de-stationary attention by its `1/sqrt(d)`, and `exp(logit_scale) q.k / d` as a scale
+that was applied twice.
 """
 
 from __future__ import annotations
@@ -9,13 +11,97 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from sqrtdk.audit.attributes import INVERSE, PLAIN, SCALE_ATTRIBUTES, ScaleAttribute
 from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN, name_mistake, root_factors
-from sqrtdk.audit.norms import normalised
-from sqrtdk.audit.tolerance import close, inverse_root, matches
-from sqrtdk.tracing.records import DATA, ROWS, AttentionCall, Factor
+from sqrtdk.audit.tolerance import close, heads_agree, inverse_root, matches
+from sqrtdk.tracing.records import DATA, ROWS, AttentionCall, Factor, Scale
 
 # Classes of released code whose tensor factor is tau, wherever the caller had it from (Time-Series-Library, PyPOTS).
 DE_STATIONARY = ("DSAttention", "DeStationaryAttention")
+
+
+def normalised(call: AttentionCall) -> str | None:
+    """The normalisation of q and k ("rms", "layer", "l2", ...), or None if q and k are not both normalised."""
+    sides = {stage.where for stage in call.stages if stage.name == "norm"} & {"q", "k"}
+    return None if len(sides) == 1 else call.norm
+
+
+def norm_sigma(ratio: float | None, size: int) -> float:
+    """Standard deviation that a scale ratio (times sqrt(head_dim)) gives to logits of normalised q and k.
+
+    `size` is the `norm_size` of the call. 0 where nothing sets it.
+    """
+    return abs(ratio) / size if ratio is not None and size else 0.0
+
+
+def norm_size(call: AttentionCall) -> int:
+    """By what a scale ratio is divided in `norm_sigma`.
+
+    The head dimension where q and k are of length 1, 1 where each of their channels is; 0 where they are not
+    normalised.
+    """
+    norm = normalised(call)
+    return 0 if norm is None else call.head_dim if norm == "l2" else 1
+
+
+def _dropped(call: AttentionCall, attributes: tuple[ScaleAttribute, ...]) -> bool:
+    """Whether the module holds the textbook scale in an attribute, and no factor of the run is it."""
+    if root_factors(call):
+        return False
+    textbook = {PLAIN: (inverse_root(call.head_dim),), INVERSE: (math.sqrt(call.head_dim),)}
+    for attribute in attributes:
+        if attribute.flag:
+            continue
+        expected = textbook.get(SCALE_ATTRIBUTES[attribute.name][0])
+        if expected and attribute.values and not attribute.learned and matches(attribute.values, expected):
+            return True
+    return False
+
+
+def _gains(call: AttentionCall, effective: tuple[float, ...]) -> str | None:
+    """Gains of the norms themselves, written out beside a scale of 1 or 1/sqrt(d)."""
+    gains = [f for f in call.scale.factors if f.where in ("q", "k") and f.source.startswith(("tensor", "parameter"))]
+    if not gains or any(factor.value is None for factor in call.scale.factors):
+        return None
+    sides = tuple(dict.fromkeys(factor.where for factor in gains))
+    rest = math.prod(factor.value or 0.0 for factor in call.scale.factors if factor not in gains)
+    if not close(rest, 1.0) and not close(rest, inverse_root(call.head_dim)):
+        return None
+    excuse = MISTAKES[name_mistake(call, effective[0])[0]].excuse if heads_agree(effective) else "any attribute"
+    if len(sides) == 1 and excuse in ("nothing", "one factor"):  # a scale that was written on q, and no gain of a norm
+        return None
+    return " and ".join(sides)  # RMS norm with a gain of d^-1/2 on both sides is the l2 norm
+
+
+def norm_rule(call: AttentionCall, effective: tuple[float, ...], attributes: tuple[ScaleAttribute, ...]) -> str | None:
+    """The rule that admits a scale after q/k normalisation, or None."""
+    norm = normalised(call)
+    if norm is None:
+        return None
+    if sides := _gains(call, effective):
+        return f"q/k norm ({norm}) with gains on {sides}"
+    if matches(effective, (1.0,)) and not _dropped(call, attributes):
+        return f"q/k norm ({norm}): scale 1.0"
+    if norm == "l2" and matches(effective, (math.sqrt(call.head_dim),)):
+        return "q/k norm (l2): sqrt(head_dim) gives logits of variance 1 (Loshchilov et al. 2024, nGPT)"
+    return None
+
+
+def divided_cosine(call: AttentionCall) -> bool:
+    """Whether the product is a cosine: q and k have unit length, and no channel a gain of its own."""
+    return normalised(call) == "l2" and not call.norm_gain
+
+
+def cosine_gain(call: AttentionCall, effective: tuple[float, ...]) -> str | None:
+    """The rule that admits a fixed gain on the cosine of q and k, or None.
+
+    A cosine is at most 1, so the gain is what lets the softmax choose; one below 1 would only flatten it.
+    """
+    low, high = min(effective), max(effective)
+    if normalised(call) != "l2" or low < 1.0:
+        return None
+    gain = f"{low:.6g}" if close(high, low) else f"{low:.6g} to {high:.6g}"
+    return f"q/k norm (l2): cosine with fixed gain {gain} (learned in Henry et al. 2020, QKNorm)"
 
 
 def _from_inputs(call: AttentionCall, factor: Factor) -> bool:
@@ -48,18 +134,10 @@ def without_input_gains(call: AttentionCall) -> AttentionCall | None:
     several = [factor.per_head for factor in factors if factor.per_head is not None]
     same = math.prod(factor.value for factor in factors if factor.per_head is None and factor.value is not None)
     per_head = tuple(same * math.prod(each[h % len(each)] for each in several) for h in range(call.heads))
-    scale = replace(
-        call.scale,
-        effective=effective,
-        ratio=None if effective is None else effective * math.sqrt(call.head_dim),
-        symbolic=effective,
-        numeric=None,
-        r_squared=None,
-        factors=factors,
-        per_head=per_head if several and effective is not None else None,
-        agree=None,
-        reason=None if effective is not None else call.scale.reason,
-    )
+    if effective is None:
+        return replace(call, scale=Scale(None, None, None, None, None, factors, reason=call.scale.reason))
+    ratio = effective * math.sqrt(call.head_dim)
+    scale = Scale(effective, ratio, effective, None, None, factors, per_head=per_head if several else None)
     return replace(call, scale=scale)
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from torch import nn
 
-from sqrtdk.audit.context import Context
+from sqrtdk.audit.configs import as_number
 from sqrtdk.audit.explanations import judge
-from sqrtdk.audit.health import with_health
 from sqrtdk.audit.model_run import ModelRun
-from sqrtdk.audit.records import Finding, JudgedCall, ModelInfo
-from sqrtdk.audit.rules import declared_vs_actual, scale_ledger
+from sqrtdk.audit.records import Finding, ModelInfo, with_health
+from sqrtdk.audit.rules.scales import on_scales
 from sqrtdk.audit.rules.unmeasured import not_read
 from sqrtdk.errors import ModelError
 from sqrtdk.graphs.gguf import Value, read_metadata
@@ -28,10 +26,6 @@ _MOST_SIZE = 2**24
 def audit_gguf(path: str, model: str) -> tuple[ModelRun, tuple[NotMeasured, ...], tuple[Finding, ...]]:
     """Judge what a GGUF file declares: `ARCH.attention.scale` and its softcap, by the sizes that it names.
 
-    Args:
-        path: of the file.
-        model: as the user called it.
-
     Raises:
         ModelError: it is no GGUF file, or names no sizes of heads.
     """
@@ -39,44 +33,40 @@ def audit_gguf(path: str, model: str) -> tuple[ModelRun, tuple[NotMeasured, ...]
     config, notes = config_beside(path)
     family = str(entries.get("general.architecture", ""))[:100]
     call, said = _declared(entries, family, model)
-    judged: tuple[JudgedCall, ...] = ()
-    findings: list[Finding] = []
-    if call is not None:
-        rule: Any = config if config is not None else _as_config(family, call)
-        one = judge(call, None, rule)
-        context = Context(nn.Module(), (one,), "static", compare="never")
-        findings = [entry for check in (scale_ledger.check, declared_vs_actual.check) for entry in check(context)]
-        judged = (one,)
+    if call is not None and config is None:
+        config = {"model_type": family}  # what the family's own field would say: Granite's files declare the scale
+        config |= {"attention_multiplier": call.scale.effective} if family.startswith("granite") else {}
+    judged = () if call is None else (judge(call, None, config),)
+    findings = tuple(on_scales(nn.Module(), judged, "static"))
     missing = NotMeasured(_SITE, f"{NOT_SEEN}; the file says: {said}")
     finding = not_read(missing)
     calls = with_health(judged, (*findings, finding))
     environment = {"dtype": "", "attn": "", "device": "", "notes": [*notes, f"metadata alone: {NOT_SEEN}"]}
     info = ModelInfo(model, f"GGUF {family}", 0)
-    run = ModelRun("own", info, "static", environment, calls, (), (), tuple(findings))
+    run = ModelRun("own", info, "static", environment, calls, (), (), findings)
     return run, (missing,), (finding,)
-
-
-def _as_config(family: str, call: AttentionCall) -> Mapping[str, Any]:
-    """What the family's own field would say: Granite's files declare the scale itself."""
-    if family.startswith("granite"):
-        return {"model_type": family, "attention_multiplier": call.scale.effective}
-    return {"model_type": family}
 
 
 def _declared(entries: Mapping[str, Value], family: str, model: str) -> tuple[AttentionCall | None, str]:
     """The attention that the file declares, where it names a scale; and what it says, in words."""
-    heads = _size(entries.get(f"{family}.attention.head_count"))
-    width = _size(entries.get(f"{family}.embedding_length"))
-    key = _size(entries.get(f"{family}.attention.key_length")) or (width // heads if width and heads else None)
+
+    def read(name: str) -> float | None:  # 0 stands for none
+        return as_number(entries.get(f"{family}.{name}")) or None
+
+    def size(name: str) -> int | None:
+        number = read(name)
+        return int(number) if number is not None and 0 < number <= _MOST_SIZE and number == int(number) else None
+
+    heads, width = size("attention.head_count"), size("embedding_length")
+    key = size("attention.key_length") or (width // heads if width and heads else None)
     if not heads or not key:
         raise ModelError(
             f"{model[:200]!r} names no heads, or no size of them, for its architecture {family!r}",
             hint="Give a file of a language model.",
         )
-    shared = _size(entries.get(f"{family}.attention.head_count_kv")) or heads
-    value = _size(entries.get(f"{family}.attention.value_length")) or key
-    scale = _real(entries.get(f"{family}.attention.scale"))
-    cap = _real(entries.get(f"{family}.attn_logit_softcapping"))
+    shared = size("attention.head_count_kv") or heads
+    value = size("attention.value_length") or key
+    scale, cap = read("attention.scale"), read("attn_logit_softcapping")
     parts = [f"{heads} heads of {key}"]
     parts += [f"{shared} for keys"] if shared != heads else []
     parts += [f"attention.scale {scale:.6g}"] if scale else ["no attention.scale"]
@@ -94,14 +84,3 @@ def _declared(entries: Mapping[str, Value], family: str, model: str) -> tuple[At
         stats_reason="metadata alone",
     )  # fmt: skip
     return call, ", ".join(parts)
-
-
-def _size(value: Value | None) -> int | None:
-    number = int(value) if isinstance(value, int) and not isinstance(value, bool) else 0
-    return number if 0 < number <= _MOST_SIZE else None
-
-
-def _real(value: Value | None) -> float | None:
-    """A number that says something: 0 stands for none."""
-    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
-    return number if math.isfinite(number) and number else None

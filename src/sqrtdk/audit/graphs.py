@@ -1,4 +1,4 @@
-"""An exported graph as what `check` audits: its operations walked on shapes, without running them."""
+"""An exported graph as what `check` audits: walked on shapes, and run on the CPU where that is asked for."""
 
 from __future__ import annotations
 
@@ -7,30 +7,41 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from sqrtdk._progress import tell
+from sqrtdk.audit.attributes import Key
+from sqrtdk.audit.context import Context
 from sqrtdk.audit.gguf import audit_gguf
-from sqrtdk.audit.graph_families import ask_for_config
-from sqrtdk.audit.graph_run import run_onnx, run_program
-from sqrtdk.audit.like import as_like
+from sqrtdk.audit.graph_like import as_like, ask_for_config
 from sqrtdk.audit.model_run import ModelRun, run_model, without_verdicts
-from sqrtdk.audit.probe import Key
-from sqrtdk.audit.records import Finding, JudgedCall
-from sqrtdk.audit.rules import nonfinite
+from sqrtdk.audit.records import Finding, JudgedCall, with_health
+from sqrtdk.audit.rules.numbers import of_weights, range_forecast
+from sqrtdk.audit.rules.statistics import entropy, flat, max_logit, saturation
 from sqrtdk.audit.rules.unmeasured import not_read
-from sqrtdk.audit.sources import at_file
+from sqrtdk.audit.sources import each, root, source_of
 from sqrtdk.audit.tolerance import close
 from sqrtdk.errors import InvalidValueError, ModelError
+<<<<<<< HEAD
 from sqrtdk.graphs.opening import config_beside, open_graph
 from sqrtdk.graphs.places import Walked
+=======
+from sqrtdk.graphs.beside import config_beside
+from sqrtdk.graphs.records import Walked
+from sqrtdk.graphs.walked import open_graph
+from sqrtdk.models.input_file import read_tensors
+>>>>>>> work-audit
 from sqrtdk.models.names import graph_kind
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call as forward
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
+from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import trace
 
 _SETTLED = ("text", "input_file", "batch", "seq_len", "device", "dtype", "device_map", "offload_folder", "revision",
             "attn")  # fmt: skip
 _OPTIONS = {"input_file": "input", "seq_len": "seq-len", "device_map": "device-map", "offload_folder": "offload-folder"}
+_ON_FIGURES = (max_logit, range_forecast, saturation, entropy, flat)
 _FOLDED = (
     "a scale that was folded into a weight when the graph was exported can't be told from a trained weight: "
     "where one is missing, look at how it was exported"
@@ -42,11 +53,9 @@ def audit_graph(
 ) -> tuple[ModelRun, tuple[NotMeasured, ...], tuple[Finding, ...]]:
     """Judge every attention of a graph without running it.
 
-    Args:
-        model: path of an .onnx, .pt2 or .gguf file; of the last its metadata alone is read.
-        options: of loading; those that a graph has settled are refused.
-        like: a model whose attentions are what is declared.
-        run_it: run the graph on the CPU as well, for the figures of its logits.
+    `model` is the path of an .onnx, .pt2 or .gguf file; of the last its metadata alone is read. Of the options of
+    loading those that a graph has settled are refused. `like` is a model whose attentions are what is declared; with
+    `run_it` the graph runs on the CPU as well, for the figures of its logits.
 
     Returns:
         What the walk of it yielded, and the attentions that were not read, with a finding on each.
@@ -87,12 +96,12 @@ def audit_graph(
         ) from error
     if walked.sizes:
         run = _without_sizes(run, walked, _again(path, config, options))
-    sick = (nonfinite.of_weights(walked.sick),) if walked.sick else ()
+    sick = (of_weights(walked.sick),) if walked.sick else ()
     run = replace(run, calls=_by_operator(run.calls, walked), findings=(*sick, *run.findings))
     if run_it and graph_kind(path) == ".pt2":
-        run = run_program(path, config, options)
+        run = _run_program(path, config, options)
     elif run_it:
-        run = run_onnx(run, loaded.module, path, options)
+        run = _run_onnx(run, loaded.module, path, options)
     if config is None and like is None:
         run = ask_for_config(run, loaded.module)
     if like is not None:
@@ -106,20 +115,21 @@ def _without(unread: tuple[str, ...]) -> str:
     """What to do about operators that are not read, by their names."""
     if not unread:
         return "Export the model without branches and loops, or check the model itself."
-    more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
-    return (
-        f"Not read: {'; '.join(unread[:3])}{more}. Export the model without these operators, or check the model itself."
-    )
+    names = "; ".join(unread[:3]) + (f" and {len(unread) - 3} more" if len(unread) > 3 else "")
+    return f"Not read: {names}. Export the model without these operators, or check the model itself."
 
 
 def _at_file(run: ModelRun, path: str) -> ModelRun:
-    """The run, at the file of the graph in place of the module that was made of it."""
-    model, sources = at_file(run.model, run.sources, path)
-    return replace(run, model=model, sources=sources)
+    """The run, at the file of the graph, which has no lines, in place of the module that was made of it."""
+    stand_in, name = {file for file, _ in each(run.model.at)}, os.path.basename(path)
+    others = (source for source in run.sources if source.file not in stand_in)
+    sources = (*others, source_of(name, os.path.abspath(path), root()))
+    return replace(run, model=replace(run.model, at=f"{name}:1"), sources=sources)
 
 
-def _noted(run: ModelRun, note: str) -> ModelRun:
-    return replace(run, environment=run.environment | {"notes": [*run.environment["notes"], note]})
+def _noted(run: ModelRun, *notes: str, first: bool = False) -> ModelRun:
+    known = run.environment["notes"]
+    return replace(run, environment=run.environment | {"notes": [*notes, *known] if first else [*known, *notes]})
 
 
 def _by_operator(calls: tuple[JudgedCall, ...], walked: Walked) -> tuple[JudgedCall, ...]:
@@ -154,15 +164,72 @@ def _without_sizes(run: ModelRun, walked: Walked, again: tuple[AttentionCall, ..
         return _noted(run, note)
     others = {(call.site, call.index): call.scale.effective for call in again}
     reasons: dict[Key, str] = {}
-    for call in (judged.call for judged in run.calls):
-        key, here = (call.site, call.index), call.scale.effective
-        other = others.get(key)
+    for judged in run.calls:
+        here, other = judged.call.scale.effective, others.get(judged.key)
         if here is not None and other is not None and not close(here, other):
             sizes = f"{here:.4g} at one, {other:.4g} at another"
-            reasons[key] = f"the scale follows a size that the graph leaves free: {sizes}"
+            reasons[judged.key] = f"the scale follows a size that the graph leaves free: {sizes}"
     return without_verdicts(run, reasons, _follows_a_size)
 
 
 def _follows_a_size(judged: JudgedCall) -> Finding:
     call = judged.call
     return not_read(NotMeasured(call.site, judged.reason or "", call.formula, call.product_at))
+
+
+def _run_program(path: str, config: Any, options: LoadOptions) -> ModelRun:
+    """A program of torch.export, run as a model is."""
+    from sqrtdk.graphs.program import read_exported
+
+    inputs = None if options.input_file is None else dict(read_tensors(options.input_file))
+    loaded = read_exported(path, inputs, trust_remote_code=options.trust_remote_code)
+    if config is not None and not hasattr(loaded.module, "config"):
+        loaded.module.config = config
+    notes = ("the inputs are those that the program was exported with",) if inputs is None else ()
+    return run_model(replace(loaded, config=config, notes=notes), "own", seed=options.seed, compare="never")
+
+
+def _run_onnx(run: ModelRun, module: nn.Module, path: str, options: LoadOptions) -> ModelRun:
+    """The reading of an ONNX graph with the figures of its logits, from a run through onnxruntime.
+
+    Raises:
+        MissingExtraError: onnxruntime is not installed.
+        ModelError: it refuses the graph or the inputs.
+    """
+    from sqrtdk.graphs.graph import read_graph
+    from sqrtdk.graphs.made_up import made_up, told_inputs
+    from sqrtdk.graphs.model_file import folder_of, load_file
+    from sqrtdk.graphs.onnx import read_onnx
+
+    if options.input_file is not None:
+        inputs = dict(read_tensors(options.input_file))
+    else:
+        inputs = made_up(read_graph(load_file(path), folder_of(path)), options.seed)
+        made = f"with seed {options.seed}: {told_inputs(inputs)}"
+        run = _noted(run, f"the graph was run with inputs that are made up, {made}", first=True)
+    ran = read_onnx(path, inputs)
+    reasons = {entry.site: entry.reason for entry in ran.missing}
+    by_site = {(call.site, call.index): call for call in ran.calls}
+    in_order = len(ran.calls) == len(run.calls)
+    calls = tuple(
+        _measured(
+            judged,
+            ran.calls[place] if in_order else by_site.get(judged.key),
+            reasons.get(judged.call.site, "its tensors were not read from the run"),
+        )
+        for place, judged in enumerate(run.calls)
+    )
+    context = Context(module, calls, "dynamic", compare="never", dtype=str(run.environment["dtype"]))
+    found = [entry for rule in _ON_FIGURES for entry in rule(context) if isinstance(entry, Finding)]
+    findings = (*run.findings, *(entry for entry in found if entry not in run.findings))
+    return replace(run, mode="dynamic", calls=with_health(calls, findings), findings=findings)
+
+
+def _measured(judged: JudgedCall, ran: CallTensors | None, reason: str) -> JudgedCall:
+    """The judged call with the statistics of its run; with the reason where it did not run."""
+    call = None if ran is None else ran.call
+    if ran is None or call is None or call.stats is None:
+        reason = reason if ran is None or call is None else ran.missing or call.stats_reason or reason
+        return replace(judged, call=replace(judged.call, stats_reason=reason))
+    figures = {name: getattr(call, name) for name in ("stats", "max_product", "future_weight")}
+    return replace(judged, call=replace(judged.call, stats_reason=None, **figures))

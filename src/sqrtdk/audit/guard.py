@@ -1,4 +1,4 @@
-"""What an audit changes for the time of a run and puts back: random state, training flags, hooks."""
+"""What an audit changes for the time of a run and puts back: random state, training flags, the attention that runs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 
-from sqrtdk.audit.configs import field
-from sqrtdk.audit.rules.unused import NORM_NAMES
-from sqrtdk.errors import ModelError, kind_and_text
+from sqrtdk.audit.configs import field, held, present
+from sqrtdk.errors import ModelError, UnsupportedError, kind_and_text
+from sqrtdk.models.extras import quiet_transformers
+
+_INTERNAL = "_attn_implementation_internal"
+_BACKBONE = "backbone_config"  # a convolutional tower of its own, which has no attention to choose
 
 
 @contextmanager
@@ -61,20 +65,85 @@ def _set_training(module: nn.Module, training: bool) -> None:
         ) from error
 
 
+def _sub_configs(config: Any) -> Iterator[Any]:
+    yield config
+    for name in field(config, "sub_configs") or ():
+        sub = field(config, name)
+        if sub is not None and name != _BACKBONE:
+            yield from _sub_configs(sub)
+
+
+def _parts(model: nn.Module) -> list[Any]:
+    """The transformers models in a model, itself included, without backbones."""
+    backbone = field(model, f"config.{_BACKBONE}")
+    return [
+        module
+        for module in model.modules()
+        if present(type(module), "_supports_sdpa")  # a module may answer to any name
+        and present(field(module, "config"), "_attn_implementation")
+        and field(module, "config") is not backbone
+    ]
+
+
+def offers_choice(model: nn.Module) -> bool:
+    """Whether the model is one of transformers' with a choice of attention."""
+    return present(model, "set_attn_implementation") and bool(_parts(model))
+
+
+def current(model: nn.Module) -> str | None:
+    """The implementation that the model says it runs, or None."""
+    name = field(model, "config._attn_implementation")
+    return name if isinstance(name, str) else None
+
+
+def supports_sdpa(model: nn.Module) -> bool:
+    """Whether every part of a transformers model says that it has an sdpa implementation."""
+    return offers_choice(model) and all(part._supports_sdpa for part in _parts(model))
+
+
 @contextmanager
-def watch_norms(model: nn.Module) -> Iterator[set[str]]:
-    """Collect the paths of the QK norms whose forward runs, and of those in TorchScript: they run unseen."""
-    ran: set[str] = set()
-    handles = []
+def implementation(model: Any, name: str) -> Iterator[None]:
+    """Switch a transformers model to an attention implementation for the time of the block.
+
+    Raises:
+        UnsupportedError: The model can't run it, or fixes its implementation when it is built.
+    """
+    parts = _parts(model)
+    configs = {id(c): c for part in parts for c in _sub_configs(part.config)}
+    before = [(c, held(c)[_INTERNAL]) for c in configs.values() if _INTERNAL in held(c)]
     try:
-        for path, module in model.named_modules(remove_duplicate=False):
-            if path.rpartition(".")[2] not in NORM_NAMES:
-                continue
-            if isinstance(module, torch.jit.ScriptModule):
-                ran.add(path)
-            else:
-                handles.append(module.register_forward_hook(lambda *_, path=path: ran.add(path)))
-        yield ran
+        if any(part.config._attn_implementation != name for part in parts):
+            _switch(model, name)
+            if any(part.config._attn_implementation != name for part in parts):
+                raise UnsupportedError(
+                    f"{type(model).__name__} fixes its attention when it is built, here {current(model)}",
+                    hint=f"Build it with attn_implementation={name!r}.",
+                )
+        yield
     finally:
-        for handle in handles:
-            handle.remove()
+        for config, value in before:
+            vars(config)[_INTERNAL] = value
+
+
+def _switch(model: Any, name: str) -> None:
+    choice: Any = name
+    if field(model.config, _BACKBONE) is not None:
+        choice = {"": name} | {sub: name for sub in model.config.sub_configs if sub != _BACKBONE}
+    try:
+        with quiet_transformers():
+            model.set_attn_implementation(choice)
+    except (ValueError, ImportError) as error:
+        raise UnsupportedError(
+            f"{type(model).__name__} does not support {name} attention", hint="Leave attn out."
+        ) from error
+
+
+def refusal(model: nn.Module, name: str) -> str | None:
+    """Why the model can't be switched to an implementation, or None when it can."""
+    if not offers_choice(model):
+        return f"{type(model).__name__} offers no choice of attention"
+    try:
+        with implementation(model, name):
+            return None
+    except UnsupportedError as error:
+        return str(error)

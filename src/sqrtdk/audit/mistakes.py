@@ -22,32 +22,19 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """All that is said of one mistake.
+    """All that is said of one mistake."""
 
-    Attributes:
-        name: as records, reports and the README have it.
-        scale: the effective scale that it gives, in the README's table.
-        ratio: that over the textbook's 1/sqrt(d), in the README's table.
-        summary: what happened, in the README's table.
-        happened: what happened, in a finding, in half a sentence.
-        fix: in one sentence.
-        fix_declared: the same where the run contradicts a declaration, if it is another.
-        values: the scales that it can give a call, by which it is known; empty if other evidence shows it.
-        rank: its place among those that give a call the same scale, the first of which is named; 0 without `values`.
-        excuse: what makes its value a declared one. "any attribute": one that holds the value and that the run
-            follows. "its name": such a one whose name can mean nothing else. "one factor": any, where the value is one
-            factor and not two. "the config": no attribute. "nothing": an attribute that holds it holds the mistake.
-    """
-
-    name: str
-    scale: str = ""
-    ratio: str = ""
-    summary: str = ""
-    happened: str
-    fix: str
-    fix_declared: str | None = None
+    name: str  # as records, reports and docs/en/check.md have it
+    table: tuple[str, str, str] | None = None  # of docs/en/check.md: scale, that over the textbook's, what happened
+    happened: str  # in a finding, in half a sentence
+    fix: str  # in one sentence
+    fix_declared: str | None = None  # the same where the run contradicts a declaration, if it is another
+    # The scales that it can give a call, by which it is known; empty if other evidence shows it.
     values: Callable[[AttentionCall], tuple[float, ...]] = lambda call: ()
-    rank: int = 0
+    rank: int = 0  # its place among those that give a call the same scale, the first of which is named
+    # What makes its value a declared one. "any attribute": one that holds the value and that the run follows. "its
+    # name": such a one whose name can mean nothing else. "one factor": any, where the value is one factor and not two.
+    # "the config": no attribute. "nothing": an attribute that holds it holds the mistake.
     excuse: Excuse
 
     @property
@@ -72,9 +59,7 @@ MISTAKES: dict[str, Mistake] = {
     for mistake in (
         Mistake(
             name="missing",
-            scale="1",
-            ratio="sqrt(d)",
-            summary="no scale at all",
+            table=("1", "sqrt(d)", "no scale at all"),
             happened="no 1/sqrt(head_dim) was applied",
             fix="multiply the logits by 1/sqrt(head_dim), or declare 1.0 in the config if it is meant",
             values=lambda call: (1.0,),
@@ -83,9 +68,7 @@ MISTAKES: dict[str, Mistake] = {
         ),
         Mistake(
             name="twice",
-            scale="1/d",
-            ratio="1/sqrt(d)",
-            summary="q was scaled, and the fused call scaled again",
+            table=("1/d", "1/sqrt(d)", "q was scaled, and the fused call scaled again"),
             happened="it is 1/head_dim, 1/sqrt(head_dim) applied twice",
             fix="apply 1/sqrt(head_dim) once: scale q or pass scale=, not both (SDPA scales by default)",
             values=lambda call: (inverse_root(call.head_dim) ** 2,),
@@ -94,9 +77,7 @@ MISTAKES: dict[str, Mistake] = {
         ),
         Mistake(
             name="inverted",
-            scale="sqrt(d)",
-            ratio="d",
-            summary="multiplied instead of divided",
+            table=("sqrt(d)", "d", "multiplied instead of divided"),
             happened="multiplied by sqrt(head_dim) instead of divided",
             fix="divide by sqrt(head_dim) instead of multiplying by it",
             values=lambda call: (math.sqrt(call.head_dim),),
@@ -105,9 +86,7 @@ MISTAKES: dict[str, Mistake] = {
         ),
         Mistake(
             name="model_dim",
-            scale="1/sqrt(h d)",
-            ratio="1/sqrt(h)",
-            summary="the root of the model's width was taken",
+            table=("1/sqrt(h d)", "1/sqrt(h)", "the root of the model's width was taken"),
             happened="the root of the model dimension was taken",
             fix="take the square root of the head dimension, not of the model dimension",
             values=lambda call: tuple(map(inverse_root, _model_dims(call))),
@@ -116,9 +95,7 @@ MISTAKES: dict[str, Mistake] = {
         ),
         Mistake(
             name="head_count",
-            scale="1/sqrt(h)",
-            ratio="sqrt(d/h)",
-            summary="the root of the number of heads was taken",
+            table=("1/sqrt(h)", "sqrt(d/h)", "the root of the number of heads was taken"),
             happened="the root of the number of heads was taken",
             fix="take the square root of the head dimension, not of the number of heads",
             values=lambda call: tuple(map(inverse_root, {call.heads, call.kv_heads} - {0, 1})),
@@ -127,9 +104,7 @@ MISTAKES: dict[str, Mistake] = {
         ),
         Mistake(
             name="padded_head",
-            scale="1/sqrt(d_pad)",
-            ratio="sqrt(d/d_pad)",
-            summary="the head was padded, and the padded size used",
+            table=("1/sqrt(d_pad)", "sqrt(d/d_pad)", "the head was padded, and the padded size used"),
             happened="the root of the padded head dimension was taken",
             fix="pass scale=head_dim**-0.5 of the head before padding",
             values=lambda call: tuple(map(inverse_root, _padded_sizes(call))),
@@ -138,27 +113,25 @@ MISTAKES: dict[str, Mistake] = {
         ),
         Mistake(
             name="length_factor",
-            scale="declared / mscale^2",
-            ratio="1/mscale^2 of the declared",
-            summary="a declared factor for long contexts (YaRN) was dropped",
+            table=(
+                "declared / mscale^2",
+                "1/mscale^2 of the declared",
+                "a declared factor for long contexts (YaRN) was dropped",
+            ),
             happened="the declared length factor was dropped",
             fix="multiply the softmax scale by the square of the declared length factor",
             excuse="any attribute",
         ),
         Mistake(
             name="layer_index",
-            scale="1/((l+1) sqrt(d))",
-            ratio="1/(l+1)",
-            summary="a factor of the layer's number, or its loss where it is declared",
+            table=("1/((l+1) sqrt(d))", "1/(l+1)", "a factor of the layer's number, or its loss where it is declared"),
             happened="it follows the number of the layer",
             fix="scale every layer by 1/sqrt(head_dim) alone, unless the config declares the factor 1/(layer + 1)",
             excuse="the config",
         ),
         Mistake(
             name="cosine",
-            scale="1/sqrt(d)",
-            ratio="1",
-            summary="q and k have unit length, and were divided all the same",
+            table=("1/sqrt(d)", "1", "q and k have unit length, and were divided all the same"),
             happened="a cosine, at most 1 already, was divided by sqrt(head_dim): the softmax is nearly uniform",
             fix="multiply the cosine by a learned gain or by sqrt(head_dim), or drop the normalisation of q and k",
             excuse="the config",
@@ -187,11 +160,8 @@ def name_mistake(
 ) -> tuple[str, str | None]:
     """The mistake that explains an effective scale, and how it was distinguished from its look-alikes.
 
-    Args:
-        call: head_dim, padded_head_dim, heads, kv_heads, model_dim and the factors are the evidence.
-        effective: the scale to explain.
-        length: a declared length multiplier (YaRN's mscale squared), which the effective scale may contain as well.
-        layered: how r follows the number of the layer, where the layers show that.
+    The evidence are sizes and factors of the call. `length` is a declared length multiplier (YaRN's mscale squared),
+    which the effective scale may contain as well; `layered` says how r follows the number of the layer, if it does.
 
     Returns:
         The name, one of `MISTAKES`, and a reason where there are look-alikes.

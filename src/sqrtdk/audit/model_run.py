@@ -12,39 +12,36 @@ import importlib.metadata
 import platform
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sqrtdk._progress import tell
-from sqrtdk.audit.config_lines import declared_at, read_lines
-from sqrtdk.audit.context import Context, Rerun
-from sqrtdk.audit.guard import eval_mode, random_state, watch_norms
-from sqrtdk.audit.health import with_health
+from sqrtdk.audit.attributes import Key, followed
+from sqrtdk.audit.context import Context, Rerun, Tokens, tokens_of
+from sqrtdk.audit.guard import current, eval_mode, implementation, offers_choice, random_state
 from sqrtdk.audit.own_module import refuse_empty
-from sqrtdk.audit.probe import Key, make_probe
-from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, LawAnswer, ModelInfo, Source
+from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, LawAnswer, ModelInfo, Source, with_health
 from sqrtdk.audit.rules import RULES
-from sqrtdk.audit.silence import silences
-from sqrtdk.audit.sources import named_at, sources
-from sqrtdk.audit.switch import current, implementation, offers_choice
-from sqrtdk.audit.tokens import Tokens, tokens_of
+from sqrtdk.audit.rules.scales import SCALE_RULES
+from sqrtdk.audit.rules.unmeasured import silences
+from sqrtdk.audit.rules.unused import watch_norms
+from sqrtdk.audit.sources import declared_at, named_at, read_lines, sources
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text
 from sqrtdk.models.attentions import IDLE, watch_modules
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.modules import frozen_hint
 from sqrtdk.models.options import ATTN
-from sqrtdk.models.records import Inputs, LoadedModel
+from sqrtdk.models.records import LoadedModel
 from sqrtdk.models.returned import tensors_of, walk
 from sqrtdk.models.run import call as forward
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.records import NotAttention, NotMeasured
 from sqrtdk.tracing.trace import trace
 from sqrtdk.tracing.watch.nonfinite import PARAMETER, Origin, find_origin
-
-SCALE_RULES = ("scale_ledger", "declared_vs_actual")  # whose findings are on the scale of a call
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,12 +65,8 @@ class ModelRun:
 def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: bool = False) -> ModelRun:
     """Run a model under a trace with the attention asked for, judge its calls and apply the rules.
 
-    Args:
-        loaded: the model and its inputs.
-        attn: "eager" or "sdpa"; anything else leaves the choice as it is.
-        seed: of every forward pass.
-        compare: when to run eager against sdpa, see `Context`.
-        keep: the floating tensors that it returns.
+    `attn` is "eager" or "sdpa"; anything else leaves the choice as it is. `seed` is that of every forward pass,
+    `compare` says when to run eager against sdpa, see `Context`; `keep` the floating tensors that it returns.
 
     Raises:
         ModelError: its forward raises, or no attention runs in it, or on inputs without a row or a token.
@@ -95,10 +88,9 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: 
         spoiled, infinite = _spoiled(output)
         outputs = tensors_of(output) if keep and not static else {}
         lost, idle_or_doubtful = silences(module, called, traced)
-        rerun = _reruns(module, loaded.inputs, seed)
-        calls = traced.calls
+        rerun = _reruns(loaded, seed)
         tell("judging the scales")
-        judged = judge_all(calls, module, make_probe(calls, lambda: rerun(False, None).calls))
+        judged = judge_all(traced.calls, module, partial(followed, traced.calls, lambda: rerun(None).calls))
         context = Context(
             model=module,
             calls=judged,
@@ -125,9 +117,9 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: 
         *(entry for entry in idle_or_doubtful if entry.reason == IDLE),
         *(entry for entry in entries if isinstance(entry, NotMeasured)),
     )
-    where, lines = loaded.home, read_lines(loaded.home)
+    lines = read_lines(loaded.home)
     judged_calls = tuple(
-        dataclasses.replace(entry, declared_at=declared_at(entry, where, lines))
+        dataclasses.replace(entry, declared_at=declared_at(entry, loaded.home, lines))
         for entry in with_health(judged, findings)
     )
     parameters = sum(p.numel() for p in module.parameters())
@@ -148,25 +140,21 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: 
 def without_verdicts(
     run: ModelRun, reasons: Mapping[Key, str], finding_of: Callable[[JudgedCall], Finding]
 ) -> ModelRun:
-    """The run with calls that can't be judged after all.
+    """The run of a graph with calls that can't be judged after all.
 
-    Args:
-        run: of a graph.
-        reasons: why, by the site and the index of a call.
-        finding_of: what is said of such a call, in place of the findings on its scale.
+    `reasons` say why, by the key of a call; `finding_of` makes what is said of it in place of findings on its scale.
     """
 
-    def unjudged(judged: JudgedCall) -> JudgedCall:
-        reason = reasons.get((judged.call.site, judged.call.index))
+    def without(judged: JudgedCall) -> JudgedCall:
+        reason = reasons.get(judged.key)
         if reason is None:
             return judged
-        return dataclasses.replace(
-            judged, verdict=UNMEASURED, mistake=None, declared_by=None, reason=reason, health="warn"
-        )
+        unjudged = dataclasses.replace(judged, verdict=UNMEASURED, mistake=None, declared_by=None)
+        return dataclasses.replace(unjudged, reason=reason, health="warn")
 
-    calls, sites = tuple(map(unjudged, run.calls)), {site for site, _ in reasons}
+    calls, sites = tuple(map(without, run.calls)), {site for site, _ in reasons}
     kept = (entry for entry in run.findings if not (entry.rule in SCALE_RULES and entry.site in sites))
-    said = (finding_of(judged) for judged in calls if (judged.call.site, judged.call.index) in reasons)
+    said = (finding_of(judged) for judged in calls if judged.key in reasons)
     return dataclasses.replace(run, calls=calls, findings=(*kept, *dict.fromkeys(said)))
 
 
@@ -232,16 +220,13 @@ def _with_place(entry: NotMeasured | NotAttention) -> str:
     return ", ".join((entry.reason, *seen))
 
 
-def _reruns(
-    module: nn.Module, inputs: Inputs, seed: int
-) -> Callable[[bool, Mapping[tuple[str, int], float] | None], Rerun]:
+def _reruns(loaded: LoadedModel, seed: int) -> Callable[[Mapping[Key, float] | None], Rerun]:
     """What runs the module once more, for `Context`."""
 
-    def rerun(stats: bool, enlarge: Mapping[tuple[str, int], float] | None) -> Rerun:
+    def rerun(enlarge: Mapping[Key, float] | None) -> Rerun:
         torch.manual_seed(seed)
-        options: dict[str, Any] = {"enlarge": dict(enlarge)} if enlarge else {}
-        with trace(module, stats=stats, **options) as again:
-            output = forward(module, inputs)
+        with trace(loaded.module, stats=False, enlarge=dict(enlarge) if enlarge else None) as again:
+            output = forward(loaded.module, loaded.inputs)
         # no caches: what is compared here is the model's answer
         tensors = tuple(tensor.detach() for _, tensor in walk(output, objects=False) if _has_numbers(tensor))
         return Rerun(again.calls, tensors, len(again.not_measured))

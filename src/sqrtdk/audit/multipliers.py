@@ -1,13 +1,22 @@
-"""Declared factors on a scale: layer numbers, gains, and what follows a length. Rope types are in `rope_lengths.py`."""
+"""Declared factors on a scale: gains, layer numbers, and what follows a length (YaRN, longrope, log n).
+
+A factor on cos and sin turns with q and k, and so enters the logits squared. DeepSeek's is on the softmax's scale.
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqrtdk.audit.configs import field, number
+from torch import nn
+
+from sqrtdk.audit.configs import field, held, is_transformers, mapping, model_type, number
+from sqrtdk.audit.families import MLA_YARN
+from sqrtdk.audit.mistakes import MISTAKES
+from sqrtdk.audit.tolerance import close, inverse_root, matches, scales_of
 from sqrtdk.tracing.records import AttentionCall
 
 
@@ -22,69 +31,304 @@ class Multiplier:
 
 
 LAYER_SWITCH = "scale_attn_by_inverse_layer_idx"  # GPT-2's
+FIXED = {  # field -> source
+    "key_multiplier": "Falcon-H1: on the keys, muP",
+    "qk_scale_factor": "gain on the normalised queries",
+}
 
 
-def by_layer(config: Any, layer: int | None) -> Multiplier | None:
-    """The factor 1/(layer + 1), where the config switches it on."""
-    if layer is None or field(config, LAYER_SWITCH) is not True:
-        return None
-    return Multiplier((1.0 / (layer + 1),), f"config.{LAYER_SWITCH}: 1/{layer + 1}", "layer")
+def _steps(strength: float, original: float, keys: int) -> float:
+    return 1.0 + strength * math.log1p(keys // original)
 
 
-def _up_to(high: float, by: str) -> Multiplier | None:
-    """A factor that grows with the position, from 1 at the first rows to `high` at the last."""
-    return None if high == 1.0 else Multiplier((1.0, high), by, interval=True)
+# Factors that grow with the position from 1 at the first rows: the field that switches one on -> field of its strength,
+# field of the length from which it grows, what it is at the last of n keys, what it is called.
+GROWING: dict[str, tuple[str, str, Callable[[float, float, int], float], str]] = {
+    "attn_temperature_tuning": ("attn_scale", "floor_scale", _steps, "attn_temperature_tuning (Llama 4)"),
+    "rope_parameters.llama_4_scaling_beta": (
+        "rope_parameters.llama_4_scaling_beta",
+        "rope_parameters.original_max_position_embeddings",
+        _steps,
+        "rope_parameters.llama_4_scaling_beta",
+    ),
+    "log_scaling_alpha": (
+        "log_scaling_alpha",
+        "log_scaling_n_floor",
+        lambda alpha, floor, keys: 1.0 + alpha * math.log(max(keys / floor, 1.0)),
+        "log_scaling_alpha",
+    ),
+    "use_logn_attn": (
+        "seq_length",
+        "seq_length",
+        lambda _, trained, keys: math.log(keys) / math.log(trained) if 1 < trained < keys else 1.0,
+        "use_logn_attn (Qwen: log_seq_length of the position)",
+    ),
+}
 
 
-def _fixed(path: str, source: str) -> Callable[[AttentionCall, Any], Multiplier | None]:
-    def read(call: AttentionCall, config: Any) -> Multiplier | None:
+def multipliers(call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None) -> Iterator[Multiplier]:
+    """Every factor that config and module declare for a call."""
+    if (by_rope := rope_length(call, module, config, layer)) is not None:
+        yield by_rope
+    if layer is not None and field(config, LAYER_SWITCH) is True:
+        yield Multiplier((1.0 / (layer + 1),), f"config.{LAYER_SWITCH}: 1/{layer + 1}", "layer")
+    if (proportional := by_base_length(call, module, config)) is not None:
+        yield proportional
+    for path, source in FIXED.items():
         value = number(config, path)
-        if value is None or value in (0.0, 1.0):
-            return None
-        return Multiplier((value,), f"config.{path} = {value:g} ({source})")
+        if value is not None and value not in (0.0, 1.0):
+            yield Multiplier((value,), f"config.{path} = {value:g} ({source})")
+    for switch, (strength_field, original_field, grown, text) in GROWING.items():
+        strength, original = number(config, strength_field), number(config, original_field)
+        if field(config, switch) and strength is not None and original:
+            high = grown(strength, original, call.key_len)
+            if high != 1.0:
+                yield Multiplier((1.0, high), f"config.{text}", interval=True)
 
-    return read
+
+# Names of the block of a config that holds the rotary embedding's parameters; the last is litgpt's.
+ROPE_BLOCKS = ("rope_parameters", "rope_scaling", "rope_adjustments")
+BARE = "mscale"  # DeepSeek's own inference code keeps them on the arguments themselves, this one among them
+_BARE_FIELDS = {"factor": "rope_factor", "mscale": BARE, "mscale_all_dim": "mscale_all_dim"}
+ROPE_FIELDS = (*ROPE_BLOCKS, BARE)
 
 
-def _temperature_tuning(call: AttentionCall, config: Any) -> Multiplier | None:
-    strength, floor = number(config, "attn_scale"), number(config, "floor_scale")
-    if not field(config, "attn_temperature_tuning") or strength is None or not floor:
+@dataclass(frozen=True, slots=True)
+class RopeBlock:
+    """What a config says of its rotary embedding; None stands for a field that is not set."""
+
+    name: str  # of the config's field
+    rope_type: Any  # "yarn", "longrope", ..., or whatever stands there
+    factor: float | None  # by which the context was lengthened
+    mscale: float | None  # YaRN's temperature, of q and k
+    all_dim: float | None  # YaRN's `mscale_all_dim`
+    attention_factor: float | None  # on cos and sin, where it is stated
+    original: float | None  # length of the context before, in tokens
+    longest: float | None  # length of the context, in tokens
+    short: float | None  # Phi-3.5-MoE's factor on cos and sin up to the original length
+    long: float | None  # the same beyond it
+    partial: bool  # whether a part of the head is not rotated
+
+    @property
+    def extension(self) -> float:
+        """By how much the context was lengthened; 1 where nothing says so."""
+        return self.factor or (self.longest / self.original if self.longest and self.original else 1.0)
+
+
+def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
+    """YaRN's attention temperature `0.1 mscale ln(factor) + 1` (Peng et al. 2023, section 3.4 of version 2).
+
+    >>> round(yarn_mscale(40.0, 1.0), 4)
+    1.3689
+    """
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _yarn(block: RopeBlock) -> float:
+    factor = block.extension
+    if block.mscale and block.all_dim:
+        return yarn_mscale(factor, block.mscale) / yarn_mscale(factor, block.all_dim)
+    return yarn_mscale(factor)
+
+
+def _longrope(block: RopeBlock) -> float:
+    factor = block.extension
+    return math.sqrt(1 + math.log(factor) / math.log(block.original)) if factor > 1 and block.original else 1.0
+
+
+# Rope type -> reader of its factor on cos and sin, where the block does not state it: as transformers'
+# `modeling_rope_utils` computes it. The types that are not here have none.
+LENGTH_FACTORS: dict[str, Callable[[RopeBlock], float]] = {
+    "yarn": _yarn,
+    "deepseek_yarn": _yarn,
+    "longrope": _longrope,
+    "su": _longrope,
+}
+
+
+def _on_logits(block: RopeBlock, *, states: bool) -> float:
+    """The square of the factor on cos and sin; with `states` one that the block states counts for every rope type."""
+    reader = LENGTH_FACTORS.get(block.rope_type) if isinstance(block.rope_type, str) else None
+    if block.attention_factor is not None and (states or reader is not None):
+        return block.attention_factor**2
+    return 1.0 if reader is None else reader(block) ** 2
+
+
+def rope_parameters(config: Any, module: nn.Module | None, layer: int | None) -> Mapping[str, Any] | None:
+    """The RoPE block of a config; where there is one for each layer type, that of this layer."""
+    for name in ROPE_BLOCKS:
+        parameters = mapping(config, name)
+        if parameters is None:
+            continue
+        if parameters and all(isinstance(value, Mapping) for value in parameters.values()):
+            layer_types = field(config, "layer_types")
+            layer_type = field(module, "layer_type")
+            if layer_type is None and isinstance(layer_types, list | tuple) and layer is not None:
+                layer_type = layer_types[layer] if layer < len(layer_types) else None
+            return mapping(parameters, layer_type) if isinstance(layer_type, str) else None
+        return parameters
+    if number(config, BARE) is not None:
+        return {key: number(config, path) for key, path in _BARE_FIELDS.items()} | {"rope_type": "yarn"}
+    return None
+
+
+def rope_block(config: Any, module: nn.Module | None, layer: int | None) -> RopeBlock | None:
+    """What the config says of the rotary embedding of a layer, or None."""
+    parameters = rope_parameters(config, module, layer)
+    if not parameters:
         return None
-    high = 1.0 + strength * math.log1p(call.key_len // floor)
-    return _up_to(high, "config.attn_temperature_tuning (Llama 4)")
+    rotated = number(parameters, "partial_rotary_factor") or number(config, "partial_rotary_factor") or 1.0
+    original = "original_max_position_embeddings"
+    return RopeBlock(
+        name=next(name for name in ROPE_FIELDS if field(config, name) is not None),
+        rope_type=parameters.get("rope_type", parameters.get("type")),
+        factor=number(parameters, "factor"),
+        mscale=number(parameters, "mscale"),
+        all_dim=number(parameters, "mscale_all_dim"),
+        attention_factor=number(parameters, "attention_factor"),
+        original=number(parameters, original) or number(config, original),
+        longest=number(config, "max_position_embeddings"),
+        short=number(parameters, "short_mscale"),
+        long=number(parameters, "long_mscale"),
+        partial=rotated < 1.0 or number(config, "qk_nope_head_dim") is not None,
+    )
 
 
-def _position_beta(call: AttentionCall, config: Any) -> Multiplier | None:
-    beta = number(config, "rope_parameters.llama_4_scaling_beta")
-    original = number(config, "rope_parameters.original_max_position_embeddings")
-    if not beta or not original:
+def rope_length(call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None) -> Multiplier | None:
+    """The factor that the RoPE block of a config declares for a call, or None."""
+    block = rope_block(config, module, layer)
+    if block is None:
         return None
-    high = 1.0 + beta * math.log1p(call.key_len // original)
-    return _up_to(high, "config.rope_parameters.llama_4_scaling_beta")
+    if is_transformers(config):
+        return _by_transformers(block, call, config)
+    if block.mscale is not None or block.all_dim is not None:
+        return _by_mscale(block)
+    return _by_rotation(block, call)
 
 
-def _log_scaling(call: AttentionCall, config: Any) -> Multiplier | None:
-    floor, alpha = number(config, "log_scaling_n_floor"), number(config, "log_scaling_alpha")
-    if not floor or not alpha:
+def _by_transformers(block: RopeBlock, call: AttentionCall, config: Any) -> Multiplier | None:
+    """As transformers' own code applies it: on cos and sin, and in DeepSeek's family on the softmax's scale."""
+    softmax = yarn_mscale(block.factor, block.all_dim) ** 2 if block.factor and block.all_dim else 1.0
+    if model_type(config) not in MLA_YARN or block.rope_type in (None, "default"):
+        softmax = 1.0
+    sides = _lengthened(call) if call.rope else 0
+    gain = _on_logits(block, states=False) ** (sides / 2)
+    if block.short and block.long and sides:
+        text = f"config.{block.name}: short_mscale {block.short:g}, long_mscale {block.long:g}"
+        return Multiplier((block.short**sides, block.long**sides), text, "length")
+    whole = softmax * gain
+    if softmax == whole == 1.0:
         return None
-    high = 1.0 + alpha * math.log(max(call.key_len / floor, 1.0))
-    return _up_to(high, "config.log_scaling_alpha")
+    text = f"config.{block.name}: {block.rope_type}"
+    text += f", factor {block.factor:g}" if block.factor is not None else ""
+    if block.all_dim and softmax != 1.0:
+        text += f", mscale_all_dim {block.all_dim:g}: x{softmax:.4g}"
+    elif gain != 1.0:
+        text += f", {_attention_factor(gain, sides)}"
+    between = block.partial and gain != 1.0
+    return Multiplier((softmax, whole) if between else (whole,), text, "length", between)
 
 
-def _log_n(call: AttentionCall, config: Any) -> Multiplier | None:
-    trained = number(config, "seq_length")
-    if field(config, "use_logn_attn") is not True or trained is None or trained <= 1 or call.key_len <= trained:
+def _lengthened(call: AttentionCall) -> int:
+    """How many of q and k keep the length that a rotation gives: those that no normalisation follows."""
+    steps = [stage for stage in call.stages if stage.name in ("norm", "rope", "xpos")]
+    return sum([stage.name for stage in steps if stage.where == side][-1:] != ["norm"] for side in ("q", "k"))
+
+
+def _attention_factor(gain: float, sides: int) -> str:
+    """The factor on cos and sin that makes this gain of the logits."""
+    return f"attention factor {gain ** (1 / sides):.4g}{' squared' if sides == 2 else ''}"
+
+
+def _by_mscale(block: RopeBlock) -> Multiplier | None:
+    """As DeepSeek's own code applies it, and what follows that: on the softmax's scale, by either name."""
+    temperatures = [mscale for mscale in (block.all_dim, block.mscale) if mscale]
+    squares = [yarn_mscale(block.factor, m) ** 2 if block.factor else m * m for m in temperatures]
+    squares = [square for square in squares if square != 1.0]
+    if not squares:
         return None
-    high = math.log(call.key_len) / math.log(trained)
-    return _up_to(high, "config.use_logn_attn (Qwen: log_seq_length of the position)")
+    stated = block.mscale if block.mscale is not None else block.all_dim
+    return Multiplier(tuple(squares), f"config.{block.name}: mscale {stated:g}: x{squares[0]:.4g}", "length")
 
 
-# The field that each reads first, and the reader.
-MULTIPLIERS: tuple[tuple[str, Callable[[AttentionCall, Any], Multiplier | None]], ...] = (
-    ("key_multiplier", _fixed("key_multiplier", "Falcon-H1: on the keys, muP")),
-    ("qk_scale_factor", _fixed("qk_scale_factor", "gain on the normalised queries")),
-    ("attn_temperature_tuning", _temperature_tuning),
-    ("rope_parameters.llama_4_scaling_beta", _position_beta),
-    ("log_scaling_alpha", _log_scaling),
-    ("use_logn_attn", _log_n),
-)
+def _by_rotation(block: RopeBlock, call: AttentionCall) -> Multiplier | None:
+    """As any other code applies it: on cos and sin."""
+    sides = _lengthened(call)
+    gain = _on_logits(block, states=True) ** (sides / 2)
+    if gain == 1.0:
+        return None
+    text = f"config.{block.name}: {block.rope_type}, {_attention_factor(gain, sides)}"
+    return Multiplier((1.0, gain) if block.partial else (gain,), text, "length", interval=block.partial)
+
+
+BASE_LENGTHS = ("base_sequence_length", "base_seqlen")  # diffusers' and Lumina-T2X's names for b
+SINGLE = 2.0**-23  # relative rounding of a factor that was held in float32
+LEAST_BASE = 16  # nobody trains on fewer tokens; a wrong factor of 2 gives the fourth root of a real base
+BLUR = 0.05  # of a whole number: beyond it any value would be near one
+
+
+def by_base_length(call: AttentionCall, module: nn.Module | None, config: Any) -> Multiplier | None:
+    """Proportional attention: the scale `sqrt(log_b(n) / head_dim)` for n tokens, of a model trained on b tokens.
+
+    Jin et al. 2023, "Training-free Diffusion Model Adaptation for Variable-Sized Text-to-Image Synthesis"; Lumina-T2X.
+    `proportional_attn` switches it on for self-attention; where that is not said the textbook's scale is right as well.
+    """
+    for holder, kind in ((config, "config."), (module, "attribute ")):
+        for name in BASE_LENGTHS:
+            base = number(holder, name)
+            if base is None or base <= 1 or call.query_len < 2:
+                continue
+            switch = field(holder, "proportional_attn")
+            if switch is False:
+                return None
+            factor = math.sqrt(math.log(call.query_len) / math.log(base))
+            text = f"{kind}{name} = {base:g} (proportional attention: sqrt(log_{base:g}({call.query_len})))"
+            sure = switch is True and call.self_attention is not False
+            return Multiplier((factor,) if sure else (factor, 1.0), text)
+    return None
+
+
+def by_argument(call: AttentionCall, module: nn.Module | None) -> str | None:
+    """What declares a proportional scale whose base is an argument of the attention, or None.
+
+    The base is a count of tokens, so the scale as it was read must give back a whole number: a constant does not.
+    """
+    name = next((name for name in BASE_LENGTHS if name in _arguments(module)), None)
+    values = [factor.value for factor in call.scale.factors if factor.value is not None]
+    if name is None or call.query_len < 2 or not values or len(values) < len(call.scale.factors):
+        return None
+    applied = math.prod(values)
+    if call.scale.effective is None or not matches(scales_of(call), (applied,)):
+        return None
+    signatures = (value for mistake in MISTAKES.values() for value in mistake.values(call))
+    if any(close(applied, value, 4 * SINGLE) for value in signatures):
+        return None
+    base = _whole_base(applied / inverse_root(call.head_dim), call.query_len)
+    if base is None:
+        return None
+    return f"argument {name} = {base} (proportional attention: sqrt(log_{base}({call.query_len})/head_dim))"
+
+
+def _whole_base(ratio: float, length: int) -> int | None:
+    """The whole number b for which `ratio` is `sqrt(log_b(length))`, or None."""
+    log_base = math.log(length) / ratio**2 if ratio > 0 else math.inf
+    if log_base > 50:
+        return None
+    base = math.exp(log_base)
+    error = base * log_base * 2 * SINGLE  # d b = b log(b) 2 d r / r
+    whole = round(base)
+    return whole if whole >= LEAST_BASE and error <= BLUR and abs(base - whole) <= error else None
+
+
+def _arguments(module: nn.Module | None) -> set[str]:
+    """Names of the arguments of the module's forward and of the processor that it may call (diffusers)."""
+    names: set[str] = set()
+    if module is None:
+        return names
+    processor = held(module).get("processor")
+    for function in (field(type(module), "forward"), None if processor is None else field(type(processor), "__call__")):
+        try:
+            names.update(inspect.signature(function).parameters)  # type: ignore[arg-type]
+        except Exception:  # no signature, or one that a user's class breaks
+            continue
+    return names

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.audit.configs import field, held
-from sqrtdk.audit.guard import random_state
-from sqrtdk.audit.switch import current, offers_choice, refusal
+from sqrtdk.audit.guard import current, offers_choice, random_state, refusal
 from sqrtdk.errors import INTERRUPTS, InvalidTypeError, InvalidValueError, ModelError, kind_and_text
 from sqrtdk.models.inputs import guess_inputs, without_numbers
 from sqrtdk.models.modules import refuse_odd
@@ -33,10 +32,6 @@ def as_inputs(inputs: Any) -> Inputs:
     if isinstance(inputs, list | tuple):
         return tuple(inputs)
     raise InvalidTypeError(f"inputs are a {type(inputs).__name__}", hint="Give a dict, a tuple, or one tensor.")
-
-
-def _experts(model: nn.Module) -> Any:
-    return field(model, "config._experts_implementation")
 
 
 def refuse_empty(inputs: Inputs) -> None:
@@ -85,7 +80,6 @@ def _to_meta(model: nn.Module) -> nn.Module:
 
     Floating buffers of no dimension keep their value, as a scale may lie in one: meta tensors take such a factor.
     """
-
     scripted = [path or "the model" for path, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)]
     if scripted:
         raise ModelError(
@@ -97,11 +91,8 @@ def _to_meta(model: nn.Module) -> nn.Module:
         known = tensor.dim() == 0 and tensor.is_floating_point() and not tensor.is_meta
         return tensor.detach().cpu().clone() if known else torch.empty_like(tensor, device="meta", requires_grad=False)
 
-    memo: dict[int, Any] = {}
-    for module in model.modules():
-        memo |= {id(value): twin_of(value) for value in held(module).values() if isinstance(value, Tensor)}
-    for buffer in model.buffers():
-        memo[id(buffer)] = twin_of(buffer)
+    attributes = (value for module in model.modules() for value in held(module).values() if isinstance(value, Tensor))
+    memo: dict[int, Any] = {id(tensor): twin_of(tensor) for tensor in (*attributes, *model.buffers())}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
 
@@ -110,7 +101,7 @@ def _to_meta(model: nn.Module) -> nn.Module:
         if not isinstance(twin, nn.Module):
             raise TypeError(f"its copy is a {type(twin).__name__}")
         choose: Any = field(twin, "set_experts_implementation")
-        if choose is not None and _experts(model) is not None:
+        if choose is not None and field(model, "config._experts_implementation") is not None:
             choose("batched_mm")  # the others route by values, which meta tensors lack
         return twin
     except INTERRUPTS:
@@ -150,11 +141,10 @@ def from_module(model: nn.Module, inputs: Inputs | None, options: LoadOptions) -
         )
     notes: tuple[str, ...] = ()
     refuse_odd(model)
-    if inputs is None:
+    made = inputs
+    if made is None:
         with random_state(model), on_cpu_by_default():
             made, notes = guess_inputs(model, batch=options.rows, seq_len=options.seq_len, seed=options.seed)
-    else:
-        made = inputs
     masks: dict[str, Tensor] = {}
     module, weights = model, [parameter.is_meta for parameter in model.parameters()]
     wanted = options.static and not any(weights)
@@ -168,10 +158,9 @@ def from_module(model: nn.Module, inputs: Inputs | None, options: LoadOptions) -
 
 def choices(loaded: LoadedModel, attn: str | None) -> Iterator[AttnBuild]:
     """What to run of a module: its own attention, the one asked for, or both; with the reason for what can't be."""
-    if attn is None:
-        yield AttnBuild("own", loaded)
-    elif not offers_choice(loaded.module):
-        yield AttnBuild("own", loaded, f"{type(loaded.module).__name__} offers no choice of attention")
+    if attn is None or not offers_choice(loaded.module):
+        reason = None if attn is None else f"{type(loaded.module).__name__} offers no choice of attention"
+        yield AttnBuild("own", loaded, reason)
     elif attn != "both":
         yield AttnBuild(attn, loaded)
     else:

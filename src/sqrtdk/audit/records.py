@@ -1,10 +1,13 @@
-"""What an audit yields: findings, judged calls, and the report that holds them."""
+"""What an audit yields: findings, judged calls with their health, and the report that holds them."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import math
+import re
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqrtdk._shown import Saved, Shown
@@ -22,6 +25,7 @@ FAILING = ("fail", "critical")
 OUTCOMES = ("failed", "findings", "incomplete", "warnings", "scales", "passed")
 BASES = ("root", "packages", "elsewhere")
 KEPT, BROKEN, NOT_ASKED = STATES = ("kept", "broken", "not asked")  # of a law
+_WHICH = re.compile(r"\(call (\d{1,9}) of \d+ here\)$")  # as `Context.which` says it
 VERDICTS = ("exact", "declared", "unexplained", UNMEASURED)
 
 
@@ -38,7 +42,7 @@ def at_bar(fail_on: str, severity: str, rule: str) -> bool:
 class Finding:
     """One thing that a rule found: what, where, against which threshold, and the fix in one sentence."""
 
-    rule: str  # the rule's file name, e.g. "scale_ledger"
+    rule: str  # its name in `rules.RULES`, e.g. "scale_ledger"
     severity: str  # one of SEVERITIES
     site: str
     value: float | str | None
@@ -80,6 +84,11 @@ class JudgedCall(Shown):
     def site(self) -> str:
         """Module path of the call."""
         return self.call.site
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Site, and index of the call there."""
+        return self.call.site, self.call.index
 
     @property
     def formula(self) -> str:
@@ -194,3 +203,42 @@ class CheckReport(Saved, Shown):
     def exit_code(self) -> int:
         """1 when a finding fails, else 0; always 0 when `fail_on` is "never"."""
         return int(any(map(self.fails, self.findings)))
+
+
+def broken(call: AttentionCall) -> bool:
+    """Whether a call's logits or output hold NaN or plus infinity, whatever holds the cause."""
+    rows = call.stats is not None and any(call.stats.nan_rows)
+    return rows or (call.output_rms is not None and not math.isfinite(call.output_rms))
+
+
+def at_site(site: str, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings that count for a call: those at its site or inside it."""
+    return tuple(
+        finding for finding in findings if finding.site == site or (site and finding.site.startswith(f"{site}."))
+    )
+
+
+def _is_of(call: AttentionCall, finding: Finding) -> bool:
+    """Whether a finding at a call's site is not that of another call there, as `Context.which` says."""
+    named = _WHICH.search(finding.message)
+    return named is None or int(named[1]) == call.index + 1
+
+
+def health(judged: JudgedCall, findings: Iterable[Finding]) -> str:
+    """One of `HEALTH`: severity of the worst finding at the call's site or inside it, else "ok".
+
+    "critical" where its numbers are not finite; the finding stands where that begins. "unmeasured" where nothing
+    failed, and the scale could not be judged or no statistics were taken.
+    """
+    if broken(judged.call):
+        return "critical"
+    here = (finding for finding in at_site(judged.call.site, findings) if _is_of(judged.call, finding))
+    worst = max((entry.severity for entry in here), key=SEVERITIES.index, default=OK)
+    known = judged.call.stats is not None and judged.verdict != UNMEASURED
+    return worst if known or worst in FAILING else UNMEASURED
+
+
+def with_health(calls: Iterable[JudgedCall], findings: Iterable[Finding]) -> tuple[JudgedCall, ...]:
+    """The calls, each with its health by these findings."""
+    every = tuple(findings)
+    return tuple(replace(judged, health=health(judged, every)) for judged in calls)

@@ -3,20 +3,24 @@
 - a leak of the future: critical. Rows of self-attention that see keys after their own and none before; a causal mask
   off by one, in any head or sequence, which shows every row the key after its own; a key after the row's own, or
   weight above 1e-4 on such keys, in a module that says it is causal, also where the keys begin before the rows (a
-  cache). What declares a prefix, two directions, blocks or as long a lookahead (`audit.lookahead`) is believed;
+  cache). What declares a prefix, two directions, blocks or as long a lookahead is believed;
 - rows that see a few keys after their own, and all before: fail, as a lookahead that nothing declares;
 - a causal mask off by one that hides a row's own key: warn, a note where q and k are one projection (Reformer);
 - a causal mask aligned with the first key where a cache comes before the rows: critical.
+
+A flag `is_causal` of a module says in transformers no more than what a missing mask means, so that what the config
+declares of the mask outweighs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from torch import nn
 
-from sqrtdk.audit.configs import field, model_type
+from sqrtdk.audit.configs import as_number, field, model_type, number
 from sqrtdk.tracing.records import BY_DATA, AttentionCall, Mask
 
 WEIGHT = 1e-4
@@ -29,6 +33,65 @@ _CAUSAL = ("is_causal", "causal")
 _BY_CALL = ("blip_text_model",)  # its config says that it is a decoder, and an argument of forward whether it is one
 
 Fault = tuple[str, float, float, str, str, str]  # severity, value, threshold, message, fix, source
+_AHEAD = {"bi", "bidirectional", "non_causal", "noncausal", "prefix", "prefix_lm", "block_causal", "blockwise_causal"}
+# Fields that declare that rows see later keys, and the values that do.
+_DECLARES: tuple[tuple[tuple[str, ...], Callable[[Any], bool]], ...] = (
+    (
+        ("use_bidirectional_attention", "bidirectional", "is_bidirectional", "bidirectional_attention", "prefix_lm",
+         "use_prefix_lm", "is_prefix_lm", "attn_config.prefix_lm",  # the last is MPT's
+         "block_causal", "use_block_causal", "blockwise_causal"),
+        lambda value: value is True or (isinstance(value, str) and value in ("all", "vision")),  # words of Gemma 3
+    ),
+    (("causal", "is_causal", "use_causal_mask"), lambda value: value is False),
+    (
+        ("attn_type", "attention_type", "attention_mode", "attn_mask_type", "mask_type"),
+        lambda value: isinstance(value, str) and value.lower().replace("-", "_") in _AHEAD,
+    ),
+    (("prefix_length", "num_prefix_tokens"), lambda value: (as_number(value) or 0.0) > 0),
+)  # fmt: skip
+_LOOKAHEAD = (  # keys after its own that every row of a streaming encoder sees
+    "right_context", "right_context_length", "future_context", "lookahead", "look_ahead", "num_lookahead",
+)  # fmt: skip
+_CONTEXTS = ("att_context_size", "window_size")  # [left, right]: NeMo, flash attention
+_IMAGES = ("image_token_id", "image_token_index", "vision_config")  # image tokens see one another: PaliGemma, Gemma 3
+
+
+def lookahead(owners: tuple[Any, ...]) -> float:
+    """How many keys after its own a row sees by declaration; 0 where nothing declares any."""
+    counts = [number(owner, name) or 0.0 for owner in owners for name in _LOOKAHEAD]
+    pairs = [field(owner, name) for owner in owners for name in _CONTEXTS]
+    counts += [as_number(pair[1]) or 0.0 for pair in pairs if isinstance(pair, list | tuple) and len(pair) == 2]
+    return max(counts, default=0.0)
+
+
+def may_see_ahead(owners: tuple[Any, ...], model_config: Any, mask: Mask | None) -> str | None:
+    """What declares that rows see keys after their own, or None; for a declared number of keys see `lookahead`.
+
+    `owners` are the module and the config that govern the call, nearest first. In `model_config`, that of the whole
+    model, images declare blocks of tokens that see one another, neither a mask that lets every row see one key too
+    many, nor the lack of a mask.
+    """
+    said = next(chain.from_iterable(map(_declarations, owners)), None)
+    if said is None and mask is not None and mask.band is False:
+        images = (name for name in _IMAGES if field(model_config, name) is not None)
+        return next(chain(images, *map(_compressed, owners)), None)
+    return said
+
+
+def _compressed(config: Any) -> Iterator[str]:
+    """Layers with summaries of earlier keys after the keys themselves (DeepSeek V4)."""
+    kinds = field(config, "layer_types")
+    for kind in kinds if isinstance(kinds, list | tuple) else ():
+        if isinstance(kind, str) and "compressed" in kind:
+            yield f"layer_types: {kind}"
+
+
+def _declarations(config: Any) -> Iterator[str]:
+    for names, declares in _DECLARES:
+        for name in names:
+            value = field(config, name)
+            if declares(value):
+                yield f"{name} = {value}"
 
 
 def says_causal(call: AttentionCall, module: nn.Module | None, config: Any) -> bool:
@@ -71,10 +134,8 @@ def leak(call: AttentionCall, declared: float, static: bool) -> Iterable[Fault]:
 def shape(call: AttentionCall, declared: float, tokens: int) -> Fault | None:
     """A shape of the visible keys that nobody wants of self-attention, read from the least and greatest i - j.
 
-    Args:
-        call: the record.
-        declared: keys after its own that a row sees by declaration.
-        tokens: keys of the longest sequence that are no padding: rows that see all of these see all that there are.
+    `declared` are the keys after its own that a row sees by declaration, `tokens` the keys of the longest sequence that
+    are no padding: rows that see all of these see all that there are.
     """
     mask, rows = call.mask, call.query_len
     if mask is None or mask.least is None or mask.greatest is None:
@@ -82,7 +143,9 @@ def shape(call: AttentionCall, declared: float, tokens: int) -> Fault | None:
     if call.self_attention is False or rows != call.key_len or rows < LEAST_ROWS:
         return None
     ends = (rows - 1, tokens - 1)
-    return _inverted(mask, tokens) or _ahead(mask, rows, ends, declared) or _behind(mask, ends)
+    least, greatest = mask.least, mask.greatest
+    ahead = _inverted(mask, least, greatest, tokens) or _ahead(mask, least, rows, ends, declared)
+    return ahead or _behind(mask, least, ends)
 
 
 def corner(call: AttentionCall) -> Fault | None:
@@ -99,63 +162,53 @@ def corner(call: AttentionCall) -> Fault | None:
         return None
     if mask.kind != "causal" and rows > 1:
         return None
-    return (
-        "critical", float(keys - rows), 0.0,
+    message = (
         f"the causal mask is aligned with the first key (upper left): rows do not see their own key, "
-        f"and {keys - rows} of {keys} keys are seen by no row",
-        "align it with the last key: tril(diagonal=keys - rows) or causal_lower_right; a step of one row needs no mask",
-        ALIGNED,
-    )  # fmt: skip
+        f"and {keys - rows} of {keys} keys are seen by no row"
+    )
+    fix = (
+        "align it with the last key: tril(diagonal=keys - rows) or causal_lower_right; a step of one row needs no mask"
+    )
+    return "critical", float(keys - rows), 0.0, message, fix, ALIGNED
 
 
-def _inverted(mask: Mask, tokens: int) -> Fault | None:
-    assert mask.least is not None
-    assert mask.greatest is not None
-    least = float(mask.least)
-    if mask.greatest < 0:
-        return (
-            "critical", least, 0.0, "the mask looks inverted: rows see the future and not the past",
-            "negate the mask: True lets a key take part in SDPA, and hides it in nn.MultiheadAttention", SOURCE,
-        )  # fmt: skip
-    if mask.band and mask.greatest == 0 and least <= 1 - tokens:
-        return (
-            "critical", least, 0.0, "the mask looks inverted: rows see themselves and the future, not the past",
-            "use tril, or negate and shift the mask, if the model is meant to be causal", SOURCE,
-        )  # fmt: skip
+def _inverted(mask: Mask, least: int, greatest: int, tokens: int) -> Fault | None:
+    if greatest < 0:
+        message = "the mask looks inverted: rows see the future and not the past"
+        fix = "negate the mask: True lets a key take part in SDPA, and hides it in nn.MultiheadAttention"
+        return "critical", float(least), 0.0, message, fix, SOURCE
+    if mask.band and greatest == 0 and least <= 1 - tokens:
+        message = "the mask looks inverted: rows see themselves and the future, not the past"
+        fix = "use tril, or negate and shift the mask, if the model is meant to be causal"
+        return "critical", float(least), 0.0, message, fix, SOURCE
     return None
 
 
-def _ahead(mask: Mask, rows: int, ends: tuple[int, int], declared: float) -> Fault | None:
+def _ahead(mask: Mask, least: int, rows: int, ends: tuple[int, int], declared: float) -> Fault | None:
     """Every row sees a few keys after its own, and all before."""
     if mask.ahead_by_one and declared < 1:
         where = "" if mask.band else " in some heads or sequences"
-        return (
-            "critical", -1.0, 0.0, f"the causal mask is off by one{where}: every row sees the key after its own",
-            "hide the key after the row's own: tril(diagonal=0)", SOURCE,
-        )  # fmt: skip
-    assert mask.least is not None
-    some = mask.band and mask.greatest in ends and -rows / 2 < mask.least < -1
-    if some and declared < -mask.least:
-        return (
-            "fail", float(mask.least), 0.0, f"every row sees the {-mask.least} keys after its own, and all before",
+        message = f"the causal mask is off by one{where}: every row sees the key after its own"
+        return "critical", -1.0, 0.0, message, "hide the key after the row's own: tril(diagonal=0)", SOURCE
+    if mask.band and mask.greatest in ends and -rows / 2 < least < -1 and declared < -least:
+        message = f"every row sees the {-least} keys after its own, and all before"
+        fix = (
             "tril(diagonal=0) if the model is meant to be causal; a lookahead that is meant is declared: "
-            f"right_context = {-mask.least} in the config", SOURCE,
-        )  # fmt: skip
+            f"right_context = {-least} in the config"
+        )
+        return "fail", float(least), 0.0, message, fix, SOURCE
     return None
 
 
-def _behind(mask: Mask, ends: tuple[int, int]) -> Fault | None:
+def _behind(mask: Mask, least: int, ends: tuple[int, int]) -> Fault | None:
     """No row sees its own key, nor perhaps a few before, but all before these."""
-    assert mask.least is not None
-    if not mask.band or mask.greatest not in ends or mask.least <= 0:
+    if not mask.band or mask.greatest not in ends or least <= 0:
         return None
-    count, hidden, first = str(mask.least), f"the {mask.least} keys up to its own", f"the first {mask.least} rows see"
-    if mask.least == 1:
+    count, hidden, first = str(least), f"the {least} keys up to its own", f"the first {least} rows see"
+    if least == 1:
         count, hidden, first = "one", "its own key", "the first row sees"
-    return (
-        "warn", float(mask.least), 0.0, f"the causal mask is off by {count}: no row sees {hidden}, and {first} nothing",
-        "let each row see its own key: tril(diagonal=0)", SOURCE,
-    )  # fmt: skip
+    message = f"the causal mask is off by {count}: no row sees {hidden}, and {first} nothing"
+    return "warn", float(least), 0.0, message, "let each row see its own key: tril(diagonal=0)", SOURCE
 
 
 def unordered(call: AttentionCall, module: nn.Module | None, config: Any) -> Fault | None:
@@ -164,11 +217,9 @@ def unordered(call: AttentionCall, module: nn.Module | None, config: Any) -> Fau
         return None
     if call.mask is None and not says_causal(call, module, config):
         return None
-    return (
-        "note", float(call.query_len), 0.0,
-        f"q or k was gathered {BY_DATA}: which keys the mask must hide is not known",
-        "test the model itself: a change of later tokens must not change earlier outputs, if it is causal", SOURCE,
-    )  # fmt: skip
+    message = f"q or k was gathered {BY_DATA}: which keys the mask must hide is not known"
+    fix = "test the model itself: a change of later tokens must not change earlier outputs, if it is causal"
+    return "note", float(call.query_len), 0.0, message, fix, SOURCE
 
 
 def own_key(call: AttentionCall) -> Fault | None:
@@ -181,8 +232,6 @@ def own_key(call: AttentionCall) -> Fault | None:
         return None
     if not mask.band or mask.least != 1 or mask.greatest != rows - 1:
         return None
-    return (
-        "note", float(groups), 0.0,
-        f"{groups} of {groups * rows} rows see no key but their own, which is hidden: q and k are one projection",
-        "hide a row's own key less than the others, so that the first row sees itself", SOURCE,
-    )  # fmt: skip
+    seen = f"{groups} of {groups * rows} rows see no key but their own, which is hidden"
+    fix = "hide a row's own key less than the others, so that the first row sees itself"
+    return "note", float(groups), 0.0, f"{seen}: q and k are one projection", fix, SOURCE

@@ -1,25 +1,136 @@
-"""The files that a report names: where they lie, seen from the root of the repository."""
+"""Files and lines that a report names: of findings, of the fields of a config.json, and where the files lie."""
 
 from __future__ import annotations
 
 import contextlib
 import filecmp
+import json
 import os
+import re
 import sys
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from sqrtdk.audit.config_lines import config_file, model_type_line, read_lines
 from sqrtdk.audit.configs import field
-from sqrtdk.audit.places import each
-from sqrtdk.audit.records import Finding, JudgedCall, ModelInfo, Source
+from sqrtdk.audit.records import Finding, JudgedCall, Source
+from sqrtdk.errors import ModelError
 from sqrtdk.models.checkpoint import config_path
+from sqrtdk.models.config import MAX_CONFIG_BYTES
+from sqrtdk.models.limits import read_bytes
 from sqrtdk.models.records import LoadedModel
 from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
 from sqrtdk.tracing.watch.places import file_of, first_line, is_installed
+
+
+def of_scale(call: AttentionCall, mistake: str | None = None) -> str | None:
+    """File and line of each factor of the scale; of the product if there is none, or if one is missing by mistake."""
+    factors = () if mistake == "missing" else (factor.at for factor in call.scale.factors)
+    return listed(factors) or call.product_at or call.softmax_at
+
+
+def of_loss(call: AttentionCall) -> str | None:
+    """File and line of what could not be followed; of the scale, where everything was."""
+    return listed(stage.at or call.softmax_at for stage in call.stages if stage.name == "unknown") or of_scale(call)
+
+
+def listed(texts: Iterable[str | None], by: str = ", ") -> str | None:
+    """The texts that there are, each once."""
+    return by.join(dict.fromkeys(text for text in texts if text)) or None
+
+
+def each(at: str | None) -> tuple[tuple[str, int], ...]:
+    """The files and lines of a text, as `listed` made it.
+
+    Example:
+        >>> each("a.py:3, b c.py:14")
+        (('a.py', 3), ('b c.py', 14))
+    """
+    return tuple((file, int(line)) for file, line in re.findall(r"(?s)(.+?):(\d{1,9})(?:, |\Z)", at or ""))
+
+
+KeyPath = tuple[str, ...]  # keys from the outermost object inwards
+Lines = Mapping[KeyPath, int]
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}:,\n]|[^][{}:,"\s]+')
+_FIELD = re.compile(r"\bconfig\.(\w+(?:\.\w+)*)")
+
+
+def field_lines(text: str) -> dict[KeyPath, int]:
+    r"""The 1-based line of every key of a valid JSON document's nested objects; objects in lists are passed over.
+
+    Example:
+        >>> field_lines('{"a": 1,\n "b": {\n "c": [{"d": 2}]}}')
+        {('a',): 1, ('b',): 2, ('b', 'c'): 3}
+    """
+    lines: dict[KeyPath, int] = {}
+    line, depth_in_lists = 1, 0
+    keys: list[str] = []  # that lead to the object which is open
+    last: str | None = None  # text, which is a key if a colon follows
+    key: str | None = None
+    for token in (found[0] for found in _TOKEN.finditer(text)):
+        if token == "\n":
+            line += 1
+        elif token in ("[", "]"):
+            depth_in_lists += 1 if token == "[" else -1
+        elif depth_in_lists:
+            continue
+        elif token == "{":
+            keys.append(key or "")
+        elif token == "}":
+            keys.pop()
+        elif token == ":" and last is not None:
+            key = json.loads(last)
+            lines[(*keys[1:], key)] = line  # of a name that is there twice the last counts
+        last = token if token.startswith('"') else last if token == "\n" else None
+    return lines
+
+
+def read_lines(home: Path | None) -> dict[KeyPath, int]:
+    """The lines of a model's config, which is a file or lies in a directory; empty if it can't be read."""
+    if home is None:
+        return {}
+    with contextlib.suppress(OSError, ModelError, ValueError, IndexError):
+        path = config_path(home)
+        return field_lines(read_bytes(path, path.name, MAX_CONFIG_BYTES).decode("utf-8"))
+    return {}
+
+
+def config_file(home: Path) -> str:
+    """The path of a model's config, as a report shows it."""
+    return str(config_path(home)).replace(os.sep, "/")
+
+
+def declared_at(judged: JudgedCall, home: Path | None, lines: Lines) -> str | None:
+    """File and line of the fields that declare a call's scale; of the model type, where a field has its default.
+
+    `home` is the model's config, or the directory that holds it; `lines` are those of the config, from `read_lines`.
+    """
+    if judged.declared_by is None or home is None:
+        return None
+    fields = _FIELD.findall(judged.declared_by)
+    if not fields and not judged.declared_by.startswith("family "):
+        return None  # an attribute or a norm declares it
+    parts = judged.call.site.replace("_", ".").split(".")
+    found = (_line(lines, tuple(field.split(".")), parts) or model_type_line(lines, parts) for field in fields or [""])
+    return listed(f"{config_file(home)}:{line}" for line in found if line)
+
+
+def model_type_line(lines: Lines, parts: list[str] | None = None) -> int | None:
+    """The line that names the type of the model, or of the part of a composite that a site's parts name."""
+    return _line(lines, ("model_type",), parts or [])
+
+
+def _line(lines: Lines, field: KeyPath, parts: list[str]) -> int | None:
+    """The line of a field: in the sub-config that a site's parts name, else the outermost."""
+
+    def rank(path: KeyPath) -> tuple[bool, int]:
+        return not any(key.removesuffix("_config") in parts for key in path[: -len(field)]), len(path)
+
+    paths = [path for path in lines if path[-len(field) :] == field]
+    return lines[min(paths, key=rank)] if paths else None
+
 
 _COPIES = "transformers_modules"
 
@@ -49,15 +160,7 @@ def sources(
     )
     files = dict.fromkeys(file for text in texts for file, _ in each(text))
     found = ((file, config.get(file) or _in_directory(file_of(file), loaded.home)) for file in files)
-    return tuple(_source(file, path, top) for file, path in found if path is not None)
-
-
-def at_file(model: ModelInfo, known: tuple[Source, ...], path: str) -> tuple[ModelInfo, tuple[Source, ...]]:
-    """What was audited, and the sources, where that is one file without lines: an exported graph."""
-    stand_in = {file for file, _ in each(model.at)}
-    name = os.path.basename(path)
-    others = tuple(source for source in known if source.file not in stand_in)
-    return replace(model, at=f"{name}:1"), (*others, _source(name, os.path.abspath(path), root()))
+    return tuple(source_of(file, path, top) for file, path in found if path is not None)
 
 
 def _in_directory(file: str | None, directory: Path | None) -> str | None:
@@ -71,7 +174,8 @@ def _in_directory(file: str | None, directory: Path | None) -> str | None:
     return file
 
 
-def _source(file: str, path: str, top: str) -> Source:
+def source_of(file: str, path: str, top: str) -> Source:
+    """Where a file lies, seen from the directory `top`."""
     real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))  # a link lies where it lies
     if top and not is_installed(real) and real.startswith(top.rstrip(os.sep) + os.sep):
         return Source(file, os.path.relpath(real, top).replace(os.sep, "/"), "root")

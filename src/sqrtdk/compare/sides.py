@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.audit.guard import eval_mode, random_state
+from sqrtdk.audit.context import Tokens, tokens_of
+from sqrtdk.audit.guard import eval_mode, implementation, offers_choice, random_state
 from sqrtdk.audit.own_module import from_module, refuse_empty
-from sqrtdk.audit.switch import implementation, offers_choice
-from sqrtdk.audit.tokens import Tokens, tokens_of
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.compare.align import name_of
 from sqrtdk.compare.modules import Listener, ModuleStep, Place, Returned

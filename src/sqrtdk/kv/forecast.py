@@ -13,10 +13,9 @@ from torch import nn
 
 from sqrtdk._progress import shown, tell
 from sqrtdk.audit.cache import CacheForecast
-from sqrtdk.audit.guard import eval_mode, random_state
+from sqrtdk.audit.context import tokens_of
+from sqrtdk.audit.guard import eval_mode, implementation, offers_choice, random_state
 from sqrtdk.audit.own_module import as_inputs, from_module, refuse_empty
-from sqrtdk.audit.switch import implementation, offers_choice
-from sqrtdk.audit.tokens import tokens_of
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 from sqrtdk.kv.call import Request, forecast_of, unfit
 from sqrtdk.kv.formats import FORMATS

@@ -12,7 +12,7 @@ from torch import nn
 from sqrtdk.audit.model_run import ModelRun, run_model
 from sqrtdk.audit.own_module import as_inputs, from_module
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, Finding, LawAnswer, ModelInfo
-from sqrtdk.audit.rules.nonfinite import REACHES
+from sqrtdk.audit.rules.numbers import REACHES
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.laws.answers import state_of
 from sqrtdk.laws.table import answers_of, is_large, names_of

@@ -17,10 +17,9 @@ import torch
 from torch import nn
 
 from sqrtdk.audit.configs import field, module_at
-from sqrtdk.audit.governing import config_at
-from sqrtdk.audit.lookahead import lookahead, may_see_ahead
+from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.records import LawAnswer
-from sqrtdk.audit.sight import says_causal
+from sqrtdk.audit.sight import lookahead, may_see_ahead, says_causal
 from sqrtdk.laws.answers import broken, calls_at, kept, plural
 from sqrtdk.laws.first_place import Protected, first_place
 from sqrtdk.laws.inputs import DECODER, ENCODER, Content, contents, other

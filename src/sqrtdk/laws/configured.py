@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.configs import module_at, number
-from sqrtdk.audit.governing import config_at
-from sqrtdk.audit.layers import layer_of
+from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, LawAnswer
+from sqrtdk.audit.verdicts import layer_of
 from sqrtdk.laws.answers import NO_VALUES, broken, kept, not_asked
 from sqrtdk.laws.declared_masks import LAW, of_masks
 from sqrtdk.laws.moved import ROUNDINGS

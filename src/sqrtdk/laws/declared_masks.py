@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from torch import nn
 
 from sqrtdk.audit.configs import field, module_at
-from sqrtdk.audit.governing import config_at
-from sqrtdk.audit.lookahead import lookahead, may_see_ahead
+from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.records import BROKEN, LawAnswer
-from sqrtdk.audit.sight import leak, says_causal
-from sqrtdk.audit.windows import declared_window
+from sqrtdk.audit.rules.windows import declared_window
+from sqrtdk.audit.sight import leak, lookahead, may_see_ahead, says_causal
 from sqrtdk.laws.answers import broken, kept
 from sqrtdk.laws.subject import Subject
 from sqrtdk.tracing.records import AttentionCall

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.audit.configs import as_number, field, held, number
-from sqrtdk.audit.rope_lengths import ROPE_BLOCKS, rope_parameters
+from sqrtdk.audit.multipliers import ROPE_BLOCKS, rope_parameters
 from sqrtdk.positions import yarn_frequencies
 
 BASES = ("rope_theta", "rotary_emb_base", "rotary_base", "rope_base", "rope_freq_base")

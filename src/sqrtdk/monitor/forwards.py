@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from sqrtdk._sites import ROOT
-from sqrtdk.audit.norms import norm_size
+from sqrtdk.audit.gains import norm_size
 from sqrtdk.errors import kind_and_text
 from sqrtdk.monitor.first_nonfinite import NonfiniteSearch
 from sqrtdk.monitor.gradients import Gradients, Projected, overlap

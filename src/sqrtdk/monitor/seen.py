@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sqrtdk.audit.norms import norm_sigma
+from sqrtdk.audit.gains import norm_sigma
 from sqrtdk.monitor.samples import Alarm, CallSample, CallTraits, FirstNonfinite
 from sqrtdk.monitor.sums import HeadSums, table
 from sqrtdk.tracing import CallRows

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk._files import check_writable
-from sqrtdk.audit.guard import eval_mode, random_state
+from sqrtdk.audit.context import tokens_of
+from sqrtdk.audit.guard import current, eval_mode, implementation, offers_choice, random_state
 from sqrtdk.audit.own_module import as_inputs, from_module, refuse_empty
-from sqrtdk.audit.switch import current, implementation, offers_choice
-from sqrtdk.audit.tokens import tokens_of
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, text_of
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.limits import check_seed, check_sizes

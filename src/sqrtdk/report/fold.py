@@ -8,8 +8,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from sqrtdk._sites import fold, site_name
-from sqrtdk.audit.health import broken
-from sqrtdk.audit.records import Finding, JudgedCall
+from sqrtdk.audit.records import Finding, JudgedCall, broken
 from sqrtdk.lab.text import Text
 from sqrtdk.report.figures import number, ratio
 from sqrtdk.report.places import in_files, places_text

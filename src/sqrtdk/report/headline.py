@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN
 from sqrtdk.audit.records import FAILING, SEVERITIES, UNMEASURED, CheckReport, Finding, JudgedCall
-from sqrtdk.audit.rules.nonfinite import REACHES
+from sqrtdk.audit.rules.numbers import REACHES
 from sqrtdk.audit.tolerance import close
 from sqrtdk.lab.text import Text
 from sqrtdk.report.figures import count, number

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sqrtdk.audit.health import at_site
-from sqrtdk.audit.places import each
-from sqrtdk.audit.records import CheckReport, Finding, JudgedCall, Source
+from sqrtdk.audit.records import CheckReport, Finding, JudgedCall, Source, at_site
+from sqrtdk.audit.sources import each
 
 _OF_SCALE = ("scale_ledger", "declared_vs_actual", "unmeasured")  # what a declaration has to do with
 

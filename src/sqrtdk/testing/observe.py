@@ -18,11 +18,10 @@ import torch
 from torch import nn
 
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.health import health
 from sqrtdk.audit.mistakes import UNKNOWN
-from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall
+from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, health
 from sqrtdk.audit.rules import RULES
-from sqrtdk.audit.silence import silences
+from sqrtdk.audit.rules.unmeasured import silences
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.errors import kind_and_text
 from sqrtdk.models.attentions import watch_modules

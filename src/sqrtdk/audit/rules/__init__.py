@@ -1,46 +1,27 @@
-"""The rules of an audit: one check a file, each a pure function of the context, all of them in one literal table."""
+"""The rules of an audit: each is a function of the context that yields findings, all of them in one literal table."""
 
 from __future__ import annotations
 
 from sqrtdk.audit.context import Rule
-from sqrtdk.audit.rules import (
-    blocks,
-    declared_vs_actual,
-    dropout,
-    eager_vs_sdpa,
-    entropy,
-    flat,
-    mask_audit,
-    max_logit,
-    nonfinite,
-    padding,
-    range_forecast,
-    responsiveness,
-    saturation,
-    scale_ledger,
-    sliding_window,
-    softmax_axis,
-    unmeasured,
-    unused,
-)
+from sqrtdk.audit.rules import eager_vs_sdpa, masks, numbers, scales, statistics, unmeasured, unused, windows
 
 RULES: dict[str, Rule] = {
-    "nonfinite": nonfinite.check,
-    "scale_ledger": scale_ledger.check,
-    "blocks": blocks.check,
-    "declared_vs_actual": declared_vs_actual.check,
-    "softmax_axis": softmax_axis.check,
-    "unmeasured": unmeasured.check,
-    "mask_audit": mask_audit.check,
-    "sliding_window": sliding_window.check,
-    "padding": padding.check,
-    "unused": unused.check,
-    "dropout": dropout.check,
-    "max_logit": max_logit.check,
-    "range_forecast": range_forecast.check,
-    "saturation": saturation.check,
-    "entropy": entropy.check,
-    "flat": flat.check,
-    "responsiveness": responsiveness.check,
+    "nonfinite": numbers.nonfinite,
+    "scale_ledger": scales.scale_ledger,
+    "blocks": scales.blocks,
+    "declared_vs_actual": scales.declared_vs_actual,
+    "softmax_axis": scales.softmax_axis,
+    "unmeasured": unmeasured.unmeasured,
+    "mask_audit": masks.mask_audit,
+    "sliding_window": windows.sliding_window,
+    "padding": masks.padding,
+    "unused": unused.unused,
+    "dropout": unused.dropout,
+    "max_logit": statistics.max_logit,
+    "range_forecast": numbers.range_forecast,
+    "saturation": statistics.saturation,
+    "entropy": statistics.entropy,
+    "flat": statistics.flat,
+    "responsiveness": unused.responsiveness,
     "eager_vs_sdpa": eager_vs_sdpa.check,
 }

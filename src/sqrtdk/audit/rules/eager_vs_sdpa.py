@@ -14,14 +14,14 @@ too much to be taken unasked (offloaded weights, more than 2e9 parameters) they 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
 
 from sqrtdk.audit.context import Context, Rerun
+from sqrtdk.audit.guard import current, implementation, offers_choice, refusal, supports_sdpa
 from sqrtdk.audit.records import Finding
-from sqrtdk.audit.switch import current, implementation, offers_choice, refusal, supports_sdpa
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, close
 from sqrtdk.errors import kind_and_text
 from sqrtdk.models.options import ATTN
@@ -44,7 +44,7 @@ def enlargement(context: Context) -> dict[tuple[str, int], float]:
         if finite:
             mean = sum(finite) / len(finite)
             if mean < LEAST_STD:
-                factors[judged.call.site, judged.call.index] = TARGET_STD / mean
+                factors[judged.key] = TARGET_STD / mean
     return factors
 
 
@@ -101,12 +101,6 @@ def _outputs(eager: Rerun, sdpa: Rerun, dtype: str) -> tuple[float, float] | str
     return (largest, tolerance) if largest > tolerance else None
 
 
-def other_implementation(model: nn.Module) -> str:
-    """What eager is compared with: the model's own implementation where it has another name, else sdpa."""
-    own = current(model)
-    return "sdpa" if own is None or own in ATTN else own
-
-
 def _costly(model: nn.Module) -> str | None:
     """Why two more forward passes are not taken unasked, or None."""
     if any(parameter.is_meta for parameter in model.parameters()):
@@ -115,39 +109,37 @@ def _costly(model: nn.Module) -> str | None:
     return f"it has {count / 1e9:.3g}e9 parameters" if count > LARGE else None
 
 
-def _runs(context: Context, other: str) -> tuple[Rerun, Rerun] | str:
-    """Both runs with q enlarged, or why they could not be made."""
-    runs = []
-    factors = enlargement(context)
-    assert context.rerun is not None
-    for name in ("eager", other):
-        try:
-            with implementation(context.model, name):
-                runs.append(context.rerun(False, factors))
-        except Exception as error:  # whatever a user's implementation raises
-            return f"{name} raised {kind_and_text(error)}"
-    return runs[0], runs[1]
-
-
 def check(context: Context) -> Iterable[Finding | NotMeasured]:
     """At most one finding: the first site that differs, else the model's outputs."""
     model = context.model
     if context.rerun is None or context.compare == "never" or not context.calls or not offers_choice(model):
         return
-    other = other_implementation(model)
+    own = current(model)
+    other = "sdpa" if own is None or own in ATTN else own
     if other == "sdpa" and not supports_sdpa(model):
         return
-    label = f"eager against {other}"
+    for entry in _compared(context, other):
+        yield entry if isinstance(entry, Finding) else NotMeasured("", f"eager against {other}: {entry}")
+
+
+def _compared(context: Context, other: str) -> Iterator[Finding | str]:
+    """The finding, and why something was not compared."""
+    model = context.model
     if reason := refusal(model, "eager") or refusal(model, other):
-        yield NotMeasured("", f"{label}: {reason}")
+        yield reason
         return
     if context.compare != "always" and (reason := _costly(model)):
-        yield NotMeasured("", f'{label}: left out, as {reason}; ask for it with --attn both (in Python attn="both")')
+        yield f'left out, as {reason}; ask for it with --attn both (in Python attn="both")'
         return
-    runs = _runs(context, other)
-    if isinstance(runs, str):
-        yield NotMeasured("", f"{label}: {runs}")
-        return
+    assert context.rerun is not None
+    runs, factors = [], enlargement(context)
+    for name in ("eager", other):
+        try:
+            with implementation(model, name):
+                runs.append(context.rerun(factors))
+        except Exception as error:  # whatever a user's implementation raises
+            yield f"{name} raised {kind_and_text(error)}"
+            return
     eager, second = runs
     comparable = not _blind((*(judged.call for judged in context.calls), *eager.calls, *second.calls))
     finding = _in_calls(eager, second, other, outputs=comparable)
@@ -155,15 +147,13 @@ def check(context: Context) -> Iterable[Finding | NotMeasured]:
         yield finding
         return
     if eager.missed or second.missed:
-        yield NotMeasured(
-            "", f"{label}: {eager.missed} attentions of eager could not be read, and {second.missed} of {other}"
-        )
+        yield f"{eager.missed} attentions of eager could not be read, and {second.missed} of {other}"
     if not comparable:
-        yield NotMeasured("", f"{label}: outputs not compared, some rows see no key")
+        yield "outputs not compared, some rows see no key"
         return
     gap = _outputs(eager, second, context.dtype or context.calls[0].call.dtype)
     if isinstance(gap, str):
-        yield NotMeasured("", f"{label}: {gap}")
+        yield gap
     elif gap is not None:
         message = f"eager and {other} differ in the model's outputs by {gap[0]:.3g} of their size"
         yield Finding("eager_vs_sdpa", "fail", "", gap[0], gap[1], message, FIX, SOURCE)

@@ -1,26 +1,22 @@
-"""QK normalisation, a gain or a softcap that is built but that no call shows.
-
-Formula: a module named like a QK norm (q_norm, k_norm, ...) at a site whose forward never ran; a parameter of such a
-norm, or one named like a gain on the logits (logit_scale, temperature, ...), that no operation read, where others of
-the same module were read; a softcap in the config or on the module (attn_logit_softcapping, softcap, ...) with a call
-that has none, or another value (1%).
-Threshold: any; fail where the config declares it, as the weights were trained with it, else warn. A call with steps
-that the lineage could not follow is left out: the cap may be one of them.
-"""
+"""What is built or declared and the run does not use: QK norms, gains, softcaps, scale attributes; dropout in eval."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
+import torch
 from torch import nn
 
+from sqrtdk.audit.attributes import FACTOR, Key, ScaleAttribute, enlarged, holders, moves, scale_attributes
 from sqrtdk.audit.configs import field, number
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.governing import SOFTCAP_ATTRIBUTES, SOFTCAP_FIELDS
-from sqrtdk.audit.norms import normalised
+from sqrtdk.audit.declared import SOFTCAP_ATTRIBUTES, SOFTCAP_FIELDS
+from sqrtdk.audit.gains import normalised
 from sqrtdk.audit.records import Finding, JudgedCall
-from sqrtdk.audit.tolerance import close
+from sqrtdk.audit.tolerance import close, inverse_root, matches
+from sqrtdk.errors import kind_and_text
+from sqrtdk.tracing.records import NotMeasured
 
 NORM_NAMES = (
     "q_norm", "k_norm", "qk_norm", "query_norm", "key_norm", "norm_q", "norm_k", "q_layernorm", "k_layernorm",
@@ -38,59 +34,46 @@ GAIN_NAMES = (
     "k_gain", "qk_gain", "q_norm_weight", "k_norm_weight", "q_norm_scale", "k_norm_scale", "q_gamma", "k_gamma",
 )  # fmt: skip
 SOURCE = "the module or the config says so, the run does not show it"
+DROPOUT_SOURCE = "Srivastava et al. 2014, section 4: at test time the whole network is used, without dropout"
+ATTRIBUTE_SOURCE = "an attention function must honour the scaling that it is given (transformers AttentionInterface)"
 
 
-def _idle_norm(context: Context, judged: JudgedCall) -> str | None:
-    call = judged.call
-    module = context.module(call.site)
-    if module is None or normalised(call) is not None or context.ran is None:
-        return None
-    for name, norm in module.named_children():
-        path = f"{call.site}.{name}" if call.site else name
-        if name in NORM_NAMES and not isinstance(norm, nn.Identity) and path not in context.ran:
-            return name
-    return None
+@contextmanager
+def watch_norms(model: nn.Module) -> Iterator[set[str]]:
+    """Collect the paths of the QK norms whose forward runs, and of those in TorchScript: they run unseen."""
+    ran: set[str] = set()
+    handles = []
+    try:
+        for path, module in model.named_modules(remove_duplicate=False):
+            if path.rpartition(".")[2] not in NORM_NAMES:
+                continue
+            if isinstance(module, torch.jit.ScriptModule):
+                ran.add(path)
+            else:
+                handles.append(module.register_forward_hook(lambda *_, path=path: ran.add(path)))
+        yield ran
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
-def _unread_gains(context: Context, judged: JudgedCall) -> list[str]:
-    """Parameters of q/k normalisation, and gains on the logits, that nothing read; with a norm that is idle, none."""
-    site = judged.call.site
-    module = context.module(site)
-    prefix = f"{site}." if site else ""
-    held = [] if module is None else [name for name, _ in module.named_parameters()]
-    unread = [name for name in held if prefix + name in context.unread]
-    if len(unread) == len(held):  # whatever ran in their place, it was not followed
-        return []
-    return [name for name in unread if name in GAIN_NAMES or (name.split(".")[0] in NORM_NAMES and "." in name)]
+def unused(context: Context) -> Iterable[Finding]:
+    """QK normalisation, a gain or a softcap that is built but that no call shows.
 
-
-def _declares_norm(config: Any) -> bool:
-    """Whether a config says that q and k are normalised: `use_qk_norm = True`, `qk_norm_type = "rms"`."""
-    values = [field(config, name) for name in NORM_FIELDS]
-    return any(x is True or (isinstance(x, str) and x.lower() not in NO_NORM) for x in values)
-
-
-def _declared_cap(context: Context, judged: JudgedCall) -> tuple[str, float, str] | None:
-    """Who declares a softcap, how large it is, and how severe it is to ignore it."""
-    owners = (
-        ("config.", context.config(judged.call.site), SOFTCAP_FIELDS, "fail"),
-        ("attribute ", context.module(judged.call.site), SOFTCAP_ATTRIBUTES, "warn"),
-    )
-    for kind, owner, names, severity in owners:
-        for name in names:
-            value = number(owner, name)
-            if value is not None and value > 0:
-                return f"{kind}{name}", value, severity
-    return None
-
-
-def check(context: Context) -> Iterable[Finding]:
-    """One finding for each call and thing that lies idle."""
+    Formula: a module named like a QK norm at a site whose forward never ran; a parameter of such a norm, or one named
+    like a gain on the logits, that no operation read, where others of the same module were read; a softcap in the
+    config or on the module with a call that has none, or another value (1%). Threshold: any; fail where the config
+    declares it, as the weights were trained with it, else warn. A call with steps that the lineage could not follow is
+    left out: the cap may be one of them.
+    """
     for judged in context.calls:
         site, actual = judged.call.site, judged.call.softcap
         norm, unread = _idle_norm(context, judged), _unread_gains(context, judged)
         of_norm = norm is not None or any(name.split(".")[0] in NORM_NAMES for name in unread)
-        severity = "fail" if of_norm and _declares_norm(context.config(site)) else "warn"
+        config = context.config(site) if of_norm else None
+        said = [field(config, name) for name in NORM_FIELDS]  # use_qk_norm = True, qk_norm_type = "rms"
+        declared = any(x is True or (isinstance(x, str) and x.lower() not in NO_NORM) for x in said)
+        severity = "fail" if declared else "warn"
         if norm is not None:
             message, fix = f"{norm} is built but never runs", "apply it to q and k after the projection, or remove it"
             yield Finding("unused", severity, site, None, None, message, fix, SOURCE)
@@ -108,3 +91,111 @@ def check(context: Context) -> Iterable[Finding]:
         else:
             message, fix = f"{by} = {value:g}, but the logits are capped at {actual:g}", "apply the declared softcap"
         yield Finding("unused", severity, site, actual, value, message, fix, SOURCE)
+
+
+def _idle_norm(context: Context, judged: JudgedCall) -> str | None:
+    site = judged.call.site
+    module = context.module(site)
+    if module is None or normalised(judged.call) is not None or context.ran is None:
+        return None
+    for name, norm in module.named_children():
+        path = f"{site}.{name}" if site else name
+        if name in NORM_NAMES and not isinstance(norm, nn.Identity) and path not in context.ran:
+            return name
+    return None
+
+
+def _unread_gains(context: Context, judged: JudgedCall) -> list[str]:
+    """Parameters of q/k normalisation, and gains on the logits, that nothing read; with a norm that is idle, none."""
+    site = judged.call.site
+    module = context.module(site)
+    prefix = f"{site}." if site else ""
+    held = [] if module is None else [name for name, _ in module.named_parameters()]
+    unread = [name for name in held if prefix + name in context.unread]
+    if len(unread) == len(held):  # whatever ran in their place, it was not followed
+        return []
+    return [name for name in unread if name in GAIN_NAMES or (name.split(".")[0] in NORM_NAMES and "." in name)]
+
+
+def _declared_cap(context: Context, judged: JudgedCall) -> tuple[str, float, str] | None:
+    """Who declares a softcap, how large it is, and how severe it is to ignore it."""
+    owners = (
+        ("config.", context.config(judged.call.site), SOFTCAP_FIELDS, "fail"),
+        ("attribute ", context.module(judged.call.site), SOFTCAP_ATTRIBUTES, "warn"),
+    )
+    for kind, owner, names, severity in owners:
+        for name in names:
+            value = number(owner, name)
+            if value is not None and value > 0:
+                return f"{kind}{name}", value, severity
+    return None
+
+
+def dropout(context: Context) -> Iterable[Finding]:
+    """Dropout of the attention weights in eval mode: two runs of one model differ, and none is the trained one.
+
+    Formula: the rate that reached the weights of a call. Threshold: 0, as `nn.Dropout` is the identity in eval mode;
+    `F.dropout` and SDPA's `dropout_p` are not.
+    """
+    fix = "pass dropout_p=rate if self.training else 0.0, or training=self.training to F.dropout"
+    for judged in context.calls:
+        rate = judged.call.dropout
+        if rate > 0 and not context.model.training:
+            message = f"attention dropout of {rate:g} is on in eval mode"
+            yield Finding("dropout", "fail", judged.call.site, rate, 0.0, message, fix, DROPOUT_SOURCE)
+
+
+def responsiveness(context: Context) -> Iterable[Finding | NotMeasured]:
+    """Whether the scale of the run follows the module's scale attribute.
+
+    Formula: multiply every scale-like number of every site (`audit.attributes`) by 1.25, run once more, and compare the
+    effective scales. A custom attention function that ignores its `scaling` argument does not follow. Threshold: any
+    change at all. An attribute that holds the right scale but is not followed is a note while the scale is right anyway
+    (it may be another number, as a LoRA layer's alpha/r), a failure when not.
+    """
+    holding, changed = _tried(context)
+    if context.rerun is None or not holding:
+        return
+    try:
+        with enlarged(changed):
+            moved = moves((judged.call for judged in context.calls), context.rerun(None).calls)
+    except Exception as error:  # the attribute was something else's number as well
+        raised = f"with its scale attributes x{FACTOR} the model raised {kind_and_text(error)}"
+        yield NotMeasured("", f"responsiveness: {raised}")
+        return
+    for key, (judged, attribute) in holding.items():
+        site, path = judged.call.site, attribute.path
+        if key not in moved:
+            yield NotMeasured(site, f"responsiveness: whether its scale follows attribute {path} could not be read")
+        elif not moved[key]:
+            stays = f"it stays {judged.call.scale.effective:.6g} when the attribute is multiplied by {FACTOR}"
+            message = f"the scale does not follow attribute {path}: {stays}"
+            severity, fix = "note", "scale by the attribute if it is meant to be the softmax's scale, else leave it"
+            if judged.verdict == "unexplained":
+                severity, fix = "fail", "pass the attribute to the attention function"
+            yield Finding("responsiveness", severity, site, 1.0, FACTOR, message, fix, ATTRIBUTE_SOURCE)
+
+
+def _tried(context: Context) -> tuple[dict[Key, tuple[JudgedCall, ScaleAttribute]], list[ScaleAttribute]]:
+    """The calls whose module holds a right scale, with the attribute that does; and all that are changed for them."""
+    holding: dict[Key, tuple[JudgedCall, ScaleAttribute]] = {}
+    changed: list[ScaleAttribute] = []
+    for judged in context.calls:
+        call = judged.call
+        attributes = scale_attributes(context.module(call.site), call.heads)
+        own = tuple(a for a in attributes if not a.learned and a.store is not None)
+        actual = call.scale.effective if judged.verdict in ("exact", "declared") else None
+        right = [x for x in (inverse_root(call.head_dim), judged.expected, actual) if x is not None]
+        held = next((a for value in right if (a := _holding(own, value, call.head_dim))), None)
+        if held is not None and call.scale.effective:
+            holding[judged.key] = (judged, held)
+            changed.extend(own)
+    return holding, changed
+
+
+def _holding(own: tuple[ScaleAttribute, ...], value: float, head_dim: int) -> ScaleAttribute | None:
+    """The first attribute that holds the value; a 1 that gives it only over sqrt(head_dim) holds nothing."""
+    for attribute, text in holders(own, (value,), head_dim):
+        if not ("head_dim" in text and matches(attribute.values or (), (1.0,))):
+            return attribute
+    return None

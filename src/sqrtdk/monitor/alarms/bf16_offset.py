@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sqrtdk.audit.rules.range_forecast import BF16_OFFSET, BF16_SOURCE, spacing
+from sqrtdk.audit.rules.numbers import BF16_OFFSET, BF16_SOURCE, spacing
 from sqrtdk.monitor.alarms.history import largest
 from sqrtdk.monitor.samples import Alarm, StepSample
 

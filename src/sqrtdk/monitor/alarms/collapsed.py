@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sqrtdk.audit.rules.flat import FRACTION, LEAST_KEYS, STD
-from sqrtdk.audit.rules.flat import SOURCE as FLAT_SOURCE
-from sqrtdk.audit.rules.saturation import HEADS
-from sqrtdk.audit.rules.saturation import SOURCE as PEAK_SOURCE
+from sqrtdk.audit.rules.statistics import (
+    FLAT_FRACTION,
+    FLAT_SOURCE,
+    FLAT_STD,
+    LEAST_KEYS,
+    PEAK_SOURCE,
+    SATURATED_HEADS,
+)
 from sqrtdk.monitor.alarms.history import same_place
 from sqrtdk.monitor.samples import Alarm, CallSample, StepSample
 from sqrtdk.stats.heads import SATURATED
@@ -39,17 +43,17 @@ def judge(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
             notes.append(Alarm(NAME, "note", now.step, text, source, call.site, call.index, head, value, bar))
     yield from notes
     heads = sum(call.heads for call in now.calls)
-    if len(notes) > HEADS * heads:
+    if len(notes) > SATURATED_HEADS * heads:
         text = f"{len(notes)} of {heads} heads went flat or one-hot by step {now.step}; first: {notes[0].text}"
-        yield Alarm(NAME, "warn", now.step, text, notes[0].source, value=len(notes) / heads, bar=HEADS)
+        yield Alarm(NAME, "warn", now.step, text, notes[0].source, value=len(notes) / heads, bar=SATURATED_HEADS)
 
 
 def _kind(call: CallSample, head: int) -> tuple[str, str, float, str] | None:
     """What a head is, the column that says so, its bar and source; None: neither flat nor one-hot."""
     if not _value(call, "keys", head) >= LEAST_KEYS:
         return None
-    if _value(call, "entropy_fraction", head) > FRACTION and _value(call, "std_logit", head) < STD:
-        return "flat", "entropy_fraction", FRACTION, FLAT_SOURCE
+    if _value(call, "entropy_fraction", head) > FLAT_FRACTION and _value(call, "std_logit", head) < FLAT_STD:
+        return "flat", "entropy_fraction", FLAT_FRACTION, FLAT_SOURCE
     return ("one-hot", "peak", SATURATED, PEAK_SOURCE) if _value(call, "peak", head) > SATURATED else None
 
 

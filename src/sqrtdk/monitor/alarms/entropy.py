@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from sqrtdk.audit.rules.entropy import LEAST_KEYS, NOTE_FRACTION, SOURCE, WARN_FRACTION, bar_nats
+from sqrtdk.audit.rules.statistics import ENTROPY_SOURCE, LEAST_KEYS, NOTE_FRACTION, WARN_FRACTION, bar_nats
 from sqrtdk.monitor.alarms.trend import WINDOW, passing
 from sqrtdk.monitor.samples import Alarm, CallSample, StepSample
 
@@ -31,7 +31,7 @@ def judge(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
         f"{len(low)} of {len(heads)} heads spread their weight over too few keys at step {now.step} (low entropy); "
         f"lowest: {call.name} head {head} with {entropy:.3g} nats, where at least {bar:.3g} is healthy"
     )
-    yield Alarm(NAME, severity, now.step, text, SOURCE, call.site, call.index, head, entropy, bar)
+    yield Alarm(NAME, severity, now.step, text, ENTROPY_SOURCE, call.site, call.index, head, entropy, bar)
 
 
 def judge_trend(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
@@ -44,7 +44,7 @@ def judge_trend(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm
     found = passing([step for step, _ in points], [depth for _, depth in points], 0.0)
     if found is not None:
         text = f"entropy falls: at {found} half of the heads spread their weight over too few keys"
-        yield Alarm(TREND, "note", now.step, text, SOURCE, value=newest, bar=0.0)
+        yield Alarm(TREND, "note", now.step, text, ENTROPY_SOURCE, value=newest, bar=0.0)
 
 
 def _depth(sample: StepSample) -> float | None:

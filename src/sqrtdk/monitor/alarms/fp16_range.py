@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from sqrtdk.audit.rules.range_forecast import FP16_MAX, FP16_SOURCE
+from sqrtdk.audit.rules.numbers import FP16_MAX, FP16_SOURCE
 from sqrtdk.monitor.alarms.history import same_place
 from sqrtdk.monitor.alarms.trend import WINDOW, passing
 from sqrtdk.monitor.samples import Alarm, CallSample, StepSample

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from sqrtdk.audit.rules.max_logit import LEVELS
+from sqrtdk.audit.rules.statistics import LEVELS
 from sqrtdk.monitor.alarms.history import largest, same_place
 from sqrtdk.monitor.alarms.trend import WINDOW, passing
 from sqrtdk.monitor.samples import Alarm, StepSample

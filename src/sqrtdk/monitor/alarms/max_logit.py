@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sqrtdk.audit.rules.max_logit import LEVELS
+from sqrtdk.audit.rules.statistics import LEVELS
 from sqrtdk.monitor.alarms.history import largest
 from sqrtdk.monitor.samples import Alarm, StepSample
 

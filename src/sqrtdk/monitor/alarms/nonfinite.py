@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from sqrtdk.audit.rules.nonfinite import SOURCE
+from sqrtdk.audit.rules.numbers import SOURCE
 from sqrtdk.monitor import samples
 from sqrtdk.monitor.samples import Alarm, CallSample, FirstNonfinite, StepSample
 

@@ -26,13 +26,26 @@ from sqrtdk.audit.configs import field, model_type
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.families import SCALED_BIAS
 from sqrtdk.audit.gains import gained_by_inputs
-from sqrtdk.audit.health import broken
-from sqrtdk.audit.lookahead import lookahead, may_see_ahead
-from sqrtdk.audit.records import Finding, JudgedCall
-from sqrtdk.audit.sight import SOURCE, WEIGHT, Fault, corner, leak, own_key, says_causal, shape, unordered
+from sqrtdk.audit.records import Finding, JudgedCall, broken
+from sqrtdk.audit.sight import (
+    SOURCE,
+    WEIGHT,
+    Fault,
+    corner,
+    leak,
+    lookahead,
+    may_see_ahead,
+    own_key,
+    says_causal,
+    shape,
+    unordered,
+)
 from sqrtdk.audit.tolerance import close
 from sqrtdk.tracing.records import AttentionCall, Mask
 
+PADDING_SOURCE = (
+    "transformers: attention_mask is 1 at tokens and 0 at padding; torch: key_padding_mask is True at padding"
+)
 UNIFORM = 1.0
 ZERO_ONE = "zero-one mask"  # as the trace names such a bias
 HARMLESS_FILL = 1e30
@@ -54,27 +67,21 @@ def _blind(mask: Mask, rows: int) -> Fault:
 def _additions(call: AttentionCall) -> Iterable[Fault]:
     """Masks that are no masks: numbers 0 and 1 that are added, and what comes after the softmax."""
     if call.bias == ZERO_ONE:
-        yield (
-            "fail", 1.0, 0.0, "a float mask of 0 and 1 is added to the logits, not applied: it hides no key",
-            "convert the mask to bool, or to 0 and -inf", SDPA_SOURCE,
-        )  # fmt: skip
+        message = "a float mask of 0 and 1 is added to the logits, not applied: it hides no key"
+        yield "fail", 1.0, 0.0, message, "convert the mask to bool, or to 0 and -inf", SDPA_SOURCE
     after = {stage.name for stage in call.stages if stage.where == "weights"}
     unread = any((stage.where, stage.name) == ("logits", "unknown") for stage in call.stages)
     if "mask" in after and "normalise" not in after:
-        yield (
-            "fail" if call.mask is None and not unread else "note", 1.0, 0.0,
-            "weights are masked after the softmax: rows do not sum to 1, and hidden keys count in their sum",
-            "mask the logits with -inf before the softmax", SOURCE,
-        )  # fmt: skip
+        severity = "fail" if call.mask is None and not unread else "note"
+        message = "weights are masked after the softmax: rows do not sum to 1, and hidden keys count in their sum"
+        yield severity, 1.0, 0.0, message, "mask the logits with -inf before the softmax", SOURCE
 
 
 def _of_rows(call: AttentionCall, *, shaped: bool, own: bool) -> Iterable[Fault]:
     """Rows that see nothing, rows that average what is hidden, and weight on hidden keys.
 
-    Args:
-        call: the record.
-        shaped: a fault in the shape of the mask was named, which explains blind rows.
-        own: that is the hidden own key of one projection for q and k, which explains uniform rows.
+    `shaped`: a fault in the shape of the mask was named, which explains blind rows; `own`: that is the hidden own key
+    of one projection for q and k, which explains uniform rows.
     """
     mask, rows = call.mask, call.batch * call.heads * call.query_len
     if mask is None:
@@ -83,24 +90,18 @@ def _of_rows(call: AttentionCall, *, shaped: bool, own: bool) -> Iterable[Fault]
     if not shaped and blind > uniform and not broken(call):  # a uniform row sees no key either; NaN is `nonfinite`'s
         yield _blind(mask, rows)
     if uniform and not own:
-        yield (
-            "fail" if uniform >= UNIFORM * rows else "note", float(uniform), 0.0,
-            f"{uniform} of {rows} rows have every key at {mask.fill}: they average masked keys",
-            "mask with -inf and set such rows to 0, or leave them out of the loss", SOURCE,
-        )  # fmt: skip
-    capped = _capped(call) if mask.masked_weight is None else None
-    if capped is not None:
-        yield (
-            "fail", math.exp(-capped), WEIGHT,
-            f"the softcap of {capped:.4g} comes after the mask: hidden keys keep a logit of {-capped:.4g}",
-            "mask with -inf or finfo.min, added after scale and softcap", SOURCE,
-        )  # fmt: skip
-    if mask.masked_weight is not None and mask.masked_weight > WEIGHT:
-        yield (
-            "fail", mask.masked_weight, WEIGHT,
-            f"masked keys get up to {mask.masked_weight:.3g} of a row's weight (fill {mask.fill})",
-            "mask with -inf or finfo.min, added after scale and softcap", SOURCE,
-        )  # fmt: skip
+        severity = "fail" if uniform >= UNIFORM * rows else "note"
+        message = f"{uniform} of {rows} rows have every key at {mask.fill}: they average masked keys"
+        fix = "mask with -inf and set such rows to 0, or leave them out of the loss"
+        yield severity, float(uniform), 0.0, message, fix, SOURCE
+    fix = "mask with -inf or finfo.min, added after scale and softcap"
+    if mask.masked_weight is not None:
+        if mask.masked_weight > WEIGHT:
+            message = f"masked keys get up to {mask.masked_weight:.3g} of a row's weight (fill {mask.fill})"
+            yield "fail", mask.masked_weight, WEIGHT, message, fix, SOURCE
+    elif (cap := _capped(call)) is not None:
+        message = f"the softcap of {cap:.4g} comes after the mask: hidden keys keep a logit of {-cap:.4g}"
+        yield "fail", math.exp(-cap), WEIGHT, message, fix, SOURCE
 
 
 def _capped(call: AttentionCall) -> float | None:
@@ -119,19 +120,16 @@ def _scaled(call: AttentionCall, on_purpose: bool) -> Iterable[Fault]:
     mask, gained = call.mask, gained_by_inputs(call)
     if mask is not None and mask.scaled_by is not None and not close(mask.scaled_by, 1.0):
         unread = mask.fill is None and (on_purpose or gained)  # without values a bias looks like a mask
+        severity = "note" if mask.fill is None or mask.fill <= -HARMLESS_FILL else "warn"
+        message = f"the mask was multiplied by {mask.scaled_by:.4g}" + (
+            " (fill not known)" if mask.fill is None else ""
+        )
         if not unread:
-            yield (
-                "note" if mask.fill is None or mask.fill <= -HARMLESS_FILL else "warn",
-                mask.scaled_by, 1.0,
-                f"the mask was multiplied by {mask.scaled_by:.4g}" + (" (fill not known)" if mask.fill is None else ""),
-                "add the mask after the scale", SOURCE,
-            )  # fmt: skip
+            yield severity, mask.scaled_by, 1.0, message, "add the mask after the scale", SOURCE
     bias, meant = call.bias_scaled_by, on_purpose or (gained and call.bias == "bias")
     if bias is not None and not close(bias, 1.0) and not meant:
-        yield (
-            "warn", bias, 1.0,
-            f"the {call.bias or 'bias'} was multiplied by {bias:.4g}", "add the bias after the scale", BIAS_SOURCE,
-        )  # fmt: skip
+        message = f"the {call.bias or 'bias'} was multiplied by {bias:.4g}"
+        yield "warn", bias, 1.0, message, "add the bias after the scale", BIAS_SOURCE
 
 
 def _faults(context: Context, judged: JudgedCall) -> Iterable[Fault]:
@@ -152,8 +150,44 @@ def _faults(context: Context, judged: JudgedCall) -> Iterable[Fault]:
     yield from _scaled(call, model_type(owners[1]) in SCALED_BIAS)
 
 
-def check(context: Context) -> Iterable[Finding]:
+def mask_audit(context: Context) -> Iterable[Finding]:
     """One finding for each call and fault; the largest value of a fault first."""
     faults = [(judged.call.site, *fault) for judged in context.calls for fault in _faults(context, judged)]
     for site, severity, value, threshold, message, fix, source in sorted(faults, key=lambda entry: -entry[2]):
         yield Finding("mask_audit", severity, site, value, threshold, message, fix, source)
+
+
+def padding(context: Context) -> Iterable[Finding]:
+    """The padding of the inputs against what the masks hid: one finding for each call, the most keys first.
+
+    Formula: with the positions that the attention mask marks as tokens and as padding, the keys of padding that the row
+    of a token sees in any head, and the keys of tokens that no row of a token sees. Threshold: 0 of both. What the rows
+    of padding see is of no account. Where no input has padding there is nothing to hold against.
+    """
+    faults = [fault for judged in context.calls if (fault := _padding_fault(context, judged.call)) is not None]
+    for count, site, message, fix in sorted(faults, key=lambda fault: -fault[0]):
+        yield Finding("padding", "fail", site, float(count), 0.0, message, fix, PADDING_SOURCE)
+
+
+def _padding_fault(context: Context, call: AttentionCall) -> tuple[int, str, str, str] | None:
+    """The count, the site, what is wrong, and the fix."""
+    mask, keys, seen, hidden = call.mask, context.tokens.keys(call), call.padding_seen or 0, call.tokens_hidden or 0
+    least, greatest = (None, None) if mask is None or not mask.band else (mask.least, mask.greatest)
+    if least is None or greatest is None or not least <= 0 <= greatest:
+        hidden = hidden if seen else 0  # keys chosen by their content, or a row's own by a band beside the diagonal
+    if keys is None or not (seen or hidden):
+        return None
+    padding, tokens = int((~keys).sum()), int(keys.sum())
+    if seen and hidden:
+        message = (
+            f"the padding mask looks inverted or shifted: tokens see {seen} of {padding} keys of padding, "
+            f"and {hidden} of {tokens} keys of tokens are hidden from all"
+        )
+        fix = "hide the keys where attention_mask is 0: masked_fill wants True there, a bool attn_mask of SDPA False"
+    elif seen:
+        message = f"padding is not hidden: tokens see {seen} of {padding} keys of padding"
+        fix = "add the padding mask to this call, as -inf over the keys where attention_mask is 0"
+    else:
+        message = f"{hidden} of {tokens} keys of tokens are hidden from all rows, as if they were padding"
+        fix = "hide the keys where attention_mask is 0, and no others"
+    return seen + hidden, call.site, message, fix

@@ -1,0 +1,164 @@
+"""What is declared for a graph that has no config.json: the attentions of the model that it is like, or its family.
+
+`--like MODEL`: what MODEL's own attentions do is what is declared for a graph of it. Both are read without values.
+Where the scales are the same within 1% the graph has MODEL's verdict, as MODEL has the attributes that a graph lacks.
+
+Without it, a graph of a family whose scale is not 1/sqrt(head_dim) asks for the config. The scale of T5 is 1 because
+the factor was folded into the initialisation of q; nothing in an exported graph says so, and judged by itself each of
+its attentions lacks a scale. The names of modules and classes that exporters keep tell the family, and `families.py`
+its rule. A scale that is not the family's stays a mistake.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from sqrtdk.audit.families import FAMILIES, MLA_YARN, Family
+from sqrtdk.audit.model_run import ModelRun, run_model, without_verdicts
+from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, with_health
+from sqrtdk.audit.rules.scales import SCALE_RULES, on_scales
+from sqrtdk.audit.rules.unmeasured import SOURCE, not_read
+from sqrtdk.audit.tolerance import matches, scales_of
+from sqrtdk.models.load import resolve
+from sqrtdk.models.options import LoadOptions
+from sqrtdk.tracing.records import AttentionCall, NotMeasured
+
+FIX = "put the model's config.json beside the graph, or name the model with --like"
+# Families whose config declares a scale of its own as a rule: which one, the graph does not say.
+_DECLARING = ("gemma2", "gemma3", "gemma3_text", "t5gemma", "t5gemma2", "vaultgemma", "granite", "granitemoe",
+              "granitemoeshared", "granitemoehybrid", "granite4", "hyperclovax", "helium", *MLA_YARN)  # fmt: skip
+_WORDS = r"(Text|Vision|Audio)?(For\w+|PreTrained\w*|\w*(Model|Attention|Layer|Block|Stack|Encoder|Decoder)\w*)"
+
+
+# Names that show a family when the graph keeps no class names: what the paths of its attentions end with, and what the
+# names of its weights contain; "" for any.
+_BY_NAMES = (
+    ("t5", r"(SelfAttention|EncDecAttention)$", "relative_attention_bias"),  # block.0.layer.0.SelfAttention
+    ("gpt_neo", r"\bh\.\d+\.attn\.attention$", ""),  # transformer.h.0.attn.attention
+    ("deberta-v2", r"attention\.self$", "rel_embeddings"),
+    ("cvt", r"attention\.attention$", "convolution_projection"),
+)
+_PARTS = ("softcap", "norm", "rope", "sinks")
+
+
+def as_like(run: ModelRun, module: nn.Module, model: str, options: LoadOptions) -> ModelRun:
+    """The run of a graph of `module`, judged by what `model` does.
+
+    `model` is what `sqrtdk.models.load.resolve` takes; of the options of loading, seed and trust count.
+
+    Raises:
+        ModelError: the model can't be built, or no attention of it can be read.
+    """
+    own = LoadOptions(static=True, seed=options.seed, trust_remote_code=options.trust_remote_code)
+    other = run_model(resolve(model, own), "own", seed=options.seed, compare="never")
+    pairs = _pairs(run.calls, other.calls)
+    calls = tuple(
+        judged if pair is None else _judged(judged, pair, model) for judged, pair in zip(run.calls, pairs, strict=True)
+    )
+    kept = (entry for entry in run.findings if entry.rule not in SCALE_RULES)
+    findings = (*kept, *on_scales(module, calls, run.mode), *_others(run.calls, pairs, other.calls, model))
+    note = f"what is declared are the attentions of {model[:200]}"
+    notes = [*(n for n in run.environment["notes"] if "nothing is declared" not in n), note]
+    calls = with_health(calls, findings)
+    return replace(run, calls=calls, findings=findings, environment=run.environment | {"notes": notes})
+
+
+def _pairs(calls: Sequence[JudgedCall], others: Sequence[JudgedCall]) -> list[JudgedCall | None]:
+    """For each call of the graph the one of the model: by site, by the end of it, or by order where all fit."""
+    by_key = {other.key: other for other in others}
+    found = [by_key.get(judged.key) for judged in calls]
+    if None in found and len(calls) == len(others):
+        return [*others]
+    return found
+
+
+def _judged(judged: JudgedCall, other: JudgedCall, model: str) -> JudgedCall:
+    here, there = scales_of(judged.call), scales_of(other.call)
+    if not here or not there:
+        reason = judged.reason or other.reason or "its scale, or that of the other model, could not be read"
+        return replace(judged, verdict=UNMEASURED, mistake=None, declared_by=None, reason=reason)
+    if len(here) == len(there) or len(there) == 1 or len(here) == 1:
+        wide = max(len(here), len(there))
+        if matches(here * (wide // len(here)), there * (wide // len(there))):
+            by = other.declared_by if other.verdict != "declared" else f"{model[:80]}: {other.declared_by}"
+            return replace(other, call=judged.call, declared_by=by)
+    named = judged.mistake or "unknown"
+    reason = f"it applies {there[0]:.6g}, the graph {here[0]:.6g}"
+    return JudgedCall(judged.call, "unexplained", named, f"the attention of {model[:80]}", there[0], reason)
+
+
+def _others(
+    calls: Sequence[JudgedCall],
+    pairs: Sequence[JudgedCall | None],
+    others: Sequence[JudgedCall],
+    model: str,
+) -> Iterator[Finding]:
+    """What differs beside the scale, and calls without a partner."""
+    for judged, pair in zip(calls, pairs, strict=True):
+        call = judged.call
+        if pair is None:
+            yield not_read(NotMeasured(call.site, f"no attention of {model[:80]} belongs to it", call.formula))
+            continue
+        for part in _PARTS:
+            here, there = getattr(call, part), getattr(pair.call, part)
+            if here != there:
+                message = f"{part} is {here}, and {there} in {model[:80]}: {call.formula} against {pair.call.formula}"
+                yield Finding(
+                    "declared_vs_actual", "fail", call.site, str(here), str(there), message,
+                    "export the model again, and run sqrtdk diff on the two", "the model that was named",
+                    call.product_at,
+                )  # fmt: skip
+    met = {id(pair) for pair in pairs}
+    for other in others:
+        if id(other) not in met:
+            yield not_read(NotMeasured(other.call.site, f"of {model[:80]}, is not in the graph", other.call.formula))
+
+
+def ask_for_config(run: ModelRun, model: nn.Module) -> ModelRun:
+    """The verdicts of a graph without a config, but for scales that would be right by the config of its family.
+
+    `model` holds the modules that the graph names.
+    """
+    found = _family(run, model)
+    if found is None:
+        return run
+    name, rule = found
+    looks = f"the graph looks like {name}, whose config says what its scale is"
+    reasons = {
+        judged.key: f"{looks}: {judged.call.scale.effective:.4g} here"
+        for judged in run.calls
+        if judged.verdict == "unexplained" and _is_right(judged.call, rule)
+    }
+    return without_verdicts(run, reasons, _asks) if reasons else run
+
+
+def _asks(judged: JudgedCall) -> Finding:
+    return Finding(UNMEASURED, "warn", judged.call.site, None, None, judged.reason or "", FIX, SOURCE)
+
+
+def _is_right(call: AttentionCall, rule: Family | None) -> bool:
+    """Whether a scale is the family's; any, where its configs differ."""
+    if rule is None:
+        return True
+    values = rule.values(call, None)
+    return not values or any(matches(scales_of(call), (value,)) for value in values)
+
+
+def _family(run: ModelRun, model: nn.Module) -> tuple[str, Family | None] | None:
+    """Name and rule of the family: by the classes that the exporter noted, else by the names of modules and weights."""
+    classes = {type(module).__name__ for module in model.modules()}
+    by_class = {re.sub("[_-]", "", name): name for name in (*FAMILIES, *_DECLARING)}
+    for name in sorted(by_class, key=len, reverse=True):  # "T5Gemma" before "T5"
+        if any(re.fullmatch(name + _WORDS, kind, re.IGNORECASE) for kind in classes):
+            return by_class[name], FAMILIES.get(by_class[name])
+    tensors = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+    biased = any(judged.call.bias is not None for judged in run.calls)
+    for family, sites, weights in _BY_NAMES:
+        named = any(re.search(weights, tensor) for tensor in tensors) or (family == "t5" and biased)
+        if named and any(re.search(sites, judged.call.site) for judged in run.calls):
+            return family, FAMILIES[family]
+    return None

@@ -1,0 +1,235 @@
+"""Numbers that a dtype can't hold: NaN and infinity with the place where they begin, and logits that come near it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from sqrtdk._sites import ROOT, fold_sites
+from sqrtdk.audit.context import Context
+from sqrtdk.audit.records import Finding, JudgedCall, broken
+from sqrtdk.errors import SqrtdkError, short_text
+from sqrtdk.tracing.records import AttentionCall, NotMeasured
+from sqrtdk.tracing.watch.nonfinite import PARAMETER, Origin
+
+FP16_MAX = 65504.0
+FP16_SOURCE = "IEEE 754 binary16: largest finite value 65504"
+BF16_OFFSET = 50.0
+BF16_SOURCE = "bfloat16 has 8 significand bits: from 32 on neighbours are 0.25 apart, from 64 on 0.5"
+SOURCE = "IEEE 754: NaN propagates through the softmax to the whole row"
+REACHES = "NaN or infinity reaches "  # how the finding begins that is a consequence of the other
+_MOST_SITES = 3
+_FIXES = {
+    "held": "give finite inputs, and buffers that are finite",
+    "overflow": "compute this step in float32 or bfloat16, or keep what goes into it smaller",
+    "blind": "set such rows to 0 after the softmax, or mask with a bool mask in scaled_dot_product_attention, "
+    "which gives 0",
+    "infinite": "multiply no mask by infinity, and subtract no infinities: masked_fill(hidden, -inf) after the scale",
+    "undefined": "look at this step: 0 / 0, or the root or logarithm of a negative number",
+}
+_BAD_WEIGHTS = "go back to a checkpoint whose weights are finite"
+SCALE_FIRST = "scale q before the product, or use a fused kernel, which accumulates in fp32"
+_LOST = "find the first layer with such a row: an overflow in q . k, or non-finite weights or inputs"
+
+
+def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
+    """NaN and infinity in weights, in the logits and outputs of attentions, and in the model's outputs.
+
+    Formula: count of parameters that are not finite, and of rows that are not. Threshold: 0 (no finite answer follows).
+    Plus infinity in outputs that hold no NaN, where no operation overflowed, is a value: the distance to what can't be
+    reached. Where numbers of the run are not finite the model runs once more, and each operation is looked at up to the
+    first that gives such a number. One finding says where and why, a second what it reaches:
+
+    - a parameter, a buffer or an input holds NaN or infinity;
+    - rows of a softmax see no key: with every logit at -inf it is exp(-inf) / 0. Rows of padding are such rows, and one
+      NaN in them becomes NaN in all rows of the sequence with the next attention, as 0 * NaN is NaN;
+    - q . k, or another operation, overflows its dtype (65504 in float16);
+    - an operation has no answer: inf - inf, 0 * inf, 0 / 0.
+    """
+    sick: list[str] = []
+    for name, parameter in context.model.named_parameters():
+        if not parameter.is_meta and parameter.is_floating_point():
+            try:
+                sick += [] if _finite(parameter) else [name]
+            except (RuntimeError, TypeError) as error:  # a kind of tensor that lacks the operation
+                reason = f"nonfinite: {name} can't be looked at: {short_text(error, 120)}"
+                yield NotMeasured(name.rpartition(".")[0], reason)
+    reached = [judged for judged in context.calls if broken(judged.call)]
+    wrong = bool(reached or context.spoiled)
+    origin, failed = _search(context) if wrong else (None, ())
+    yield from failed
+    if not (reached or sick or failed) and _is_meant(origin, context):
+        return
+    first = None if origin is None else origin.name.removeprefix(PARAMETER)
+    if first in sick:
+        sick = [first, *(name for name in sick if name != first)]
+    if origin is not None and first not in sick:
+        yield _of_origin(origin, context.calls)
+    if sick:
+        yield of_weights(sick)
+    if not wrong:
+        return
+    if origin is None and not sick:
+        yield _of_rows(reached)
+        reached = reached[1:]
+    if (sick or origin is not None or reached) and (reached or context.spoiled):
+        yield _of_reached(reached, context)
+
+
+def _search(context: Context) -> tuple[Origin | None, tuple[NotMeasured, ...]]:
+    """Where it begins; or why that is not known, as a model that runs but once raises in the search."""
+    try:
+        return (None if context.origin is None else context.origin()), ()
+    except SqrtdkError as error:
+        return None, (NotMeasured("", f"nonfinite: where it begins was not searched: {short_text(error, 200)}"),)
+
+
+def _is_meant(origin: Origin | None, context: Context) -> bool:
+    """Whether outputs hold plus infinity as a value: `distance.masked_fill(~reachable, inf)`, or out of a buffer."""
+    return set(context.infinite) == set(context.spoiled) and (origin is None or origin.kind == "held")
+
+
+def of_weights(sick: Sequence[str]) -> Finding:
+    """The finding on parameters, by their names, the first that counts first."""
+    message = f"parameter {sick[0]} holds NaN or infinity"
+    if len(sick) > 1:
+        message = f"{len(sick)} parameters hold NaN or infinity, first {sick[0]}"
+    return _finding(sick[0].rpartition(".")[0], float(len(sick)), message, _BAD_WEIGHTS)
+
+
+def _of_origin(origin: Origin, calls: Iterable[JudgedCall]) -> Finding:
+    here = [judged.call for judged in calls if judged.call.site == origin.site]
+    value, bar, fix = None, 0.0, _FIXES[origin.kind]
+    blind = (origin.rows, origin.of) if origin.kind == "blind" else next(_blind_rows(here), None)
+    if origin.kind == "held":
+        message = f"{origin.name} holds NaN or infinity"
+    elif origin.kind == "overflow":
+        what = origin.op
+        if origin.contracts and any(call.product_at in (None, origin.at) for call in here):
+            what, fix = "q . k", SCALE_FIRST
+        value, bar = origin.size, torch.finfo(getattr(torch, origin.dtype)).max
+        reaches = "" if value is None else f"it reaches {value:.4g}, "
+        message = f"{what} overflows {origin.dtype}: {reaches}the largest is {bar:.6g}"
+    elif blind is not None:
+        value, fix = float(blind[0]), _FIXES["blind"]
+        message = f"{blind[0]} of {blind[1]} rows see no key, and become NaN"
+    elif origin.kind == "infinite":
+        message = f"{origin.op} of infinite numbers gives NaN: inf - inf, or 0 * inf"
+    else:
+        message = f"{origin.op} of finite numbers gives NaN"
+    return _finding(origin.site, value, message, fix, bar=bar, at=origin.at)
+
+
+def _blind_rows(calls: Iterable[AttentionCall]) -> Iterator[tuple[int, int]]:
+    """How many rows see no key, of how many, by the mask: of a softmax written out, which gives exp(-inf - -inf)."""
+    for call in calls:
+        if call.mask is not None and call.mask.blind_rows:
+            yield call.mask.blind_rows, call.batch * call.heads * call.query_len
+
+
+def _of_rows(reached: list[JudgedCall]) -> Finding:
+    """Where no operation shows the beginning: what is known of the first attention."""
+    if not reached:
+        return _finding("", None, f"{REACHES}the model's output", _LOST)
+    call = reached[0].call
+    if call.stats is None or not any(call.stats.nan_rows):
+        return _finding(call.site, None, "the output of the attention holds NaN or infinity", _LOST)
+    bad, rows = sum(call.stats.nan_rows), call.stats.rows * call.stats.heads
+    return _finding(call.site, float(bad), f"{bad} of {rows} rows have a NaN or infinite logit", _LOST)
+
+
+def _of_reached(reached: list[JudgedCall], context: Context) -> Finding:
+    parts = []
+    if reached:
+        sites = fold_sites([judged.call.site for judged in reached])
+        more = ", ..." if len(sites) > _MOST_SITES else ""
+        where = ROOT if sites == ("",) else f"({', '.join(site or 'root' for site in sites[:_MOST_SITES])}{more})"
+        total = len(context.calls)
+        parts += [f"the attention {where}" if total == 1 else f"{len(reached)} of {total} attentions {where}"]
+    parts += ["the model's output"] if context.spoiled else []
+    site = reached[0].call.site if reached else ""
+    fix = "fix the cause named above; this goes away with it"
+    return _finding(site, float(len(reached)), REACHES + " and ".join(parts), fix)
+
+
+def _finding(
+    site: str, value: float | None, message: str, fix: str, *, bar: float = 0.0, at: str | None = None
+) -> Finding:
+    return Finding("nonfinite", "critical", site, value, None if value is None else bar, message, fix, SOURCE, at)
+
+
+def _finite(parameter: Tensor) -> bool:
+    """Whether all numbers that a parameter stores are finite; a sparse one stores but some."""
+    with torch.no_grad():
+        values = parameter.detach()
+        if values.layout is torch.sparse_coo:
+            values = values._values()
+        elif values.layout is not torch.strided:
+            values = values.values()
+        return bool(torch.isfinite(values.float() if values.dtype.itemsize == 1 else values).all())
+
+
+def _product(judged: JudgedCall) -> float | None:
+    """The largest unscaled product that was stored before a scale shrank it, or None."""
+    call = judged.call
+    after = 1.0
+    for factor in call.scale.factors:
+        if factor.where == "logits" and factor.value:
+            after *= factor.value
+    if call.stats is None or call.kind != "eager" or after >= 1.0 or after <= 0.0 or call.softcap is not None:
+        return None
+    finite = [value for value in call.stats.max_abs_logit if math.isfinite(value)]
+    return max(finite) / after if finite else None
+
+
+def _offset(judged: JudgedCall) -> float | None:
+    """The largest row offset of logits that were stored, or that alone makes the largest logit look large; or None."""
+    stats = judged.call.stats
+    if stats is None or (judged.call.kind != "eager" and not any(value > BF16_OFFSET for value in stats.max_logit)):
+        return None
+    return max((value for value in stats.row_offset if math.isfinite(value)), default=None)
+
+
+def _above(
+    calls: Iterable[JudgedCall], measure: Callable[[JudgedCall], float | None], bar: float
+) -> list[tuple[float, JudgedCall]]:
+    """The calls whose measure is above the bar, the largest first."""
+    measured = [(value, judged) for judged in calls if (value := measure(judged)) is not None and value > bar]
+    return sorted(measured, key=lambda entry: -entry[0])
+
+
+def spacing(value: float) -> float:
+    """Distance between neighbouring bf16 numbers at `value`.
+
+    >>> spacing(50.0), spacing(100.0)
+    (0.25, 0.5)
+    """
+    return float(2.0 ** (math.floor(math.log2(abs(value))) - 7))
+
+
+def range_forecast(context: Context) -> Iterable[Finding]:
+    """Logits that do not fit the range of fp16 or the spacing of bf16; the largest value first.
+
+    fp16: the unscaled product max|q . k| = max|logit| / scale, where the scale comes after the product and the product
+    is stored; threshold 65504. A fused kernel accumulates in fp32 and is not concerned.
+    bf16: a row's offset x (|mean logit|) with spacing 2^(floor(log2 x) - 7); threshold 50, where neighbouring logits
+    are 0.25 apart. Softmax is blind to the offset, the stored logits are not. In another dtype both are forecasts, and
+    so is the second of a fused kernel, which stores none: there it is named where a large logit would be seen without
+    its reason.
+    """
+    for value, judged in _above(context.calls, _product, FP16_MAX):
+        severity = "fail" if judged.call.logits_dtype == "float16" else "warn"
+        message = f"q . k reaches {value:.4g} before the scale: infinite in fp16{context.which(judged)}"
+        site = judged.call.site
+        yield Finding("range_forecast", severity, site, value, FP16_MAX, message, SCALE_FIRST, FP16_SOURCE)
+    for value, judged in _above(context.calls, _offset, BF16_OFFSET):
+        now = judged.call.logits_dtype == "bfloat16" and judged.call.kind == "eager"
+        stored = "stored in bf16, it moves" if now else "stored in bf16, it would move"
+        message = f"a row of logits lies about {value:.4g} off zero: {stored} in steps of {spacing(value):.3g}"
+        message += context.which(judged)
+        fix = "keep the logits in fp32, or centre the keys (the softmax does not see a row's offset)"
+        severity, site = "warn" if now else "note", judged.call.site
+        yield Finding("range_forecast", severity, site, value, BF16_OFFSET, message, fix, BF16_SOURCE)

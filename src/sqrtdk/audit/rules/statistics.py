@@ -1,0 +1,178 @@
+"""What the logits of each head look like: too large, on one key, on too few keys, or the same for every key.
+
+One run shows a level and no trend, so what a trained model may have by design is a note or a warning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+
+from sqrtdk.audit.context import Context
+from sqrtdk.audit.gains import norm_sigma, norm_size, normalised
+from sqrtdk.audit.records import Finding
+from sqrtdk.stats.heads import HeadStats
+from sqrtdk.theory.gaussian import critical_sigma, expected_entropy_nats
+from sqrtdk.tracing.records import AttentionCall
+
+LEAST_KEYS = 16  # of a row, below which its entropy says little
+NORMALISED = "q and k are normalised: look at the gains of their norms and at the scale after them"
+# What a single run shows may be how a released model is; what to do about it is for who trains it.
+CLIP = "check the scale; where the model is still trained, normalise q and k, or clip them (QK-clip)"
+LEVELS: tuple[tuple[str, float, str], ...] = (  # of the largest logit, worst first
+    ("critical", 1e4, "Wortsman et al. 2023: all runs with logits beyond 1e4 diverged"),
+    ("fail", 1e3, "Wortsman et al. 2023: the loss degrades from about 1e3"),
+    ("warn", 100.0, "Kimi K2 technical report 2025: QK-clip acts at 100"),
+    ("note", 50.0, "chosen: half of where QK-clip acts (Kimi K2 technical report 2025)"),
+)
+SATURATED_ROWS = 0.5
+SATURATED_HEADS = 0.5
+PEAK_SOURCE = "p(1 - p) < 0.01 at peak 0.99 (Vaswani et al. 2017, section 3.2.1); sinks: Xiao et al. 2023"
+NOTE_FRACTION = 0.25
+WARN_FRACTION = 0.75
+SLACK = 1.5  # on the declared deviation: directions of q and k are not quite isotropic, and norms have gains
+SPREAD = "check the scale; where the model is still trained, watch the entropy: if it falls, normalise q and k"
+ENTROPY_SOURCE = "Zhai et al. 2023 (entropy collapse); bar: Gaussian logits of deviation sqrt(2 log keys), Derrida 1981"
+FLAT_FRACTION = 0.999
+FLAT_STD = 0.1
+FLAT_SHARE = 0.5
+FLAT_SOURCE = "H = log n - sigma^2/2 for Gaussian logits: 0.999 log n at n = 64 is sigma = 0.09"
+
+
+def _measured(context: Context) -> Iterator[tuple[int, AttentionCall, HeadStats]]:
+    """The calls whose logits were measured, with their places."""
+    for place, judged in enumerate(context.calls):
+        if judged.call.stats is not None:
+            yield place, judged.call, judged.call.stats
+
+
+def max_logit(context: Context) -> Iterable[Finding]:
+    """How far the largest logit of each head lies above the mean of its row; the largest logit first.
+
+    Formula: max over rows of the signed logit (scaled, after bias, visible keys only) less the mean of the row, nats:
+    the softmax does not see what is added to a whole row. A mean of 262 under a largest logit of 287 leaves 25; what
+    the rest costs in bf16 is `range_forecast`'s. Thresholds: `LEVELS`.
+    """
+    too_large = []
+    for place, call, stats in _measured(context):
+        finite = [(value, head) for head, value in enumerate(_above_mean(call, stats)) if math.isfinite(value)]
+        value, head = max(finite, default=(0.0, 0))
+        level = next((level for level in LEVELS if value > level[1]), None)
+        if level is not None:
+            too_large.append((context.calls[place], level, value, head))
+    for judged, (severity, threshold, source), value, head in sorted(too_large, key=lambda entry: -entry[2]):
+        message = f"head {head} has a logit {value:.4g} above the mean of its row{context.which(judged)}"
+        fix = NORMALISED if normalised(judged.call) else CLIP
+        yield Finding("max_logit", severity, judged.call.site, value, threshold, message, fix, source)
+
+
+def _above_mean(call: AttentionCall, stats: HeadStats) -> Sequence[float]:
+    """For each head the largest logit as the softmax sees it, nats.
+
+    A bias or a mask of finite numbers moves the mean as no logit grows (ALiBi's far keys): there the smaller of that
+    and of the logit itself counts.
+    """
+    fill = None if call.mask is None else call.mask.fill
+    if call.bias is None and (fill is None or not math.isfinite(fill)):
+        return stats.max_above_mean
+    return [min(pair) for pair in zip(stats.max_above_mean, stats.max_logit, strict=True)]
+
+
+def saturation(context: Context) -> Iterable[Finding]:
+    """Heads whose rows put nearly all of their weight on one key: one finding for the model, at the worst head.
+
+    Formula: fraction of rows (two visible keys or more) with peak > 0.99. There the Frobenius norm of the softmax's
+    Jacobian diag(p) - p p^T is below 2 p (1 - p) = 0.0198, the value with all that is left on one other key. What
+    reaches q is that times the spread of the keys, which grows with the logits: it is small, but not nothing.
+    Thresholds: note when a head has more than half of its rows saturated, warn when most heads of the model have.
+    Trained heads that park on the first token (attention sinks, Xiao et al. 2023) are saturated in health.
+    """
+    heads = 0
+    saturated: list[tuple[float, int, int]] = []
+    for place, call, stats in _measured(context):
+        if call.key_len > 1:
+            heads += stats.heads
+            saturated += [(share, place, head) for head, share in enumerate(stats.saturated) if share > SATURATED_ROWS]
+    if not saturated:
+        return
+    fraction, place, head = max(saturated)
+    worst = context.calls[place]
+    severity = "warn" if len(saturated) > SATURATED_HEADS * heads else "note"
+    message = (
+        f"{len(saturated)} of {heads} heads put over 0.99 on one key in most rows; worst: head {head}, "
+        f"{100 * fraction:.0f}% of rows{context.which(worst)}"
+    )
+    fix = "check the scale first; then the growth of the q and k projections"
+    yield Finding("saturation", severity, worst.call.site, fraction, SATURATED_ROWS, message, fix, PEAK_SOURCE)
+
+
+@lru_cache(maxsize=256)
+def frozen_entropy(keys: int) -> float:
+    """Expected entropy (nats) of a row of `keys` Gaussian logits at the critical standard deviation."""
+    return float(expected_entropy_nats(keys, critical_sigma(keys)))
+
+
+def bar_nats(keys: int, sigma: float) -> float:
+    """Least entropy (nats) of a healthy row of `keys` logits, to which the scale gives the deviation `sigma`."""
+    frozen = frozen_entropy(keys)
+    return frozen if SLACK * sigma <= critical_sigma(keys) else min(frozen, expected_entropy_nats(keys, SLACK * sigma))
+
+
+def entropy(context: Context) -> Iterable[Finding]:
+    """Heads that spread their weight over too few keys (entropy collapse): one finding, at the lowest entropy.
+
+    Formula: a head's mean entropy H (nats) against the finite-n expectation H*(n, sigma_c) at the critical standard
+    deviation sigma_c = sqrt(2 log n): above it a Gaussian row depends on few keys only (random energy model, Derrida
+    1981). Thresholds: heads with n >= 16 keys only; a head is collapsed at H < H*; note when a quarter of a model's
+    heads are, warn when three quarters are (Zhai et al. 2023: collapse goes with instability; a level without its trend
+    proves little, so this never fails). Where q and k are normalised the scale alone sets the logits' standard
+    deviation, r after an RMS or layer norm and r / d after an l2 norm, and a declared one may lie beyond sigma_c: then
+    the bar is H* at 1.5 times that deviation.
+    """
+    heads = 0
+    low: list[tuple[float, float, float, int, int]] = []
+    for place, call, stats in _measured(context):
+        known = context.calls[place].verdict in ("exact", "declared")
+        sigma = norm_sigma(call.scale.ratio, norm_size(call)) if known else 0.0
+        for head, (keys, nats) in enumerate(zip(stats.keys, stats.entropy_nats, strict=True)):
+            if math.isfinite(nats) and keys >= LEAST_KEYS:
+                heads += 1
+                bar = bar_nats(round(keys), sigma)
+                low += [(nats / bar, nats, bar, place, head)] if nats < bar else []
+    if not heads or len(low) < NOTE_FRACTION * heads:
+        return
+    _, nats, bar, place, head = min(low)
+    lowest = context.calls[place]
+    severity = "warn" if len(low) >= WARN_FRACTION * heads else "note"
+    message = (
+        f"{len(low)} of {heads} heads spread their weight over too few keys (low entropy); lowest: head {head} "
+        f"with {nats:.3g} nats, where at least {bar:.3g} is healthy{context.which(lowest)}"
+    )
+    fix = NORMALISED if normalised(lowest.call) else SPREAD
+    yield Finding("entropy", severity, lowest.call.site, nats, bar, message, fix, ENTROPY_SOURCE)
+
+
+def flat(context: Context) -> Iterable[Finding]:
+    """Heads whose rows average their keys whatever the query: one note for the model, at the first flat site.
+
+    Formula: entropy / log(n) of a head, and the within-row standard deviation of its logits. Thresholds: fraction
+    > 0.999 at n >= 16 keys and standard deviation < 0.1 (then H = log n - sigma^2/2, so the two say the same); a note
+    when at least half of a model's heads are flat. Fresh weights are flat by design (initialiser 0.02).
+    """
+    heads = 0
+    flat_heads: list[tuple[str, float, float]] = []
+    for _, call, stats in _measured(context):
+        for keys, fraction, std in zip(stats.keys, stats.entropy_fraction, stats.std_logit, strict=True):
+            if keys >= LEAST_KEYS:
+                heads += 1
+                flat_heads += [(call.site, fraction, std)] if fraction > FLAT_FRACTION and std < FLAT_STD else []
+    if not flat_heads or len(flat_heads) < FLAT_SHARE * heads:
+        return
+    site, fraction, std = flat_heads[0]
+    message = (
+        f"{len(flat_heads)} of {heads} heads average their keys (entropy {fraction:.5f} of log n, "
+        f"logit standard deviation {std:.2g})"
+    )
+    fix = "expected of fresh weights; in a trained model look for a scale applied twice or a dead query projection"
+    yield Finding("flat", "note", site, fraction, FLAT_FRACTION, message, fix, FLAT_SOURCE)

@@ -1,0 +1,162 @@
+"""The window of keys that config or module declare, and whether the masks show it.
+
+The number counts the row's own key: transformers' masking_utils.sliding_window_overlay lets a row i see the keys
+j > i - sliding_window, as GPT-Neo, Gemma and litgpt do. In Mistral's paper (Jiang et al. 2023) figure 1 counts so, at
+most W tokens; its text has positions from i - W on, one more. Without a causal mask it is counted in more than one way,
+in transformers as well: see `sides`. flash attention's pair (left, right) does not count it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from sqrtdk.audit.configs import as_number, field, is_transformers, model_type, number, present
+from sqrtdk.audit.context import Context
+from sqrtdk.audit.records import Finding
+from sqrtdk.audit.verdicts import layer_of
+from sqrtdk.models.inputs import WINDOW_FIELDS
+from sqrtdk.tracing.records import AttentionCall, NotMeasured
+
+SOURCE = "Jiang et al. 2023, figure 1: W tokens; transformers sliding_window_overlay: j > i - sliding_window"
+# Of each layer its kind: transformers', GPT-Neo's, and litgpt's, 1 where a layer has the window.
+_LISTS = {
+    "layer_types": WINDOW_FIELDS,
+    "attention_layers": ("window_size",),
+    "sliding_window_indices": ("sliding_window_size",),
+}
+_KINDS = {
+    "sliding_attention": True, "hybrid_sliding": True, "sliding": True, "local": True, "local_attention": True,
+    "full_attention": False, "full": False, "global": False, "global_attention": False,
+    "1": True, "0": False,
+}  # fmt: skip
+_BY_LAYER = ("max_window_layers", "sliding_window_pattern")  # without a list, which layers these name is not agreed
+# In transformers their window is that of a cache alone: a forward pass without one sees every key.
+_BY_CACHE = ("moshi", "moshi_depth", "kyutai_speech_to_text")
+_PAIRS = ("window_size", "att_context_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A declared window."""
+
+    keys: int  # that a row sees, its own included; 0 where it sees all of them
+    by: str  # what declares it, as "config.sliding_window = 4096"
+    sure: bool = True  # it holds for this layer; otherwise only a mask that is off by one of it is a contradiction
+    left: bool = False  # it says nothing of the keys after a row's own
+
+    def sides(self, two: bool) -> tuple[int, ...]:
+        """How many keys a row may see on one side, its own included.
+
+        On two sides these are `keys` without its own (ModernBERT) or with it (Gemma 3), or half of them (T5Gemma 2).
+        """
+        if self.left or not two:
+            return (self.keys,)
+        return self.keys + 1, self.keys, self.keys // 2 + 1, (self.keys + 1) // 2
+
+
+def declared_window(site: str, module: nn.Module | None, config: Any) -> Window | None:
+    """The window that config or module declare for a layer, or None if neither mentions one."""
+    known = is_transformers(config)
+    if known and model_type(config) in _BY_CACHE:
+        return None
+    for names, widths in _LISTS.items():
+        kinds, layer = field(config, names), _layer(site, module)
+        if isinstance(kinds, list | tuple):
+            kind = _KINDS.get(str(kinds[layer])) if layer is not None and layer < len(kinds) else None
+            width = _positive(config, widths)
+            if kind is None or width is None:
+                return None  # a kind of layer that is not known, or no number
+            return Window(width[1] if kind else 0, f"config.{width[0]} = {width[1]}")
+    stated = None if field(config, "use_sliding_window") is False else _positive(config, WINDOW_FIELDS)
+    own = _positive(module, WINDOW_FIELDS)
+    if own is not None and (stated is None or not known):  # transformers' own may count as its kernels do
+        return Window(own[1], f"attribute {own[0]} = {own[1]}")
+    if stated is not None:
+        by_layer = any(field(config, name) is not None for name in _BY_LAYER)
+        sure = own is not None or not (by_layer or any(present(module, name) for name in WINDOW_FIELDS))
+        return Window(stated[1], f"config.{stated[0]} = {stated[1]}", sure)
+    return _pair(module) or _pair(config)
+
+
+def _layer(site: str, module: nn.Module | None) -> int | None:
+    """The layer's number: the module's own, else the last one in its path."""
+    numbers = [int(part) for part in site.split(".") if part.isdecimal()]
+    layer = layer_of(module, numbers[-1] if numbers else -1)
+    return layer if layer >= 0 else None
+
+
+def _positive(owner: Any, names: tuple[str, ...]) -> tuple[str, int] | None:
+    for name in names:
+        value = number(owner, name)
+        if value is not None and value >= 1 and value == int(value):
+            return name, int(value)
+    return None
+
+
+def _pair(owner: Any) -> Window | None:
+    """(left, right) of flash attention and NeMo; a window of rows and columns (Swin) is written the same."""
+    for name in _PAIRS:
+        pair = field(owner, name)
+        if isinstance(pair, list | tuple) and len(pair) == 2 and (left := as_number(pair[0])) and left >= 1:
+            return Window(int(left) + 1, f"{name} = {tuple(pair)}", sure=False, left=True)
+    return None
+
+
+def sliding_window(context: Context) -> Iterable[Finding | NotMeasured]:
+    """The declared window of each call against the one that its mask shows.
+
+    Formula: the most keys that a row sees, its own included, is the greatest i - j of the visible keys and 1.
+    Threshold: the declared number, to the key; without a causal mask it is what a row sees on either side. A mask that
+    is no band (tokens of an image see one another, the first keys stay visible) is not judged. Rows that are not longer
+    than the window do not tell it: not measured, once for each window.
+    """
+    short: dict[str, int] = {}
+    unread: Counter[str] = Counter()
+    for judged in context.calls:
+        call = judged.call
+        window = declared_window(call.site, context.module(call.site), context.config(call.site))
+        if window is None or not window.keys or call.self_attention is False or call.query_len < 2:
+            continue
+        longest = context.tokens.longest(call)
+        if longest <= window.keys + (call.mask is None):  # without a mask it may be one on two sides
+            short[window.by] = max(longest, short.get(window.by, 0))
+        elif call.mask is not None and call.mask.least is None:
+            unread[window.by] += 1
+        elif (finding := _judge(call, window)) is not None:
+            yield finding
+    for by, count in unread.items():
+        yield NotMeasured("", f"{by} was not held against the masks of {count} calls: their values are not known")
+    for by, longest in short.items():
+        yield NotMeasured("", f"the window of {by} is not reached by rows of {longest} tokens: give longer ones")
+
+
+def _judge(call: AttentionCall, window: Window) -> Finding | None:
+    """The finding of one call with a window that its rows are long enough to tell."""
+    mask, length = call.mask, call.key_len
+    before = length - call.query_len
+    sides = [length]
+    if mask is not None and mask.least is not None and mask.greatest is not None:
+        if not mask.band:
+            return None
+        sides = [mask.greatest + before + 1]
+        if mask.least + before < 0 and sides[0] < length and not window.left:
+            sides.append(1 - mask.least - before)
+    admitted = window.sides(two=len(sides) > 1)
+    off = [side for side in sides if side not in admitted]
+    near = any(abs(side - number) == 1 for side in off for number in admitted)
+    if not off or not (window.sure or near):
+        return None
+    seen, expected = off[0], admitted[0]
+    if len(sides) > 1:
+        message = f"rows see {seen - 1} keys on one side of their own: {window.by} lets them see {expected - 1}"
+    elif seen >= length:
+        message = f"rows see all {length} keys: {window.by} is not applied"
+    else:
+        message = f"rows see up to {seen} keys, their own included: {window.by} lets them see {expected}"
+    fix = "hide the keys j <= i - sliding_window: a row sees sliding_window keys, its own included"
+    return Finding("sliding_window", "fail", call.site, float(seen), float(expected), message, fix, SOURCE)
