@@ -8,14 +8,16 @@ from sqrtdk._shown import Saved
 from sqrtdk.tracing.records import NotMeasured
 
 FOLD, QK_NORM = "fold", "qk_norm"  # ways to store that change more than the grain of the scales
-OUTLIERS, ROWS, OTHER_HEAD, PRECISION, VALUES = (
+OUTLIERS, ROWS, OTHER_HEAD, PRECISION, VALUES, CUT_OFF, COARSE = (
     "outlier channels",
     "large rows",
     "another head's scale",
     "precision",
     "values",
+    "cut off",
+    "coarse scale",
 )
-CAUSES = (OUTLIERS, ROWS, OTHER_HEAD, PRECISION, VALUES)
+CAUSES = (OUTLIERS, ROWS, OTHER_HEAD, PRECISION, VALUES, CUT_OFF, COARSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ class HeadError:
 class StoredWay:
     """One way to store k and v, and what it does to each query head.
 
-    `name` is the grain of the scales ("tensor", "head", "group", "token", "channel", "block"); "fold": a channel's
+    `name` is the grain of the scales ("tensor", "head", "group", "token", "channel", "block"), or the number that they
+    are fixed to; "fold": a channel's
     scale is moved from k into q first; "qk_norm": the attention with q and k normalised, stored at the same grain.
     """
 
@@ -68,6 +71,8 @@ class KeyHead:
         row: the key, 0-based, with the largest |k|.
         row_ratio: its largest |k| over that of the median key.
         head_ratio: `largest` over that of the median key head.
+        cut_off: share of the numbers of its k beyond the largest that a fixed scale lets the format store.
+        cut_off_values: the same of its v.
     """
 
     head: int
@@ -79,6 +84,8 @@ class KeyHead:
     row: int
     row_ratio: float
     head_ratio: float
+    cut_off: float = 0.0
+    cut_off_values: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +158,7 @@ class CacheForecast(Saved):
 
     Attributes:
         dtype: "fp8_e4m3", "fp8_e5m2", "int8", "q8_0" or "int4".
-        scale: the grain of its scales.
+        scale: the grain of its scales, or the number that they are fixed to.
         bits: of one stored number; with its share of a scale where 64 numbers or fewer share one of the format's own.
         source: where the format is defined.
         calls: one for every attention that was computed.
