@@ -10,10 +10,11 @@ import transformers as hf
 from torch import nn
 
 from sqrtdk._check import check
-from sqrtdk.audit.cache import OTHER_HEAD, OUTLIERS, PRECISION, ROWS, VALUES, CacheCall
+from sqrtdk.audit.cache import COARSE, CUT_OFF, OTHER_HEAD, OUTLIERS, PRECISION, ROWS, VALUES, CacheCall
 from sqrtdk.kv import forecast_calls, kv_forecast
 from sqrtdk.kv.bars import KL_BARS
 from sqrtdk.kv.findings import with_forecast
+from sqrtdk.report.said import said
 from sqrtdk.tracing import CallTensors, Trace
 from tests.kv.quantised_caches import CONFIGS, SMALL, Cast, build, fp8, int8, measured, scale_channels, tokens
 
@@ -127,6 +128,24 @@ def test_each_cause_has_its_name() -> None:
     (alone,) = [blame for blame in forecast_calls([large_row], "int8", "head").calls[0].blame if blame.cause == ROWS]
     assert "token" in (*alone.mended_by, *alone.helped_by)
     assert "40" in alone.text
+
+
+def test_a_fixed_scale_is_to_blame_for_what_it_cuts_off_and_for_what_it_leaves_no_digits_for() -> None:
+    call = traced(build("llama"))[0]
+    large = with_keys(call, 1000.0, slice(2, 4), slice(None))  # both copies of key head 1
+    share = float((large.key.values[:, 2].abs() > 448).double().mean())
+    found = forecast_calls([large], "fp8_e4m3", 1).calls[0]
+    assert found.keys[1].cut_off == pytest.approx(share)
+    assert share > 0.01
+    blame = next(blame for blame in found.blame if blame.key_head == 1)
+    assert blame.cause == CUT_OFF
+    assert blame.text == f"in key head 1, {100 * share:.2g}% of k beyond 448 were cut off"
+    assert said(blame.text, "zh") == f"键头 1 的 k 有 {100 * share:.2g}% 超出 448，被截断"
+    assert "tensor" in (*blame.mended_by, *blame.helped_by)
+    assert not forecast_calls([large], "fp8_e4m3").calls[0].keys[1].cut_off
+    coarse = forecast_calls([call], "int8", 10.0).calls[0]
+    assert {blame.cause for blame in coarse.blame} == {COARSE}
+    assert "made for numbers up to 1270" in coarse.blame[0].text
 
 
 def test_findings_name_the_head_and_the_remedy_and_set_the_exit_code() -> None:

@@ -80,6 +80,34 @@ def test_every_grain_is_its_definition(dtype: str, scale: str) -> None:
         assert told.output_error == pytest.approx(float(output[head]), rel=1e-6)
 
 
+FLOAT8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [("fp8_e4m3", 1), ("fp8_e4m3", 0.001), ("fp8_e5m2", 0.00001), ("int8", 0.02)]
+)
+def test_a_fixed_scale_is_that_of_every_number(dtype: str, scale: float) -> None:
+    """What is read back is rounded in units of the scale, and cut off at the largest number of the format."""
+    model, x = Plain(is_causal=True), torch.randn(2, 24, 64)
+    (call,) = kv_forecast(model, (x,), kv_dtype=dtype, kv_scale=scale).calls
+    q, k = (layer(x).detach().unflatten(-1, (model.heads, -1)).transpose(1, 2) for layer in (model.q, model.k))
+    most = torch.finfo(FLOAT8[dtype]).max if dtype in FLOAT8 else 127.0
+    units = (k / scale).clamp(-most, most)
+    read_back = (units.to(FLOAT8[dtype]) if dtype in FLOAT8 else units.round()).double() * scale
+    causal = torch.ones(24, 24, dtype=torch.bool).tril()
+    p, p2 = (
+        (q.double() @ key.mT / math.sqrt(model.width)).masked_fill(~causal, -math.inf).softmax(-1)
+        for key in (k.double(), read_back)
+    )
+    kl = torch.where(causal, p * (p.log() - p2.log()), 0.0).sum(-1)
+    for head, told in enumerate(call.stored.heads):
+        assert told.kl_mean_nats == pytest.approx(float(kl[:, head].mean()), rel=1e-5)
+        assert call.keys[head].cut_off == pytest.approx(float((k[:, head].abs() > most * scale).double().mean()))
+    assert call.stored.name == f"{scale:g}"
+    assert [way.name for way in call.others][:2] == ["tensor", "head"]
+    assert (call.keys[0].cut_off > 0) is (scale != 1)
+
+
 def test_hidden_keys_and_blind_rows_do_not_count() -> None:
     model, x = Plain(), torch.randn(1, 24, 64)
     visible = torch.ones(24, 24, dtype=torch.bool).tril()
@@ -235,6 +263,11 @@ def test_every_attention_of_every_family_is_forecast_or_keeps_no_cache(family: s
         ({"kv_dtype": "int3"}, "no cache format 'int3'", "fp8_e4m3"),
         ({"kv_dtype": "int8", "kv_scale": "row"}, "kv_scale is 'row'", "tensor"),
         ({"kv_dtype": "q8_0", "kv_scale": "head"}, "scales of its own", "out"),
+        ({"kv_dtype": "q8_0", "kv_scale": 1}, "scales of its own", "out"),
+        ({"kv_dtype": "int4", "kv_scale": "1"}, "none can be fixed", "group"),
+        ({"kv_dtype": "int8", "kv_scale": 0}, "kv_scale is 0", "above 0"),
+        ({"kv_dtype": "int8", "kv_scale": "nan"}, "kv_scale is nan", "finite"),
+        ({"kv_dtype": "fp8_e4m3", "kv_scale": "-1"}, "kv_scale is -1", "above 0"),
         ({"kv_dtype": "int8", "rows": 0}, "rows is 0", "from 1"),
         ({"kv_dtype": "int8", "residual": -1}, "residual -1", "from 0"),
     ],

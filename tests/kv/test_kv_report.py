@@ -73,6 +73,8 @@ def test_without_the_option_nothing_is_added() -> None:
         (["--kv-dtype", "q8_0", "--kv-scale", "head"], "scales of its own"),
         (["--kv-dtype", "int8", "--static"], "no values"),
         (["--kv-dtype", "int3"], "int3"),
+        (["--kv-dtype", "int4", "--kv-scale", "1"], "none can be fixed"),
+        (["--kv-dtype", "int8", "--kv-scale", "0"], "above 0"),
         (["--kv-dtype", "int8", "--kv-scale", "row"], "row"),
     ],
 )

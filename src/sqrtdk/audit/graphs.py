@@ -22,15 +22,9 @@ from sqrtdk.audit.rules.unmeasured import not_read
 from sqrtdk.audit.sources import each, root, source_of
 from sqrtdk.audit.tolerance import close
 from sqrtdk.errors import InvalidValueError, ModelError
-<<<<<<< HEAD
 from sqrtdk.graphs.opening import config_beside, open_graph
 from sqrtdk.graphs.places import Walked
-=======
-from sqrtdk.graphs.beside import config_beside
-from sqrtdk.graphs.records import Walked
-from sqrtdk.graphs.walked import open_graph
 from sqrtdk.models.input_file import read_tensors
->>>>>>> work-audit
 from sqrtdk.models.names import graph_kind
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call as forward
@@ -196,15 +190,14 @@ def _run_onnx(run: ModelRun, module: nn.Module, path: str, options: LoadOptions)
         MissingExtraError: onnxruntime is not installed.
         ModelError: it refuses the graph or the inputs.
     """
-    from sqrtdk.graphs.graph import read_graph
-    from sqrtdk.graphs.made_up import made_up, told_inputs
-    from sqrtdk.graphs.model_file import folder_of, load_file
+    from sqrtdk.graphs.graph import load_graph
+    from sqrtdk.graphs.inputs import made_up, told_inputs
     from sqrtdk.graphs.onnx import read_onnx
 
     if options.input_file is not None:
         inputs = dict(read_tensors(options.input_file))
     else:
-        inputs = made_up(read_graph(load_file(path), folder_of(path)), options.seed)
+        inputs = made_up(load_graph(path), options.seed)
         made = f"with seed {options.seed}: {told_inputs(inputs)}"
         run = _noted(run, f"the graph was run with inputs that are made up, {made}", first=True)
     ran = read_onnx(path, inputs)

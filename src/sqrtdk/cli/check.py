@@ -15,7 +15,6 @@ from sqrtdk.cli.errors import reported
 
 Attn = Literal["eager", "sdpa", "both"]
 KvDtype = Literal["fp8_e4m3", "fp8_e5m2", "int8", "q8_0", "int4"]
-KvScale = Literal["tensor", "head", "token", "channel"]
 FailOn = Literal["note", "warn", "unmeasured", "fail", "critical", "never"]
 _OF_A_DIFF: dict[str, Literal["different", "unmeasured", "never"]] = {  # which has no severities
     "fail": "different",
@@ -69,8 +68,13 @@ def check(
         ),
     ] = None,
     kv_scale: Annotated[
-        KvScale | None,
-        typer.Option("--kv-scale", help="What shares a scale in that cache.", show_default="the format's own"),
+        str | None,
+        typer.Option(
+            "--kv-scale",
+            metavar="[tensor|head|token|channel|NUMBER]",
+            help="What shares a scale in that cache, or the fixed scale of all.",
+            show_default="the format's own",
+        ),
     ] = None,
     kv_rows: Annotated[
         int | None,

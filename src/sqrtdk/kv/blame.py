@@ -6,15 +6,26 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from sqrtdk.audit.cache import OTHER_HEAD, OUTLIERS, PRECISION, ROWS, VALUES, Blame, KeyHead, StoredWay
+from sqrtdk.audit.cache import (
+    COARSE,
+    CUT_OFF,
+    OTHER_HEAD,
+    OUTLIERS,
+    PRECISION,
+    ROWS,
+    VALUES,
+    Blame,
+    KeyHead,
+    StoredWay,
+)
 from sqrtdk.audit.records import SEVERITIES
 from sqrtdk.kv.bars import HELPS, OUTLIER, kl_level, level
 
 _NAMED = 4  # channels that a sentence names
 
 
-def key_heads(key: Tensor) -> tuple[KeyHead, ...]:
-    """What the keys (B, H, S, E) of each head are like.
+def key_heads(key: Tensor, value: Tensor | None = None, limit: float | None = None) -> tuple[KeyHead, ...]:
+    """What the keys (B, H, S, E) of each head are like, and the share of k and v beyond the limit of a fixed scale.
 
     Example:
         >>> import torch
@@ -29,6 +40,7 @@ def key_heads(key: Tensor) -> tuple[KeyHead, ...]:
     rows = key.abs().amax(-1).double()  # (B, H, S)
     largest = size.amax(-1)
     ratios = size / _middle(size)
+    beyond, values_beyond = (_beyond(x, limit, key.shape[1]) for x in (key, value))
     told = []
     for head in range(key.shape[1]):
         channel, mine = int(share[head].argmax()), rows[:, head]
@@ -43,9 +55,19 @@ def key_heads(key: Tensor) -> tuple[KeyHead, ...]:
                 row=int(mine.amax(0).argmax()),
                 row_ratio=float(largest[head] / _middle(mine.flatten())),
                 head_ratio=float(largest[head] / _middle(largest)),
+                cut_off=beyond[head],
+                cut_off_values=values_beyond[head],
             )
         )
     return tuple(told)
+
+
+def _beyond(x: Tensor | None, limit: float | None, heads: int) -> list[float]:
+    """Share of each head's numbers that are larger than the limit."""
+    if x is None or limit is None:
+        return [0.0] * heads
+    shares: list[float] = (x.abs() > limit).double().mean((0, 2, 3)).tolist()
+    return shares
 
 
 def _middle(values: Tensor) -> Tensor:
@@ -56,9 +78,13 @@ def _middle(values: Tensor) -> Tensor:
 
 
 def blamed(
-    stored: StoredWay, others: Sequence[StoredWay], keys: Sequence[KeyHead], seeing: Sequence[int]
+    stored: StoredWay,
+    others: Sequence[StoredWay],
+    keys: Sequence[KeyHead],
+    seeing: Sequence[int],
+    limit: float | None = None,
 ) -> tuple[Blame, ...]:
-    """The key heads at fault, those of the worst errors first."""
+    """The key heads at fault, those of the worst errors first; `limit` is the largest number under a fixed scale."""
     group = len(stored.heads) // len(keys)
     suffering: dict[tuple[int, str], list[int]] = {}
     for head in keys:
@@ -66,9 +92,12 @@ def blamed(
         bad = [i for i in mine if seeing[i] and level(stored.heads[i]) is not None]
         if bad:
             by_kl = any(kl_level(stored.heads[i]) for i in bad)
-            place = _cause(head, bad, stored, others, keys) if by_kl else (head.head, VALUES)
+            if limit is not None and _is_of_the_scale(bad, stored, others, by_kl=by_kl):
+                place = head.head, CUT_OFF if (head.cut_off if by_kl else head.cut_off_values) else COARSE
+            else:
+                place = _cause(head, bad, stored, others, keys) if by_kl else (head.head, VALUES)
             suffering.setdefault(place, []).extend(bad)
-    found = [_blame(keys[at], cause, bad, stored, others) for (at, cause), bad in suffering.items()]
+    found = [_blame(keys[at], cause, bad, stored, others, limit) for (at, cause), bad in suffering.items()]
     return tuple(sorted(found, key=lambda one: -max(stored.heads[i].kl_mean_nats for i in one.heads)))
 
 
@@ -89,9 +118,24 @@ def _cause(
     return head.head, ROWS if head.row_ratio >= OUTLIER else PRECISION
 
 
+def _is_of_the_scale(bad: Sequence[int], stored: StoredWay, others: Sequence[StoredWay], *, by_kl: bool) -> bool:
+    """Whether a scale that is the tensor's own, in place of a fixed one, halves the loss at least."""
+    own = next((way for way in others if way.name == "tensor"), None)
+    if own is None:
+        return False
+    if by_kl:
+        return _most(own, bad) <= HELPS * _most(stored, bad)
+    return max(own.heads[i].output_error for i in bad) <= HELPS * max(stored.heads[i].output_error for i in bad)
+
+
 def _blame(
-    head: KeyHead, cause: str, bad: Sequence[int], stored: StoredWay, others: Sequence[StoredWay]
-) -> Blame:  # fmt: skip
+    head: KeyHead,
+    cause: str,
+    bad: Sequence[int],
+    stored: StoredWay,
+    others: Sequence[StoredWay],
+    limit: float | None,
+) -> Blame:
     mended = [way.name for way in others if all(level(way.heads[i]) is None for i in bad)]
     half = HELPS * _most(stored, bad)
     helped = [] if cause == VALUES else [way.name for way in others if _most(way, bad) <= half]
@@ -101,13 +145,20 @@ def _blame(
         cause=cause,
         heads=tuple(bad),
         severity=max(severities, key=SEVERITIES.index),
-        text=_text(head, cause),
+        text=_text(head, cause, limit),
         mended_by=tuple(mended),
         helped_by=tuple(name for name in helped if name not in mended),
     )
 
 
-def _text(head: KeyHead, cause: str) -> str:
+def _text(head: KeyHead, cause: str, limit: float | None = None) -> str:
+    if cause == CUT_OFF:
+        shares = ((head.cut_off, "k"), (head.cut_off_values, "v"))
+        of = " and ".join(f"{100 * share:.2g}% of {name}" for share, name in shares if share)
+        return f"in key head {head.head}, {of} beyond {limit:.4g} were cut off"
+    if cause == COARSE:
+        reach = f"k of key head {head.head} reaches {head.largest:.3g}"
+        return f"the fixed scale is made for numbers up to {limit:.4g}, and {reach}"
     if cause == OUTLIERS:
         some = ", ".join(str(channel) for channel in head.outliers[:_NAMED])
         more = f" and {len(head.outliers) - _NAMED} more" if len(head.outliers) > _NAMED else ""

@@ -16,6 +16,7 @@ from torch import Tensor
 from sqrtdk.audit.cache import CacheCall, StoredWay
 from sqrtdk.kv.blame import blamed, key_heads
 from sqrtdk.kv.errors_of_rows import Sums, add
+from sqrtdk.kv.formats import limit_of
 from sqrtdk.kv.grains import BLOCK
 from sqrtdk.kv.rows import Place, Weighed, weigh
 from sqrtdk.kv.ways import Way, normalised, ways
@@ -28,7 +29,7 @@ ALL_LOGITS = 2**24  # of a call, for each way to store
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for: the format, the grain of its scales, most rows a call, newest keys in full precision.
+    """What is asked for: the format, the grain of its scales or one fixed scale, most rows a call, newest exact keys.
 
     Without a number of rows it is `MOST_ROWS`, and fewer, down to `LEAST_ROWS`, where they pass `ALL_LOGITS` logits.
     """
@@ -78,7 +79,8 @@ def forecast_of(call: CallTensors, request: Request) -> CacheCall:
         told.append(StoredWay(way.name, tuple(one.told() for one in sums)))
         seeing = tuple(sum(len(part) for part in one.divergences) for one in sums)
     stored, *others = told
-    described = key_heads(key[:, :, :first])
+    limit = limit_of(request.dtype, request.scale)
+    described = key_heads(key[:, :, :first], call.value.values[:, :, :first], limit)
     return CacheCall(
         site=call.site,
         index=call.index,
@@ -92,7 +94,7 @@ def forecast_of(call: CallTensors, request: Request) -> CacheCall:
         stored=stored,
         others=tuple(others),
         keys=described,
-        blame=blamed(stored, others, described, seeing),
+        blame=blamed(stored, others, described, seeing, limit),
         folded=folded,
     )
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from sqrtdk.audit.cache import FOLD, PRECISION, QK_NORM, VALUES, Blame, CacheCall, CacheForecast
 from sqrtdk.audit.records import SEVERITIES, UNMEASURED, CheckReport, Finding
 from sqrtdk.kv.bars import KL_BARS, KL_SOURCE, OUTPUT_BARS, OUTPUT_SOURCE, kl_level, level
+from sqrtdk.kv.formats import fixed
 
 RULE = "kv_cache"
 UNJUDGED = "what was not judged is not known to hold"
@@ -91,14 +92,14 @@ def _finding(forecast: CacheForecast, call: CacheCall, blame: Blame, place: str)
 
 
 def scale_text(scale: str) -> str:
-    """The grain of the scales in words.
+    """The grain of the scales in words, or the number that they are fixed to.
 
     Example:
-        >>> scale_text("head"), scale_text("group")
-        ('one scale a head', 'one scale for 64 numbers')
+        >>> scale_text("head"), scale_text("group"), scale_text("1")
+        ('one scale a head', 'one scale for 64 numbers', 'a fixed scale of 1')
     """
     own = {"group": "one scale for 64 numbers", "block": "one scale for 32 channels"}
-    return own.get(scale, f"one scale a {scale}")
+    return own.get(scale, f"one scale a {scale}" if fixed(scale) is None else f"a fixed scale of {scale}")
 
 
 def fix_text(blame: Blame) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,7 +19,7 @@ from sqrtdk.audit.guard import eval_mode, implementation, offers_choice, random_
 from sqrtdk.audit.own_module import as_inputs, from_module, refuse_empty
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 from sqrtdk.kv.call import Request, forecast_of, unfit
-from sqrtdk.kv.formats import FORMATS
+from sqrtdk.kv.formats import FORMATS, fixed
 from sqrtdk.kv.grains import SCALE_BITS
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.limits import check_seed, check_sizes
@@ -38,7 +39,7 @@ def kv_forecast(
     inputs: Any = None,
     *,
     kv_dtype: str,
-    kv_scale: str | None = None,
+    kv_scale: str | float | None = None,
     rows: int | None = None,
     residual: int = 0,
     attn: str | None = None,
@@ -67,7 +68,8 @@ def kv_forecast(
         inputs: A dict or tuple for forward, or one tensor; None makes inputs of the right kind.
         kv_dtype: "fp8_e4m3", "fp8_e5m2", "int8", "q8_0" or "int4".
         kv_scale: What shares a scale: "tensor", "head", "token" or "channel". None is "tensor" for fp8 and int8, and
-            groups of 64 for int4; q8_0 has blocks of 32 of its own, and takes none.
+            groups of 64 for int4; q8_0 has blocks of 32 of its own, and takes none. A number is the one scale of all k
+            and v, as an engine without calibrated scales takes 1: fp8 and int8 cut off what it makes too large.
         rows: Most rows (batch times positions) of a call that are computed, evenly spread, the last among them; 1 is
             the step of decoding that follows. None: 256, and fewer, but 16, where heads and keys are many. All keys
             are looked at.
@@ -113,29 +115,40 @@ def kv_forecast(
         return forecast_of_model(loaded, options, request)
 
 
-def checked_scale(kv_dtype: str, kv_scale: str | None) -> str:
-    """The grain of the scales, once format and grain are known to go together.
+def checked_scale(kv_dtype: str, kv_scale: str | float | None) -> str:
+    """The grain of the scales, or the number that they are fixed to, once it is known to go with the format.
 
     Raises:
         InvalidValueError: There is no such format, or it has no such scale.
 
     Example:
-        >>> checked_scale("int8", None), checked_scale("int4", "token")
-        ('tensor', 'token')
+        >>> checked_scale("int8", None), checked_scale("int4", "token"), checked_scale("fp8_e4m3", 1.0)
+        ('tensor', 'token', '1')
     """
     form = FORMATS.get(kv_dtype)
     if form is None:
         raise InvalidValueError(f"no cache format {kv_dtype!r}", hint=f"Use one of: {', '.join(FORMATS)}.")
     if kv_scale is None:
         return form.scale
+    number = fixed(kv_scale)
+    if number is not None and form.most is not None:
+        if not 0 < number < math.inf:
+            raise InvalidValueError(f"kv_scale is {kv_scale}", hint="A fixed scale is above 0, and finite.")
+        return f"{number:g}"
     if kv_scale in form.grains and len(form.grains) > 1:
-        return kv_scale
+        return str(kv_scale)
     if len(form.grains) == 1:
         raise InvalidValueError(
             f"kv_scale is {kv_scale!r}, and {kv_dtype} has scales of its own, one for each 32 channels of a key",
             hint="Leave the scale out, or take int8.",
         )
-    raise InvalidValueError(f"kv_scale is {kv_scale!r}", hint=f"Use one of: {', '.join(form.grains)}.")
+    if number is not None:
+        raise InvalidValueError(
+            f"kv_scale is {kv_scale}, and {kv_dtype} stores a least number beside each scale: none can be fixed",
+            hint=f"Use one of: {', '.join(form.grains)}.",
+        )
+    or_number = "" if form.most is None else ", or a number"
+    raise InvalidValueError(f"kv_scale is {kv_scale!r}", hint=f"Use one of: {', '.join(form.grains)}{or_number}.")
 
 
 def forecast_of_model(loaded: LoadedModel, options: LoadOptions, request: Request) -> CacheForecast:
@@ -149,7 +162,7 @@ def forecast_of_model(loaded: LoadedModel, options: LoadOptions, request: Reques
 def forecast_calls(
     calls: Sequence[CallTensors],
     kv_dtype: str,
-    kv_scale: str | None = None,
+    kv_scale: str | float | None = None,
     *,
     rows: int | None = None,
     residual: int = 0,
@@ -186,7 +199,7 @@ def _forecast(calls: Sequence[CallTensors], request: Request) -> CacheForecast:
             else:
                 told.append(forecast_of(call, request))
     form = FORMATS[request.dtype]
-    bits = form.bits + SCALE_BITS.get(form.grains[request.scale], 0.0)
+    bits = form.bits + SCALE_BITS.get(form.grains.get(request.scale, ""), 0.0)
     found = (tuple(told), tuple(missed), tuple(without))
     return CacheForecast(request.dtype, request.scale, bits, form.source, *found)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sqrtdk.audit.cache import FOLD, QK_NORM
 from sqrtdk.compare.fit import fit_rotation
-from sqrtdk.kv.formats import FORMATS
+from sqrtdk.kv.formats import FORMATS, limit_of
 from sqrtdk.kv.grains import ORDER, SHARED, bounds, wide
 from sqrtdk.tracing import CallTensors
 
@@ -38,7 +38,8 @@ def ways(call: CallTensors, dtype: str, scale: str, first: int) -> tuple[list[Wa
     """
     k, v = call.key.values, call.value.values
     form = FORMATS[dtype]
-    names = sorted(form.grains, key=lambda name: (name != scale, ORDER.index(name) if name in ORDER else 0))
+    every = dict.fromkeys((scale, *form.grains))
+    names = sorted(every, key=lambda name: (name != scale, ORDER.index(name) if name in ORDER else 0))
     found = [Way(name, stored(k, dtype, name, first), stored(v, dtype, name, first)) for name in names]
     by, folded = channel_scale(call, first)
     value = found[0].value
@@ -50,8 +51,8 @@ def ways(call: CallTensors, dtype: str, scale: str, first: int) -> tuple[list[Wa
 
 def stored(x: Tensor, dtype: str, scale: str, first: int, by: Tensor | None = None) -> OneHead:
     """What is read back of k or v (B, H, S, E), a head at a time; with `by` (H, 1, E) of x / by, times `by` again."""
-    form = FORMATS[dtype]
-    grain = form.grains[scale]
+    form, limit = FORMATS[dtype], limit_of(dtype, scale)
+    grain = form.grains.get(scale, "fixed")
 
     def taken(part: Tensor, head: slice) -> Tensor:
         return part if by is None else part / by[head].to(part.dtype)
@@ -61,9 +62,12 @@ def stored(x: Tensor, dtype: str, scale: str, first: int, by: Tensor | None = No
     def of_head(batch: int, head: int) -> Tensor:
         one = x[batch : batch + 1, head : head + 1]
         part = taken(one[:, :, :first], slice(head, head + 1))
-        low, high = bounds(part, grain) if shared is None else [
-            edge[:, head : head + 1] if edge.shape[1] > 1 else edge for edge in shared
-        ]  # fmt: skip
+        if limit is not None:
+            low, high = part.new_tensor(-limit), part.new_tensor(limit)
+        elif shared is None:
+            low, high = bounds(part, grain)
+        else:
+            low, high = (edge[:, head : head + 1] if edge.shape[1] > 1 else edge for edge in shared)
         back = form.store(part, low, high)
         back = back if by is None else back * by[head : head + 1].double()
         return torch.cat([back, one[:, :, first:].double()], 2)[0, 0]
