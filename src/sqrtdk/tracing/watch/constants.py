@@ -14,7 +14,7 @@ from sqrtdk.tracing.watch.graph import Node, numbered, replay_all
 LARGEST = 2**22  # elements of one tensor
 _SHAPED = frozenset({"zeros_like", "ones_like", "full_like"})  # of an activation they take the shape alone
 _NEW = frozenset({"new_full", "new_zeros", "new_ones"})  # and these not even that
-DEEPEST = 200  # operations between a tensor and its numbers
+_DEEPEST = 200  # operations between a tensor and its numbers
 
 
 def evaluate(node: Node) -> Tensor | None:
@@ -29,7 +29,7 @@ def evaluate(node: Node) -> Tensor | None:
 def _value(node: Node, known: dict[int, Tensor], depth: int) -> Tensor:
     """As `evaluate`, with the values that are known by serial number; raises for what is no constant."""
     if node.serial not in known:
-        if node.external or node.act or node.op in ops.RANDOM or depth > DEEPEST or math.prod(node.shape) > LARGEST:
+        if node.external or node.act or node.op in ops.RANDOM or depth > _DEEPEST or math.prod(node.shape) > LARGEST:
             raise LookupError(node.op)
         known[node.serial] = _computed(node, known, depth)
     return known[node.serial]

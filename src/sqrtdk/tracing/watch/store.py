@@ -14,7 +14,7 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from sqrtdk.tracing.watch import places
 from sqrtdk.tracing.watch.graph import Node, alias, origin
-from sqrtdk.tracing.watch.marks import Carried, Partial, Root, Weighing, Weights
+from sqrtdk.tracing.watch.marks import Carried, Root, Weighing, Weights
 from sqrtdk.tracing.watch.places import Place, Sites, local_of, module_tensors, within
 
 _SWEEP = 4096  # new tensors between two clean-ups of dead references
@@ -95,9 +95,9 @@ class Store:
         self._sharing.setdefault(_storage(tensor), []).append(TensorWeakRef(tensor))
         self._puts += 1
         if self._puts % _SWEEP == 0:
-            shared = ((key, _alive(refs)) for key, refs in self._sharing.items())
-            self._sharing = {key: refs for key, refs in shared if refs}
-            self._loose = _alive(self._loose)
+            shared = {key: [ref for ref in refs if ref() is not None] for key, refs in self._sharing.items()}
+            self._sharing = {key: refs for key, refs in shared.items() if refs}
+            self._loose = [ref for ref in self._loose if ref() is not None]
 
     def is_node(self, tensor: Tensor, node: Node) -> bool:
         """Whether `tensor` is known as `node`."""
@@ -263,7 +263,11 @@ class Store:
         site, place = self._sites.here(), new.place
         both = Node("overwrite", shape, args=(old, new), act=act, external=external, site=site, place=place)
         both.roots, both.products = old.roots | new.roots, old.products | new.products
-        both.partial = overlaid(old.partial, new.partial)
+        both.partial = new.partial or old.partial
+        if old.partial is not None and new.partial is not None:
+            parts, pending = old.partial.parts | new.partial.parts, old.partial.open - new.partial.parts
+            loose = old.partial.loose or new.partial.loose
+            both.partial = replace(new.partial, parts=parts, open=pending | new.partial.open, loose=loose)
         if old.weights is not None:
             both.weights = Weights(old.weights.weighing, self._overwritten(old, new, tensor))
         return both
@@ -274,10 +278,6 @@ def _lose(nodes: Iterable[Node], place: Place | None) -> None:
     for node in nodes:
         if node.weights is not None and not node.weights.weighing.entry.lost:
             node.weights.weighing.entry.lost, node.weights.weighing.entry.lost_at = True, place
-
-
-def _alive(refs: list[TensorWeakRef]) -> list[TensorWeakRef]:
-    return [ref for ref in refs if ref() is not None]
 
 
 def _storage(tensor: Tensor) -> int:
@@ -307,14 +307,6 @@ def apart(one: Tensor, other: Tensor) -> bool:
             return not outer or (steps + high.shape[axis]) * stride <= outer
         outer = stride
     return False
-
-
-def overlaid(old: Partial | None, new: Partial | None) -> Partial | None:
-    """What a tensor carries of which a part was written."""
-    if old is None or new is None:
-        return new or old
-    pending = (old.open - new.parts) | new.open
-    return Partial(old.parts | new.parts, pending, new.scaled, old.loose or new.loose, new.weighed)
 
 
 def _remembers_constants(written: Node) -> bool:
