@@ -55,6 +55,7 @@ SPEAKERS = (  # what is in them in English, and has a blank, is read by people
     "tracing/tell/scale.py",
     "tracing/tell/keep.py",
     "tracing/tell/places.py",
+    "tracing/tell/terms.py",
     "tracing/watch/recorder.py",
 )
 NO_SENTENCES = {  # names, sources, hints of errors, and what `diff_chinese` says in its own words

@@ -21,7 +21,7 @@ DATA = "data"  # source of a factor on the logits that is computed from the inpu
 class Factor:
     """One multiplication on the way from the projections to the softmax.
 
-    `value` is the number, or None where it could not be read (no data on the meta device) or where there are several
+    `value` is the number, or None if it could not be read (no data on the meta device) or where there are several
     (a factor of the data, one a sequence). `per_head` holds one
     number a head when they differ; `value` is then their geometric mean. `at` is file and line of the multiplication.
     """
@@ -43,7 +43,7 @@ class Factor:
 class Stage:
     """One step between projection and values, in order: `where` is "q", "k", "logits" or "weights".
 
-    `at` is file and line, "myport.py:14"; None where they are not known.
+    `at` is file and line, "myport.py:14"; None if they are not known.
     """
 
     where: str
@@ -57,7 +57,7 @@ class Scale:
     """The effective scale: slope of the logits against q_proj(x) . k_proj(x), by two independent readings.
 
     `symbolic` multiplies the factors along the lineage; `numeric` regresses the real logits on the projections'
-    product. `effective` is the symbolic value where there is one, else the numeric one, else None; it is None where an
+    product. `effective` is the symbolic value where there is one, else the numeric one, else None; it is None if an
     operation could not be followed. `ratio` is effective * sqrt(head_dim). `reason` says why something could not be
     read, or that the readings disagree.
     """
@@ -87,7 +87,7 @@ class Mask:
     """What hides keys, and what came of it. Counts are over (batch, head, query) rows.
 
     `kind`: "causal" (upper-left), "causal_lower_right", "window", "padding", "mask" (any other pattern or unread).
-    `form`: "bool", "float", or "implicit" (is_causal of a fused call). None where the values cannot be read.
+    `form`: "bool", "float", or "implicit" (is_causal of a fused call). None if the values cannot be read.
     A row i sees keys j from `i - greatest` to `i - least`; `band` says that it sees all of those between.
     """
 

@@ -28,8 +28,8 @@ class Projection:
     Attributes:
         name: of the weight, "layers.0.self_attn.q_proj.weight"; "" where it is no parameter.
         input: (B, L, D), what was projected.
-        weight: (H, E, D), of its own dtype; None where it is not known.
-        bias: (H, E); None where there is none, or it is not known.
+        weight: (H, E, D), of its own dtype; None if it is not known.
+        bias: (H, E); None if there is none, or it is not known.
         features: (H, E), the number of each feature in what the projection gave: those of a fused one are apart, those
             of a repeated head the same.
         part: the weight, and the features in it, are those that this rank has of it (tensor parallel).
@@ -50,7 +50,7 @@ class Waypoint:
     Attributes:
         name: "norm", "rope", "rounded" (to a lesser dtype), or "unknown" for a step that the trace could not follow.
         detail: kind of the normalisation ("rms", "layer", "l2"), the dtype, or the operation.
-        values: (B, H, L, E); None where they are not known.
+        values: (B, H, L, E); None if they are not known.
         gain: name of the parameter that a "norm" multiplies by, "layers.0.self_attn.q_norm.weight"; "" without one.
     """
 
@@ -67,9 +67,9 @@ class Vector:
     Attributes:
         values: as they met: q and k in the product, v with the weights.
         factor: by what they had been multiplied by then, a scale that was folded in, (H, 1, 1) or a number.
-        projected: as the projection gave them; None where that is not known.
+        projected: as the projection gave them; None if that is not known.
         steps: between projection and product, in order, but for factors.
-        projection: None where it is not known.
+        projection: None if it is not known.
     """
 
     values: Tensor
@@ -86,7 +86,7 @@ class Term:
     Attributes:
         name: "scale" (a factor), "softcap" (its number), "bias" (what is added), "mask" (True: visible), "sinks" (one
             logit a head, (Hq,)), "unknown" (an operation that was not followed).
-        value: a number, or a tensor that broadcasts to (B, Hq, L, S); None where it is not known.
+        value: a number, or a tensor that broadcasts to (B, Hq, L, S); None if it is not known.
         detail: of a mask, its kind; of a bias, its name; of what is unknown, the operation.
         fill: of a mask: the number that was added to, or written over, the logits of hidden keys.
         added: of a mask: it was added.
@@ -110,16 +110,16 @@ class CallTensors:
         key: (B, H, S, E).
         value: (B, H, S, Ev).
         output: weights . v, (B, Hq, L, Ev).
-        terms: from the product of `query.values` and `key.values` to the softmax, in order; None where they are not
+        terms: from the product of `query.values` and `key.values` to the softmax, in order; None if they are not
             known at all, as in a file whose writer saw no more than q, k, v and the output.
-        lse: log of the sum of exponentials of the logits, (B, Hq, L); None where it is not known.
+        lse: log of the sum of exponentials of the logits, (B, Hq, L); None if it is not known.
         kept: True where dropout kept the weight, broadcasts to (B, Hq, L, S); None without dropout.
         dropout: its rate.
         dtype: of q at the product, "float32".
         logits_dtype: in which the logits were stored (the accumulator's for a fused kernel).
         weights_dtype: of the weights as they met v.
-        missing: why it can't be computed again from these; None where it can.
-        call: the record; None where there is none.
+        missing: why it can't be computed again from these; None if it can.
+        call: the record; None if there is none.
     """
 
     site: str
@@ -145,10 +145,10 @@ class CallRows:
 
     Attributes:
         rows: (Hq, N), the rows of a head over batch and positions.
-        max_product: (), the largest |q . k| of a visible key before any scale; None where it was not measured.
+        max_product: (), the largest |q . k| of a visible key before any scale; None if it was not measured.
         of: rows a head that the call has, of which `rows` may be a sample.
         padding: (), how many of `rows` are padding that a nested batch does not have; None: none.
-        query_nonfinite: (), how many numbers of q are NaN or infinite; None where q is not known.
+        query_nonfinite: (), how many numbers of q are NaN or infinite; None if q is not known.
         key_nonfinite: (), of k.
         stored_product: (), the largest |q . k| of any key as the code stored it; None of a kernel that stores none.
     """

@@ -51,7 +51,7 @@ _HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "hea
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Record:
-    """What is told of one attention."""
+    """All that is known of one attention."""
 
     call: AttentionCall
     rows: CallRows | None
@@ -70,7 +70,7 @@ class Trace:
         not_measured: what could not be measured, and why.
         unread: names of the model's parameters that no operation read.
         tensors: with `keep`, those of every call, in the same order; with `projections` alone, sketches of them.
-        rows: with `rows`, the statistics of the rows of every call, in the same order; None where there are none.
+        rows: with `rows`, the statistics of the rows of every call, in the same order; None if there are none.
         projections: with `projections`, those of q and k of every call, without their inputs and weights.
         roots: serial numbers of the nodes that q and k of every call come from, as `gradients` is told them.
     """
@@ -114,7 +114,7 @@ class Trace:
         self._most_rows = rows
         self._gradients = gradients
         self._offered: Counter[str] = Counter()
-        self._records: list[_Record | None] = []  # None where a block was merged into another record
+        self._records: list[_Record | None] = []  # None if a block was merged into another record
         self._missed: list[NotMeasured] = []
         self._follows = sites is None  # otherwise somebody else does: hooks can't be put or taken off within a call
         self._sites = Sites(model) if sites is None else sites
@@ -296,7 +296,7 @@ class Trace:
         while True:
             module = self._modules.get(site)
             for name in _HEADS:
-                with contextlib.suppress(Exception):  # a stranger's __getattr__ may raise anything
+                with contextlib.suppress(Exception):  # the __getattr__ of any model may raise anything
                     heads = getattr(module, name, None)
                     if isinstance(heads, int) and heads > 0:
                         return heads

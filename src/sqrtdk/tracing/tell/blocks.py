@@ -27,7 +27,7 @@ _SCALED = re.compile(r"softmax\((?:[\d.e+-]+ \* )?((?:\w+\()*q\)*\..*)\)")
 
 
 def tell_blocks(reading: Reading, width: int, *, measure_slope: bool) -> tuple[KeyBlock, ...]:
-    """The scale of each block of keys, by both readings; rows that were computed apart are told together.
+    """The scale of each block of keys, by both readings; rows computed apart count as one.
 
     Args:
         reading: the attention.
@@ -101,7 +101,7 @@ def _alike(scales: Sequence[Scale]) -> bool:
 
 
 def merge(calls: Sequence[AttentionCall]) -> AttentionCall | None:
-    """The attention that blocks of keys are together, in the order of running; None where they do not go together."""
+    """The attention that blocks of keys are together, in the order of running; None if they do not go together."""
     first = calls[0]
     if any(_sizes(call) != _sizes(first) or call.blocks for call in calls):
         return None
@@ -128,7 +128,7 @@ def merge(calls: Sequence[AttentionCall]) -> AttentionCall | None:
 
 
 def merge_rows(blocks: Sequence[CallRows | None]) -> CallRows | None:
-    """The statistics of rows whose keys were met in blocks; None where those of a block are not known."""
+    """The statistics of rows whose keys were met in blocks; None if those of a block are not known."""
     known = [block for block in blocks if block is not None]
     if len(known) < len(blocks) or len({(block.of, block.rows.n.shape) for block in known}) > 1:
         return None

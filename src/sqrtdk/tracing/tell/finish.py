@@ -1,4 +1,4 @@
-"""From a reading to a frozen record: the formula, the scale, the masks and the statistics, each told once."""
+"""From a reading to a frozen record: the formula, the scale, the masks and the statistics."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def unknown_of(reading: Reading) -> tuple[str, ...]:
 
 
 def tell_lost(seen: Lost) -> str | None:
-    """The formula of what was seen; None where there is no score of q and k in it.
+    """The formula of what was seen; None if there is no score of q and k in it.
 
     `softmax(0.125 * q.k)` of a softmax, `0.125 * q.k + causal` of logits that met values as they are,
     `attend(0.125 * q, rope(k), v)` of an operation whose computation is not seen.

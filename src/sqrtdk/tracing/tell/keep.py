@@ -39,11 +39,11 @@ def without(call: AttentionCall, reason: str) -> CallTensors:
 
 
 def keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTensors:
-    """The tensors of a reading; what can't be laid out or is not known is told in `missing`."""
+    """The tensors of a reading; `missing` says what can't be laid out or is not known."""
     try:
         kept = _keep(reading, used, call)
         return kept if kept.missing is not None or proven(kept) else without(call, _DOUBT)
-    except Exception as error:  # what a stranger's layout brings about must not stop the model
+    except Exception as error:  # an unforeseen layout must not stop the model
         return without(call, f"its tensors could not be laid out: {kind_and_text(error)}")
 
 
@@ -97,7 +97,7 @@ def _keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTenso
 
 
 def _dropped(reading: Reading, used: Used) -> float | None:
-    """The rate at which weights were set to 0 before they met v, the others being enlarged; None where it is not so."""
+    """The rate at which weights were set to 0 before they met v, the others being enlarged; None if it is not so."""
     carried = reading.carried
     if not (carried.changes or carried.remasked or carried.thinned) or used.weights is None:
         return None

@@ -109,7 +109,7 @@ def each_head(factors: Sequence[Factor], heads: int) -> tuple[float, ...] | None
 
 
 def _unreadable(reading: Reading, factors: Sequence[Factor], unknown: Sequence[str]) -> str | None:
-    """Why the factors do not tell the scale; None where they do."""
+    """Why the factors do not tell the scale; None if they do."""
     if reading.score in WITHOUT_PRODUCT:
         article = "an" if reading.score == "additive" else "a"
         return f"{article} {reading.score} score has no product of q and k to scale"
@@ -123,7 +123,7 @@ def _unreadable(reading: Reading, factors: Sequence[Factor], unknown: Sequence[s
 
 
 def _why_no_slope(reading: Reading) -> str | None:
-    """Why the slope can't be read from the numbers; None where nothing speaks against it yet."""
+    """Why the slope can't be read from the numbers; None if nothing speaks against it yet."""
     if reason := reading.fault or reading.no_slope or (NO_DATA if reading.without_data else None):
         return reason
     eps = torch.finfo(reading.logits_dtype).eps
@@ -145,8 +145,8 @@ def _read_slope(reading: Reading, sight: Sight) -> Slope | str:
     query, key, layout, operands = reading.query, reading.key, reading.layout, reading.operands
     if query.basis is None or key.basis is None:
         return "the projection's values could not be brought into the product's layout"
-    told = layout.rows == layout.columns or reading.offset is not None
-    if query.moves != key.moves or (query.moves and (reading.reordered or not told)):
+    aligned = layout.rows == layout.columns or reading.offset is not None
+    if query.moves != key.moves or (query.moves and (reading.reordered or not aligned)):
         return _OTHER_POSITIONS
     if isinstance(operands, Vectors):
         return _by_vectors(reading, operands, query.basis, key.basis) or _NO_VARIATION
@@ -163,10 +163,8 @@ def _by_vectors(reading: Reading, operands: Vectors, query: Tensor, key: Tensor)
     if 0 in (layout.batch, layout.heads, layout.rows, layout.columns):
         return None
     x = _products(query, key, layout, diagonal=diagonal)
-    if isinstance(scale, Tensor):
-        y = _products(operands.query * scale, operands.key, layout, diagonal=diagonal)
-    else:
-        y = scale * _products(operands.query, operands.key, layout, diagonal=diagonal)
+    scaled, by = (operands.query * scale, 1.0) if isinstance(scale, Tensor) else (operands.query, scale)
+    y = by * _products(scaled, operands.key, layout, diagonal=diagonal)
     rows = 1 if diagonal else min(layout.rows, _ROWS)
     return _regress(x, y, torch.ones_like(x, dtype=torch.bool), eps=torch.finfo(reading.dtype).eps, rows=rows)
 
@@ -242,7 +240,7 @@ def _spread(n: int, limit: int, device: torch.device) -> Tensor:
 
 
 def _regress(x: Tensor, y: Tensor, counted: Tensor, *, eps: float, rows: int = 1) -> Slope | None:
-    """Slope and R^2 of y on x; None where they vary too little to stand out from rounding.
+    """Slope and R^2 of y on x; None if they vary too little to stand out from rounding.
 
     Args:
         x: product of the projections, (B', H, M).

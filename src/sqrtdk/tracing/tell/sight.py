@@ -29,8 +29,8 @@ class Sight:
 
     Attributes:
         steps: the reading's, every mask that hides a key with its name.
-        mask: for the record; None where nothing hides a key.
-        visible: True where the row sees the key, broadcasts to (B, H, L, S); None where every key is seen, where
+        mask: for the record; None if nothing hides a key.
+        visible: True where the row sees the key, broadcasts to (B, H, L, S); None if every key is seen, where
             nothing but the causal flag hides some, and where it is not known.
         causal: nothing but the causal flag hides keys.
         ahead: rows may see keys after their own: as many rows as keys, and no causal mask.
@@ -123,7 +123,7 @@ def _with_own_keys(visible: Tensor, masks: Mapping[int, tuple[float | None, Tens
 
 
 def _is_known(hide: Hide, reading: Reading) -> bool:
-    """Whether it can be told which keys are hidden: by the mask's values, or by the logits."""
+    """Whether it is known which keys are hidden, by the mask's values, or by the logits."""
     operands = reading.operands
     if not isinstance(operands, Logits):
         return isinstance(operands, Vectors) and (hide.causal or hide.visible is not None)
@@ -131,7 +131,7 @@ def _is_known(hide: Hide, reading: Reading) -> bool:
 
 
 def visible_by(hide: Hide, reading: Reading) -> Tensor | None:
-    """True where the row sees the key, in the operands' layout; None where nothing is known of the mask."""
+    """True where the row sees the key, in the operands' layout; None if nothing is known of the mask."""
     operands, layout = reading.operands, reading.layout
     if hide.causal:
         return band(layout.rows, layout.columns, 0, reading.device)
@@ -201,7 +201,7 @@ def against_padding(
 
 
 def _all_visible(reading: Reading, sight: Sight) -> Tensor | None:
-    """(B, H, L, S), any of them 1: True where the row sees the key; None where that is not known."""
+    """(B, H, L, S), any of them 1: True where the row sees the key; None if that is not known."""
     if reading.fault is not None or reading.operands is None or reading.carried.remasked:
         return None
     for step in reading.steps:

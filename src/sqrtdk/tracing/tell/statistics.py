@@ -26,7 +26,7 @@ from sqrtdk.tracing.tensors import CallRows
 
 
 def unmeasured(reading: Reading) -> str | None:
-    """Why the statistics can't be measured; None where they can."""
+    """Why the statistics can't be measured; None if they can."""
     return reading.fault or (NO_DATA if reading.without_data else reading.no_stats)
 
 
@@ -67,7 +67,7 @@ def measure_rows(reading: Reading, sight: Sight, most: int | None) -> CallRows:
 
 
 def _unscaled(reading: Reading, found: AttentionRows) -> Tensor | None:
-    """The largest |q . k| of a visible key before any scale, that of q and k included; None where it is not known.
+    """The largest |q . k| of a visible key before any scale, that of q and k included; None if it is not known.
 
     Of logits it is known where nothing but factors and masks lies between: largest |logit| / factors. What the product
     stored has hidden keys in it.
@@ -90,7 +90,7 @@ def _unscaled(reading: Reading, found: AttentionRows) -> Tensor | None:
         factors += on_logits
     elif isinstance(operands, Vectors) and found.max_product is not None:
         largest = found.max_product
-        if not isinstance(operands.scale, Tensor):  # what is told as one scale may have been put on q and k in parts
+        if not isinstance(operands.scale, Tensor):  # a kernel's one scale may be on q and k in parts
             largest, factors = largest * abs(operands.scale), factors + on_logits
     else:
         return None
@@ -103,7 +103,7 @@ def _unscaled(reading: Reading, found: AttentionRows) -> Tensor | None:
 
 
 def _nonfinite(vector: Tensor | None) -> Tensor | None:
-    """How many numbers of q, or of k, are NaN or infinite; None where that can't be told."""
+    """How many numbers of q, or of k, are NaN or infinite; None if that is not known."""
     if vector is None or vector.is_meta or vector.is_nested or vector.dtype.itemsize == 1:
         return None
     return torch.count_nonzero(vector.detach() - vector.detach())  # NaN but for finite numbers, and no 0

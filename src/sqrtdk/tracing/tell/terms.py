@@ -139,7 +139,7 @@ def proven(call: CallTensors) -> bool:
     key, value = (
         x.values.to(torch.float64).repeat_interleave(heads // x.values.shape[1], 1) for x in (call.key, call.value)
     )
-    least = _unit("float64" if call.dtype == "float64" else "float32")
+    least = _unit("float32")  # also of float64, whose softmax transformers computes in float32
     if query.is_cuda and call.dtype == "float32" and torch.backends.cuda.matmul.allow_tf32:
         least = _TF32
     step = max(_unit(call.logits_dtype), least)

@@ -16,7 +16,7 @@ from torch import Tensor
 from sqrtdk.tracing.classify.outside import ROTATION
 from sqrtdk.tracing.probe.norms import name_of_gain, norm_within
 from sqrtdk.tracing.read.regroup import REJOINED, regrouped
-from sqrtdk.tracing.read.side import follow
+from sqrtdk.tracing.read.side import follow, unasked
 from sqrtdk.tracing.tensors import Projection, Vector, Waypoint
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.constants import part, written
@@ -45,7 +45,7 @@ class _Span:
     detail: str
     source: Node
     end: Node
-    order: Tensor | None = None  # the number in `source` of each of the end's; None where each is in its place
+    order: Tensor | None = None  # the number in `source` of each of the end's; None if each is in its place
     gain: str = ""
 
 
@@ -209,7 +209,7 @@ class _Way:
         return [main]
 
     def carried(self, starts: Mapping[Node, Tensor]) -> Tensor | None:
-        """Values of some nodes on the way, as q, k or v are; None where they can't be carried there."""
+        """Values of some nodes on the way, as q, k or v are; None if they can't be carried there."""
         ends = {span.end: span for span in self.spans}
 
         def start(node: Node) -> Tensor | None:
@@ -251,7 +251,8 @@ def _rotation(node: Node) -> _Span | None:
             source = dominator(source)[0]
     if source is None:
         return None
-    before, after = follow(source, "q"), follow(node, "q")
+    with unasked():
+        before, after = follow(source, "q"), follow(node, "q")
     if not after.rope or before.rope or len(after.unknown) > len(before.unknown):
         return None
     return _Span("rope", "by its effect" if node.op == ROTATION else "", source, node, _order(node, source))
