@@ -181,7 +181,7 @@ class Walk:
 
     def _sized(self, node: Node) -> str | None:
         """Why an operation is not read; None if it is, and `_env` has what it makes."""
-        if (node.domain, node.op) not in OPERATIONS or node in self.graph.hidden:
+        if (node.domain, node.op) not in OPERATIONS or node.inner:
             self.unread.add(f"{node.domain}::{node.op}"[:60] if node.domain else node.op[:60])
             return node.op
         try:
@@ -198,7 +198,7 @@ class Walk:
 
     def _lose(self, node: Node, why: str) -> None:
         self._lost |= dict.fromkeys(filter(None, node.outputs), why)
-        inner = next((op for domain, op in self.graph.hidden.get(node, ()) if attends(domain, op)), None)
+        inner = next((op for domain, op in node.inner if attends(domain, op)), None)
         if inner is not None:
             self.missing.append(Missing(node.site, f"{inner} inside of {node.op}: branches and loops are not read"))
         elif attends(node.domain, node.op):
