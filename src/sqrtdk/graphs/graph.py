@@ -41,6 +41,7 @@ class Node:
         scope: module path, where the exporter wrote it.
         kind: class of the module there, where it wrote that; else "".
         stack: traceback of the model's code, where it wrote that; else "".
+        inner: domains and operators in its branches, or in the body of its loop: they are not read.
     """
 
     number: int
@@ -53,6 +54,7 @@ class Node:
     scope: str | None
     kind: str = ""
     stack: str = ""
+    inner: tuple[tuple[str, str], ...] = ()
 
     def input(self, index: int) -> str:
         """Name of an input, "" for one that is left out."""
@@ -104,7 +106,6 @@ class Graph:
         model: the `onnx.ModelProto`.
         inputs: what the caller gives.
         folder: in which tensors lie that are not in the file.
-        hidden: domains and operators in branches and bodies of loops, by node: they are not read.
         opset: version of ONNX's own operators.
         root_class: class of the whole model, where the exporter wrote it; else "".
         made_by: the node that makes a tensor.
@@ -119,7 +120,6 @@ class Graph:
     model: Any
     inputs: tuple[Any, ...]
     folder: Path
-    hidden: dict[Node, tuple[tuple[str, str], ...]]
     opset: int
     root_class: str = ""
     made_by: dict[str, Node] = field(init=False)
@@ -173,18 +173,15 @@ def read_graph(model: Any, folder: Path) -> Graph:
     Raises:
         ModelError: nodes are not in an order in which they can run, or two make one tensor.
     """
-    protos = model.graph.node
-    nodes = tuple(_node(number, proto, folder) for number, proto in enumerate(protos))
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     return Graph(
-        nodes,
+        tuple(_node(number, proto, folder) for number, proto in enumerate(model.graph.node)),
         initializers,
         model,
         inputs=tuple(value for value in model.graph.input if value.name not in initializers),
         folder=folder,
-        hidden={node: inner for node, proto in zip(nodes, protos, strict=True) if (inner := _inner_ops(proto))},
         opset=max((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1),
-        root_class=next(filter(None, map(_root_class, protos[:_FIRST])), ""),
+        root_class=next(filter(None, map(_root_class, model.graph.node[:_FIRST])), ""),
     )
 
 
@@ -218,6 +215,7 @@ def _node(number: int, proto: Any, folder: Path) -> Node:
         number, proto.op_type, "" if proto.domain == "ai.onnx" else proto.domain, proto.name, (*proto.input,),
         (*proto.output,), attributes, _scope(properties, proto.name),
         kind=next(iter(_listed(properties.get(_CLASSES, ""))[-2:-1]), ""), stack=properties.get(_STACK, ""),
+        inner=_inner_ops(proto),
     )  # fmt: skip
 
 

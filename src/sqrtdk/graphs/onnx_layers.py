@@ -80,15 +80,7 @@ def _padded(
 ) -> tuple[Tensor, dict[str, tuple[int, ...]]]:
     """A tensor with its padding around it, `auto_pad` worked out, and how a window moves over it.
 
-    Args:
-        step: the operator.
-        x: batch and channels before one to three axes.
-        size: of the window.
-        value: of the padding.
-        beyond: of what the last windows reach over when `ceil_mode` rounds up; None for that of the padding.
-
-    Raises:
-        UnsupportedError: the window moves over no axis, or over more than three; an attribute does not fit.
+    The padding holds `value`; what the last windows reach over when `ceil_mode` rounds up holds `beyond`, or the same.
     """
     rank = x.dim() - 2
     if not 1 <= rank <= 3 or len(size) != rank or min(size) < 1:

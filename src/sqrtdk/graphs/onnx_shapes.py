@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -36,18 +34,6 @@ def unsqueeze(step: Step) -> Tensor:
     for axis in sorted(axis % rank for axis in axes):
         x = x.unsqueeze(axis)
     return x
-
-
-def flatten(step: Step) -> Tensor:
-    """Two axes."""
-    x, axis = step.tensor(0), step.attribute("axis", 1)
-    return x.reshape(math.prod(x.shape[:axis]), -1)
-
-
-def transpose(step: Step) -> Tensor:
-    """Axes in another order."""
-    x = step.tensor(0)
-    return x.permute(tuple(step.attribute("perm", [*range(x.dim())][::-1])))
 
 
 def expand(step: Step) -> Tensor:
@@ -86,13 +72,6 @@ def cut(step: Step) -> Tensor:
             taken = range(size)[slice(start, None if end < -size else end, stride)]
             x = x.flip(axis) if len(taken) == size else x.index_select(axis, torch.tensor([*taken]).to(x.device))
     return x
-
-
-def shape(step: Step) -> Tensor:
-    """Sizes, as a tensor."""
-    x = step.tensor(0)
-    first, last = step.attribute("start", 0), step.attribute("end", x.dim())
-    return torch.tensor([*x.shape][first:last], dtype=torch.int64, device=step.device)
 
 
 def to_space(step: Step) -> Tensor:

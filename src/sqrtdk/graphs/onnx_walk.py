@@ -10,34 +10,23 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import INTERRUPTS, ModelError, UnsupportedError, kind_and_text
+from sqrtdk.graphs import places
 from sqrtdk.graphs.graph import Graph, Missing, Node, load_graph, refuse_many
 from sqrtdk.graphs.inputs import MASK, shape_of, shown_sizes
 from sqrtdk.graphs.onnx_attention import ATTENTIONS
 from sqrtdk.graphs.onnx_ops import OPERATIONS
 from sqrtdk.graphs.onnx_step import DTYPES, Step, dtype_of
 from sqrtdk.graphs.onnx_weights import find_weights
-from sqrtdk.graphs.places import (
-    GraphRoot,
-    Walked,
-    class_of,
-    is_finite,
-    place_in_code,
-    place_modules,
-    place_tensor,
-)
 from sqrtdk.graphs.quantised import without_quantisation
 from sqrtdk.models.records import LoadedModel
-from sqrtdk.tracing.watch.constants import LARGEST
 
 MOST_FOLDED = 2**12  # elements of a constant that is computed with in the first walk
-MOST_LEARNED = 2**12  # elements of a weight whose values are looked at: gains, temperatures
 MOST_LOOKED_AT = 2**28  # elements of a weight that is looked at for NaN
 MOST_ELEMENTS = 2**40  # of a tensor without values
 
@@ -60,7 +49,7 @@ def walkable(file: Graph) -> Graph:
     return without_quantisation(file)
 
 
-def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> Walked:
+def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> places.Walked:
     """An ONNX graph as a model whose forward walks it on the meta device.
 
     Raises:
@@ -69,7 +58,7 @@ def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> Walked
     """
     walk = Walk(walkable(load_graph(path)), larger=larger)
     walk.first()
-    root = class_of(walk.graph.root_class, GraphRoot)(walk.again, config)
+    root = places.class_of(walk.graph.root_class, places.GraphRoot)(walk.again, config)
     values = walk.place(root)
     notes: tuple[str, ...] = (shown_sizes(walk.sizes),) if walk.sizes else ()
     notes += tuple(f"the input {name} is taken as ones: no padding" for name in walk.masks)
@@ -81,7 +70,9 @@ def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> Walked
             f"{len(walk.folded)} queries are constants that the exporter worked out: their projections are not in it",
         )
     loaded = LoadedModel(root, tuple(walk.inputs.values()), str(path), "onnx", config, notes=notes, masks=values)
-    return Walked(loaded, tuple(walk.missing), walk.sizes, walk.operators(), tuple(sorted(walk.unread)), walk.sick)
+    return places.Walked(
+        loaded, tuple(walk.missing), walk.sizes, walk.operators(), tuple(sorted(walk.unread)), walk.sick
+    )
 
 
 class Walk:
@@ -190,7 +181,7 @@ class Walk:
 
     def _sized(self, node: Node) -> str | None:
         """Why an operation is not read; None if it is, and `_env` has what it makes."""
-        if (node.domain, node.op) not in OPERATIONS or node in self.graph.hidden:
+        if (node.domain, node.op) not in OPERATIONS or node.inner:
             self.unread.add(f"{node.domain}::{node.op}"[:60] if node.domain else node.op[:60])
             return node.op
         try:
@@ -207,7 +198,7 @@ class Walk:
 
     def _lose(self, node: Node, why: str) -> None:
         self._lost |= dict.fromkeys(filter(None, node.outputs), why)
-        inner = next((op for domain, op in self.graph.hidden.get(node, ()) if attends(domain, op)), None)
+        inner = next((op for domain, op in node.inner if attends(domain, op)), None)
         if inner is not None:
             self.missing.append(Missing(node.site, f"{inner} inside of {node.op}: branches and loops are not read"))
         elif attends(node.domain, node.op):
@@ -233,7 +224,9 @@ class Walk:
         self._env = {}
         classes = {node.scope: node.kind for node in self._readable if node.scope is not None}
         names = [self._names.get(name, name) for name in self.graph.initializers]
-        self._modules = place_modules(root, {name.rpartition(".")[0]: "" for name in names if "." in name} | classes)
+        self._modules = places.place_modules(
+            root, {name.rpartition(".")[0]: "" for name in names if "." in name} | classes
+        )
         used = {name for node in self._readable for name in node.inputs}
         held = [name for name in self._empty if name not in self.folded]
         held += [name for node in self._readable for name in node.outputs if name in self._known]
@@ -241,20 +234,18 @@ class Walk:
         for name in dict.fromkeys(held):
             if name not in used:
                 continue
-            learned = name in self.learned
             if self._values is not None or name in self._empty:
                 twin = self._tensor(name)
             else:
                 twin = torch.empty_like(self._known[name], device="meta")
-            twin = nn.Parameter(twin, requires_grad=False) if learned else twin
+            twin = nn.Parameter(twin, requires_grad=False) if name in self.learned else twin
             self._constants[name] = twin
-            label = place_tensor(self._modules, self._names.get(name, name), twin)
-            looked_at = name in self._known or twin.numel() <= (MOST_LEARNED if learned else LARGEST)
-            if self._values is None and looked_at:
+            label = places.place_tensor(self._modules, self._names.get(name, name), twin)
+            if self._values is None and (name in self._known or places.is_looked_at(twin)):
                 values[label] = self._known[name] if name in self._known else self.graph.tensor(name)
         for name, mask in self.masks.items():
             self._constants[name] = mask
-            values[place_tensor(self._modules, name, mask)] = torch.ones(mask.shape, dtype=mask.dtype)
+            values[places.place_tensor(self._modules, name, mask)] = torch.ones(mask.shape, dtype=mask.dtype)
         return values
 
     @property
@@ -262,7 +253,7 @@ class Walk:
         """Names of weights that hold NaN or infinity, among those that are read and lie in memory once more."""
         used = {name for node in self._readable for name in node.inputs if name in self.learned}
         small = [name for name in used if name in self._empty and self._empty[name].numel() <= MOST_LOOKED_AT]
-        sick = [name for name in small if not is_finite(self.graph.tensor(name))]
+        sick = [name for name in small if not places.is_finite(self.graph.tensor(name))]
         return tuple(sorted(self._names.get(name, name) for name in sick))
 
     def operators(self) -> dict[str, tuple[str, ...]]:
@@ -282,9 +273,8 @@ class Walk:
         for node in self._readable:
             if all(name in self._constants or not name for name in node.outputs):
                 continue
-            place = self._modules.get(node.scope or "", self._modules[""])
-            run = partial(place_in_code(node.stack, node.number + 1), self._made, node, self._env)
-            made = run() if place is self._modules[""] else place(run)
+            at = (node.scope or "", node.stack, node.number + 1)
+            made = places.run_inside(self._modules, *at, self._made, node, self._env)
             for name, tensor in made.items():
                 self._env.setdefault(name, tensor)
                 if name in self._wanted:
@@ -297,17 +287,8 @@ class Walk:
     def _made(
         self, node: Node, sources: Mapping[str, Tensor], *, folds: bool = False, wide: bool = False
     ) -> dict[str, Tensor]:
-        """What an operation gives, by name.
-
-        Args:
-            node: the operation.
-            sources: tensors by name; those of the walk where it has no such.
-            folds: it is computed of constants.
-            wide: it is computed in float64.
-        """
-        given = tuple(
-            (sources[name] if name in sources else self._tensor(name)) if name else None for name in node.inputs
-        )
+        """What an operation gives, by name; of constants alone where it `folds`, and in float64 where it is `wide`."""
+        given = tuple(sources[n] if n in sources else self._tensor(n) if n else None for n in node.inputs)
         first = given[0] if given else None
         rounds = wide and node.op == "Cast" and dtype_of(node.attributes["to"]).is_floating_point
         if rounds and first is not None and first.is_floating_point():

@@ -64,7 +64,7 @@ def _constants(graph: Graph) -> set[str]:
     found = {*graph.initializers, ""}
     for node in graph.nodes:
         random = node.op.startswith("Random") or node.op in ("Bernoulli", "Multinomial")
-        if not random and node not in graph.hidden and (node.op in ("Shape", "Size") or found.issuperset(node.inputs)):
+        if not random and not node.inner and (node.op in ("Shape", "Size") or found.issuperset(node.inputs)):
             found.update(node.outputs)
     return found
 

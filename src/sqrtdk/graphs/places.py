@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any
 
@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from sqrtdk.graphs.graph import Missing
 from sqrtdk.models.records import LoadedModel
+from sqrtdk.tracing.watch.constants import LARGEST
 
+MOST_LEARNED = 2**12  # elements of a weight whose values are looked at: gains, temperatures
 MAX_DEPTH = 32  # names in a module path
 MAX_NAME = 200  # characters of one
 _MOST_STACK = 2**14  # characters of a traceback that are looked at
@@ -137,6 +139,11 @@ def place_tensor(modules: Mapping[str, nn.Module], name: str, tensor: Tensor) ->
     return f"{path}.{last}" if path else last
 
 
+def is_looked_at(tensor: Tensor) -> bool:
+    """Whether the values of a constant are read: of gains and temperatures, and of what a trace may compute with."""
+    return tensor.numel() <= (MOST_LEARNED if isinstance(tensor, nn.Parameter) else LARGEST)
+
+
 def is_finite(tensor: Tensor) -> bool:
     """Whether all numbers of a weight are finite; one whose dtype has no such numbers is."""
     if not tensor.is_floating_point() or tensor.is_meta or tensor.layout is not torch.strided:
@@ -156,20 +163,30 @@ def _written_at(file: str, line: int) -> FunctionType:
     return FunctionType(code, {})
 
 
-def place_in_code(stack: str, number: int) -> Callable[..., Any]:
-    """What runs an operation so that a trace tells the line of the model's code that it comes from.
+def run_inside(
+    modules: Mapping[str, nn.Module], path: str, stack: str, number: int, run: Callable[..., Any], *args: Any
+) -> Any:
+    """Run an operation so that a trace tells the module, and the line of the model's code, that it comes from.
 
     Args:
-        stack: the traceback that the exporter noted; the last frame counts that is no library's.
+        modules: by path; the root stands for a path that has none.
+        path: of the module that the exporter noted.
+        stack: the traceback that it noted; the last frame counts that is no library's.
         number: of the operation in the graph, from 1; told where there is no such frame.
+        run: the operation.
+        *args: of the operation.
 
     Example:
-        >>> place_in_code('File "/home/me/net.py", line 12, in forward', 3).__code__.co_filename
+        >>> import sys
+        >>> here = lambda: sys._getframe(1).f_code.co_filename
+        >>> run_inside({"": Place()}, "", 'File "/home/me/net.py", line 12, in forward', 3, here)
         '/home/me/net.py'
-        >>> place_in_code("", 3).__code__.co_filename
+        >>> run_inside({"": Place()}, "", "", 3, here)
         '<node>'
     """
     frames = _FRAME.findall(stack[-_MOST_STACK:])
     own = [frame for frame in frames if not any(part in frame[0] for part in _LIBRARIES)]
     file, line = (own or frames or [("<node>", number)])[-1]
-    return _written_at(file, int(line))
+    call = partial(_written_at(file, int(line)), run, *args)
+    place = modules.get(path, modules[""])
+    return call() if place is modules[""] else place(call)

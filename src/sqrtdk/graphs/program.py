@@ -14,31 +14,20 @@ import os
 import re
 import zipfile
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
+from sqrtdk.graphs import places
 from sqrtdk.graphs.graph import refuse_many
 from sqrtdk.graphs.guards import Bounds, meet, read_guards
 from sqrtdk.graphs.inputs import MASK, by_name, number_for, shown_sizes
-from sqrtdk.graphs.places import (
-    GraphRoot,
-    Walked,
-    class_of,
-    is_finite,
-    place_in_code,
-    place_modules,
-    place_tensor,
-)
 from sqrtdk.graphs.program_file import refuse_code
 from sqrtdk.models.alone import alone
 from sqrtdk.models.records import Inputs, LoadedModel
-from sqrtdk.tracing.watch.constants import LARGEST
 
-MOST_LEARNED = 2**12  # elements of a parameter whose values are looked at: gains, temperatures
 _LOGGERS = ("torch.export", "torch.export.pt2_archive._package", "torch._export.serde.serialize")
 _OUTPUTS = re.compile(r'type\\?": \\?"(transformers(?:\.[a-z]\w*)*\.(?:modeling_\w+|cache_utils))\.[A-Z]\w*\\?"')
 
@@ -195,7 +184,7 @@ def _fit(names: tuple[str, ...], examples: Mapping[str, Any], inputs: Inputs) ->
 
 def walk_program(
     path: str | os.PathLike[str], config: Any = None, *, trust_remote_code: bool = False, larger: bool = False
-) -> Walked:
+) -> places.Walked:
     """A program as a model whose forward walks it on the meta device.
 
     Args:
@@ -220,27 +209,27 @@ def walk_program(
     scopes = {node: _scope(node) for node in nodes}
     classes = {place: kind for stack in scopes.values() for place, kind in stack}
     walker = _Walker(module, {node: stack[-1][0] if stack else "" for node, stack in scopes.items()})
-    root = class_of(classes.get("", ""), GraphRoot)(walker.walk, config)
+    root = places.class_of(classes.get("", ""), places.GraphRoot)(walker.walk, config)
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers()), **_constants(module)}
     holders = {path: "" for name in tensors if (path := name.rpartition(".")[0])}
-    walker.modules = place_modules(root, holders | classes)
+    walker.modules = places.place_modules(root, holders | classes)
     values: dict[str, Tensor] = {}
     sick = []
     for name, tensor in tensors.items():
         learned = isinstance(tensor, nn.Parameter)
-        sick += [name] if learned and not is_finite(tensor) else []
+        sick += [name] if learned and not places.is_finite(tensor) else []
         twin = torch.empty_like(tensor, device="meta")
         twin = nn.Parameter(twin, requires_grad=False) if learned else twin
-        placed = place_tensor(walker.modules, name, twin)
+        placed = places.place_tensor(walker.modules, name, twin)
         walker.tensors[name] = twin
-        if tensor.numel() <= (MOST_LEARNED if learned else LARGEST) and tensor.layout is torch.strided:
+        if places.is_looked_at(twin) and tensor.layout is torch.strided:
             values[placed] = tensor.detach()
     for name, tensor in inputs.items():
         if isinstance(tensor, Tensor) and MASK.search(name) and tensor.dim() == 2:
-            values[place_tensor(walker.modules, name, tensor)] = torch.ones_like(tensor, device="cpu")
+            values[places.place_tensor(walker.modules, name, tensor)] = torch.ones_like(tensor, device="cpu")
             notes += (f"the input {name} is taken as ones: no padding",)
     loaded = LoadedModel(root, tuple(inputs.values()), str(path), "exported", config, notes=notes, masks=values)
-    return Walked(loaded, sizes=sizes, sick=tuple(sick))
+    return places.Walked(loaded, sizes=sizes, sick=tuple(sick))
 
 
 class _Walker(torch.fx.Interpreter):
@@ -265,10 +254,9 @@ class _Walker(torch.fx.Interpreter):
             return None
         if n.op != "call_function":
             return super().run_node(n)
-        place = self.modules.get(self._scopes.get(n, ""), self.modules[""])
         self._count += 1
-        run = partial(place_in_code(str(n.meta.get("stack_trace") or ""), self._count), self._call, n)
-        return run() if place is self.modules[""] else place(run)
+        at = (self._scopes.get(n, ""), str(n.meta.get("stack_trace") or ""), self._count)
+        return places.run_inside(self.modules, *at, self._call, n)
 
     def _call(self, n: torch.fx.Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(n)
