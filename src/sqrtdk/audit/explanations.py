@@ -32,7 +32,6 @@ from sqrtdk.audit.gains import (
     gain_text,
     gained_by_inputs,
     gained_by_rows,
-    gains_text,
     learned_gain,
     mistake_beside_gain,
     norm_rule,
@@ -133,7 +132,8 @@ def _data_factor(e: Evidence) -> JudgedCall | None:
     call = e.call
     if not gained_by_inputs(call):
         return None
-    gains, rest = gains_text(call), without_input_gains(call)
+    gains = "a factor for each row" if gained_by_rows(call) else "a factor computed from the data"
+    rest = without_input_gains(call)
     if rest is None:
         why = e.problem or call.scale.reason or ", ".join(call.unknown)
         return JudgedCall(call, UNMEASURED, reason=f"what stands beside {gains} could not be read: {why}")

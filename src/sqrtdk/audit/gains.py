@@ -119,11 +119,6 @@ def gained_by_rows(call: AttentionCall) -> bool:
     return all(factor.source == ROWS for factor in call.scale.factors if _from_inputs(call, factor))
 
 
-def gains_text(call: AttentionCall) -> str:
-    """What the factors are, as reports have it."""
-    return "a factor for each row" if gained_by_rows(call) else "a factor computed from the data"
-
-
 def without_input_gains(call: AttentionCall) -> AttentionCall | None:
     """The call with its other factors alone; None if no factor is of the data, or if one of them was not read."""
     if not gained_by_inputs(call) or call.unknown or call.scale.agree is False:

@@ -218,12 +218,6 @@ def at_site(site: str, findings: Iterable[Finding]) -> tuple[Finding, ...]:
     )
 
 
-def _is_of(call: AttentionCall, finding: Finding) -> bool:
-    """Whether a finding at a call's site is not that of another call there, as `Context.which` says."""
-    named = _WHICH.search(finding.message)
-    return named is None or int(named[1]) == call.index + 1
-
-
 def health(judged: JudgedCall, findings: Iterable[Finding]) -> str:
     """One of `HEALTH`: severity of the worst finding at the call's site or inside it, else "ok".
 
@@ -232,8 +226,12 @@ def health(judged: JudgedCall, findings: Iterable[Finding]) -> str:
     """
     if broken(judged.call):
         return "critical"
-    here = (finding for finding in at_site(judged.call.site, findings) if _is_of(judged.call, finding))
-    worst = max((entry.severity for entry in here), key=SEVERITIES.index, default=OK)
+    severities = []
+    for finding in at_site(judged.call.site, findings):
+        named = _WHICH.search(finding.message)  # one of several calls at the site
+        if named is None or int(named[1]) == judged.call.index + 1:
+            severities.append(finding.severity)
+    worst = max(severities, key=SEVERITIES.index, default=OK)
     known = judged.call.stats is not None and judged.verdict != UNMEASURED
     return worst if known or worst in FAILING else UNMEASURED
 

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import CodeType
-from typing import Any
 
 from sqrtdk.audit.configs import field
 from sqrtdk.audit.records import Finding, JudgedCall, Source
@@ -192,12 +191,6 @@ def named_at(loaded: LoadedModel) -> str | None:
     """File and line of what was audited: the config's model type, the factory, the class of the module."""
     if loaded.home is not None:
         return f"{config_file(loaded.home)}:{model_type_line(read_lines(loaded.home)) or 1}"
-    code = _factory(loaded.id) if loaded.kind == "factory" else None
-    code = code or field(type(loaded.module), "forward.__code__")
+    module, _, function = loaded.id.partition(":") if loaded.kind == "factory" else ("", "", "")
+    code = field(sys.modules.get(module), f"{function}.__code__") or field(type(loaded.module), "forward.__code__")
     return first_line(code) if isinstance(code, CodeType) else None
-
-
-def _factory(name: str) -> Any:
-    """The code of the function `package.module:factory`, or None if it is a class or an object."""
-    module, _, attribute = name.partition(":")
-    return field(sys.modules.get(module), f"{attribute}.__code__")

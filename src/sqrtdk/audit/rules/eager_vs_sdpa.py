@@ -53,11 +53,6 @@ def _tolerance(dtype: str) -> float:
     return math.sqrt(torch.finfo(kind).eps) if isinstance(kind, torch.dtype) and kind.is_floating_point else 1e-3
 
 
-def _blind(calls: Iterable[AttentionCall]) -> bool:
-    """Whether some row sees no key."""
-    return any(call.mask is not None and (call.mask.blind_rows or call.mask.uniform_rows) for call in calls)
-
-
 def difference(eager: AttentionCall, sdpa: AttentionCall, *, outputs: bool) -> tuple[str, float | None, float] | None:
     """(what differs, value, threshold) of two calls, or None."""
     one, two = eager.scale.effective, sdpa.scale.effective
@@ -141,7 +136,8 @@ def _compared(context: Context, other: str) -> Iterator[Finding | str]:
             yield f"{name} raised {kind_and_text(error)}"
             return
     eager, second = runs
-    comparable = not _blind((*(judged.call for judged in context.calls), *eager.calls, *second.calls))
+    masks = (call.mask for call in (*(judged.call for judged in context.calls), *eager.calls, *second.calls))
+    comparable = not any(mask is not None and (mask.blind_rows or mask.uniform_rows) for mask in masks)
     finding = _in_calls(eager, second, other, outputs=comparable)
     if finding is not None:
         yield finding
