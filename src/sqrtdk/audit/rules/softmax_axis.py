@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import Finding
-from sqrtdk.tracing.classify.values import OTHER_AXIS, QUERIES
+from sqrtdk.tracing.classify.contract import OTHER_AXIS, QUERIES
 from sqrtdk.tracing.records import AttentionCall
 
 SOURCE = "Vaswani et al. 2017, section 3.2.1: the weights on the values of a query are a softmax over the keys"

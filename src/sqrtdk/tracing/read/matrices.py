@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.classify.combine import holds_angles
+from sqrtdk.tracing.classify.vectors import holds_angles
 from sqrtdk.tracing.read.amplitude import Amplitude, table_positions
 from sqrtdk.tracing.read.rotary import turned
 from sqrtdk.tracing.records import Factor, Stage

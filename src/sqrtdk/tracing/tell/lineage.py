@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.classify.outside import ROTATION
+from sqrtdk.tracing.classify.vectors import ROTATION
 from sqrtdk.tracing.probe.norms import name_of_gain, norm_within
 from sqrtdk.tracing.read.matrices import turned_by_matrix, turned_by_sum
 from sqrtdk.tracing.read.multiply import multiplied
