@@ -13,7 +13,7 @@ from torch import Tensor
 from sqrtdk.tracing.classify import online, vectors
 from sqrtdk.tracing.classify.combine import combine
 from sqrtdk.tracing.classify.contract import contract, is_product, squares_rows
-from sqrtdk.tracing.classify.mixing import CONVOLUTIONS, mix_heads
+from sqrtdk.tracing.classify.mixing import CONVOLUTIONS, holds_weights, mix_heads
 from sqrtdk.tracing.classify.pairs import reads_pairs
 from sqrtdk.tracing.classify.softmax import begin, softmax_of_rows
 from sqrtdk.tracing.classify.weights import dropped
@@ -175,7 +175,7 @@ def _sparse_softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
 
 
 def _affine(scene: Scene, made: Made, parents: list[Node]) -> None:
-    if _holds_weights(parents[0]):
+    if holds_weights(parents[0]):
         combine(scene, made, parents)
         return
     scene.store.cut(made.node, made.tensor, source=parents[0])
@@ -184,20 +184,15 @@ def _affine(scene: Scene, made: Made, parents: list[Node]) -> None:
 def _project(scene: Scene, made: Made, parents: list[Node]) -> None:
     node = made.node
     if node.op in CONVOLUTIONS and parents[0].shape[-2:] == node.shape[-2:]:  # the L x S matrix stays in place
-        if (parents[0].products or _holds_weights(parents[0])) and mix_heads(node, made.tensors):
+        if (parents[0].products or holds_weights(parents[0])) and mix_heads(node, made.tensors):
             return
-        if parents[0].products or (_holds_weights(parents[0]) and parents[0].shape == node.shape):
+        if parents[0].products or (holds_weights(parents[0]) and parents[0].shape == node.shape):
             combine(scene, made, parents)
             return
     vectors.keep_channels(node, parents[0])
     width = parents[1].shape[1] if len(parents) > 1 and len(parents[1].shape) > 1 else None
     source = next(parent for parent in parents if parent.act)  # whole numbers, with a size a row beside them, are not
     scene.store.cut(node, made.tensor, source=source, width=width, paired=reads_pairs(source), projects=True)
-
-
-def _holds_weights(node: Node) -> bool:
-    """Whether it holds weights of a softmax over a product of queries and keys."""
-    return node.weighing is not None and bool(node.weighing.node.products)
 
 
 def _note_nested(scene: Scene, made: Made, parents: list[Node]) -> None:

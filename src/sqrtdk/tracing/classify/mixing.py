@@ -169,7 +169,7 @@ def combine_weights(node: Node, active: Sequence[Node], entries: list[SoftmaxEnt
     constants = [] if len(carriers) > 1 else [p for p in node.parents() if not p.act and _is_weights(p)]
     if not constants and not _several(node, carriers):
         return False
-    first = next((p for p in carriers if _is_product(p)), carriers[0])
+    first = next((p for p in carriers if holds_weights(p)), carriers[0])
     assert first.weights is not None
     weighings = dict.fromkeys(weighing for p in carriers for weighing in _weighings(p))
     carried = first.weights.carried
@@ -225,7 +225,8 @@ def _weighings(node: Node) -> tuple[Weighing, ...]:
     return () if node.weights is None else (node.weights.weighing, *node.weights.beside)
 
 
-def _is_product(node: Node) -> bool:
+def holds_weights(node: Node) -> bool:
+    """Whether it holds weights of a softmax over a product of queries and keys."""
     return node.weighing is not None and bool(node.weighing.node.products)
 
 

@@ -95,7 +95,10 @@ def is_dequantised(node: Node) -> bool:
 
 def multiply_integers(scene: Scene, made: Made) -> None:
     """Note a product of whole numbers of the run with those of a weight, or its correction: the sizes are to come."""
-    node, sources = made.node, [origin(parent) for parent in made.node.parents()]
+    node = made.node
+    if node.op not in ops.CONTRACTIONS and node.op not in ("add", "sub"):
+        return
+    sources = [origin(parent) for parent in node.parents()]
     labels = [source.label for source in sources] if node.op in ops.CONTRACTIONS else []
     if (any(labels) and not all(labels)) or (node.op in ("add", "sub") and any(map(_is_whole, sources))):
         node.act = True
