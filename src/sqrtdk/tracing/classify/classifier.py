@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from sqrtdk.tracing.classify import online, outside
-from sqrtdk.tracing.classify.combine import combine, keep_channels
+from sqrtdk.tracing.classify import online, vectors
+from sqrtdk.tracing.classify.combine import combine
 from sqrtdk.tracing.classify.contract import contract, is_product, squares_rows
-from sqrtdk.tracing.classify.mixing import CONVOLUTIONS, mix_heads
+from sqrtdk.tracing.classify.mixing import CONVOLUTIONS, holds_weights, mix_heads
 from sqrtdk.tracing.classify.pairs import reads_pairs
 from sqrtdk.tracing.classify.softmax import begin, softmax_of_rows
 from sqrtdk.tracing.classify.weights import dropped
@@ -50,7 +50,7 @@ class Classifier:
                 name, shape_of(tensor), func=func, args=node_args, kwargs=numbers, out=i, site=site, place=place
             )
             if i in turned:
-                node.op, node.args = outside.ROTATION, (node_args[turned[i]],)
+                node.op, node.args = vectors.ROTATION, (node_args[turned[i]],)
             tensors = {j: arg for j, arg in enumerate(args) if isinstance(arg, Tensor) and i not in turned}
             self._classify(Made(node, tensor, tensors))
             if name == "index" and node.act and not node.is_root:
@@ -63,7 +63,7 @@ class Classifier:
         """Which outputs of an operation that is not seen are rotations of which argument, by their values."""
         if not any(isinstance(arg, Tensor) and self.scene.store.node(arg).act for arg in args):
             return {}
-        found = {i: outside.rotated_argument(args, tensor) for i, tensor in _outputs(output, "")}
+        found = {i: vectors.rotated_argument(args, tensor) for i, tensor in _outputs(output, "")}
         return {i: position for i, position in found.items() if position is not None}
 
     def _nodes(self, arg: Any) -> Any:
@@ -84,7 +84,7 @@ class Classifier:
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and node(x).act]
         first = output[0] if isinstance(output, (tuple, list)) and output else output
         shape = shape_of(first) if isinstance(first, Tensor) else ()
-        return outside.may_attend(name, [shape_of(x) for x in tensors], shape)
+        return vectors.may_attend(name, [shape_of(x) for x in tensors], shape)
 
     def _classify(self, made: Made) -> None:
         node, tensor = made.node, made.tensor
@@ -94,7 +94,7 @@ class Classifier:
         node.external = any(p.external for p in parents)
         numeric = tensor.is_floating_point() or tensor.is_complex()
         if not numeric:
-            outside.multiply_integers(self.scene, made)
+            vectors.multiply_integers(self.scene, made)
         if node.op in ops.CREATIONS or not numeric:
             return
         if tensor.is_nested:
@@ -110,7 +110,7 @@ class Classifier:
             _kind(node)(self.scene, made, parents)
             if self.scene.keep and not node.products and node.weights is None and node.partial is None:
                 self.scene.store.keep(node, tensor)
-        elif outside.is_dequantised(node):
+        elif vectors.is_dequantised(node):
             node.act = True
             self.scene.store.cut(node, tensor, source=parents[0], projects=True)
         elif node.op in ops.CONTRACTIONS and any(origin(p).op == "parameter" for p in parents):
@@ -121,7 +121,7 @@ class Classifier:
 
 def _kind(node: Node) -> Kind:
     """What makes of a node what it is to the lineage."""
-    return _KINDS.get(node.op) or (_project if outside.projects(node) else combine)
+    return _KINDS.get(node.op) or (_project if vectors.projects(node) else combine)
 
 
 def _outputs(output: Any, name: str) -> Iterator[tuple[int | None, Tensor]]:
@@ -175,7 +175,7 @@ def _sparse_softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
 
 
 def _affine(scene: Scene, made: Made, parents: list[Node]) -> None:
-    if _holds_weights(parents[0]):
+    if holds_weights(parents[0]):
         combine(scene, made, parents)
         return
     scene.store.cut(made.node, made.tensor, source=parents[0])
@@ -184,20 +184,15 @@ def _affine(scene: Scene, made: Made, parents: list[Node]) -> None:
 def _project(scene: Scene, made: Made, parents: list[Node]) -> None:
     node = made.node
     if node.op in CONVOLUTIONS and parents[0].shape[-2:] == node.shape[-2:]:  # the L x S matrix stays in place
-        if (parents[0].products or _holds_weights(parents[0])) and mix_heads(node, made.tensors):
+        if (parents[0].products or holds_weights(parents[0])) and mix_heads(node, made.tensors):
             return
-        if parents[0].products or (_holds_weights(parents[0]) and parents[0].shape == node.shape):
+        if parents[0].products or (holds_weights(parents[0]) and parents[0].shape == node.shape):
             combine(scene, made, parents)
             return
-    keep_channels(node, parents[0])
+    vectors.keep_channels(node, parents[0])
     width = parents[1].shape[1] if len(parents) > 1 and len(parents[1].shape) > 1 else None
     source = next(parent for parent in parents if parent.act)  # whole numbers, with a size a row beside them, are not
     scene.store.cut(node, made.tensor, source=source, width=width, paired=reads_pairs(source), projects=True)
-
-
-def _holds_weights(node: Node) -> bool:
-    """Whether it holds weights of a softmax over a product of queries and keys."""
-    return node.weighing is not None and bool(node.weighing.node.products)
 
 
 def _note_nested(scene: Scene, made: Made, parents: list[Node]) -> None:

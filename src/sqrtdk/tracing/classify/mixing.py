@@ -8,6 +8,7 @@ Differential Transformer (Ye et al. 2024, arXiv:2410.05258) takes one softmax fr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sqrtdk.tracing.classify.pairs import beyond
 from sqrtdk.tracing.steps.placed import to_softmax
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, alias
@@ -71,6 +73,10 @@ def mixing_operands(node: Node) -> tuple[int, int] | None:
     return None
 
 
+def _carries(node: Node) -> bool:
+    return bool(node.products or node.weights)
+
+
 def _over_heads(mixed: Node, matrix: Node, contracted: int) -> bool:
     """Whether a product with `matrix` sums over an axis of logits or weights that holds neither queries nor keys."""
     if len(mixed.shape) < 2 or (matrix.act and mixed.shape[contracted] in (1, *_lengths(mixed))):
@@ -95,9 +101,8 @@ def by_data(matrix: Node) -> bool:
 
 def is_bias_of_mixing(node: Node, position: int) -> bool:
     """Whether `node` adds, from `position`, one number a head to what a matrix mixed: a linear layer's bias."""
-    addend, mixed = node.args[position], node.main()
-    while mixed is not None and mixed.op in ops.VIEWS:
-        mixed = mixed.main()
+    addend, main = node.args[position], node.main()
+    mixed = None if main is None else beyond(main, ops.VIEWS)
     mixes = mixed is not None and mixed.product is None and mixed.op in ops.CONTRACTIONS
     return mixes and isinstance(addend, Node) and not addend.act and addend.shape == node.shape[-1:]
 
@@ -119,10 +124,7 @@ def over_heads(node: Node, weights: Node, before: Carried) -> Carried | None:
         return None
     if node.op in _NORMS:
         return before.then("norm", f"{_NORMS[node.op]} {OVER_HEADS}")
-    after = before.then(node.op, OVER_HEADS)
-    several = 1
-    for axis in axes:
-        several *= weights.shape[axis]
+    after, several = before.then(node.op, OVER_HEADS), math.prod(weights.shape[axis] for axis in axes)
     return after if node.op == "mean" else after.times(several, node.op)
 
 
@@ -135,10 +137,6 @@ def _axes(node: Node, dims: int) -> frozenset[int]:
         return frozenset(range(dims - len(given), dims)) if isinstance(given, (list, tuple)) else frozenset()
     axes = [given] if isinstance(given, int) else given or ()
     return frozenset(axis % dims for axis in axes)
-
-
-def _carries(node: Any) -> bool:
-    return isinstance(node, Node) and bool(node.products or node.weights)
 
 
 def _leaves_pairs(convolution: Node) -> bool:
@@ -169,7 +167,7 @@ def combine_weights(node: Node, active: Sequence[Node], entries: list[SoftmaxEnt
     constants = [] if len(carriers) > 1 else [p for p in node.parents() if not p.act and _is_weights(p)]
     if not constants and not _several(node, carriers):
         return False
-    first = next((p for p in carriers if _is_product(p)), carriers[0])
+    first = next((p for p in carriers if holds_weights(p)), carriers[0])
     assert first.weights is not None
     weighings = dict.fromkeys(weighing for p in carriers for weighing in _weighings(p))
     carried = first.weights.carried
@@ -225,30 +223,23 @@ def _weighings(node: Node) -> tuple[Weighing, ...]:
     return () if node.weights is None else (node.weights.weighing, *node.weights.beside)
 
 
-def _is_product(node: Node) -> bool:
+def holds_weights(node: Node) -> bool:
+    """Whether it holds weights of a softmax over a product of queries and keys."""
     return node.weighing is not None and bool(node.weighing.node.products)
 
 
 def _is_part(node: Node) -> bool:
     """Whether weights were taken out of those of more heads."""
-    while node.args:
-        if node.op in _PARTS:
-            return True
-        parent = node.main()
-        if parent is None:
-            return False
+    while node.op not in _PARTS and (parent := node.main()) is not None:
         node = parent
-    return False
+    return node.op in _PARTS and bool(node.args)
 
 
 def _is_weights(constant: Node) -> bool:
     """Whether a tensor of constants alone is a softmax, or a part of one."""
-    while constant.op in ops.VIEWS | ops.SAME | {"mul", "div"}:
-        parent = next((p for p in constant.parents() if p.op not in ("parameter", "buffer", "constant")), None)
-        if parent is None:
-            return False
-        constant = parent
-    return constant.op in ops.SOFTMAX
+    passed = ops.VIEWS | ops.SAME | {"mul", "div"}
+    made = (p for p in constant.parents() if p.op not in ("parameter", "buffer", "constant"))
+    return constant.op in ops.SOFTMAX or (constant.op in passed and any(map(_is_weights, made)))
 
 
 # -- axes --------------------------------------------------------------------------------------------------------------

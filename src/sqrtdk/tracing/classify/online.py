@@ -14,8 +14,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from sqrtdk.tracing.classify.pairs import beyond
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, alias, numbered, origin, replay_all
+from sqrtdk.tracing.watch.graph import Node, alias, ancestors, numbered, origin, replay_all
 from sqrtdk.tracing.watch.marks import Exponential, Finished, Online, Partial, SoftmaxEntry, Weighing
 from sqrtdk.tracing.watch.recorder import Made, Scene
 
@@ -68,11 +69,9 @@ def _way(node: Node) -> list[Node] | None:
 
 
 def _exponential(scene: Scene, node: Node, power: Node, way: list[Node], value: Tensor, contracted: int) -> Exponential:
-    inner = power.args[0]
-    while inner.op in ops.SAME and isinstance(inner.args[0], Node):
-        inner = inner.args[0]
-    maximum: int | None = None
-    logits, offset, dim = power.args[0], None, _axis_of_keys(power, way, contracted)
+    inner = beyond(power.args[0], ops.SAME)
+    logits, offset, maximum = power.args[0], None, None
+    dim = _axis_of_keys(power, way, contracted)
     if inner.op == "sub" and isinstance(inner.args[1], Node) and _is_of_rows(inner.args[1], power.shape, dim):
         logits, offset = inner.args[0], inner.operands.get(1)
         maximum = origin(inner.args[1]).serial if inner.args[1].products else None
@@ -135,7 +134,7 @@ def finished(scene: Scene, made: Made, weighing: Weighing) -> None:
     product = next(iter(weighing.node.products), None)
     if product is None or product.product is None:
         return
-    left, right = (_identity(arg) for arg in [arg for arg in product.args if isinstance(arg, Node)][-2:])
+    left, right = map(_identity, list(product.parents())[-2:])
     made.node.partial = Partial(frozenset({Finished(weighing.entry, _next(scene), (left, right))}), frozenset())
 
 
@@ -164,7 +163,9 @@ def carry(scene: Scene, made: Made, parents: list[Node]) -> bool:
     partials = [p.partial for p in sources if p.partial is not None]
     others = [p for p in parents if p.act and p.partial is None]
     if node.op not in _CARRIES or not all(p.products for p in others) or any(p.weights is not None for p in others):
-        tell(scene, partials)
+        used = _taken(scene, _together(partials).parts)
+        if used:
+            _tell(scene, _as_one(used))
         return False
     partial = _joined(node, sources, others)
     if not others and not partial.weighed and not any(before.open for before in partials):
@@ -215,16 +216,10 @@ def _added(partials: list[Partial]) -> Partial:
 
 def is_sum(node: Node) -> bool:
     """Whether it is the logarithm of a sum of exponentials, or several of them: a softmax of it weighs whole blocks."""
-    queue = [node]
-    while queue:
-        current = queue.pop()
-        if current.op in ("logsumexp", "logaddexp") and current.products:
-            return True
-        if current.op == "log" and _sums(current.args[0]):
-            return True
-        if current.op in ops.VIEWS | ops.SAME | {"cat", "stack", "add"} and current.product is None:
-            queue.extend(p for p in current.parents() if p.products)
-    return False
+    if (node.op in ("logsumexp", "logaddexp") and node.products) or (node.op == "log" and _sums(node.args[0])):
+        return True
+    passed = node.op in ops.VIEWS | ops.SAME | {"cat", "stack", "add"} and node.product is None
+    return passed and any(is_sum(parent) for parent in node.parents() if parent.products)
 
 
 def _divided(node: Node, parts: list[Node], others: list[Node]) -> bool:
@@ -237,15 +232,7 @@ def _divided(node: Node, parts: list[Node], others: list[Node]) -> bool:
 
 def _above(node: Node) -> Iterator[Node]:
     """The node and all of logits that it was made from, up to their products and their maxima, each once."""
-    queue, known = [node], set[Node]()
-    while queue:
-        current = queue.pop()
-        if current in known or not current.products:
-            continue
-        known.add(current)
-        yield current
-        if current.product is None and current.op not in _MAXIMA:
-            queue.extend(current.parents())
+    return (above for above in ancestors(node, closed=_MAXIMA | ops.CONTRACTIONS.keys()) if above.products)
 
 
 def _sums(node: object) -> bool:
@@ -265,19 +252,16 @@ def _complete(scene: Scene, made: Made) -> None:
     """Note what came out of exponentials that are divided by their sum; more of them may join."""
     partial = made.node.partial
     assert partial is not None
-    joined = [run for run in scene.online if not partial.parts.isdisjoint(run.parts)]
-    rest = [run for run in scene.online if partial.parts.isdisjoint(run.parts)]
+    joined = _taken(scene, partial.parts)
     new = Online(list(partial.parts), alias(made.tensor), partial.loose)
-    scene.online = [*rest, _as_one([new, *joined])]
+    scene.online.append(_as_one([new, *joined]))
 
 
-def tell(scene: Scene, partials: list[Partial]) -> None:
-    """What is complete of these partial sums is used now: who listens is told."""
-    used = frozenset[Part]().union(*(partial.parts for partial in partials))
-    ready = [run for run in scene.online if not used.isdisjoint(run.parts)]
-    if ready:
-        scene.online = [run for run in scene.online if run not in ready]
-        _tell(scene, _as_one(ready))
+def _taken(scene: Scene, parts: frozenset[Part]) -> list[Online]:
+    """What is complete of some parts, which the scene no longer holds."""
+    taken = [run for run in scene.online if not parts.isdisjoint(run.parts)]
+    scene.online = [run for run in scene.online if run not in taken]
+    return taken
 
 
 def _as_one(runs: list[Online]) -> Online:

@@ -1,15 +1,20 @@
-"""A softmax, by its operator or written by hand, begins the lineage of its weights."""
+"""A softmax, by its operator or written by hand, begins the lineage of its weights.
+
+In graph attention it runs over the edges of each node, by sums that are scattered (Velickovic et al. 2018,
+arXiv:1710.10903; PyTorch Geometric's `softmax(src, index)`).
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from sqrtdk.tracing.classify.edges import BACK, INDEX, group_fault, groups_of, is_of_groups, log_total, reduction
 from sqrtdk.tracing.classify.online import is_sum
-from sqrtdk.tracing.classify.pairs import behind, is_additive
+from sqrtdk.tracing.classify.pairs import behind, beyond, is_additive
 from sqrtdk.tracing.classify.sums import settle
 from sqrtdk.tracing.classify.weights import SINKHORN
 from sqrtdk.tracing.records import LOST_SIGHT, NEVER_USED
@@ -18,6 +23,21 @@ from sqrtdk.tracing.watch.graph import EXTREMES, Node, alias, origin
 from sqrtdk.tracing.watch.marks import Carried, EdgeGroups, SoftmaxEntry, Weighing, Weights
 from sqrtdk.tracing.watch.recorder import Made, Scene
 
+# Positions of what is reduced, of the axis (None: a keyword) and of the kind of reduction, or that kind.
+_GROUPED: dict[str, tuple[int, int | None, int | str]] = {
+    "scatter_add": (3, 1, "sum"),
+    "index_add": (3, 1, "sum"),
+    "scatter_reduce": (3, 1, 4),
+    "index_reduce": (3, 1, 4),
+    "index_put": (2, None, "sum"),
+    "segment_reduce": (0, None, 1),
+    "scatter_max": (0, 2, "amax"),  # this and the next of torch_scatter
+    "segment_sum_csr": (0, None, "sum"),
+    "segment_max_csr": (0, None, "amax"),
+}
+BACK = ops.VIEWS | ops.SAME | {"gather", "gather_csr"}  # from the nodes to their edges
+INDEX = 2  # position of the numbers of the groups
+OTHER_GROUPS = "softmax over the edges of other nodes than the values are summed for"
 _TO_MAXIMUM = BACK | {"masked_fill", "maximum"}
 GUARD = 1e-2  # a number at or below it keeps a sum from 0
 
@@ -168,11 +188,7 @@ def _less_logsumexp(node: Node) -> tuple[int, ...] | None:
 
 def _in_turn(node: Node, axes: tuple[int, ...]) -> bool:
     """Whether another logsumexp, over other axes, was subtracted before."""
-    while (before := node.main()) is not None and not node.is_root:
-        node = origin(before)
-        earlier = _less_logsumexp(node)
-        if earlier is None:
-            return False
+    while (before := node.main()) is not None and (earlier := _less_logsumexp(node := origin(before))) is not None:
         if earlier != axes:
             return True
     return False
@@ -208,3 +224,70 @@ def _is_weight(added: Node, position: int) -> bool:
         return True
     number = added.number(position)
     return number is not None and number > GUARD
+
+
+# -- edges of a graph --------------------------------------------------------------------------------------------------
+
+
+class Reduction(NamedTuple):
+    """A reduction by groups: what is reduced, along which axis, how ("sum", "mean", "amax"), to how many groups."""
+
+    reduced: Node
+    axis: int
+    kind: str
+    groups: int
+
+
+def reduction(node: Node) -> Reduction | None:
+    """The reduction by groups that a node is; None for any other."""
+    place, axis_at, how = _GROUPED.get(node.op, (0, None, ""))
+    reduced = node.args[place] if how and len(node.args) > place else None
+    overwrites = node.op == "index_put" and (len(node.args) < 4 or not node.args[3])
+    if not isinstance(reduced, Node) or not reduced.shape or overwrites:
+        return None
+    axis = int(node.kwargs.get("axis", 0) if axis_at is None else node.args[axis_at]) % len(reduced.shape)
+    kind = how if isinstance(how, str) else str(node.args[how])
+    return Reduction(reduced, axis, {"max": "amax"}.get(kind, kind), node.shape[axis])
+
+
+def sums_values(node: Node) -> bool:
+    """Whether a node sums, or averages, what each group of edges brought."""
+    grouped = reduction(node)
+    return grouped is not None and grouped.kind in ("sum", "mean")
+
+
+def log_total(node: Node) -> Node | None:
+    """The sums by groups whose logarithm `node` is, brought back to the edges, with a maximum added or not."""
+    logarithm = beyond(node, BACK | {"add"})
+    inner = logarithm.main() if logarithm.op == "log" else None
+    total = None if inner is None else beyond(inner, ops.CLAMPS | {"add"})  # a guard against zero
+    return total if total is not None and sums_values(total) else None
+
+
+def is_of_groups(node: Node) -> bool:
+    """Whether a node is the largest logit of each group of edges, or the logarithm of its sum of exponentials."""
+    grouped = reduction(beyond(node, BACK))
+    return log_total(node) is not None or (grouped is not None and grouped.kind == "amax")
+
+
+def groups_of(total: Node) -> EdgeGroups:
+    """The groups of a softmax that is divided by the sums `total`."""
+    grouped = reduction(total)
+    assert grouped is not None
+    index = total.operands.get(INDEX)
+    known = index is not None and not index.is_meta and not index.is_floating_point()
+    return EdgeGroups(grouped.axis, grouped.groups, _column(index, grouped.axis) if known else None)
+
+
+def group_fault(weighing: Weighing, index: Tensor | None) -> str | None:
+    """What is wrong where the values are summed by another grouping of the edges than the softmax's."""
+    groups = weighing.edges
+    if groups is None or groups.index is None or index is None or index.is_meta or index.is_floating_point():
+        return None
+    return None if torch.equal(groups.index, _column(index, groups.axis)) else OTHER_GROUPS
+
+
+def _column(index: Any, axis: int) -> Tensor:
+    """The number of each edge's group, of an index that was repeated over heads and features."""
+    column: Tensor = index if index.dim() < 2 else index.movedim(axis, 0).flatten(1)[:, 0]
+    return column

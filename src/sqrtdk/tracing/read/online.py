@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.classify.weights import dropped
+from sqrtdk.tracing.probe.replays import part_between
 from sqrtdk.tracing.read.blocks import Span, aligned, assembled, is_attention, join, positions_of
 from sqrtdk.tracing.read.chain import read_chain
 from sqrtdk.tracing.read.eager import read_span
@@ -19,7 +20,6 @@ from sqrtdk.tracing.read.reading import Cell, Layout, Logits, Reading
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Hide, Scale, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.graph import Node
 from sqrtdk.tracing.watch.marks import Exponential, Online, Weighing
 
@@ -129,33 +129,24 @@ def _hidden_later(exponential: Exponential) -> tuple[Step, ...]:
     """Masks that wrote zeros over the exp; anything else that changed it is not known."""
     steps: list[Step] = []
     for node in exponential.way:
-        if node.op not in ("mul", "div", "masked_fill", "where"):
-            continue
-        steps += _zeroed(node, exponential.shape)
+        if node.op in ("mul", "div", "masked_fill", "where") and dropped(node) is None:
+            steps += _zeroed(node, exponential.shape)
     return tuple(steps)
 
 
 def _zeroed(node: Node, shape: tuple[int, ...]) -> list[Step]:
-    """What an operation on the exp hides: nothing, where it is a dropout or one number for all."""
+    """What an operation on the exp hides, by what it makes of ones; nothing, where that is one number for all."""
     main = node.main()
-    index = next((i for i, arg in enumerate(node.args) if isinstance(arg, Node) and arg is not main), None)
-    if index is None or _is_dropout(node):
-        return []
-    flipped = node.op == "masked_fill" or (node.op == "where" and node.args[1] is not main)
-    fill = node.number(1 if node.op == "where" and flipped else 2) if node.op in ("masked_fill", "where") else 0.0
-    value = node.operands.get(index)
-    value = evaluate(node.args[index]) if value is None or value.is_meta else value
-    if node.shape != shape or fill != 0 or node.op == "div":
+    part = None if main is None else part_between(main, node)
+    if main is None or part is None or node.shape != shape:
         return [Unknown(f"{node.op} on the weights")]
-    if value is None:
+    try:
+        by = part.run(torch.ones(main.shape, device=part.device))
+    except Exception:  # the values of the mask are not known
         return [Hide("bool", -math.inf)]
-    if bool(((value == 0) | (value == 1)).all()):
-        return [Hide("bool", -math.inf, Placed(~value if flipped else value.bool(), (), shape))]
-    return [] if bool((value == value.flatten()[0]).all()) else [Unknown("mul on the weights")]
-
-
-def _is_dropout(node: Node) -> bool:
-    return any(p.op in ("bernoulli", "div") and not p.products for p in node.parents())
+    if any(parent is not main for parent in node.parents()) and bool(((by == 0) | (by == 1)).all()):
+        return [Hide("bool", -math.inf, Placed(by != 0, (), shape))]
+    return [] if bool((by == by.flatten()[0]).all()) else [Unknown(f"{node.op} on the weights")]
 
 
 def _groups(blocks: Sequence[_Block]) -> list[list[_Block]]:

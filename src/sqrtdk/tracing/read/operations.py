@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.classify.edges import is_of_groups
 from sqrtdk.tracing.classify.mixing import BY_DATA, CONVOLUTIONS, by_data, is_bias_of_mixing, mixing_operands
 from sqrtdk.tracing.classify.pairs import CURVES
+from sqrtdk.tracing.classify.softmax import is_of_groups
 from sqrtdk.tracing.probe.replays import part_between
 from sqrtdk.tracing.read.distances import is_squared_length
 from sqrtdk.tracing.read.factors import heads_axis, of_the_data, of_the_rows, read_factor

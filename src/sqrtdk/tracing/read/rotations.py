@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.classify.combine import holds_angles
+from sqrtdk.tracing.classify.vectors import holds_angles
 from sqrtdk.tracing.probe.replays import Part, part_between
 from sqrtdk.tracing.read.regroup import regrouped
 from sqrtdk.tracing.records import ROWS, Factor, Stage

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from sqrtdk.tracing.classify.outside import ROTATION
+from sqrtdk.tracing.classify.vectors import ROTATION
 from sqrtdk.tracing.probe import effects
 from sqrtdk.tracing.probe.norms import Norm, norm_at, norms_inwards
 from sqrtdk.tracing.probe.replays import Part

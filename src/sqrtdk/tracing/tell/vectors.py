@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.classify.outside import ROTATION
+from sqrtdk.tracing.classify.vectors import ROTATION
 from sqrtdk.tracing.probe.norms import name_of_gain, norm_within
 from sqrtdk.tracing.read.regroup import REJOINED, regrouped
 from sqrtdk.tracing.read.side import follow, unasked
