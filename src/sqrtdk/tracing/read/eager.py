@@ -12,10 +12,17 @@ from sqrtdk.tracing.read.chain import read_chain
 from sqrtdk.tracing.read.distances import completed
 from sqrtdk.tracing.read.layout import lay_out
 from sqrtdk.tracing.read.nested import read_nested
-from sqrtdk.tracing.read.orient import Orientation, operands, orientation
+from sqrtdk.tracing.read.orient import (
+    Orientation,
+    norm_fault,
+    operands,
+    orientation,
+    over_channels,
+    place_heads,
+    place_rows,
+)
 from sqrtdk.tracing.read.reading import Cell, Layout, Logits, Reading
 from sqrtdk.tracing.read.rotations import paired
-from sqrtdk.tracing.read.rows import norm_fault, over_channels, place_heads, place_rows
 from sqrtdk.tracing.read.scored import read_scored
 from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.read.unfused import SAFE_SOFTMAX, merge_scale

@@ -8,9 +8,9 @@ import torch
 
 from sqrtdk.tracing.read import bands
 from sqrtdk.tracing.read.masks import as_passed, read_addend
+from sqrtdk.tracing.read.orient import over_channels
 from sqrtdk.tracing.read.reading import Layout, Reading, Vectors
 from sqrtdk.tracing.read.rotations import paired
-from sqrtdk.tracing.read.rows import over_channels
 from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Hide, Scale, Step

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sqrtdk.tracing.classify.effect import ROTATION
 from sqrtdk.tracing.probe.norms import name_of_gain, norm_within
-from sqrtdk.tracing.read.multiply import multiplied
+from sqrtdk.tracing.read.factors import multiplied
 from sqrtdk.tracing.read.regroup import regrouped
 from sqrtdk.tracing.read.rotations import rotated, turned_by_matrix
 from sqrtdk.tracing.read.side import Side
