@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.probe.angles import Rotation, base_of, frequencies, shift_of
-from sqrtdk.tracing.probe.rotation import RotationFit, fit_rotation
+from sqrtdk.tracing.probe.rotation import Rotation, RotationFit, base_of, fit_rotation, frequencies, shift_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

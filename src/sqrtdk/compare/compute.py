@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sqrtdk.compare.program import Affine, Change, Formula, Norm, Opaque, Own, Rounded, Way
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.tracing.probe.angles import apply_rotation as apply_rotation
+from sqrtdk.tracing.probe.rotation import apply_rotation as apply_rotation
 
 CHUNK = 2**22  # logits of all heads at a time: 32 MiB in float64
 FLOAT32_MOST = torch.finfo(torch.float32).max

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.probe.angles import Rotation as Rotation
+from sqrtdk.tracing.probe.rotation import Rotation as Rotation
 
 
 @dataclass(frozen=True, slots=True, eq=False)

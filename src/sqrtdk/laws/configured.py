@@ -28,8 +28,7 @@ from sqrtdk.laws.moved import ROUNDINGS
 from sqrtdk.laws.rotations import Declared, declared, plain
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.traced import traced
-from sqrtdk.tracing.probe.angles import ANEW, base_of, frequencies
-from sqrtdk.tracing.probe.rotation import RotationFit, fit_rotation
+from sqrtdk.tracing.probe.rotation import ANEW, RotationFit, base_of, fit_rotation, frequencies
 from sqrtdk.tracing.tensors import CallTensors, Vector
 
 CHANNELS, FREQUENCIES = "channels that turn", "frequencies"

@@ -2,6 +2,10 @@
 
 What an operation does to q, k or logits need not be known by its name where it can be asked: other values go in, and
 what comes out is looked at. Nothing of the model runs; operations that write in place get copies.
+
+The first question is whether every entry of the result is one entry of the source times one factor. Numbers that tell
+where each entry went give the answer, and other numbers must come out as it says: so is a `flip`, a permutation by any
+operation, a Fourier transform with its inverse, a custom operator that doubles.
 """
 
 from __future__ import annotations
@@ -14,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.constants import evaluate, part
+from sqrtdk.tracing.records import Factor
+from sqrtdk.tracing.watch import constants, ops
+from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.graph import Node, dominator
 
 _LARGEST = 2**22  # numbers of one tensor
@@ -24,6 +29,12 @@ _CASTS = frozenset({"_to_copy", "to", "type_as", "_autocast_to_reduced_precision
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias"})
 _BY_PLACE = frozenset({"index", "index_select", "gather", "as_strided", "repeat"})  # they need all entries
 _UNREPEATABLE = ops.RANDOM | {"native_dropout", "bernoulli", "dropout", "random"}
+_DEEPEST = 8  # operations inwards
+_ONE = 1e-4
+_NEAR = 0.02  # of a whole number, that it is one: numbers go up to 2^22, with rounding of float64
+# Relative, of the check by other numbers: a rounding of float32, in which a kernel may compute whatever it is given;
+# eight of them where operations run in float32.
+_SAME = {torch.float64: 2.0**-24, torch.float32: 2.0**-20}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,8 +73,8 @@ class Part:
         """Whether the run had no values of what the operations met."""
         return any(value.is_meta for node in self.order for value in node.operands.values())
 
-    def sampled(self, axis: int, known: Collection[Node] = ()) -> tuple[int, ...]:
-        """The source's shape with no more than two entries along each axis on which all entries fare alike.
+    def sampled(self, axis: int, known: Collection[Node] = (), most: int = 2) -> tuple[int, ...]:
+        """The source's shape with `most` entries along each axis on which all entries fare alike.
 
         The operations leave such an axis in its place, and no operand but those in `known` varies along it. The last
         axis and `axis` stay whole.
@@ -77,7 +88,7 @@ class Part:
             for operand in (parent for parent in node.parents() if parent not in inside):
                 before = len(node.shape) - len(operand.shape)
                 alike = {a for a in alike if a < before or operand.shape[a - before] == 1}
-        return tuple(min(n, 2) if a in alike else n for a, n in enumerate(shape))
+        return tuple(min(n, most) if a in alike else n for a, n in enumerate(shape))
 
     def run(self, value: Tensor, known: Mapping[Node, Tensor] | None = None) -> Tensor:
         """What comes out for a value of the source's shape, or of that of a sample.
@@ -195,5 +206,81 @@ def _overwritten(node: Node, known: dict[Node, Tensor]) -> Tensor:
     if before is None or write not in known:
         raise RuntimeError("what was written to is not known")
     after = before.to(known[write].dtype).clone()
-    part(write, after).copy_(known[write])
+    constants.part(write, after).copy_(known[write])
     return after
+
+
+# -- entries that are moved and multiplied by one number ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moved:
+    """Every entry of `part.end` is one of `part.source`, times `by`.
+
+    Attributes:
+        part: the operations.
+        by: the factor.
+        order: for each entry of the end the number of its entry in the source, flat.
+    """
+
+    part: Part
+    by: float
+    order: Tensor
+
+    def factor(self, where: str) -> Factor | None:
+        """What it multiplies by, for the record; None where that is 1, but for the rounding of what gave it."""
+        return None if math.isclose(self.by, 1.0, rel_tol=_ONE) else Factor(self.by, where, self.part.effect)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether each entry is where it was."""
+        same = self.part.source.shape == self.part.end.shape
+        return same and torch.equal(self.order, torch.arange(len(self.order), device=self.order.device))
+
+    def place(self, value: Tensor) -> Tensor:
+        """Values of the source in the places of the end, without the factor."""
+        return value.reshape(-1)[self.order.to(value.device)].reshape(self.part.end.shape)
+
+
+def moved(node: Node) -> Iterator[Moved]:
+    """The parts that end in `node` and only move entries and multiply them by one number, the shortest first."""
+    for part in inwards(node, _DEEPEST):
+        if part.is_large:
+            return
+        for dtype in (torch.float64, torch.float32):
+            try:
+                found = _moved(part, dtype)
+            except Exception:  # an operation that does not take the dtype, or these numbers
+                continue
+            if found is not None:
+                yield found
+            break
+
+
+def _random(part: Part, dtype: torch.dtype) -> Tensor:
+    return torch.randn(part.source.shape, dtype=dtype, generator=torch.Generator().manual_seed(0)).to(part.device)
+
+
+def _moved(part: Part, dtype: torch.dtype) -> Moved | None:
+    count = math.prod(part.source.shape)
+    numbers = torch.arange(1.0, count + 1.0, dtype=dtype, device=part.device).reshape(part.source.shape)
+    if not count or (dtype == torch.float32 and count > 2**12):  # whole numbers must survive its rounding
+        return None
+    zero, ones = part.run(torch.zeros_like(numbers)), part.run(torch.ones_like(numbers))
+    if zero.is_complex() or not zero.is_floating_point() or not zero.numel() or tuple(zero.shape) != part.end.shape:
+        return None
+    by = float(ones.double().mean())
+    rounding = _SAME[dtype] * abs(by)
+    if not by or not math.isfinite(by) or any(bool((gap.abs() > rounding).any()) for gap in (zero, ones - by)):
+        return None
+    places = part.run(numbers).double() / by
+    order = places.round()
+    if bool(((places - order).abs() > _NEAR).any()) or bool((order < 1).any()) or bool((order > count).any()):
+        return None
+    found = Moved(part, by, order.long().flatten() - 1)
+    other = _random(part, dtype)
+    for scale in (1.0, 64.0):
+        gap = part.run(scale * other).double() - by * scale * found.place(other).double()
+        if bool((gap.abs() > 16 * rounding * scale).any()):
+            return None
+    return found

@@ -12,9 +12,8 @@ from torch import Tensor
 from sqrtdk.tracing.read.chain import Chain, Fork, read_chain
 from sqrtdk.tracing.read.masks import HIDDEN, bias_name
 from sqrtdk.tracing.read.orient import Orientation, operands
-from sqrtdk.tracing.read.positions import Positions, positions
 from sqrtdk.tracing.read.reading import Cell, Layout, Logits, Reading
-from sqrtdk.tracing.read.slices import sliced
+from sqrtdk.tracing.read.regroup import Positions, positions, sliced
 from sqrtdk.tracing.records import BLOCKS, Factor
 from sqrtdk.tracing.steps import Bias, Blocks, Hide, Offset, Scale, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed, to_softmax

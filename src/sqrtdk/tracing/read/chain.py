@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sqrtdk.tracing.classify.pairs import is_additive, is_score
-from sqrtdk.tracing.probe.effects import Moved, moved
+from sqrtdk.tracing.probe.replays import Moved, moved
 from sqrtdk.tracing.read.masks import numbers_around, numbers_over, spread_over
 from sqrtdk.tracing.read.operations import OPERATIONS, Readers, beside_product, read_residual_mixing, unknown
 from sqrtdk.tracing.read.operations import Link as Link

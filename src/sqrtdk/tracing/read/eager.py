@@ -11,11 +11,18 @@ from sqrtdk.tracing.read.blocks import Span, aligned, beside, join_beside
 from sqrtdk.tracing.read.chain import Chain, read_chain
 from sqrtdk.tracing.read.distances import completed
 from sqrtdk.tracing.read.layout import lay_out
-from sqrtdk.tracing.read.orient import Orientation, operands, orientation
+from sqrtdk.tracing.read.orient import (
+    Orientation,
+    norm_fault,
+    operands,
+    orientation,
+    over_channels,
+    place_heads,
+    place_rows,
+)
 from sqrtdk.tracing.read.packed import read_nested
 from sqrtdk.tracing.read.reading import Cell, Layout, Logits, Reading, of_softmax
 from sqrtdk.tracing.read.rotations import paired
-from sqrtdk.tracing.read.rows import norm_fault, over_channels, place_heads, place_rows
 from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.records import ONE_PROJECTION, Stage
 from sqrtdk.tracing.steps import Sink, Unknown

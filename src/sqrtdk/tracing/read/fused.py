@@ -19,10 +19,10 @@ from torch import Tensor
 
 from sqrtdk.tracing.read.factors import tensor_factor
 from sqrtdk.tracing.read.masks import as_passed, read_addend
+from sqrtdk.tracing.read.orient import over_channels
 from sqrtdk.tracing.read.packed import Pairs, Sequences
 from sqrtdk.tracing.read.reading import Layout, Reading, Vectors
 from sqrtdk.tracing.read.rotations import paired
-from sqrtdk.tracing.read.rows import over_channels
 from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.records import ROWS, Factor
 from sqrtdk.tracing.steps import Bias, Hide, Scale, Sink, Softcap, Step, Unknown

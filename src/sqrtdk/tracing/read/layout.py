@@ -1,4 +1,4 @@
-"""Which of the leading axes of the logits are heads, and which are batch, windows or grids."""
+"""Sizes of an eager attention: which of the leading axes of the logits are heads, and which batch, windows or grids."""
 
 from __future__ import annotations
 
@@ -7,17 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.classify.mixing import CONVOLUTIONS
-from sqrtdk.tracing.read.orient import Orientation, coordinates
+from sqrtdk.tracing.read.orient import Orientation, coordinates, features, followed
 from sqrtdk.tracing.read.reading import Layout
-from sqrtdk.tracing.read.regroup import regrouped
 from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node
-
-_LARGEST = 2**24  # features of a projection that are followed to the logits
-_CHANNELS_SECOND = CONVOLUTIONS | ops.AFFINE | {"mkldnn_convolution"}
-_NARROW = torch.iinfo(torch.int16).max
 
 
 def lay_out(
@@ -86,26 +80,13 @@ def _by_features(product: Node, views: tuple[Node, ...], axes: Orientation, oper
 
 def _heads_at(product: Node, views: tuple[Node, ...], axes: Orientation) -> Tensor | None:
     """The first feature of the query of each row of the logits, in the softmax's layout without the keys."""
-    features = regrouped(_query_of(product, axes), _features)
-    if features is None:
+    numbers = followed(_query_of(product, axes), features)
+    if numbers is None:
         return None
-    first = features[..., 0, :] if axes.swapped else features[..., 0]
+    first = numbers[..., 0, :] if axes.swapped else numbers[..., 0]
     everywhere = coordinates(product, views, torch.device("cpu"))
     entry, row, column = (at.movedim(axes.keys, -1)[..., 0] for at in everywhere)
     return first.reshape(-1, first.shape[-1])[entry, column if axes.swapped else row]
-
-
-def _features(node: Node) -> Tensor | None:
-    """The number of each feature of a projection, in its layout; of several matrices, each has numbers of its own."""
-    if node.root is None or not node.shape or math.prod(node.shape) > _LARGEST:
-        return None
-    axis = 1 if node.op in _CHANNELS_SECOND and len(node.shape) > 2 else len(node.shape) - 1
-    matrices, width = node.root.matrices, node.shape[axis]
-    dtype = torch.int16 if matrices * width <= _NARROW else torch.int32
-    features = torch.arange(width, dtype=dtype).view([-1 if d == axis else 1 for d in range(len(node.shape))])
-    if matrices > 1:
-        features = features + width * (torch.arange(node.shape[0], dtype=dtype) % matrices)[:, None, None]
-    return features.expand(node.shape)
 
 
 def _query_of(product: Node, axes: Orientation) -> Node:

@@ -15,8 +15,8 @@ from sqrtdk.tracing.probe.replays import part_between
 from sqrtdk.tracing.read.blocks import Span, aligned, assembled, is_attention, join, positions_of
 from sqrtdk.tracing.read.chain import read_chain
 from sqrtdk.tracing.read.eager import read_span
-from sqrtdk.tracing.read.positions import Positions
 from sqrtdk.tracing.read.reading import Cell, Layout, Logits, Reading
+from sqrtdk.tracing.read.regroup import Positions
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Hide, Scale, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed

@@ -1,9 +1,9 @@
-"""Sides that were put together from pieces: concatenated, written slice by slice, or made wider with zeros."""
+"""Sides of several pieces: put side by side, written slice by slice, stacked, summed; with zeros around, or pooled."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,12 +13,25 @@ from torch.nn import functional
 
 from sqrtdk.tracing.records import Stage
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, numbered, replay
+from sqrtdk.tracing.watch.graph import Node, numbered, replay, replay_all
 
 if TYPE_CHECKING:
-    from sqrtdk.tracing.read.side import Side
+    from sqrtdk.tracing.read.side import Follow, Side
 
-    Follow = Callable[[Node, str], Side]
+_PROJECTIONS = ops.PROJECTIONS - {"embedding"}
+_POOLS = frozenset(
+    {
+        "avg_pool1d",
+        "avg_pool2d",
+        "avg_pool3d",
+        "_adaptive_avg_pool2d",
+        "_adaptive_avg_pool3d",
+        "max_pool2d_with_indices",
+        "max_pool3d_with_indices",
+    }
+)
+_REDUCTIONS = frozenset({"mean", "amax", "max"})  # over rows, for which the factors before them go on
+_GREATEST = frozenset({"amax", "max", "max_pool2d_with_indices", "max_pool3d_with_indices"})
 
 
 def padded(node: Node, main: Node, where: str, follow: Follow) -> Side:
@@ -33,7 +46,7 @@ def padded(node: Node, main: Node, where: str, follow: Follow) -> Side:
     return side if side.basis is None else replace(side, basis=replay(node, side.basis))
 
 
-def joined(node: Node, where: str, follow: Follow) -> Side:
+def joined(node: Node, main: Node, where: str, follow: Follow) -> Side:
     """Pieces of different origin put side by side: each is followed, and their factors must agree."""
     pieces = [p for p in node.parents() if p.act]
     constants = [p for p in node.parents() if not p.act]
@@ -103,7 +116,7 @@ def _alike(side: Side, other: Side) -> bool:
     return abs(side.factor - other.factor) <= 1e-3 * abs(other.factor)
 
 
-def assembled(node: Node, where: str, follow: Follow) -> Side:
+def assembled(node: Node, main: Node, where: str, follow: Follow) -> Side:
     """A tensor written slice by slice: like pieces put side by side."""
     places: list[Node] = []
     sources: list[Node] = []
@@ -138,3 +151,100 @@ def _written(node: Node, places: Sequence[Node], pieces: Sequence[Side], beneath
     for place, value in zip(reversed(places), reversed(values[: len(pieces)]), strict=True):
         replay(place, basis).copy_(value)
     return basis
+
+
+def unstacked(node: Node, where: str, follow: Follow) -> Side | None:
+    """The side of one of several tensors that were stacked and taken apart again: q out of `torch.stack([q, k, v])`."""
+    views: list[Node] = []
+    stack: Node | None = node
+    while stack is not None and stack.op in ops.VIEWS | ops.SAME and not stack.is_root:
+        views = [stack, *views] if stack.op in ops.VIEWS else views
+        stack = stack.main()
+    if stack is None or stack.op != "stack" or stack.is_root or not views:
+        return None
+    pieces, dim = stack.args[0], (int(stack.args[1]) if len(stack.args) > 1 else 0) % len(stack.shape)
+    numbers = torch.arange(len(pieces), dtype=torch.int8).view([-1 if d == dim else 1 for d in range(len(stack.shape))])
+    try:
+        low, high = (int(number) for number in torch.aminmax(replay_all(views, numbers.expand(stack.shape))))
+    except RuntimeError:  # empty, or indices without data
+        return None
+    if low != high or not isinstance(pieces[low], Node):
+        return None
+    side = follow(pieces[low], where)
+    if side.basis is None:
+        return side
+    return replace(side, basis=replay_all(views, side.basis.unsqueeze(dim).expand(stack.shape)))
+
+
+# -- sums of branches --------------------------------------------------------------------------------------------------
+
+
+def summed(node: Node, where: str, follow: Follow) -> Side | None:
+    """The side of a sum of branches; None where nothing stands before it, so that it is a start of its own.
+
+    A factor or a rotation before the sum is one of the sum where both branches carry it.
+    """
+    sides = [follow(branch, where) for branch, _ in node.branches]
+    if not any(_carries(side) for side in sides) or _adapts(*sides) or _adapts(*sides[::-1]):
+        return None
+    if any(side.rope != sides[0].rope for side in sides):
+        return together(sides, root=node, basis=None).lost(where, "a rotation before a sum of branches")
+    norm = sides[0].norm if all(side.norm == sides[0].norm for side in sides) else None
+    values = [side.basis * by for side, (_, by) in zip(sides, node.branches, strict=True) if side.basis is not None]
+    try:
+        basis = torch.broadcast_to(sum(values[1:], values[0]), node.shape) if len(values) == len(sides) else None
+    except RuntimeError:
+        basis = None
+    return together(sides, root=node, basis=basis, norm=norm)
+
+
+def _carries(side: Side) -> bool:
+    """Whether a branch is a projection with something after it that belongs to q or k."""
+    projected = side.root is None or side.root.op in ops.CONTRACTIONS or side.root.op in _PROJECTIONS
+    return projected and bool(side.factors or side.rope)
+
+
+def _adapts(whole: Side, other: Side) -> bool:
+    """Whether a branch is an adapter of the `whole` one, B A x beside W x (Hu et al. 2021): its factor is its own."""
+    shared, deeper = whole.start.lineage & other.start.lineage, len(other.start.lineage) > len(whole.start.lineage)
+    plain = not (whole.factors or whole.rope or whole.norm)
+    return plain and bool(shared) and deeper and other.start.source != whole.start.source
+
+
+# -- pooled over rows: by a mean or a maximum, or by a convolution of each channel (MViT, Restormer) ------------------
+
+
+def pooled(node: Node, main: Node, where: str, follow: Follow) -> Side | None:
+    """The side of a mean or a maximum over rows; None of one over channels, and of one that turns factors around."""
+    if node.op in _REDUCTIONS and not _over_rows(node, main):
+        return None
+    side = follow(main, where)
+    if node.op in _GREATEST and not all(factor.value is None or factor.value > 0 for factor in side.factors):
+        return None
+    basis = None if side.basis is None or side.moves else replay(node, side.basis)
+    return side.then(Stage(where, "pool", node.op), basis=basis)
+
+
+def _over_rows(node: Node, main: Node) -> bool:
+    dims = node.args[1] if len(node.args) > 1 else None
+    dims = [dims] if isinstance(dims, int) else dims
+    return bool(dims) and all(d % len(main.shape) != len(main.shape) - 1 for d in dims or ())
+
+
+def convolved(node: Node, where: str, follow: Follow) -> Side | None:
+    """The side of a convolution of each channel that a projection fed; None where it is the projection itself."""
+    before = follow(node.branches[0][0], where)
+    projected = before.root is not None and before.root.op in {*ops.CONTRACTIONS, *ops.PROJECTIONS}
+    if not projected or before.unknown or before.moves or before.norm:
+        return None
+    shrinks = math.prod(node.shape) < math.prod(node.branches[0][0].shape)
+    side = before.then(Stage(where, "pool" if shrinks else "convolution", node.label))
+    return replace(side, root=node, basis=node.value if before.factor == 1.0 else None)
+
+
+READERS = {
+    "constant_pad_nd": padded,
+    "cat": joined,
+    "overwrite": assembled,
+    **dict.fromkeys(_POOLS | _REDUCTIONS, pooled),
+}

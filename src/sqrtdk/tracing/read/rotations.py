@@ -8,7 +8,6 @@ has a number for each position and channel.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -25,9 +24,7 @@ from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.graph import Node, dominator
 
 if TYPE_CHECKING:
-    from sqrtdk.tracing.read.side import Side
-
-    Follow = Callable[[Node, str], Side]
+    from sqrtdk.tracing.read.side import Follow, Side
 
 REPEATS = frozenset({"expand", "repeat", "repeat_interleave", "index", "index_select"})
 _PRODUCTS = frozenset({"mul", "div", "addcmul"})
@@ -36,6 +33,7 @@ _MOVING = ops.VIEWS | {"cat", "stack", "copy", "overwrite", "complex", "sum"}
 _BETWEEN = _MOVING | _PRODUCTS | ops.SAME | {"neg", "add", "sub"}
 _LAST = frozenset({"add", "sub", "cat", "stack", "overwrite", "addcmul", "complex", "sum"})
 _PURE = 1e-3  # how far from 1 a table's amplitude is rounding
+_ENOUGH = 16  # vectors
 _EVEN = 2e-3  # decays cancel but for the rounding of their tables
 _UNCANCELLED = "a decay that the other side does not cancel"
 
@@ -68,9 +66,7 @@ def rotated(node: Node, where: str, follow: Follow) -> Side | None:
         return None
     if not tables and node.op != "complex":
         return _rejoined(node, source, follow(source, where))
-    if tables and node not in _amplitudes:
-        _amplitudes[node] = _amplitude(source, node)
-    amplitude = _amplitudes[node] if tables else None
+    amplitude = amplitude_of(source, node) if tables else None
     if tables and amplitude is None and node.op == "sum":
         return None
     side = follow(source, where)
@@ -99,18 +95,23 @@ def _rejoined(node: Node, source: Node, side: Side) -> Side:
 # -- what a rotation multiplies by -------------------------------------------------------------------------------------
 
 
-def _amplitude(source: Node, node: Node) -> Amplitude | None:
+def amplitude_of(source: Node, node: Node) -> Amplitude | None:
     """How much longer the operations from `source` to `node` make vectors; None where that is no rotation."""
-    part = part_between(source, node)
-    try:
-        return None if part is None else _measured(part, _made_up(part))
-    except Exception:  # an operand without values, or an operation that does not take these
-        return None
+    if node not in _amplitudes:
+        part = part_between(source, node)
+        try:
+            _amplitudes[node] = None if part is None else _measured(part, _made_up(part))
+        except Exception:  # an operand without values, or an operation that does not take these
+            _amplitudes[node] = None
+    return _amplitudes[node]
 
 
 def _measured(part: Part, tables: dict[Node, Tensor]) -> Amplitude | None:
-    rows = part.sampled(-1, tables)
-    vectors = torch.randn((2, *rows), dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(part.device)
+    rows = part.sampled(-1, tables, most=1)
+    several = 1 if math.prod(rows[:-1]) >= _ENOUGH else 4  # of a single row one vector may keep its length by chance
+    vectors = torch.randn((several, *rows), dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(
+        part.device
+    )
     before = vectors.norm(dim=-1)
     after = torch.stack([_lengths(part.run(x, tables), x) for x in vectors])
     eps = max(
@@ -193,17 +194,6 @@ def _length(node: Node) -> float | None:
         return node.number(1)
     value = evaluate(node)
     return None if value is None or bool((value != value.flatten()[0]).any()) else float(value.flatten()[0])
-
-
-def amplitude_of_points(node: Node, position: int) -> Amplitude | None:
-    """The amplitude of a product with points of the plane: their distance from 0."""
-    table, value = node.args[position], node.operands[position]
-    known = evaluate(table) if value.is_meta else value
-    if known is None:
-        scale = _scale_of_table(table)
-        return None if scale is None else Amplitude(scale)
-    lengths = known.detach().abs().double()
-    return _even((lengths.reciprocal() if node.op == "div" else lengths).square(), torch.finfo(known.dtype).eps)
 
 
 # -- rotations by matrices ---------------------------------------------------------------------------------------------

@@ -17,16 +17,11 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from sqrtdk.tracing.classify.vectors import ROTATION
-from sqrtdk.tracing.probe import effects
 from sqrtdk.tracing.probe.norms import Norm, norm_at, norms_inwards
-from sqrtdk.tracing.probe.replays import Part
-from sqrtdk.tracing.read.factors import tensor_factor
-from sqrtdk.tracing.read.multiply import multiplied
-from sqrtdk.tracing.read.pieces import assembled, joined, moved, padded
-from sqrtdk.tracing.read.pooling import POOLS, REDUCTIONS, convolved, pooled
+from sqrtdk.tracing.probe.replays import Part, moved
+from sqrtdk.tracing.read import pieces
+from sqrtdk.tracing.read.factors import multiplied, tensor_factor
 from sqrtdk.tracing.read.rotations import repeats, rotated, turned_by_matrix
-from sqrtdk.tracing.read.stacked import picked
-from sqrtdk.tracing.read.sums import summed
 from sqrtdk.tracing.records import BY_DATA, Factor, Stage
 from sqrtdk.tracing.watch import ops, places
 from sqrtdk.tracing.watch.graph import Node, ancestors, replay
@@ -138,6 +133,9 @@ class Side:
         return math.prod(math.nan if f.value is None else f.value for f in self.factors)
 
 
+Follow = Callable[[Node, str], Side]
+
+
 def follow(node: Node, where: str) -> Side:
     """Follow `node` back to its root, collecting what happened on the way."""
     before, _asked.inside = _asked.inside, _asked.inside + 1
@@ -165,9 +163,9 @@ def _follow(node: Node, where: str) -> Side:
     main = node.main()
     if node.is_root or not node.act or main is None:
         return _start(node, where)
-    side = _normalised(node, where) or rotated(node, where, follow) or _unstacked(node, where)
+    side = _normalised(node, where) or rotated(node, where, follow) or pieces.unstacked(node, where, follow)
     if side is None:
-        side = READERS.get(node.op, _unknown)(node, main, where)
+        side = READERS.get(node.op, _unknown)(node, main, where, follow) or _unknown(node, main, where, follow)
     if not side.unknown or len(side.unknown) > _MOST_UNKNOWN or (_asked.inside > 1 and node.op in ops.VIEWS | ops.SAME):
         return side  # what a view ends is asked where it ends the way, as the real part of what was complex does
     return _by_effect(node, where) or side
@@ -187,7 +185,7 @@ def _by_effect(node: Node, where: str) -> Side | None:
 
 
 def _effects(node: Node, where: str) -> Iterator[Side]:
-    for found in effects.moved(node):
+    for found in moved(node):
         side = follow(found.part.source, where)
         if not side.unknown:
             side, factor = replace(side, basis=_through(side, found.part, found.place)), found.factor(where)
@@ -212,8 +210,8 @@ def _through(side: Side, part: Part, effect: Callable[[Tensor], Tensor]) -> Tens
 def _before(node: Node, where: str) -> Side | None:
     """What a root was made of, where that is no more than q or k was already."""
     if len(node.branches) > 1:
-        return summed(node, where, follow)
-    return convolved(node, where, follow) if node.op == "convolution" else turned_by_matrix(node, where, follow)
+        return pieces.summed(node, where, follow)
+    return pieces.convolved(node, where, follow) if node.op == "convolution" else turned_by_matrix(node, where, follow)
 
 
 def _start(node: Node, where: str) -> Side:
@@ -261,25 +259,16 @@ def _normed(side: Side, norm: Norm, values: Tensor | None, where: str, source: s
     )
 
 
-def _unstacked(node: Node, where: str) -> Side | None:
-    """One of several tensors that were stacked: the stack changed nothing of it."""
-    one = picked(node)
-    if one is None:
-        return None
-    side = follow(one.piece, where)
-    return replace(side, basis=None if side.basis is None else one.place(side.basis))
-
-
 # -- one reader an operation -------------------------------------------------------------------------------------------
 
 
-def _unknown(node: Node, main: Node, where: str) -> Side:
+def _unknown(node: Node, main: Node, where: str, follow: Follow) -> Side:
     side = follow(main, where)
     fits = side.basis is not None and tuple(side.basis.shape) == node.shape
     return side.lost(where, node.op, basis=side.basis if fits else None)
 
 
-def _same(node: Node, main: Node, where: str) -> Side:
+def _same(node: Node, main: Node, where: str, follow: Follow) -> Side:
     return follow(main, where)
 
 
@@ -289,7 +278,7 @@ def _by_data(node: Node, main: Node) -> bool:
     return any(ancestor.act for index in indices for ancestor in ancestors(index, closed=ops.CREATIONS))
 
 
-def _view(node: Node, main: Node, where: str) -> Side:
+def _view(node: Node, main: Node, where: str, follow: Follow) -> Side:
     side = follow(main, where)
     if node.op in _PICKS and _by_data(node, main):
         side = side.then(Stage(where, "gather", BY_DATA))
@@ -300,7 +289,7 @@ def _view(node: Node, main: Node, where: str) -> Side:
     if node.op in _RESHAPES and main.shape and node.shape and main.shape[-1] > node.shape[-1]:
         side = replace(side, folded_heads=main.shape[-1])
     if side.pads:
-        side = replace(side, pads=moved(side.pads, main, node))
+        side = replace(side, pads=pieces.moved(side.pads, main, node))
     if side.basis is None:
         return side
     try:
@@ -309,26 +298,22 @@ def _view(node: Node, main: Node, where: str) -> Side:
         return replace(side, basis=None)
 
 
-def _negated(node: Node, main: Node, where: str) -> Side:
+def _negated(node: Node, main: Node, where: str, follow: Follow) -> Side:
     return follow(main, where).times(Factor(-1.0, where, "number"))
 
 
-def _multiplied(node: Node, main: Node, where: str) -> Side:
-    return multiplied(node, main, where, follow)
-
-
-def _cached(node: Node, main: Node, where: str) -> Side:
+def _cached(node: Node, main: Node, where: str, follow: Follow) -> Side:
     return follow(main, where).then(Stage(where, "cache"), basis=None)
 
 
-def _clamped(node: Node, main: Node, where: str) -> Side:
+def _clamped(node: Node, main: Node, where: str, follow: Follow) -> Side:
     return follow(main, where).then(Stage(where, "clamp", node.op))
 
 
-def _shifted(node: Node, main: Node, where: str) -> Side:
+def _shifted(node: Node, main: Node, where: str, follow: Follow) -> Side:
     """A learned vector added to q or k (a bias of the projection that came late)."""
     if sum(p.act for p in node.parents()) != 1:
-        return _unknown(node, main, where)
+        return _unknown(node, main, where, follow)
     side = follow(main, where)
     shift, product = node.operands.get(1 if node.args[0] is main else 0), side.factor
     if side.norm is None or side.factors or side.moves:  # else it is the bias of a norm
@@ -339,34 +324,15 @@ def _shifted(node: Node, main: Node, where: str) -> Side:
     return replace(side, basis=side.basis + sign * shift / product)
 
 
-def _padded(node: Node, main: Node, where: str) -> Side:
-    return padded(node, main, where, follow)
-
-
-def _joined(node: Node, main: Node, where: str) -> Side:
-    return joined(node, where, follow)
-
-
-def _assembled(node: Node, main: Node, where: str) -> Side:
-    return assembled(node, where, follow)
-
-
-def _turned(node: Node, main: Node, where: str) -> Side:
+def _turned(node: Node, main: Node, where: str, follow: Follow) -> Side:
     return follow(main, where).then(Stage(where, "rope", "by its effect"), rope=True)
 
 
-def _pooled(node: Node, main: Node, where: str) -> Side:
-    return pooled(node, main, where, follow) or _unknown(node, main, where)
-
-
-READERS: dict[str, Callable[[Node, Node, str], Side]] = {
-    "mul": _multiplied,
-    "div": _multiplied,
+READERS: dict[str, Callable[[Node, Node, str, Follow], Side | None]] = {
+    "mul": multiplied,
+    "div": multiplied,
     "neg": _negated,
-    "constant_pad_nd": _padded,
-    "cat": _joined,
-    "overwrite": _assembled,
-    **dict.fromkeys(POOLS | REDUCTIONS, _pooled),
+    **pieces.READERS,
     ROTATION: _turned,
     "add": _shifted,
     "sub": _shifted,
