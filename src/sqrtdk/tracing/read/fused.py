@@ -170,7 +170,7 @@ def _layout(arguments: _Arguments, query: Side) -> tuple[Layout, int | None]:
     q, k, v = arguments["query"], arguments["key"], arguments["value"]
     width, entries, heads = q.shape[-1], math.prod(q.shape[:-2]), q.shape[-3] if q.dim() > 3 else 1
     folded = q.dim() == 3
-    of_query = (query.folded_heads or width) // width
+    of_query = (query.folded_heads or width) // max(width, 1)
     # For a query of three dimensions torch 2.14 calls its kernel with `q.unsqueeze(0)`, 2.13 with q itself, and ours
     # get a view. A model without a batch writes the same, with its heads there: those of the projection tell.
     if q.dim() == 4 and q.shape[0] == 1 and k.shape[-3] == heads and _dims_of_caller(arguments.node("query")) == 3:
