@@ -45,11 +45,6 @@ class Chain:
     views: tuple[Node, ...] = ()
     fork: Fork | None = None
 
-    @property
-    def unknown(self) -> tuple[str, ...]:
-        """Names of the operations that could not be followed."""
-        return tuple(step.name for step in self.steps if isinstance(step, Unknown))
-
 
 def read_chain(
     node: Node,
@@ -160,7 +155,7 @@ def _side_by_side(branches: Sequence[Node]) -> tuple[Step, ...]:
 def _scale_of(branch: Node) -> float | None:
     """Product of the factors on the way to one of several products; None where it can't be followed."""
     chain = read_chain(branch)
-    if chain.product is None or chain.unknown:
+    if chain.product is None or any(isinstance(step, Unknown) for step in chain.steps):
         return None
     operands = [arg for arg in chain.product.args if isinstance(arg, Node)][-2:]
     sides = paired(follow(operands[0], "q"), follow(operands[1], "k"))

@@ -30,7 +30,6 @@ from sqrtdk.tracing.watch.graph import Node
 from sqrtdk.tracing.watch.marks import Weighing
 
 _ADDITIVE = "additive"
-_NO_PRODUCT = "the logits are no product of q and k: "
 
 
 def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint: int | None) -> Reading | str:
@@ -127,7 +126,8 @@ def _without_product(weighing: Weighing, chain: Chain, value: Tensor, output: Te
     of_score = None
     if additive and chain.product is not None:
         of_score = Logits(weighing.logits, weighing.weights, chain.product, chain.views, axes, layout)
-    why = f"the score is no product of q and k: {score}"
+    no_slope = f"the score is no product of q and k: {score}" if additive else None
+    fault = no_slope if odd or weighing.fault is not None else None
     stage = Stage("logits", "score" if additive else "unknown", score)
     return of_softmax(
         weighing,
@@ -140,8 +140,8 @@ def _without_product(weighing: Weighing, chain: Chain, value: Tensor, output: Te
         logits_dtype=logits.dtype,
         output=output if additive else None,
         score=score,
-        fault=why if additive and (odd or weighing.fault is not None) else None if additive else _NO_PRODUCT + score,
-        no_slope=why if additive else None,
+        fault=fault if additive else f"the logits are no product of q and k: {score}",
+        no_slope=no_slope,
     )
 
 

@@ -170,7 +170,7 @@ def _layout(arguments: _Arguments, query: Side) -> tuple[Layout, int | None]:
     q, k, v = arguments["query"], arguments["key"], arguments["value"]
     width, entries, heads = q.shape[-1], math.prod(q.shape[:-2]), q.shape[-3] if q.dim() > 3 else 1
     folded = q.dim() == 3
-    of_query = (query.folded_heads or width) // width
+    of_query = (query.folded_heads or width) // max(width, 1)
     # For a query of three dimensions torch 2.14 calls its kernel with `q.unsqueeze(0)`, 2.13 with q itself, and ours
     # get a view. A model without a batch writes the same, with its heads there: those of the projection tell.
     if q.dim() == 4 and q.shape[0] == 1 and k.shape[-3] == heads and _dims_of_caller(arguments.node("query")) == 3:
@@ -271,16 +271,16 @@ def _mask(arguments: _Arguments, pairs: Pairs, layout: Layout) -> tuple[tuple[Hi
     banded, form = left is not None or right is not None, "implicit" if passed is None else "bool"
     if passed is None and not banded:
         return (), None
-    last = lower_right or right == layout.columns - layout.rows  # the last row stands at the last key
     bounded = left is not None and left < (layout.columns if lower_right else layout.rows) - 1
     if passed is None and right == 0 and not bounded and (pairs.square or not lower_right):
         return (_CAUSAL,), None
     if passed is not None and passed.is_meta:
         return (Hide(form, -math.inf),), None
+    last = right == (0 if lower_right else layout.columns - layout.rows)  # the last row sees up to the last key
+    name = "causal_lower_right" if last and not bounded else "window"
     if banded and (not pairs.known or pairs.too_large()):
-        name = "mask" if passed is not None else "window" if bounded or not last or (lower_right and right) else None
         reason = pairs.too_large() if pairs.known else None
-        return (Hide(form, -math.inf, name=name or "causal_lower_right"),), reason
+        return (Hide(form, -math.inf, name=name if passed is None else "mask"),), reason
     band = pairs.visible(left, right, lower_right=lower_right) if banded else None
     if band is None and passed is None and lower_right:
         return (), None  # one new row beside the last of the keys sees all of them
@@ -288,8 +288,8 @@ def _mask(arguments: _Arguments, pairs: Pairs, layout: Layout) -> tuple[tuple[Hi
     if passed is not None:
         visible = visible & _shaped(passed, arguments.lead(layout), layout, layout.columns)
     # the pattern of sequences of unlike lengths does not show in those that are shorter
-    name = None if not pairs.unlike else "window" if bounded or right else "causal_lower_right"
-    return (Hide(form, -math.inf, Placed(visible, (), layout.shape), name=name),), None
+    hide = Hide(form, -math.inf, Placed(visible, (), layout.shape), name=name if pairs.unlike else None)
+    return (hide,), None
 
 
 def _band(arguments: _Arguments) -> tuple[int | None, int | None, bool]:

@@ -30,13 +30,14 @@ def read_native(call: KernelCall, kernel: Kernel) -> Reading:
     other, mask, exists = arguments.get("key", x), arguments.get("mask"), None
     heads = int(arguments.get("num_head", arguments.get("num_heads", 1)))
     width = int(arguments["embed_dim"]) // heads
-    if mask is not None:
-        mask = ~_four(mask, arguments.get("mask_type")).bool()
     if x.is_nested:
         lengths = torch.tensor([piece.shape[0] for piece in x.unbind()])
         x = other = torch.nested.to_padded_tensor(x, 0.0)
-        keys = (torch.arange(x.shape[1]) < lengths[:, None]).to(x.device)[:, None, None, :]
-        mask, exists = keys if mask is None else mask, keys.mT
+        exists = (torch.arange(x.shape[1]) < lengths[:, None]).to(x.device)[:, None, :, None]
+    if mask is not None:
+        mask = ~_four(mask, arguments.get("mask_type"), (x.shape[0], other.shape[1])).bool()
+    elif exists is not None:
+        mask = exists.mT
     if call.op.endswith("_transformer_encoder_layer_fwd") and arguments.get("norm_first"):
         weight, bias = arguments["norm_weight_1"], arguments["norm_bias_1"]
         x = other = functional.layer_norm(x, (x.shape[-1],), weight, bias, arguments["eps"])
@@ -66,9 +67,11 @@ def read_native(call: KernelCall, kernel: Kernel) -> Reading:
     )
 
 
-def _four(mask: Tensor, kind: int | None) -> Tensor:
+def _four(mask: Tensor, kind: int | None, padding: tuple[int, int]) -> Tensor:
     """(B, H, L, S) view of a native mask: 0 is (L, S), 1 is padding (B, S), 2 is already of four dimensions."""
-    return mask[:, None, None, :] if kind == 1 else mask[None, None] if mask.dim() == 2 else mask
+    if kind == 1 or (kind is None and mask.shape == padding):
+        return mask[:, None, None, :]
+    return mask[None, None] if mask.dim() == 2 else mask
 
 
 _FLASH = Kernel("kernel", "BLHE", "lower right")

@@ -109,7 +109,8 @@ class Vectors:
 
     def at_logits(self, placed: Placed) -> Tensor:
         """(B, H, L, S), any of them 1, of a tensor that the kernel was given."""
-        return placed.value[(None,) * (4 - placed.value.dim())]
+        value = placed.value[(None,) * (4 - placed.value.dim())]
+        return value.flatten(0, value.dim() - 4)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
