@@ -39,7 +39,7 @@ from sqrtdk.tracing.tell.places import Used, of_kernel
 from sqrtdk.tracing.tell.sight import TokensOf
 from sqrtdk.tracing.tensors import CallRows, CallTensors, Projection
 from sqrtdk.tracing.watch import places
-from sqrtdk.tracing.watch.marks import Online, SoftmaxEntry, Weighing
+from sqrtdk.tracing.watch.node import Online, SoftmaxEntry, Weighing
 from sqrtdk.tracing.watch.places import Place, Sites
 from sqrtdk.tracing.watch.recorder import KernelCall, Listener, Operands, Recorder, Scene, Unweighted, unseen
 from sqrtdk.tracing.watch.stance import eager_compiler, hint_for

@@ -18,8 +18,8 @@ from sqrtdk.tracing.classify.pairs import reads_pairs
 from sqrtdk.tracing.classify.softmax import begin, softmax_of_rows
 from sqrtdk.tracing.classify.weights import dropped
 from sqrtdk.tracing.watch import ops, places
-from sqrtdk.tracing.watch.graph import Node, alias, ancestors, origin
-from sqrtdk.tracing.watch.marks import Root
+from sqrtdk.tracing.watch.graph import alias, ancestors
+from sqrtdk.tracing.watch.node import Node, Root, origin
 from sqrtdk.tracing.watch.recorder import Made, Scene
 from sqrtdk.tracing.watch.store import shape_of
 

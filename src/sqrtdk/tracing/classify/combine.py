@@ -13,8 +13,8 @@ from sqrtdk.tracing.classify.vectors import put_to_size, set_beside, summands
 from sqrtdk.tracing.classify.weights import carry, dropped, join
 from sqrtdk.tracing.probe.norms import may_normalise
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, alias
-from sqrtdk.tracing.watch.marks import Weights
+from sqrtdk.tracing.watch.graph import alias
+from sqrtdk.tracing.watch.node import Node, Weights
 from sqrtdk.tracing.watch.recorder import Made, Scene
 
 _KEPT = frozenset({"exp", "exp2", "_log_softmax"})  # whose own input is needed when they turn out to be a softmax

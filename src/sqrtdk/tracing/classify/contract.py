@@ -27,8 +27,8 @@ from sqrtdk.tracing.classify.vectors import holds_angles, keep_rotation
 from sqrtdk.tracing.classify.weights import OTHER_SUM, WHOLE
 from sqrtdk.tracing.records import APART, ONE_PROJECTION
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, alias, capacity, origin
-from sqrtdk.tracing.watch.marks import Carried, Multiplied, Product, Weighing
+from sqrtdk.tracing.watch.graph import alias, capacity
+from sqrtdk.tracing.watch.node import Carried, Multiplied, Node, Product, Weighing, origin
 from sqrtdk.tracing.watch.recorder import Made, Scene, Unweighted
 
 OTHER_AXIS = "softmax over another axis than the value product sums over"

@@ -19,8 +19,8 @@ from torch import Tensor
 from sqrtdk.tracing.classify.pairs import beyond
 from sqrtdk.tracing.steps.placed import to_softmax
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, alias
-from sqrtdk.tracing.watch.marks import Carried, SoftmaxEntry, Weighing, Weights
+from sqrtdk.tracing.watch.graph import alias
+from sqrtdk.tracing.watch.node import Carried, Node, SoftmaxEntry, Weighing, Weights
 
 OVER_HEADS = "over the heads"
 BY_DATA = "heads mixed by the data"

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from sqrtdk.tracing.classify.pairs import beyond
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, alias, ancestors, numbered, origin, replay_all
-from sqrtdk.tracing.watch.marks import Exponential, Finished, Online, Partial, SoftmaxEntry, Weighing
+from sqrtdk.tracing.watch.graph import alias, ancestors, numbered, replay_all
+from sqrtdk.tracing.watch.node import Exponential, Finished, Node, Online, Partial, SoftmaxEntry, Weighing, origin
 from sqrtdk.tracing.watch.recorder import Made, Scene
 
 Part = Exponential | Finished

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node
-from sqrtdk.tracing.watch.marks import Pairs
+from sqrtdk.tracing.watch.node import Node, Pairs
 
 DISTANCES = frozenset({"_cdist_forward", "_euclidean_dist"})
 LENGTHS = frozenset({"linalg_vector_norm", "norm"})

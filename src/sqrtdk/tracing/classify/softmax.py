@@ -19,8 +19,8 @@ from sqrtdk.tracing.classify.sums import settle
 from sqrtdk.tracing.classify.weights import SINKHORN
 from sqrtdk.tracing.records import LOST_SIGHT, NEVER_USED
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import EXTREMES, Node, alias, origin
-from sqrtdk.tracing.watch.marks import Carried, EdgeGroups, SoftmaxEntry, Weighing, Weights
+from sqrtdk.tracing.watch.graph import alias
+from sqrtdk.tracing.watch.node import EXTREMES, Carried, EdgeGroups, Node, SoftmaxEntry, Weighing, Weights, origin
 from sqrtdk.tracing.watch.recorder import Made, Scene
 
 # Positions of what is reduced, of the axis (None: a keyword) and of the kind of reduction, or that kind.

@@ -13,8 +13,8 @@ import torch
 
 from sqrtdk.tracing.classify.pairs import DISTANCES, LENGTHS, facing, is_act, step
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, alias, ancestors, origin
-from sqrtdk.tracing.watch.marks import Pairs, Product
+from sqrtdk.tracing.watch.graph import alias, ancestors
+from sqrtdk.tracing.watch.node import Node, Pairs, Product, origin
 from sqrtdk.tracing.watch.recorder import Made, Scene
 
 _aten = torch.ops.aten

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from sqrtdk.tracing.classify.pairs import beyond
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, alias, ancestors, origin
+from sqrtdk.tracing.watch.graph import alias, ancestors
+from sqrtdk.tracing.watch.node import Node, origin
 from sqrtdk.tracing.watch.recorder import Made, Scene
 
 ROTATION = "rotation"

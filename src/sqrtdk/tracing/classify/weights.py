@@ -24,8 +24,8 @@ from sqrtdk.tracing.classify.mixing import over_heads
 from sqrtdk.tracing.probe.replays import part_between
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.constants import evaluate
-from sqrtdk.tracing.watch.graph import Node, ancestors, is_learned, origin
-from sqrtdk.tracing.watch.marks import Carried, Weighing
+from sqrtdk.tracing.watch.graph import ancestors, is_learned
+from sqrtdk.tracing.watch.node import Carried, Node, Weighing, origin
 
 OTHER_SUM = "division by the sum over the queries"
 SINKHORN = "Sinkhorn normalisation"  # of rows and columns in turn

@@ -21,7 +21,8 @@ from torch import Tensor
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.watch import constants, ops
 from sqrtdk.tracing.watch.constants import evaluate
-from sqrtdk.tracing.watch.graph import Node, dominator
+from sqrtdk.tracing.watch.graph import dominator
+from sqrtdk.tracing.watch.node import Node
 
 _LARGEST = 2**22  # numbers of one tensor
 _MOST = 2**11  # operations

@@ -17,8 +17,8 @@ from sqrtdk.tracing.read.regroup import Positions, positions, sliced
 from sqrtdk.tracing.records import BLOCKS, Factor
 from sqrtdk.tracing.steps import Bias, Blocks, Hide, Offset, Scale, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
-from sqrtdk.tracing.watch.graph import Node, numbered
-from sqrtdk.tracing.watch.marks import Product, Weighing
+from sqrtdk.tracing.watch.graph import numbered
+from sqrtdk.tracing.watch.node import Node, Product, Weighing
 
 ALIKE = 0.01  # relative difference of two scales that are one
 _NAMED_BY_VALUES = ("alibi", "relative", "bias")

@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 
 from sqrtdk.tracing.classify.pairs import is_additive, is_score
 from sqrtdk.tracing.probe.replays import Moved, moved
+from sqrtdk.tracing.read.lineage import follow
 from sqrtdk.tracing.read.masks import numbers_around, numbers_over, spread_over
 from sqrtdk.tracing.read.operations import OPERATIONS, Readers, beside_product, read_residual_mixing, unknown
 from sqrtdk.tracing.read.operations import Link as Link
 from sqrtdk.tracing.read.rotations import paired
-from sqrtdk.tracing.read.side import follow
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Beside, Scale, Sink, Softcap, Step, Unknown
 from sqrtdk.tracing.watch import ops, places
 from sqrtdk.tracing.watch.constants import block, written
-from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.node import Node
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from torch import Tensor
 from sqrtdk.tracing.classify.pairs import is_additive
 from sqrtdk.tracing.read.chain import READERS, Link, read_chain
 from sqrtdk.tracing.read.factors import factor_of_edges
+from sqrtdk.tracing.read.lineage import follow
 from sqrtdk.tracing.read.reading import Edges, Layout, Reading
-from sqrtdk.tracing.read.side import Side, follow
+from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.records import ONE_PROJECTION, Stage
 from sqrtdk.tracing.steps import Scale, Step, Unknown
-from sqrtdk.tracing.watch.graph import Node
-from sqrtdk.tracing.watch.marks import EdgeGroups, Weighing
+from sqrtdk.tracing.watch.node import EdgeGroups, Node, Weighing
 
 KIND = "edge softmax"
 _NO_STATS = "an edge softmax whose edges could not be put in order of their nodes"

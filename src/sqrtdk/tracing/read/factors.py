@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,12 +14,11 @@ from torch import Tensor
 from sqrtdk.tracing.classify.mixing import paired_axes
 from sqrtdk.tracing.probe.norms import is_computed_gain
 from sqrtdk.tracing.read.rotations import amplitude_of, decayed, turned
+from sqrtdk.tracing.read.side import Follow, Side
 from sqrtdk.tracing.records import DATA, ROWS, Factor, Stage
 from sqrtdk.tracing.watch.constants import evaluate
-from sqrtdk.tracing.watch.graph import Node, ancestors, capacity, is_learned
-
-if TYPE_CHECKING:
-    from sqrtdk.tracing.read.side import Follow, Side
+from sqrtdk.tracing.watch.graph import ancestors, capacity, is_learned
+from sqrtdk.tracing.watch.node import Node
 
 _MOST_HEADS = 2**12  # of a factor whose values are worked out where there are none
 

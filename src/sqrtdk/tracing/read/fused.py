@@ -18,16 +18,18 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.read.factors import tensor_factor
+from sqrtdk.tracing.read.lineage import follow
 from sqrtdk.tracing.read.masks import as_passed, read_addend
 from sqrtdk.tracing.read.orient import over_channels
 from sqrtdk.tracing.read.packed import Pairs, Sequences
 from sqrtdk.tracing.read.reading import Layout, Reading, Vectors
 from sqrtdk.tracing.read.rotations import paired
-from sqrtdk.tracing.read.side import Side, follow
+from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.records import ROWS, Factor
 from sqrtdk.tracing.steps import Bias, Hide, Scale, Sink, Softcap, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.watch.graph import Node, is_learned
+from sqrtdk.tracing.watch.graph import is_learned
+from sqrtdk.tracing.watch.node import Node
 from sqrtdk.tracing.watch.recorder import KernelCall
 
 # What an argument is, whatever the operator calls it.

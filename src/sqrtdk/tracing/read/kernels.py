@@ -14,8 +14,7 @@ from sqrtdk.tracing.read.reading import Reading, Vectors
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Scale
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node
-from sqrtdk.tracing.watch.marks import Root
+from sqrtdk.tracing.watch.node import Node, Root
 from sqrtdk.tracing.watch.recorder import KernelCall
 
 

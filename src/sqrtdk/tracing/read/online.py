@@ -20,8 +20,7 @@ from sqrtdk.tracing.read.regroup import Positions
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Hide, Scale, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.watch.graph import Node
-from sqrtdk.tracing.watch.marks import Exponential, Online, Weighing
+from sqrtdk.tracing.watch.node import Exponential, Node, Online, Weighing
 
 LARGEST = 2**26  # logits that are put side by side
 OTHER = "blocks that do not add up to the softmax of their logits"

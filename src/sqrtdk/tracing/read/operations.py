@@ -16,7 +16,6 @@ from sqrtdk.tracing.classify.mixing import BY_DATA, CONVOLUTIONS, by_data, is_bi
 from sqrtdk.tracing.classify.pairs import CURVES
 from sqrtdk.tracing.classify.softmax import is_of_groups
 from sqrtdk.tracing.probe.replays import part_between
-from sqrtdk.tracing.read.distances import is_squared_length
 from sqrtdk.tracing.read.factors import heads_axis, of_the_data, of_the_rows, read_factor
 from sqrtdk.tracing.read.masks import HIDDEN, HIDES, read_addend
 from sqrtdk.tracing.records import Factor
@@ -36,7 +35,7 @@ from sqrtdk.tracing.steps import (
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.constants import evaluate
-from sqrtdk.tracing.watch.graph import EXTREMES, Node, origin
+from sqrtdk.tracing.watch.node import EXTREMES, Node, origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,3 +317,53 @@ OPERATIONS: dict[str, Callable[[Link], tuple[Step, ...]]] = {
     **dict.fromkeys((*ops.CONTRACTIONS, *CONVOLUTIONS), _mixed),
     **dict.fromkeys(ops.CLAMPS, _clamped),
 }
+
+
+def is_squared_length(node: Node) -> bool:
+    """Whether a tensor holds the squared lengths of activations, or of two of them added up for every pair."""
+    while node.op in ops.VIEWS | ops.SAME and not node.is_root and node.pairs is None:
+        parent = node.main()
+        if parent is None:
+            return False
+        node = parent
+    if node.pairs is not None:
+        return node.op == "add" and is_squared_length(node.pairs.left) and is_squared_length(node.pairs.right)
+    inner = node.main() if node.act and not node.is_root else None
+    if inner is None:
+        return False
+    if node.op == "sum":
+        return _is_square(inner)
+    return _is_square(node) and inner.op in ("linalg_vector_norm", "norm")
+
+
+def _is_square(node: Node) -> bool:
+    if node.is_root:
+        return False
+    return (node.op == "pow" and node.number(1) == 2) or (node.op == "mul" and node.args[0] is node.args[1])
+
+
+def completed(steps: tuple[Step, ...], factor: float) -> tuple[Step, ...] | None:
+    """The steps on the squared distance that the innermost of `steps` make of q.k; None where they make none.
+
+    Args:
+        steps: the innermost first.
+        factor: on q and k.
+    """
+    last = max((i for i, step in enumerate(steps) if isinstance(step, Squares)), default=None)
+    if last is None:
+        return None
+    inner, sign = steps[: last + 1], None
+    for step in inner:
+        if isinstance(step, Squares):
+            sign = step.sign if sign is None else sign
+            if step.sign != sign:
+                return None
+        elif isinstance(step, Scale) and step.factor.value is not None and step.factor.per_head is None:
+            factor *= step.factor.value
+            sign = None if sign is None else sign * step.factor.value
+        else:
+            return None
+    if sign is None or not abs(factor + 2 * sign) <= 1e-6 * abs(factor):
+        return None
+    turned = () if sign == 1 else (Scale(Factor(sign, "logits", "number")),)
+    return (*turned, *steps[last + 1 :])

@@ -19,7 +19,8 @@ from sqrtdk.tracing.probe.norms import norm_at
 from sqrtdk.tracing.read.regroup import regrouped
 from sqrtdk.tracing.steps.placed import to_softmax
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, numbered, replay
+from sqrtdk.tracing.watch.graph import numbered, replay
+from sqrtdk.tracing.watch.node import Node
 
 _LARGEST = 2**24  # features of a projection that are followed to the logits
 _REDUCED = frozenset({"mean", "sum", "amax", "amin"})

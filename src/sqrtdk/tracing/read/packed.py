@@ -11,13 +11,13 @@ from torch import Tensor
 
 from sqrtdk.tracing.read import masks
 from sqrtdk.tracing.read.factors import read_factor
+from sqrtdk.tracing.read.lineage import follow
 from sqrtdk.tracing.read.reading import Layout, Reading, Vectors, of_softmax
-from sqrtdk.tracing.read.side import Side, follow
+from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.records import Factor, Stage
 from sqrtdk.tracing.steps import Scale, Step, Unknown
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, origin
-from sqrtdk.tracing.watch.marks import Weighing
+from sqrtdk.tracing.watch.node import Node, Weighing, origin
 
 _PASSED = ops.VIEWS | ops.SAME
 _PROJECTIONS = frozenset({"linear", "matmul", "mm", "bmm"})

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sqrtdk.tracing.read.side import Follow, Side
 from sqrtdk.tracing.records import Stage
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, numbered, replay, replay_all
-
-if TYPE_CHECKING:
-    from sqrtdk.tracing.read.side import Follow, Side
+from sqrtdk.tracing.watch.graph import numbered, replay, replay_all
+from sqrtdk.tracing.watch.node import Node
 
 _PROJECTIONS = ops.PROJECTIONS - {"embedding"}
 _POOLS = frozenset(

@@ -15,8 +15,7 @@ from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Scale, Step
 from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.watch.graph import Node
-from sqrtdk.tracing.watch.marks import Carried, Weighing
+from sqrtdk.tracing.watch.node import Carried, Node, Weighing
 from sqrtdk.tracing.watch.places import Place
 
 _SAFE_SOFTMAX = "aten._safe_softmax"  # of SDPA's unfused path alone

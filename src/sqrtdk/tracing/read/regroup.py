@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.constants import block, written
-from sqrtdk.tracing.watch.graph import Node, dominator, numbered, replay, replay_all
+from sqrtdk.tracing.watch.graph import dominator, numbered, replay, replay_all
+from sqrtdk.tracing.watch.node import Node
 
 REJOINED = frozenset({"cat", "stack"})
 _Start = Callable[[Node], Tensor | None]

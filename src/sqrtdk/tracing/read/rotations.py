@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,13 +17,12 @@ from torch import Tensor
 from sqrtdk.tracing.classify.vectors import holds_angles
 from sqrtdk.tracing.probe.replays import Part, part_between
 from sqrtdk.tracing.read.regroup import regrouped
+from sqrtdk.tracing.read.side import Follow, Side
 from sqrtdk.tracing.records import ROWS, Factor, Stage
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.constants import evaluate
-from sqrtdk.tracing.watch.graph import Node, dominator
-
-if TYPE_CHECKING:
-    from sqrtdk.tracing.read.side import Follow, Side
+from sqrtdk.tracing.watch.graph import dominator
+from sqrtdk.tracing.watch.node import Node
 
 REPEATS = frozenset({"expand", "repeat", "repeat_interleave", "index", "index_select"})
 _PRODUCTS = frozenset({"mul", "div", "addcmul"})

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.constants import spread
-from sqrtdk.tracing.watch.graph import Node, replay
+from sqrtdk.tracing.watch.graph import replay
+from sqrtdk.tracing.watch.node import Node
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from sqrtdk.tracing.classify.contract import WITHOUT_SOFTMAX
 from sqrtdk.tracing.read import chain
 from sqrtdk.tracing.read.eager import read_eager
-from sqrtdk.tracing.read.patterns import pattern
+from sqrtdk.tracing.read.lineage import follow, unasked
+from sqrtdk.tracing.read.masks import pattern
 from sqrtdk.tracing.read.reading import Reading
-from sqrtdk.tracing.read.side import Side, follow, unasked
+from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Expression, Hide, Scale, Sink, Step, Unknown
 from sqrtdk.tracing.tell.sight import look
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node
-from sqrtdk.tracing.watch.marks import SoftmaxEntry, Weighing
+from sqrtdk.tracing.watch.node import Node, SoftmaxEntry, Weighing
 from sqrtdk.tracing.watch.recorder import Operands, Unweighted
 
 Lost = Weighing | Unweighted | Operands

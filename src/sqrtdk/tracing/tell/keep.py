@@ -17,7 +17,7 @@ from sqrtdk.tracing.tell.sight import NO_DATA, look
 from sqrtdk.tracing.tell.terms import lse_of, proven, terms_of
 from sqrtdk.tracing.tell.vectors import own, sharing, vector
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector, some_tokens
-from sqrtdk.tracing.watch.marks import Carried
+from sqrtdk.tracing.watch.node import Carried
 
 _EVEN = 0.02  # a factor on rounded weights that is the same for all
 _ROUNDED = 2.0**-20  # a factor of float32 this near to 1 is 1

@@ -12,7 +12,7 @@ from torch import Tensor
 from sqrtdk.tracing.read.orient import coordinates, operands
 from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.tell.vectors import Place
-from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.node import Node
 from sqrtdk.tracing.watch.recorder import KernelCall
 
 NO_OPERANDS = "its operands are not known"

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.read.masks import BOTTOM, band
-from sqrtdk.tracing.read.patterns import TRIANGLES, distinct, pattern, reach
+from sqrtdk.tracing.read.masks import BOTTOM, TRIANGLES, band, distinct, pattern, reach
 from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.records import Mask
 from sqrtdk.tracing.steps import Beside, Hide, Step, Unknown, scaled_by

@@ -11,8 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.read.masks import BOTTOM
-from sqrtdk.tracing.read.patterns import distinct
+from sqrtdk.tracing.read.masks import BOTTOM, distinct
 from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.records import ROWS
 from sqrtdk.tracing.steps import Beside, Bias, Clamp, Hide, Mix, Offset, Scale, Sink, Softcap, Squares, Step, Unknown

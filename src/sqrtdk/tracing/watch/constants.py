@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, numbered, replay_all
+from sqrtdk.tracing.watch.graph import numbered, replay_all
+from sqrtdk.tracing.watch.node import Node
 
 LARGEST = 2**22  # elements of one tensor
 _SHAPED = frozenset({"zeros_like", "ones_like", "full_like"})  # of an activation they take the shape alone

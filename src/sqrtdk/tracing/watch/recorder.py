@@ -19,8 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from sqrtdk._modes import EagerMode
 from sqrtdk.errors import kind_and_text
 from sqrtdk.tracing.watch import ops, places
-from sqrtdk.tracing.watch.graph import Node
-from sqrtdk.tracing.watch.marks import Online, SoftmaxEntry, Weighing
+from sqrtdk.tracing.watch.node import Node, Online, SoftmaxEntry, Weighing
 from sqrtdk.tracing.watch.places import Place, Sites
 from sqrtdk.tracing.watch.store import Store
 

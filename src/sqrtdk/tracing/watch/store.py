@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from sqrtdk.tracing.watch import places
-from sqrtdk.tracing.watch.graph import Node, alias, origin
-from sqrtdk.tracing.watch.marks import Carried, Root, Weighing, Weights
+from sqrtdk.tracing.watch.graph import alias
+from sqrtdk.tracing.watch.node import Carried, Node, Root, Weighing, Weights, origin
 from sqrtdk.tracing.watch.places import Place, Sites, local_of, module_tensors, within
 
 _SWEEP = 4096  # new tensors between two clean-ups of dead references

@@ -1,19 +1,22 @@
-"""What a node of the lineage graph can be marked as: a root, a product, weights of a softmax, and so on."""
+"""A node of the lineage graph, one for every tensor, and what it can be marked as: a root, a product, weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass, field, replace
+from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sqrtdk.tracing.records import Stage
+from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.places import Place
 
-if TYPE_CHECKING:
-    from sqrtdk.tracing.watch.graph import Node
+_SERIAL = count()
+EXTREMES = frozenset({"amax", "max", "logsumexp"})  # of a row of logits: the softmax does not see it
+
 
 _EQUAL = 1e-3  # a factor this near to 1 changes no weight
 
@@ -229,3 +232,136 @@ class Partial:
     scaled: bool = False  # it was multiplied by a number of the rows since it was last added to
     loose: bool = False  # sums under unlike maxima were added, and neither was brought to the other's
     weighed: bool = False  # it was multiplied by a share of a sum of exponentials since
+
+
+@dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
+class Node:
+    """What one tensor is, seen from the softmax that may come later."""
+
+    op: str  # operator without namespace and overload, "input", "parameter", "buffer", "constant" or "overwrite"
+    shape: tuple[int, ...]
+    _: KW_ONLY
+    func: Any = None  # the operator, to replay views; None for leaves
+    args: tuple[Any, ...] = ()  # tensors replaced by their nodes; empty at roots: the chain is cut there
+    kwargs: dict[str, Any] = field(default_factory=dict)  # those that are no tensors
+    out: int | None = None  # which of several outputs this is
+    act: bool = False  # descends from the model's activations
+    external: bool = False  # made from integers that came from outside (token ids)
+    site: str = ""  # module path where it was made
+    label: str = ""  # name of a parameter, or of the one that a projection used
+    root: Root | None = None  # set where a lineage starts
+    place: Place | None = None  # where in the code; None for leaves
+    serial: int = field(init=False, default_factory=_SERIAL.__next__)  # in the order of creation
+    learned: bool = False  # made from parameters alone; for a product, one of its sides is
+
+    # Rows of two activations met element by element, spread over one another; `summed` where such pairs were summed: a
+    # product of queries and keys, should it enter a softmax.
+    pairs: Pairs | None = None
+    summed: Product | None = None
+    product: Product | None = None  # queries met keys
+    weights: Weights | None = None  # it carries the weights of a softmax
+    partial: Partial | None = None  # it carries a sum of exponentials times values
+
+    # Aliases of the values, where they are kept, and of the operation's other tensors, by position and place in a list.
+    value: Tensor | None = None
+    operands: dict[int | tuple[int, int], Tensor] = field(default_factory=dict)
+    terms: int = 0  # content-dependent products with a constant that are summed here
+    # What a root sums, each with a factor; it is followed where no projection reads the sum.
+    branches: tuple[tuple[Node, float], ...] = ()
+    _roots: frozenset[Node] = frozenset()
+    _products: frozenset[Node] = frozenset()
+
+    def __repr__(self) -> str:
+        return f"Node({self.op} {tuple(self.shape)})"
+
+    # A node that held itself in a set would be a cycle, and keep its tensor until the garbage collector runs.
+
+    @property
+    def roots(self) -> frozenset[Node]:
+        """The roots it descends from, itself included where it is one."""
+        return frozenset({self}) if self.is_root else self._roots
+
+    @roots.setter
+    def roots(self, roots: frozenset[Node]) -> None:
+        self._roots = roots
+
+    @property
+    def products(self) -> frozenset[Node]:
+        """The q . k products it descends from, before their softmax, itself included where it is one."""
+        return frozenset({self}) if self.product is not None else self._products
+
+    @products.setter
+    def products(self, products: frozenset[Node]) -> None:
+        self._products = products
+
+    @property
+    def lost_logits(self) -> Node | None:
+        """The logits behind the root that it descends from, where it is no product itself."""
+        return next((r.root.logits for r in self.roots if r.root is not None and r.root.logits is not None), None)
+
+    @property
+    def is_root(self) -> bool:
+        """Whether a lineage starts here."""
+        return self.root is not None
+
+    @property
+    def weighing(self) -> Weighing | None:
+        """The softmax whose weights it carries."""
+        return None if self.weights is None else self.weights.weighing
+
+    def make_root(self, root: Root, value: Tensor | None) -> None:
+        """Cut the chain: this node is where a lineage starts, and keeps its values."""
+        self.args, self.kwargs, self.operands = (), {}, {}
+        self.product = self.weights = None
+        self._roots = self._products = frozenset()
+        self.root, self.value = root, value
+
+    def stand_for(self, op: str, func: Any, *args: Any) -> None:
+        """Be read as another operation with the same result."""
+        self.op, self.func, self.args, self.kwargs, self.operands = op, func, args, {}, {}
+        self.root = self.value = None
+
+    def parents(self) -> Iterator[Node]:
+        """Nodes among the arguments, one level of lists included."""
+        for arg in self.args:
+            for item in arg if isinstance(arg, (list, tuple)) else (arg,):
+                if isinstance(item, Node):
+                    yield item
+
+    def main(self) -> Node | None:
+        """The one parent that carries the lineage: product before activation before constant."""
+        parents = list(self.parents())
+        if len(parents) < 2:
+            return parents[0] if parents else None
+        return min(parents, key=_rank)
+
+    def number(self, position: int) -> float | None:
+        """The argument at `position` as a number: a Python number, or a one-element tensor that has data."""
+        arg = self.args[position] if position < len(self.args) else None
+        if isinstance(arg, (int, float)) and not isinstance(arg, bool):
+            return float(arg)
+        value = self.operands.get(position)
+        if value is not None and value.numel() == 1 and not value.is_meta and not value.is_complex():
+            return float(value)
+        return None
+
+
+def _rank(parent: Node) -> int:
+    """A product of activations first, then one with learned vectors or its maximum, an activation, a constant."""
+    if parent.products:
+        return int(all(product.learned for product in parent.products) or origin(parent).op in EXTREMES)
+    return 2 if parent.act else 3
+
+
+def back(node: Node, *, through: frozenset[str] = ops.PASSING) -> Iterator[Node]:
+    """The node and what it was made from, by way of its main parents, to the first that is no view and no cast."""
+    yield node
+    while node.op in through and not node.is_root and (parent := node.main()) is not None:
+        node = parent
+        yield node
+
+
+def origin(node: Node) -> Node:
+    """The tensor that a projection read, before the views and casts that lead to it."""
+    *_, first = back(node)
+    return first

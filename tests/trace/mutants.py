@@ -1,0 +1,85 @@
+"""Planted errors of the trace: each makes a reading wrong, or lets something pass; patterns: `tests.planting`."""
+
+from __future__ import annotations
+
+from tests.planting.changes import Change, Planted, plant
+
+MOVED, IN_PLACE = "tracing/probe/replays.py:_moved", "tracing/probe/replays.py:Moved.in_place"
+BETWEEN, RAN = "tracing/probe/replays.py:part_between", "tracing/probe/replays.py:_ran"
+CONTRACT, IS_PRODUCT = "tracing/classify/contract.py:contract", "tracing/classify/contract.py:is_product"
+MULTIPLIED, SUMMED = "tracing/read/operations.py:_multiplied", "tracing/read/operations.py:_summed"
+CLAMPED, SELECTED = "tracing/read/operations.py:_clamped", "tracing/read/operations.py:_selected"
+BESIDE, SHIFTED = "tracing/read/operations.py:beside_product", "tracing/read/operations.py:_is_shifted"
+CHAIN, BY_EFFECT = "tracing/read/chain.py:read_chain", "tracing/read/chain.py:_by_effect"
+CAPS, SIDES = "tracing/read/chain.py:_fold_caps", "tracing/read/chain.py:_side_by_side"
+FACTOR, TENSOR = "tracing/read/factors.py:read_factor", "tracing/read/factors.py:tensor_factor"
+ONE_A_HEAD, UNIFORM = "tracing/read/factors.py:_one_a_head", "tracing/read/factors.py:_uniform"
+SCALE, REGRESS = "tracing/tell/scale.py:tell_scale", "tracing/tell/scale.py:_regress"
+EACH_HEAD, NO_SLOPE = "tracing/tell/scale.py:each_head", "tracing/tell/scale.py:_why_no_slope"
+LOOK = "tracing/tell/sight.py:_look"
+
+MUTANTS: dict[str, Planted] = {
+    # what a part of the graph does to other values
+    "an effect of zeros is not looked at": plant(MOVED, Change("(A, B - C)", "(B - C,)")),
+    "an effect's factor is that of one entry": plant(
+        MOVED, Change("float(A.double().mean())", "float(A.flatten()[0])"), Change("(A, B - C)", "(A,)")
+    ),
+    "an effect is not tried on other numbers": plant(MOVED, Change("for A in (1.0, 64.0)", "for A in ()")),
+    "an effect is tried at one size": plant(MOVED, Change("for A in (1.0, 64.0)", "for A in (1.0,)")),
+    "an effect's places are off by one": plant(
+        MOVED, Change("A.long().flatten() - 1", "(A.long().flatten() - 2).clamp_min(0)")
+    ),
+    "an effect on logits may move them": plant(BY_EFFECT, Change("if A.in_place: return A", "return A")),
+    "an effect may pass the product": plant(BY_EFFECT, Change("any(_is_product(A) or A is B for A in C)", "False")),
+    "random numbers are run again": plant(BETWEEN, Change("A.op in _UNREPEATABLE", "False")),
+    "a write in place reaches the graph's own tensors": plant(RAN, Change("A is not None and A.is_mutable", "False")),
+    # projection, product, values
+    "a projection by weights is a product": plant(IS_PRODUCT, Change("A.act and B.act", "A.act or B.act")),
+    "a product of products is a product": plant(
+        IS_PRODUCT, Change("if A.products or B.products or C is not None or D is not None: return False", "pass")
+    ),
+    "a rotation by matrices is a product": plant(
+        IS_PRODUCT, Change("if holds_angles(A) or holds_angles(B): return False", "pass")
+    ),
+    # factors on the logits
+    "a division multiplies": plant(FACTOR, Change('A.op == "div"', "False")),
+    "a tensor's division multiplies": plant(
+        TENSOR, Change("Factor(1 / A if B and A else A, C, D, learned=E)", "Factor(A, C, D, learned=E)")
+    ),
+    "a head's division multiplies": plant(ONE_A_HEAD, Change("1 / float(A) if B else float(A)", "float(A)")),
+    "factors of heads in another order": plant(ONE_A_HEAD, Change("per_head=tuple(A)", "per_head=tuple(A[::-1])")),
+    "a tensor of unlike numbers is one number": plant(UNIFORM, Change("A != B or not A", "not A")),
+    "zeros and ones are a factor": plant(
+        MULTIPLIED, Change('A is None and B.op == "mul" and C is not None and D', "False")
+    ),
+    "alpha of an addition is left out": plant(SUMMED, Change('"add": (1.0, A)', '"add": (1.0, 1.0)')),
+    "a subtraction adds": plant(SUMMED, Change('"sub": (1.0, -A)', '"sub": (1.0, A)')),
+    "alpha of baddbmm is left out": plant(BESIDE, Change("*_number(A, B)", "")),
+    "beta of baddbmm is left out": plant(BESIDE, Change("A.addends(0, B)", "A.addends(0, 1.0)")),
+    "positions by shifting are content": plant(SHIFTED, Change("if A is None: return False", "return False")),
+    # masks, clamps, caps
+    "a mask hides where it keeps": plant(
+        SELECTED, Change("A.overwritten(0, B, keep=C)", "A.overwritten(0, B, keep=not C)")
+    ),
+    "no clamp bites": plant(CLAMPED, Change("if any(A) else ()", "if False else ()")),
+    "a cap has no slope": plant(CAPS, Change("Scale(Factor(A, B, C), at=D)", "Scale(Factor(1.0, B, C), at=D)")),
+    "a cap and its division need not cancel": plant(CAPS, Change("abs(A * B - 1) < 1e-3", "True")),
+    "unlike scales side by side are one": plant(SIDES, Change("A is None or any(B for C in D)", "False")),
+    "all masks are those of a flag": plant(LOOK, Change("all(A.causal for A in B)", "True")),
+    "masks are joined by or": plant(LOOK, Change("torch.Tensor.__and__", "torch.Tensor.__or__")),
+    # the two readings of the scale
+    "the readings need not agree": plant(SCALE, Change("abs(A - B) <= AGREEMENT * abs(B)", "True")),
+    "a slope of a curve tells the scale": plant(SCALE, Change("A.r_squared >= LINEAR", "True")),
+    "a slope tells the scale behind the unknown": plant(
+        SCALE, Change("A is None and B is not None and not C", "A is None and B is not None")
+    ),
+    "r for the wrong width": plant(SCALE, Change("A * math.sqrt(B)", "A * B")),
+    "factors of heads are added": plant(
+        EACH_HEAD, Change("math.prod(A[B % len(A)] for A in C)", "sum(A[B % len(A)] for A in C)")
+    ),
+    "hidden logits are regressed on": plant(
+        REGRESS, Change("A & torch.isfinite(B) & torch.isfinite(C)", "torch.isfinite(B) & torch.isfinite(C)")
+    ),
+    "a slope of x on y": plant(REGRESS, Change("A / B", "B / A", 0)),
+    "changed weights do not matter to the slope": plant(NO_SLOPE, Change("if A.carried.changes: return B", "pass")),
+}
