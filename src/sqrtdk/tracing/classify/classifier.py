@@ -205,7 +205,7 @@ def _note_nested(scene: Scene, made: Made, parents: list[Node]) -> None:
     node.roots = frozenset[Node]().union(*(p.roots for p in parents))
     if node.op in ops.SOFTMAX:
         begin(scene, made, made.tensors[0], int(node.args[1]))
-    elif node.op in ops.VIEWS | ops.SAME:
+    elif node.op in ops.PASSING:
         node.weights = parents[0].weights
         if node.weights is not None:
             drop = dropped(node)

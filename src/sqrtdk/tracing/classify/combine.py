@@ -85,7 +85,7 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
     elif others:
         scene.store.cut(node, made.tensor)
         return
-    elif before.weighted and node.op in ops.VIEWS | ops.SAME:
+    elif before.weighted and node.op in ops.PASSING:
         node.weights = replace(node.weights, weighted=True, values=before.values)
     if node.op in ops.VIEWS:
         node.operands = {i: alias(t) for i, t in tensors.items() if node.args[i] is not source}

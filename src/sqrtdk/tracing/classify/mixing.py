@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.classify.pairs import beyond
 from sqrtdk.tracing.steps.placed import to_softmax
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import alias
-from sqrtdk.tracing.watch.node import Carried, Node, SoftmaxEntry, Weighing, Weights
+from sqrtdk.tracing.watch.node import Carried, Node, SoftmaxEntry, Weighing, Weights, origin
 
 OVER_HEADS = "over the heads"
 BY_DATA = "heads mixed by the data"
@@ -102,7 +101,7 @@ def by_data(matrix: Node) -> bool:
 def is_bias_of_mixing(node: Node, position: int) -> bool:
     """Whether `node` adds, from `position`, one number a head to what a matrix mixed: a linear layer's bias."""
     addend, main = node.args[position], node.main()
-    mixed = None if main is None else beyond(main, ops.VIEWS)
+    mixed = None if main is None else origin(main, ops.VIEWS)
     mixes = mixed is not None and mixed.product is None and mixed.op in ops.CONTRACTIONS
     return mixes and isinstance(addend, Node) and not addend.act and addend.shape == node.shape[-1:]
 
@@ -237,7 +236,7 @@ def _is_part(node: Node) -> bool:
 
 def _is_weights(constant: Node) -> bool:
     """Whether a tensor of constants alone is a softmax, or a part of one."""
-    passed = ops.VIEWS | ops.SAME | {"mul", "div"}
+    passed = ops.PASSING | {"mul", "div"}
     made = (p for p in constant.parents() if p.op not in ("parameter", "buffer", "constant"))
     return constant.op in ops.SOFTMAX or (constant.op in passed and any(map(_is_weights, made)))
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.classify.pairs import beyond
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import alias, ancestors, numbered, replay_all
 from sqrtdk.tracing.watch.node import Exponential, Finished, Node, Online, Partial, SoftmaxEntry, Weighing, origin
@@ -24,14 +23,14 @@ Part = Exponential | Finished
 LARGEST = 2**26  # logits that are held for one reading, 256 MB of them in float32
 NEVER_DIVIDED = "exp of a product of activations meets values, and no sum of it was seen to divide them"
 _POWERS = {"exp": math.e, "exp2": 2.0}
-_WEIGHED = ops.VIEWS | ops.SAME | {"mul", "div", "masked_fill", "where"}  # between an exp and the values
+_WEIGHED = ops.PASSING | {"mul", "div", "masked_fill", "where"}  # between an exp and the values
 _SUMS = frozenset({"sum", "logsumexp", "logaddexp"})
 _MAXIMA = frozenset({"amax", "max", "maximum"})
 _INVERSES = frozenset({"reciprocal", "pow", "exp", "exp2", "sigmoid", "log_sigmoid_forward", "rsqrt"})
 _ADDING = frozenset({"baddbmm", "addmm", "addbmm"})  # to their first argument
 _ADDS = frozenset({"add", "sub", "rsub", "cat", "stack", "sum", "copy", "where", "masked_fill", "lerp", "addcmul"})
 _SUMMED = frozenset({"add", "sub", "rsub", "sum", "lerp", "addcmul"})
-_CARRIES = ops.VIEWS | ops.SAME | ops.CLAMPS | _ADDS | {"mul", "div", "neg", "addcdiv", "constant_pad_nd"}
+_CARRIES = ops.PASSING | ops.CLAMPS | _ADDS | {"mul", "div", "neg", "addcdiv", "constant_pad_nd"}
 
 
 def weigh(scene: Scene, made: Made, a: Node, b: Node) -> bool:
@@ -69,7 +68,7 @@ def _way(node: Node) -> list[Node] | None:
 
 
 def _exponential(scene: Scene, node: Node, power: Node, way: list[Node], value: Tensor, contracted: int) -> Exponential:
-    inner = beyond(power.args[0], ops.SAME)
+    inner = origin(power.args[0], ops.SAME)
     logits, offset, maximum = power.args[0], None, None
     dim = _axis_of_keys(power, way, contracted)
     if inner.op == "sub" and isinstance(inner.args[1], Node) and _is_of_rows(inner.args[1], power.shape, dim):
@@ -145,7 +144,7 @@ def _identity(node: Node) -> object:
         if main is None:
             break
         same = math.prod(main.shape) == math.prod(node.shape)
-        if same and (node.op in ops.VIEWS | ops.SAME or sum(p.act for p in node.parents()) == 1):
+        if same and (node.op in ops.PASSING or sum(p.act for p in node.parents()) == 1):
             node = main
         elif node.op in ops.VIEWS:
             return (_identity(main), node.op, node.out, str([arg for arg in node.args if not isinstance(arg, Node)]))
@@ -218,7 +217,7 @@ def is_sum(node: Node) -> bool:
     """Whether it is the logarithm of a sum of exponentials, or several of them: a softmax of it weighs whole blocks."""
     if (node.op in ("logsumexp", "logaddexp") and node.products) or (node.op == "log" and _sums(node.args[0])):
         return True
-    passed = node.op in ops.VIEWS | ops.SAME | {"cat", "stack", "add"} and node.product is None
+    passed = node.op in ops.PASSING | {"cat", "stack", "add"} and node.product is None
     return passed and any(is_sum(parent) for parent in node.parents() if parent.products)
 
 

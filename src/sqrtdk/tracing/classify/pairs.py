@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.node import Node, Pairs
+from sqrtdk.tracing.watch.node import Node, Pairs, back
 
 DISTANCES = frozenset({"_cdist_forward", "_euclidean_dist"})
 LENGTHS = frozenset({"linalg_vector_norm", "norm"})
@@ -26,7 +25,7 @@ _PAIRING = frozenset({"mul", "add", "sub", "addcmul"}) | DISTANCES
 _GROWING = frozenset({"expand", "repeat", "repeat_interleave", "index", "index_select"})
 _SPREADS = frozenset({"expand", "repeat"})
 _ELEMENTWISE = _SPREADS | LENGTHS | ops.SAME | ops.CLAMPS | {"mul", "div"}
-_PASSED = ops.VIEWS | ops.SAME
+_PASSED = ops.PASSING
 CURVES = frozenset(
     {
         "tanh",
@@ -50,19 +49,6 @@ CURVES = frozenset(
 # Between the score and the softmax: masks, factors, and a curve that comes last.
 _AFTER = _PASSED | CURVES | ops.CLAMPS | {"mul", "div", "masked_fill", "where", "add", "sub", "rsub", "neg", "cat"}
 _DEEPEST = 8  # operations of a normalisation
-
-
-def back(node: Node, passed: frozenset[str]) -> Iterator[Node]:
-    """The node and those it was made from, along the lineage, as long as their operations are among `passed`."""
-    yield node
-    while node.op in passed and not node.is_root and (parent := node.main()) is not None:
-        node = parent
-        yield node
-
-
-def beyond(node: Node, passed: frozenset[str]) -> Node:
-    """Where the way back through operations of `passed` ends."""
-    return deque(back(node, passed), maxlen=1)[0]
 
 
 def note_pairs(node: Node) -> None:

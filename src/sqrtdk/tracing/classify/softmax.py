@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.classify.online import is_sum
-from sqrtdk.tracing.classify.pairs import behind, beyond, is_additive
+from sqrtdk.tracing.classify.pairs import behind, is_additive
 from sqrtdk.tracing.classify.sums import settle
 from sqrtdk.tracing.classify.weights import SINKHORN
 from sqrtdk.tracing.records import LOST_SIGHT, NEVER_USED
@@ -35,7 +35,7 @@ _GROUPED: dict[str, tuple[int, int | None, int | str]] = {
     "segment_sum_csr": (0, None, "sum"),
     "segment_max_csr": (0, None, "amax"),
 }
-BACK = ops.VIEWS | ops.SAME | {"gather", "gather_csr"}  # from the nodes to their edges
+BACK = ops.PASSING | {"gather", "gather_csr"}  # from the nodes to their edges
 INDEX = 2  # position of the numbers of the groups
 OTHER_GROUPS = "softmax over the edges of other nodes than the values are summed for"
 _TO_MAXIMUM = BACK | {"masked_fill", "maximum"}
@@ -258,15 +258,15 @@ def sums_values(node: Node) -> bool:
 
 def log_total(node: Node) -> Node | None:
     """The sums by groups whose logarithm `node` is, brought back to the edges, with a maximum added or not."""
-    logarithm = beyond(node, BACK | {"add"})
+    logarithm = origin(node, BACK | {"add"})
     inner = logarithm.main() if logarithm.op == "log" else None
-    total = None if inner is None else beyond(inner, ops.CLAMPS | {"add"})  # a guard against zero
+    total = None if inner is None else origin(inner, ops.CLAMPS | {"add"})  # a guard against zero
     return total if total is not None and sums_values(total) else None
 
 
 def is_of_groups(node: Node) -> bool:
     """Whether a node is the largest logit of each group of edges, or the logarithm of its sum of exponentials."""
-    grouped = reduction(beyond(node, BACK))
+    grouped = reduction(origin(node, BACK))
     return log_total(node) is not None or (grouped is not None and grouped.kind == "amax")
 
 

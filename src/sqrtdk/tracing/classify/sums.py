@@ -35,7 +35,7 @@ def note_sum(scene: Scene, made: Made) -> None:
 def note_weighted_sum(scene: Scene, made: Made, source: Node, weight: Node) -> None:
     """Mark a product of pairs with a vector of one number a feature, as einsum sums over three operands."""
     position = next(i for i, arg in enumerate(made.node.args) if arg is weight)
-    while source.pairs is None and not source.is_root and source.op in ops.VIEWS | ops.SAME:
+    while source.pairs is None and not source.is_root and source.op in ops.PASSING:
         main = source.main()
         if main is None or source.shape[-1] != main.shape[-1] or (source.op == "permute" and _moves(source)):
             return

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.classify.pairs import beyond
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import alias, ancestors
 from sqrtdk.tracing.watch.node import Node, origin
@@ -25,7 +24,7 @@ _KEPT = 1e-3
 _PRODUCT = re.compile(r"(?<![a-z])(?:linear|gemm|gemv|matmul|mm)(?![a-z])")
 _NAMES = re.compile(r"attn|attention|flash|(?<![a-z])(?:mha|mla)(?![a-z])")
 _ANGLES = frozenset({"cos", "sin", "polar"})  # of any positions, also of those that are data
-_TO_TABLE = ops.VIEWS | ops.SAME | {"cat", "stack", "complex", "mul", "div", "neg"}
+_TO_TABLE = ops.PASSING | {"cat", "stack", "complex", "mul", "div", "neg"}
 _WIDEST = 256  # of a rotation's matrix: one head
 _DEEPEST = 2  # sums of sums that are kept
 Shape = tuple[int, ...]
@@ -166,7 +165,7 @@ def _is_of_inputs(node: Node, projected: Container[Node]) -> bool:
 
 def holds_angles(node: Node) -> bool:
     """Whether a tensor holds cosines and sines, and nothing but."""
-    return beyond(node, _TO_TABLE).op in _ANGLES
+    return origin(node, _TO_TABLE).op in _ANGLES
 
 
 def _is_gate(node: Node, product: Node) -> bool:

@@ -31,7 +31,7 @@ OTHER_SUM = "division by the sum over the queries"
 SINKHORN = "Sinkhorn normalisation"  # of rows and columns in turn
 WHOLE = 1e-2  # how far from 1 the sum of a whole row may be
 _SPARSE = frozenset({"_sparse_coo_tensor_with_dims_and_tensors", "_sparse_csr_tensor_unsafe", "_coalesce"})
-_KEPT = ops.VIEWS | ops.SAME - {"native_dropout"} | _SPARSE | {"cat", "stack", "constant_pad_nd", "copy"}
+_KEPT = ops.PASSING - {"native_dropout"} | _SPARSE | {"cat", "stack", "constant_pad_nd", "copy"}
 _JOINED = {
     "add": "plus another tensor",
     "sub": "less another tensor",
@@ -245,7 +245,7 @@ def dropped(node: Node) -> tuple[float, float] | None:
 
 def _kept(mask: Node) -> tuple[float, float] | None:
     gain = 1.0
-    while mask.op in ops.VIEWS | ops.SAME | {"div", "mul"}:
+    while mask.op in ops.PASSING | {"div", "mul"}:
         number = number_of(mask, 1) if mask.op in ("div", "mul") else 1.0
         parent = mask.main()
         if not number or parent is None:

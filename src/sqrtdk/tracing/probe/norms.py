@@ -109,7 +109,7 @@ def is_computed_gain(other: Node, node: Node) -> bool:
     """
     if capacity(other) != node.shape[-1] or other.shape[-1:] != node.shape[-1:] or not is_learned(other):
         return False
-    while other.op in ops.VIEWS | ops.SAME | {"add"}:
+    while other.op in ops.PASSING | {"add"}:
         parent = other.main()
         if parent is None:
             return False

@@ -57,7 +57,7 @@ class Part:
     @property
     def names(self) -> str:
         """Of the operations that are no views, for a reader."""
-        return ", ".join(dict.fromkeys(node.op for node in self.order if node.op not in ops.VIEWS | ops.SAME))
+        return ", ".join(dict.fromkeys(node.op for node in self.order if node.op not in ops.PASSING))
 
     @property
     def effect(self) -> str:

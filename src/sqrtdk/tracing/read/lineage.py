@@ -72,7 +72,7 @@ def _follow(node: Node, where: str) -> Side:
     side = _normalised(node, where) or rotated(node, where, follow) or pieces.unstacked(node, where, follow)
     if side is None:
         side = READERS.get(node.op, _unknown)(node, main, where, follow) or _unknown(node, main, where, follow)
-    if not side.unknown or len(side.unknown) > _MOST_UNKNOWN or (_asked.inside > 1 and node.op in ops.VIEWS | ops.SAME):
+    if not side.unknown or len(side.unknown) > _MOST_UNKNOWN or (_asked.inside > 1 and node.op in ops.PASSING):
         return side  # what a view ends is asked where it ends the way, as the real part of what was complex does
     return _by_effect(node, where) or side
 

@@ -179,7 +179,7 @@ def _is_own_maximum(other: Node, main: Node) -> bool:
     """Z - max(z): the softmax does not see it."""
     if is_of_groups(other):
         return bool(other.products & main.products)
-    while other.op in ops.VIEWS | ops.SAME | {"masked_fill", "maximum"}:
+    while other.op in ops.PASSING | {"masked_fill", "maximum"}:
         parent = other.main()
         if parent is None:
             return False
@@ -321,7 +321,7 @@ OPERATIONS: dict[str, Callable[[Link], tuple[Step, ...]]] = {
 
 def is_squared_length(node: Node) -> bool:
     """Whether a tensor holds the squared lengths of activations, or of two of them added up for every pair."""
-    while node.op in ops.VIEWS | ops.SAME and not node.is_root and node.pairs is None:
+    while node.op in ops.PASSING and not node.is_root and node.pairs is None:
         parent = node.main()
         if parent is None:
             return False

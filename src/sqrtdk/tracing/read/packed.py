@@ -19,7 +19,7 @@ from sqrtdk.tracing.steps import Scale, Step, Unknown
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.node import Node, Weighing, origin
 
-_PASSED = ops.VIEWS | ops.SAME
+_PASSED = ops.PASSING
 _PROJECTIONS = frozenset({"linear", "matmul", "mm", "bmm"})
 _OF_PIECES = "_nested_tensor_from_tensor_list"
 

@@ -155,7 +155,7 @@ def unstacked(node: Node, where: str, follow: Follow) -> Side | None:
     """The side of one of several tensors that were stacked and taken apart again: q out of `torch.stack([q, k, v])`."""
     views: list[Node] = []
     stack: Node | None = node
-    while stack is not None and stack.op in ops.VIEWS | ops.SAME and not stack.is_root:
+    while stack is not None and stack.op in ops.PASSING and not stack.is_root:
         views = [stack, *views] if stack.op in ops.VIEWS else views
         stack = stack.main()
     if stack is None or stack.op != "stack" or stack.is_root or not views:

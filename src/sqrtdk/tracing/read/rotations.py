@@ -170,7 +170,7 @@ def _made_up(part: Part) -> dict[Node, Tensor]:
 def _scale_of_table(node: Node) -> float | None:
     """The numbers that a table without values was multiplied by; None where one of them is not known."""
     scale = 1.0
-    while node.op in ops.VIEWS | ops.SAME | {"mul", "cat", "stack", "table"}:
+    while node.op in ops.PASSING | {"mul", "cat", "stack", "table"}:
         parent = node.main()
         if parent is None:
             break

@@ -124,7 +124,7 @@ def _by_names(node: Node) -> str | None:
         main = node.main() if node.products else None
         if main is None:
             return None
-        names += [] if node.op in ops.VIEWS | ops.SAME else [node.op]
+        names += [] if node.op in ops.PASSING else [node.op]
         node = main
     return f"softmax(unknown({', '.join(dict.fromkeys(reversed(names)))})(q.k))"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import count
@@ -353,15 +354,14 @@ def _rank(parent: Node) -> int:
     return 2 if parent.act else 3
 
 
-def back(node: Node, *, through: frozenset[str] = ops.PASSING) -> Iterator[Node]:
-    """The node and what it was made from, by way of its main parents, to the first that is no view and no cast."""
+def back(node: Node, through: frozenset[str] = ops.PASSING) -> Iterator[Node]:
+    """The node and what it was made from, parent by parent, as long as the operations are among `through`."""
     yield node
     while node.op in through and not node.is_root and (parent := node.main()) is not None:
         node = parent
         yield node
 
 
-def origin(node: Node) -> Node:
-    """The tensor that a projection read, before the views and casts that lead to it."""
-    *_, first = back(node)
-    return first
+def origin(node: Node, through: frozenset[str] = ops.PASSING) -> Node:
+    """What `back` ends at: without `through` the tensor before the views and casts that lead to `node`."""
+    return deque(back(node, through), maxlen=1)[0]
