@@ -11,7 +11,7 @@ from sqrtdk import check
 from sqrtdk.audit.records import broken
 from sqrtdk.report.headline import headline
 from sqrtdk.report.terminal import to_text
-from sqrtdk.tracing.watch.nonfinite import find_origin
+from sqrtdk.tracing.tape.nonfinite import find_origin
 from tests.attentions.each import each
 
 NAN, INF = math.nan, math.inf

@@ -14,7 +14,7 @@ import sqrtdk
 from sqrtdk.errors import ModelError
 from sqrtdk.repair import clip_, plan_of
 from sqrtdk.tracing import Trace
-from sqrtdk.tracing.watch.stance import steps_seen
+from sqrtdk.tracing.tape.stance import steps_seen
 from tests.hf.small import NotBuiltError, build, inputs_of, needs, small_config
 from tests.repair.layouts import terms
 from tests.tolerances import allowed

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from sqrtdk.tracing.watch.stance import steps_seen
+from sqrtdk.tracing.tape.stance import steps_seen
 from tests.repair import watch_ranks
 from tests.repair.ranks import CASES, RANKS, build, clip, inputs, rank_main
 

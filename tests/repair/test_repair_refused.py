@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 
 import sqrtdk
 from sqrtdk.repair import plan_of, qk_clip_
-from sqrtdk.tracing.watch.stance import steps_seen
+from sqrtdk.tracing.tape.stance import steps_seen
 from tests.repair.layouts import IDS, Layout
 from tests.repair.modules import Attention, WithGain, randomised, states
 

@@ -14,7 +14,7 @@ import sqrtdk
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.monitor.watch import Watch
 from sqrtdk.repair import QKClip, qk_clip_
-from sqrtdk.tracing.watch.stance import steps_seen
+from sqrtdk.tracing.tape.stance import steps_seen
 from tests.monitor.watched_models import MODELS
 from tests.repair.layouts import LAYOUTS, Layout, terms
 from tests.repair.modules import Attention, Latent, WithGain, randomised, states

@@ -56,7 +56,7 @@ SPEAKERS = (  # what is in them in English, and has a blank, is read by people
     "tracing/tell/keep.py",
     "tracing/tell/places.py",
     "tracing/tell/terms.py",
-    "tracing/watch/recorder.py",
+    "tracing/tape/recorder.py",
 )
 NO_SENTENCES = {  # names, sources, hints of errors, and what `diff_chinese` says in its own words
     "differs at the {} by what is not known: {}, rounding allows {}",

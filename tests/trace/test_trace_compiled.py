@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import sqrtdk
-from sqrtdk.tracing.read import fused, masks
-from sqrtdk.tracing.read.reading import Layout
+from sqrtdk.tracing.spine import fused, masks
+from sqrtdk.tracing.spine.reading import Layout
 from tests.attentions.compiled import (
     CASES,
     PLAIN,

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import sqrtdk
 from sqrtdk.tracing import AttentionCall, Trace
-from sqrtdk.tracing.classify.softmax import OTHER_GROUPS
+from sqrtdk.tracing.lower.softmax import OTHER_GROUPS
 from tests.attentions.each import each
 from tests.attentions.edges import (
     MAXIMA,

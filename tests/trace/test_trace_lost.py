@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sqrtdk
 from sqrtdk.tracing import NotAttention, NotMeasured, Trace
-from sqrtdk.tracing.read import chain, kernels
 from sqrtdk.tracing.records import LOST_ADDITIVE, LOST_SIGHT, NEVER_USED, NOT_SEEN
-from sqrtdk.tracing.watch.recorder import KernelCall
+from sqrtdk.tracing.spine import chain, kernels
+from sqrtdk.tracing.tape.recorder import KernelCall
 from tests.attentions.each import each
 
 E, L = 16, 6

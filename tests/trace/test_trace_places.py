@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import sqrtdk
 from sqrtdk.tracing import AttentionCall
-from sqrtdk.tracing.watch import places
+from sqrtdk.tracing.tape import places
 from tests.attentions.each import each
 
 PORT = """

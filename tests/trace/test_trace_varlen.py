@@ -15,7 +15,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 import sqrtdk
 from sqrtdk.tracing import AttentionCall
-from sqrtdk.tracing.read import masks
+from sqrtdk.tracing.spine import masks
 from tests.attentions import stand_in_kernels as kernels
 from tests.attentions.each import each
 

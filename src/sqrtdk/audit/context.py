@@ -16,7 +16,7 @@ from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.models.records import Inputs
 from sqrtdk.models.signature import forward_arguments
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
-from sqrtdk.tracing.watch.nonfinite import Origin
+from sqrtdk.tracing.tape.nonfinite import Origin
 
 _TRUE_IS_PADDING = {  # torch's, in place of transformers' name for the same
     "key_padding_mask": "attention_mask",

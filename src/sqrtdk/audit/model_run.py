@@ -40,8 +40,8 @@ from sqrtdk.models.returned import tensors_of, walk
 from sqrtdk.models.run import call as forward
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.records import NotAttention, NotMeasured
+from sqrtdk.tracing.tape.nonfinite import PARAMETER, Origin, find_origin
 from sqrtdk.tracing.trace import trace
-from sqrtdk.tracing.watch.nonfinite import PARAMETER, Origin, find_origin
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from sqrtdk.models.config import MAX_CONFIG_BYTES
 from sqrtdk.models.limits import read_bytes
 from sqrtdk.models.records import LoadedModel
 from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
-from sqrtdk.tracing.watch.places import file_of, first_line, is_installed
+from sqrtdk.tracing.tape.places import file_of, first_line, is_installed
 
 
 def of_scale(call: AttentionCall, mistake: str | None = None) -> str | None:

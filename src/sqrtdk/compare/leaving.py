@@ -12,7 +12,7 @@ from sqrtdk.compare.first_module import gap_of, level_of, matched
 from sqrtdk.compare.modules import Kept, ModuleStep, Place
 from sqrtdk.compare.sides import Side
 from sqrtdk.errors import SqrtdkError
-from sqrtdk.tracing.watch.stance import Disturbed
+from sqrtdk.tracing.tape.stance import Disturbed
 
 
 def leaves_alike(a: Side, b: Side, pairs: Sequence[tuple[Place, Place]], blind: Blind) -> list[bool]:

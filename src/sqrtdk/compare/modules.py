@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.tracing.watch.recorder import unseen
+from sqrtdk.tracing.tape.recorder import unseen
 
 Place = tuple[str, int]  # path of a module, and which call of it
 Returned = Mapping[Place, tuple[Tensor, ...]]

@@ -31,9 +31,9 @@ from sqrtdk.models.run import call as forward
 from sqrtdk.models.signature import forward_arguments
 from sqrtdk.recording.records import Cut
 from sqrtdk.tracing.records import AttentionCall
+from sqrtdk.tracing.tape.stance import steps_seen
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
-from sqrtdk.tracing.watch.stance import steps_seen
 
 PACKAGES = ("torch", "transformers")
 TRACE, ONNX, EXPORTED = ".safetensors", ".onnx", ".pt2"  # sides that are files

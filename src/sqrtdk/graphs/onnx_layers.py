@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.graphs.onnx_step import Step
-from sqrtdk.tracing.watch.recorder import unseen
+from sqrtdk.tracing.tape.recorder import unseen
 
 _MAX_PADS = 2**20
 _CONVOLVE: Any = (functional.conv1d, functional.conv2d, functional.conv3d)

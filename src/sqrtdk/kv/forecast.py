@@ -29,7 +29,7 @@ from sqrtdk.models.records import Inputs, LoadedModel
 from sqrtdk.models.run import by_default_of
 from sqrtdk.models.run import call as forward
 from sqrtdk.tracing import CallTensors, NotMeasured, Trace, hint_for
-from sqrtdk.tracing.watch.stance import steps_seen
+from sqrtdk.tracing.tape.stance import steps_seen
 
 NO_CACHE = "every row sees every key: it keeps no cache"
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing import Term
-from sqrtdk.tracing.read.masks import BOTTOM
+from sqrtdk.tracing.spine.masks import BOTTOM
 
 
 @dataclass(frozen=True, slots=True, eq=False)

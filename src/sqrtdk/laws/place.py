@@ -30,8 +30,8 @@ from sqrtdk.laws.moved import moved
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.traced import exchanged, first_tensor, restored, run_traced, traced, upwards
 from sqrtdk.laws.views import merged_by_view, merged_right, split_by_view
+from sqrtdk.tracing.tape.stance import Disturbed, steps_seen
 from sqrtdk.tracing.tensors import CallTensors
-from sqrtdk.tracing.watch.stance import Disturbed, steps_seen
 
 LAW = "place"
 SPLIT, MERGE = "split", "merge"

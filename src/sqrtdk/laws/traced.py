@@ -14,8 +14,8 @@ from sqrtdk.audit.configs import module_at
 from sqrtdk.laws.subject import Subject
 from sqrtdk.models.returned import walk
 from sqrtdk.tracing import Trace
+from sqrtdk.tracing.tape.stance import steps_seen
 from sqrtdk.tracing.tensors import CallTensors
-from sqrtdk.tracing.watch.stance import steps_seen
 
 # Arguments in place of those that a module gets; None: as they are.
 Entering = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sqrtdk.audit.guard import training_of
-from sqrtdk.tracing.watch.stance import eager_compiler
+from sqrtdk.tracing.tape.stance import eager_compiler
 
 # The place and the name of the rate, of each function that drops.
 _DROPOUTS = (

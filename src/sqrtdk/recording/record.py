@@ -33,8 +33,8 @@ from sqrtdk.recording.records import Cut, Recording, TraceMetadata
 from sqrtdk.recording.write import fits, write_trace_file
 from sqrtdk.tracing import Trace, hint_for
 from sqrtdk.tracing.records import DOUBTFUL, NotMeasured
+from sqrtdk.tracing.tape.stance import steps_seen
 from sqrtdk.tracing.tensors import CallTensors, Vector
-from sqrtdk.tracing.watch.stance import steps_seen
 
 _PACKAGES = ("sqrtdk", "torch", "transformers", "numpy")
 

@@ -27,8 +27,8 @@ from sqrtdk.errors import kind_and_text
 from sqrtdk.models.attentions import watch_modules
 from sqrtdk.testing.open_masks import OpenMasks
 from sqrtdk.testing.weak import cannot_fail
+from sqrtdk.tracing.tape.places import Sites
 from sqrtdk.tracing.trace import Trace
-from sqrtdk.tracing.watch.places import Sites
 
 
 class CalledModules(nn.Module):

@@ -12,6 +12,11 @@ from sqrtdk.tracing.records import NotAttention as NotAttention
 from sqrtdk.tracing.records import NotMeasured as NotMeasured
 from sqrtdk.tracing.records import Scale as Scale
 from sqrtdk.tracing.records import Stage as Stage
+from sqrtdk.tracing.tape.places import Sites as Sites
+from sqrtdk.tracing.tape.recorder import unseen as unseen
+from sqrtdk.tracing.tape.stance import eager_compiler as eager_compiler
+from sqrtdk.tracing.tape.stance import hint_for as hint_for
+from sqrtdk.tracing.tape.store import Asked as Asked
 from sqrtdk.tracing.tell.blocks import merge_rows as merge_rows
 from sqrtdk.tracing.tell.finish import MostRows as MostRows
 from sqrtdk.tracing.tensors import CallRows as CallRows
@@ -22,8 +27,3 @@ from sqrtdk.tracing.tensors import Vector as Vector
 from sqrtdk.tracing.tensors import Waypoint as Waypoint
 from sqrtdk.tracing.tensors import some_tokens as some_tokens
 from sqrtdk.tracing.trace import Trace as Trace
-from sqrtdk.tracing.watch.places import Sites as Sites
-from sqrtdk.tracing.watch.recorder import unseen as unseen
-from sqrtdk.tracing.watch.stance import eager_compiler as eager_compiler
-from sqrtdk.tracing.watch.stance import hint_for as hint_for
-from sqrtdk.tracing.watch.store import Asked as Asked

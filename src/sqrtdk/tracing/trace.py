@@ -13,15 +13,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sqrtdk.errors import InvalidTypeError, kind_and_text
-from sqrtdk.tracing.classify.classifier import Classifier
-from sqrtdk.tracing.classify.online import close
-from sqrtdk.tracing.classify.sums import multiplies
-from sqrtdk.tracing.classify.weights import overwritten
-from sqrtdk.tracing.read.eager import read_eager
-from sqrtdk.tracing.read.edges import read_edges
-from sqrtdk.tracing.read.kernels import KERNELS
-from sqrtdk.tracing.read.online import read_online
-from sqrtdk.tracing.read.reading import Reading
+from sqrtdk.tracing.lower.classifier import Classifier
+from sqrtdk.tracing.lower.online import close
+from sqrtdk.tracing.lower.sums import multiplies
+from sqrtdk.tracing.lower.weights import overwritten
 from sqrtdk.tracing.records import (
     LOST_ADDITIVE,
     LOST_SIGHT,
@@ -31,6 +26,17 @@ from sqrtdk.tracing.records import (
     NotAttention,
     NotMeasured,
 )
+from sqrtdk.tracing.spine.eager import read_eager
+from sqrtdk.tracing.spine.edges import read_edges
+from sqrtdk.tracing.spine.kernels import KERNELS
+from sqrtdk.tracing.spine.online import read_online
+from sqrtdk.tracing.spine.reading import Reading
+from sqrtdk.tracing.tape import places
+from sqrtdk.tracing.tape.node import Online, SoftmaxEntry, Weighing
+from sqrtdk.tracing.tape.places import Place, Sites
+from sqrtdk.tracing.tape.recorder import KernelCall, Listener, Operands, Recorder, Scene, Unweighted, unseen
+from sqrtdk.tracing.tape.stance import eager_compiler, hint_for
+from sqrtdk.tracing.tape.store import Asked, Store
 from sqrtdk.tracing.tell.blocks import merge, merge_rows
 from sqrtdk.tracing.tell.finish import MostRows, finish, site_in_program
 from sqrtdk.tracing.tell.formula import Lost, tell_lost, without_softmax
@@ -38,12 +44,6 @@ from sqrtdk.tracing.tell.keep import BLOCKS_OF_KEYS, ENLARGED, keep, projections
 from sqrtdk.tracing.tell.places import Used, of_kernel
 from sqrtdk.tracing.tell.sight import TokensOf
 from sqrtdk.tracing.tensors import CallRows, CallTensors, Projection
-from sqrtdk.tracing.watch import places
-from sqrtdk.tracing.watch.node import Online, SoftmaxEntry, Weighing
-from sqrtdk.tracing.watch.places import Place, Sites
-from sqrtdk.tracing.watch.recorder import KernelCall, Listener, Operands, Recorder, Scene, Unweighted, unseen
-from sqrtdk.tracing.watch.stance import eager_compiler, hint_for
-from sqrtdk.tracing.watch.store import Asked, Store
 
 Roots = tuple[int | None, int | None]  # of q and of k
 _HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "h")

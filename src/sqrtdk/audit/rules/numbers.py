@@ -13,7 +13,7 @@ from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import Finding, JudgedCall, broken
 from sqrtdk.errors import SqrtdkError, short_text
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
-from sqrtdk.tracing.watch.nonfinite import PARAMETER, Origin
+from sqrtdk.tracing.tape.nonfinite import PARAMETER, Origin
 
 FP16_MAX = 65504.0
 FP16_SOURCE = "IEEE 754 binary16: largest finite value 65504"

@@ -18,7 +18,7 @@ from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.sources import listed, of_scale
 from sqrtdk.audit.tolerance import close, inverse_root
 from sqrtdk.audit.verdicts import by_attribute, siblings_text, strangers
-from sqrtdk.tracing.classify.contract import OTHER_AXIS, QUERIES
+from sqrtdk.tracing.lower.contract import OTHER_AXIS, QUERIES
 from sqrtdk.tracing.records import AttentionCall
 
 SCALE_RULES = ("scale_ledger", "declared_vs_actual")

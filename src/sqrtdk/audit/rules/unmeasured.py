@@ -26,7 +26,7 @@ from sqrtdk.audit.records import UNMEASURED, Finding
 from sqrtdk.audit.sources import listed, of_loss
 from sqrtdk.models.attentions import IDLE, silent_attentions
 from sqrtdk.tracing import Trace
-from sqrtdk.tracing.classify.contract import WITHOUT_SOFTMAX
+from sqrtdk.tracing.lower.contract import WITHOUT_SOFTMAX
 from sqrtdk.tracing.records import DOUBTFUL, NEVER_USED, NOT_SEEN, NotMeasured
 
 SOURCE = "what was not judged is not known to be right"

@@ -1,1 +1,1 @@
-"""What a step was, from the values before and after it: rotations, and what their tables say."""
+"""Probes: what a part of the tape does, decided by running it again on other values."""

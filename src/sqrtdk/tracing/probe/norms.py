@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.probe.replays import Part, inwards, part_between
-from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import ancestors, capacity, dominator, is_learned
-from sqrtdk.tracing.watch.node import Node
+from sqrtdk.tracing.tape import ops
+from sqrtdk.tracing.tape.graph import ancestors, capacity, dominator, is_learned
+from sqrtdk.tracing.tape.node import Node
 
 _LONG, _SHORT = 1024.0, 1 / 8  # lengths of rows: eps does not show beside one, a clip at 1 leaves the other as it is
 _BROUGHT = 0.2  # of the length of a long row, that a short one must come to

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.records import Factor
-from sqrtdk.tracing.watch import constants, ops
-from sqrtdk.tracing.watch.constants import evaluate
-from sqrtdk.tracing.watch.graph import dominator
-from sqrtdk.tracing.watch.node import Node
+from sqrtdk.tracing.tape import constants, ops
+from sqrtdk.tracing.tape.constants import evaluate
+from sqrtdk.tracing.tape.graph import dominator
+from sqrtdk.tracing.tape.node import Node
 
 _LARGEST = 2**22  # numbers of one tensor
 _MOST = 2**11  # operations

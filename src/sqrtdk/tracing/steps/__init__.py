@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sqrtdk.tracing.records import BLOCKS, DATA, ROWS, Factor, Stage
 from sqrtdk.tracing.steps.placed import Placed, Sample
-from sqrtdk.tracing.watch.node import Node
+from sqrtdk.tracing.tape.node import Node
 
 ZERO_ONE = "zero-one mask"  # a bias of 0 and 1 where a mask has them: one that was meant to be bool
 ZERO_ONE_FACTOR = "mul by a 0/1 mask"  # an unknown step

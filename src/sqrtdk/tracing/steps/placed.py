@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.constants import spread
-from sqrtdk.tracing.watch.graph import replay
-from sqrtdk.tracing.watch.node import Node
+from sqrtdk.tracing.tape import ops
+from sqrtdk.tracing.tape.constants import spread
+from sqrtdk.tracing.tape.graph import replay
+from sqrtdk.tracing.tape.node import Node
 
 
 @dataclass(frozen=True, slots=True, eq=False)

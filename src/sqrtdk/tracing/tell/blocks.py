@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from sqrtdk.stats._partial import FIELDS, RowStats
-from sqrtdk.tracing.read.blocks import ALIKE
-from sqrtdk.tracing.read.reading import Cell, Reading
 from sqrtdk.tracing.records import BLOCKS, AttentionCall, Factor, KeyBlock, Mask, Scale, Stage
+from sqrtdk.tracing.spine.blocks import ALIKE
+from sqrtdk.tracing.spine.reading import Cell, Reading
 from sqrtdk.tracing.tell.scale import tell_scale
 from sqrtdk.tracing.tensors import CallRows
 

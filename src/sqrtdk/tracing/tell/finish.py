@@ -11,16 +11,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.tracing.read.reading import Logits, Reading
-from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.records import AttentionCall, Stage
+from sqrtdk.tracing.spine.reading import Logits, Reading
+from sqrtdk.tracing.spine.side import Side
 from sqrtdk.tracing.steps import Bias, Sink, Softcap, Step, scaled_by
+from sqrtdk.tracing.tape import places
 from sqrtdk.tracing.tell import formula, statistics
 from sqrtdk.tracing.tell.blocks import of_blocks, tell_blocks
 from sqrtdk.tracing.tell.scale import tell_scale
 from sqrtdk.tracing.tell.sight import TokensOf, against_padding, look
 from sqrtdk.tracing.tensors import CallRows
-from sqrtdk.tracing.watch import places
 
 _PROGRAMS = (torch.fx.GraphModule, torch.jit.ScriptModule)
 

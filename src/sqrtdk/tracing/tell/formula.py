@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from sqrtdk.tracing.classify.contract import WITHOUT_SOFTMAX
-from sqrtdk.tracing.read import chain
-from sqrtdk.tracing.read.eager import read_eager
-from sqrtdk.tracing.read.lineage import follow, unasked
-from sqrtdk.tracing.read.masks import pattern
-from sqrtdk.tracing.read.reading import Reading
-from sqrtdk.tracing.read.side import Side
+from sqrtdk.tracing.lower.contract import WITHOUT_SOFTMAX
 from sqrtdk.tracing.records import Factor
+from sqrtdk.tracing.spine import chain
+from sqrtdk.tracing.spine.eager import read_eager
+from sqrtdk.tracing.spine.lineage import follow, unasked
+from sqrtdk.tracing.spine.masks import pattern
+from sqrtdk.tracing.spine.reading import Reading
+from sqrtdk.tracing.spine.side import Side
 from sqrtdk.tracing.steps import Expression, Hide, Scale, Sink, Step, Unknown
+from sqrtdk.tracing.tape import ops
+from sqrtdk.tracing.tape.node import Node, SoftmaxEntry, Weighing
+from sqrtdk.tracing.tape.recorder import Operands, Unweighted
 from sqrtdk.tracing.tell.sight import look
-from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.node import Node, SoftmaxEntry, Weighing
-from sqrtdk.tracing.watch.recorder import Operands, Unweighted
 
 Lost = Weighing | Unweighted | Operands
 _WRITTEN = ("norm", "rope", "xpos", "decay")

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from sqrtdk.errors import kind_and_text
-from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.records import AttentionCall
+from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Scale
+from sqrtdk.tracing.tape.node import Carried
 from sqrtdk.tracing.tell.places import NO_OPERANDS, Used, places_of, rows_of
 from sqrtdk.tracing.tell.sight import NO_DATA, look
 from sqrtdk.tracing.tell.terms import lse_of, proven, terms_of
 from sqrtdk.tracing.tell.vectors import own, sharing, vector
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector, some_tokens
-from sqrtdk.tracing.watch.node import Carried
 
 _EVEN = 0.02  # a factor on rounded weights that is the same for all
 _ROUNDED = 2.0**-20  # a factor of float32 this near to 1 is 1

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.read.orient import coordinates, operands
-from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
+from sqrtdk.tracing.spine.orient import coordinates, operands
+from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
+from sqrtdk.tracing.tape.node import Node
+from sqrtdk.tracing.tape.recorder import KernelCall
 from sqrtdk.tracing.tell.vectors import Place
-from sqrtdk.tracing.watch.node import Node
-from sqrtdk.tracing.watch.recorder import KernelCall
 
 NO_OPERANDS = "its operands are not known"
 

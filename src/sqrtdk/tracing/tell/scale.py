@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.read.orient import coordinates
-from sqrtdk.tracing.read.reading import Edges, Layout, Logits, Reading, Vectors
 from sqrtdk.tracing.records import WITHOUT_PRODUCT, Factor, Scale
+from sqrtdk.tracing.spine.orient import coordinates
+from sqrtdk.tracing.spine.reading import Edges, Layout, Logits, Reading, Vectors
 from sqrtdk.tracing.steps import ZERO_ONE_FACTOR, Beside, Mix, Step, Unknown
 from sqrtdk.tracing.steps import Scale as Scaling
 from sqrtdk.tracing.steps.placed import Sample
+from sqrtdk.tracing.tape.graph import replay_all
 from sqrtdk.tracing.tell.formula import unknown_of
 from sqrtdk.tracing.tell.sight import NO_DATA, Sight, look
-from sqrtdk.tracing.watch.graph import replay_all
 
 AGREEMENT = 0.01  # the two readings of the scale agree within 1%
 LINEAR = 0.99  # below this R^2 a slope alone says nothing about the scale

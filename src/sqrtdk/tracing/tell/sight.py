@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.read.masks import BOTTOM, TRIANGLES, band, distinct, pattern, reach
-from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.records import Mask
+from sqrtdk.tracing.spine.masks import BOTTOM, TRIANGLES, band, distinct, pattern, reach
+from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Beside, Hide, Step, Unknown, scaled_by
 
 NO_DATA = "no data on the meta device"

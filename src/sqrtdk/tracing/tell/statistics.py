@@ -18,7 +18,7 @@ from sqrtdk.stats import (
     logit_source,
     product_source,
 )
-from sqrtdk.tracing.read.reading import Edges, Logits, Reading, Vectors
+from sqrtdk.tracing.spine.reading import Edges, Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Bias, Hide, Offset, Scale, scaled_by
 from sqrtdk.tracing.tell.scale import each_head
 from sqrtdk.tracing.tell.sight import NO_DATA, Sight

@@ -11,9 +11,9 @@ import math
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.read.masks import BOTTOM, distinct
-from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.records import ROWS
+from sqrtdk.tracing.spine.masks import BOTTOM, distinct
+from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Beside, Bias, Clamp, Hide, Mix, Offset, Scale, Sink, Softcap, Squares, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.tell.places import Used

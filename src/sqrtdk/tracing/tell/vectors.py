@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.classify.vectors import ROTATION
+from sqrtdk.tracing.lower.vectors import ROTATION
 from sqrtdk.tracing.probe.norms import name_of_gain, norm_within
-from sqrtdk.tracing.read.lineage import follow, unasked
-from sqrtdk.tracing.read.regroup import REJOINED, regrouped
+from sqrtdk.tracing.spine.lineage import follow, unasked
+from sqrtdk.tracing.spine.regroup import REJOINED, regrouped
+from sqrtdk.tracing.tape import ops
+from sqrtdk.tracing.tape.constants import part, written
+from sqrtdk.tracing.tape.graph import dominator
+from sqrtdk.tracing.tape.node import Node
 from sqrtdk.tracing.tensors import Projection, Vector, Waypoint
-from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.constants import part, written
-from sqrtdk.tracing.watch.graph import dominator
-from sqrtdk.tracing.watch.node import Node
 
 _SLACK = 8.0  # roundings of the dtype that a factor may have cost a number on its way
 _LINEAR = frozenset({"mul", "div", "neg", *ops.SAME, *ops.VIEWS})

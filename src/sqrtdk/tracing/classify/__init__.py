@@ -1,1 +1,0 @@
-"""Classifying: what the output of an operation is to the lineage."""

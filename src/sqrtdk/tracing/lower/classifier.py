@@ -1,0 +1,238 @@
+"""Classifying: what the output of one operation is to the lineage, from what its inputs are.
+
+What an operation can be is a row of `_KINDS`; all others combine what they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from sqrtdk.tracing.lower import online, vectors
+from sqrtdk.tracing.lower.combine import combine
+from sqrtdk.tracing.lower.contract import contract, is_product, squares_rows
+from sqrtdk.tracing.lower.mixing import CONVOLUTIONS, holds_weights, mix_heads
+from sqrtdk.tracing.lower.pairs import reads_pairs
+from sqrtdk.tracing.lower.softmax import begin, softmax_of_rows
+from sqrtdk.tracing.lower.weights import dropped
+from sqrtdk.tracing.tape import ops, places
+from sqrtdk.tracing.tape.graph import alias, ancestors
+from sqrtdk.tracing.tape.node import Node, Root, origin
+from sqrtdk.tracing.tape.recorder import Made, Scene
+from sqrtdk.tracing.tape.store import shape_of
+
+Kind = Callable[[Scene, Made, list[Node]], None]
+_FIRST_ONLY = frozenset({*ops.NORMS, "native_dropout", "max"})  # of whose outputs the others are side results
+
+
+class Classifier:
+    """Makes a node for every output: a projection, a product, a softmax, its use, or a step in between."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+
+    def note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, turned: Mapping[int | None, int]) -> None:
+        """Make the nodes of what `func` gave for `args`; `turned` are outputs that rotate an argument."""
+        store, sites = self.scene.store, self.scene.sites
+        loose = not sites.stack
+        if loose and name in ops.RANDOM:
+            store.forget(output)
+            return
+        if name == "lift_fresh":  # torch.tensor([...]) written in the model's code
+            store.constant(args[0])
+        node_args = tuple(self._nodes(arg) for arg in args)
+        numbers = {key: value for key, value in kwargs.items() if not isinstance(value, Tensor)}
+        site, place = sites.here(), places.here()
+        for i, tensor in _outputs(output, name):
+            node = Node(
+                name, shape_of(tensor), func=func, args=node_args, kwargs=numbers, out=i, site=site, place=place
+            )
+            if i in turned:
+                node.op, node.args = vectors.ROTATION, (node_args[turned[i]],)
+            tensors = {j: arg for j, arg in enumerate(args) if isinstance(arg, Tensor) and i not in turned}
+            self._classify(Made(node, tensor, tensors))
+            if name == "index" and node.act and not node.is_root:
+                node.operands.update(_inside_lists(args))
+            store.put(tensor, node)
+            if loose:
+                store.loosen(tensor)
+
+    def rotations(self, args: Any, output: Any) -> dict[int | None, int]:
+        """Which outputs of an operation that is not seen are rotations of which argument, by their values."""
+        if not any(isinstance(arg, Tensor) and self.scene.store.node(arg).act for arg in args):
+            return {}
+        found = {i: vectors.rotated_argument(args, tensor) for i, tensor in _outputs(output, "")}
+        return {i: position for i, position in found.items() if position is not None}
+
+    def _nodes(self, arg: Any) -> Any:
+        """The argument with nodes in place of tensors, one level of lists included."""
+        if isinstance(arg, Tensor):
+            return self.scene.store.node(arg)
+        if isinstance(arg, (list, tuple)) and any(isinstance(item, Tensor) for item in arg):
+            return [self.scene.store.node(item) if isinstance(item, Tensor) else item for item in arg]
+        return arg
+
+    def is_product(self, left: Tensor, right: Tensor) -> bool:
+        """Whether a contraction of the two is a product of queries and keys."""
+        return is_product(self.scene.store.node(left), self.scene.store.node(right))
+
+    def may_attend(self, name: str, args: Any, kwargs: Any, output: Any) -> bool:
+        """Whether an operation of which only the name and the shapes are known may be an attention."""
+        node = self.scene.store.node
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and node(x).act]
+        first = output[0] if isinstance(output, (tuple, list)) and output else output
+        shape = shape_of(first) if isinstance(first, Tensor) else ()
+        return vectors.may_attend(name, [shape_of(x) for x in tensors], shape)
+
+    def _classify(self, made: Made) -> None:
+        node, tensor = made.node, made.tensor
+        parents = list(node.parents())
+        if node.op == "copy":
+            parents = parents[1:]  # what was there before is gone
+        node.external = any(p.external for p in parents)
+        numeric = tensor.is_floating_point() or tensor.is_complex()
+        if not numeric:
+            vectors.multiply_integers(self.scene, made)
+        if node.op in ops.CREATIONS or not numeric:
+            return
+        if tensor.is_nested:
+            _note_nested(self.scene, made, parents)
+            return
+        if node.op == "embedding":
+            _embed(self.scene, made, parents)
+        elif any(p.act for p in parents):
+            node.act = True
+            node.learned = all(p.learned for p in parents if p.act)
+            if any(p.partial is not None for p in parents) and online.carry(self.scene, made, parents):
+                return
+            _kind(node)(self.scene, made, parents)
+            if self.scene.keep and not node.products and node.weights is None and node.partial is None:
+                self.scene.store.keep(node, tensor)
+        elif vectors.is_dequantised(node):
+            node.act = True
+            self.scene.store.cut(node, tensor, source=parents[0], projects=True)
+        elif node.op in ops.CONTRACTIONS and any(origin(p).op == "parameter" for p in parents):
+            # A projection of learned or positional vectors: learned queries (DETR), relative keys (DeBERTa).
+            node.act = node.learned = True
+            self.scene.store.cut(node, tensor, source=parents[-2], width=parents[-2].shape[-1])
+
+
+def _kind(node: Node) -> Kind:
+    """What makes of a node what it is to the lineage."""
+    return _KINDS.get(node.op) or (_project if vectors.projects(node) else combine)
+
+
+def _outputs(output: Any, name: str) -> Iterator[tuple[int | None, Tensor]]:
+    """The tensors that an operation gave, each with its number where there are several."""
+    if not isinstance(output, (tuple, list)):
+        if isinstance(output, Tensor):
+            yield None, output
+        return
+    for i, tensor in enumerate(output):
+        if isinstance(tensor, Tensor):
+            yield i, tensor
+            if name in _FIRST_ONLY:
+                return
+
+
+def _inside_lists(args: Any) -> dict[int | tuple[int, int], Tensor]:
+    """Aliases of the tensors in lists among the arguments (the indices of an indexing), by both positions."""
+    return {
+        (i, j): alias(item)
+        for i, arg in enumerate(args)
+        if isinstance(arg, (list, tuple))
+        for j, item in enumerate(arg)
+        if isinstance(item, Tensor)
+    }
+
+
+def _embed(scene: Scene, made: Made, parents: list[Node]) -> None:
+    if parents[1].external or parents[0].act:
+        made.node.act = True
+        scene.store.cut(made.node, made.tensor)
+
+
+def _contract(scene: Scene, made: Made, parents: list[Node]) -> None:
+    if squares_rows(made.node):
+        combine(scene, made, parents)
+    else:
+        contract(scene, made)
+
+
+def _softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
+    args = made.node.args
+    if online.is_sum(parents[0]):
+        made.node.products = parents[0].products
+        return
+    begin(scene, made, made.tensors[0], int(args[1]) if len(args) > 1 else -1)
+
+
+def _sparse_softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
+    scene.listener.missed(made.node.site, "a softmax over the stored values of a sparse tensor is not followed")
+    scene.store.cut(made.node, made.tensor)
+
+
+def _affine(scene: Scene, made: Made, parents: list[Node]) -> None:
+    if holds_weights(parents[0]):
+        combine(scene, made, parents)
+        return
+    scene.store.cut(made.node, made.tensor, source=parents[0])
+
+
+def _project(scene: Scene, made: Made, parents: list[Node]) -> None:
+    node = made.node
+    if node.op in CONVOLUTIONS and parents[0].shape[-2:] == node.shape[-2:]:  # the L x S matrix stays in place
+        if (parents[0].products or holds_weights(parents[0])) and mix_heads(node, made.tensors):
+            return
+        if parents[0].products or (holds_weights(parents[0]) and parents[0].shape == node.shape):
+            combine(scene, made, parents)
+            return
+    vectors.keep_channels(node, parents[0])
+    width = parents[1].shape[1] if len(parents) > 1 and len(parents[1].shape) > 1 else None
+    source = next(parent for parent in parents if parent.act)  # whole numbers, with a size a row beside them, are not
+    scene.store.cut(node, made.tensor, source=source, width=width, paired=reads_pairs(source), projects=True)
+
+
+def _note_nested(scene: Scene, made: Made, parents: list[Node]) -> None:
+    """Without a kernel, torch makes attention of operations on whole nested batches, whose nodes have no shape.
+
+    Jagged ones are not among them: what torch does with their values is seen.
+    """
+    node = made.node
+    node.act = any(p.act for p in parents)
+    node.roots = frozenset[Node]().union(*(p.roots for p in parents))
+    if node.op in ops.SOFTMAX:
+        begin(scene, made, made.tensors[0], int(node.args[1]))
+    elif node.op in ops.PASSING:
+        node.weights = parents[0].weights
+        if node.weights is not None:
+            drop = dropped(node)
+            node.weights.weighing.dropout = node.weights.weighing.dropout or (0.0 if drop is None else drop[0])
+    elif node.op == "matmul":
+        weights = node.args[0].weights
+        if weights is None:
+            _multiplied(scene, made)
+        elif not weights.weighing.entry.attention:
+            weights.weighing.entry.attention = True
+            scene.listener.eager(weights.weighing, made.tensors[1], made.tensor)
+            node.act = True
+            node.make_root(Root(), None)
+
+
+def _multiplied(scene: Scene, made: Made) -> None:
+    """Q and k are kept, for the softmax that may come."""
+    if any(ancestor.weights is not None for ancestor in ancestors(made.node.args[0])):
+        scene.listener.missed(made.node.site, "weights of nested tensors were changed before they met values")
+    made.node.operands = {i: alias(tensor) for i, tensor in made.tensors.items()}
+
+
+_KINDS: dict[str, Kind] = {
+    **dict.fromkeys(ops.CONTRACTIONS, _contract),
+    **dict.fromkeys(ops.SOFTMAX, _softmax),
+    "_sparse_softmax": _sparse_softmax,
+    "softmax_csr": softmax_of_rows,
+    **dict.fromkeys(ops.AFFINE, _affine),
+    **dict.fromkeys(ops.PROJECTIONS, _project),
+}

@@ -1,0 +1,140 @@
+"""Everything elementwise, views and rearrangements included: steps on the way of logits, of weights, of q and k."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sqrtdk.tracing.lower.contract import is_scored, sum_values
+from sqrtdk.tracing.lower.mixing import combine_weights
+from sqrtdk.tracing.lower.pairs import is_additive, note_pairs
+from sqrtdk.tracing.lower.softmax import by_hand, is_maximum, may_be_numerator, sums_values
+from sqrtdk.tracing.lower.sums import note_sum, settle
+from sqrtdk.tracing.lower.vectors import put_to_size, set_beside, summands
+from sqrtdk.tracing.lower.weights import carry, dropped, join
+from sqrtdk.tracing.probe.norms import may_normalise
+from sqrtdk.tracing.tape import ops
+from sqrtdk.tracing.tape.graph import alias
+from sqrtdk.tracing.tape.node import Node, Weights
+from sqrtdk.tracing.tape.recorder import Made, Scene
+
+_KEPT = frozenset({"exp", "exp2", "_log_softmax"})  # whose own input is needed when they turn out to be a softmax
+_INVERSES = frozenset({"linalg_pinv", "linalg_inv_ex", "_linalg_svd", "_linalg_eigh", "_linalg_solve_ex"})
+
+
+def combine(scene: Scene, made: Made, parents: list[Node]) -> None:
+    """Tell what a node carries on of what it was made from: logits, weights, or q, k and v."""
+    node = made.node
+    if node.op in ops.CACHE_WRITES and _written_to_cache(node):
+        return
+    active = [p for p in parents if p.act]
+    if node.op in _KEPT:
+        settle(active[0], edges=True)
+    node.products = frozenset[Node]().union(*(p.products for p in active))
+    if by_hand(scene, made):
+        return
+    if node.products:
+        _carry_logits(made)
+    elif any(p.weights is not None for p in active):
+        _carry_weights(scene, made, active)
+    else:
+        _carry_vectors(scene, made, active)
+
+
+def _written_to_cache(node: Node) -> bool:
+    """New keys go into a tensor of zeros or of earlier keys: the lineage is that of the new ones."""
+    position = ops.CACHE_WRITES[node.op]
+    new = node.args[position] if position < len(node.args) else None
+    if not isinstance(new, Node) or not new.act or any(p.products or p.weights for p in node.parents()):
+        return False
+    node.args = (new,)
+    node.roots, node.terms = new.roots, new.terms
+    return True
+
+
+def _carry_logits(made: Made) -> None:
+    node = made.node
+    main = node.main()
+    kept = node.op in _KEPT
+    node.operands = {i: alias(t) for i, t in made.tensors.items() if kept or node.args[i] is not main}
+
+
+def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
+    """Weights pass through casts, dropout and head masks; a broadcast product with values, summed, is a use."""
+    node, tensors = made.node, made.tensors
+    if combine_weights(node, active, scene.entries):
+        return
+    carriers = [p for p in active if p.weights is not None]
+    source = next((p for p in carriers if p.shape == node.shape), carriers[0])  # w, of w / w.sum()
+    before = source.weights
+    assert before is not None
+    if _ends(scene, made, source, before):
+        return
+    weighing = before.weighing
+    others = [p for p in active if p.weighing is not weighing]
+    joined = join(node, source, weighing, before.carried) if others and not before.weighted else None
+    carried = before.carried if others else carry(node, made.tensor, tensors, source, weighing)
+    node.weights = replace(before, carried=carried)
+    drop = dropped(node)
+    weighing.dropout = weighing.dropout or (drop[0] if drop is not None else 0.0)
+    spread = node.shape != weighing.entry.shape and is_scored(weighing.node)
+    if node.op == "mul" and others and (spread or weighing.edges):
+        values = next((t for i, t in tensors.items() if node.args[i] in others), None)
+        node.weights = replace(node.weights, weighted=True, values=None if values is None else alias(values))
+    elif joined is not None:  # by a tensor of the inputs: an adjacency, a gate
+        node.weights = replace(before, carried=joined)
+    elif others:
+        scene.store.cut(node, made.tensor)
+        return
+    elif before.weighted and node.op in ops.PASSING:
+        node.weights = replace(node.weights, weighted=True, values=before.values)
+    if node.op in ops.VIEWS:
+        node.operands = {i: alias(t) for i, t in tensors.items() if node.args[i] is not source}
+    elif any(parent is not source for parent in node.parents()):
+        node.args = (source,)
+
+
+def _ends(scene: Scene, made: Made, source: Node, before: Weights) -> bool:
+    """Whether weights are summed with their values, or inverted: the end of their way."""
+    node = made.node
+    if before.weighted and (node.op == "sum" or sums_values(node)):
+        sum_values(scene, made, source)
+    elif node.op in _INVERSES:
+        weighing = before.weighing
+        if not weighing.entry.attention:
+            weighing.entry.attention = True
+            weighing.carried = before.carried
+            scene.listener.eager(weighing, made.tensor, made.tensor)
+        scene.store.cut(node, made.tensor, inverse=True)
+    else:
+        return False
+    return True
+
+
+def _flows(operand: object) -> bool:
+    """Whether an operand is q, k or v; the maximum of a row is none of them."""
+    return isinstance(operand, Node) and operand.act and not is_maximum(operand)
+
+
+def _carry_vectors(scene: Scene, made: Made, active: list[Node]) -> None:
+    """Q, k or v on their way; a sum of two branches begins a new lineage."""
+    node = made.node
+    if put_to_size(scene, made):
+        return
+    note_pairs(node)
+    note_sum(scene, made)
+    active = set_beside(node, active, made.tensors, scene.store.projected)
+    first = node.main()
+    scored = first is not None and len(active) > 1 and is_additive(first)  # another term of the score, or its maximum
+    together = scored or node.op in ("cat", "stack")
+    if len({p.roots for p in active}) > 1 and not together:
+        node.terms = sum(p.terms for p in active)
+        node.branches = summands(node, scene.store.projected)
+        scene.store.cut(node, made.tensor)
+        return
+    node.roots = frozenset[Node]().union(*(p.roots for p in active))
+    node.terms = max((p.terms for p in active), default=0)
+    kept = node.op == "exp" and may_be_numerator(active[0])
+    met = [i for i, arg in enumerate(node.args) if kept or not _flows(arg) or (scored and i > 0)]
+    node.operands = {i: alias(t) for i, t in made.tensors.items() if i in met}
+    if may_normalise(node):
+        scene.store.keep(node, made.tensor)

@@ -1,0 +1,295 @@
+"""Contractions: a projection, a product of queries and keys, or a product of weights and values.
+
+Weights also meet values by a multiplication and a sum over the keys, or over the edges of a node. Whether the value
+product sums over the axis that the softmax runs over is told here.
+
+Nystroem's attention has products of weights as well, softmax(q k~) times the inverse of softmax(q~ k~) times softmax(q~
+k) v, with few landmarks q~ and k~ (Xiong et al. 2021, arXiv:2102.03902): the steps to an inverse are no products of
+queries and keys.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from sqrtdk.tracing.lower.mixing import axes_along, complete, mix_heads
+from sqrtdk.tracing.lower.online import finished, weigh
+from sqrtdk.tracing.lower.pairs import is_additive, list_of, pairs_queries_and_keys, reads_pairs
+from sqrtdk.tracing.lower.softmax import INDEX, group_fault
+from sqrtdk.tracing.lower.sums import as_matrix, largest, note_weighted_sum
+from sqrtdk.tracing.lower.vectors import holds_angles, keep_rotation
+from sqrtdk.tracing.lower.weights import OTHER_SUM, WHOLE
+from sqrtdk.tracing.records import APART, ONE_PROJECTION
+from sqrtdk.tracing.tape import ops
+from sqrtdk.tracing.tape.graph import alias, capacity
+from sqrtdk.tracing.tape.node import Carried, Multiplied, Node, Product, Weighing, origin
+from sqrtdk.tracing.tape.recorder import Made, Scene, Unweighted
+
+OTHER_AXIS = "softmax over another axis than the value product sums over"
+QUERIES = "softmax over the queries"
+_PARTIAL = 5e-2  # nearer to 1 than that the sum of what is no whole row never is
+WITHOUT_SOFTMAX = "a product of activations meets values without a softmax"
+
+
+def contract(scene: Scene, made: Made) -> None:
+    """Tell which of the three a contraction is."""
+    node = made.node
+    left, right = ops.CONTRACTIONS[node.op]
+    a, b = node.args[left], node.args[right]
+    weights = a.weights or b.weights
+    if (weights is not None or a.products or b.products) and mix_heads(node, made.tensors):
+        return
+    inverses = [_is_inverse(x) for x in (a, b)]
+    squared = a.weights is not None and a.weighing is b.weighing
+    inverts = squared or (any(inverses) and all(i or x.weights for i, x in zip(inverses, (a, b), strict=True)))
+    if weights is not None and _meets_values(scene, made, weights.weighing, a, b):
+        _name_apart(weights.weighing, b if a.weights is weights else a)
+        scene.store.cut(node, made.tensor, inverse=inverts, pooled=weights.weighing.entry)
+        finished(scene, made, weights.weighing)
+    elif any(inverses):
+        scene.store.cut(node, made.tensor, inverse=inverts)
+    elif is_product(a, b) and not _is_adapted_weight(node.op, b):
+        node.learned = a.learned or b.learned
+        node.operands = {i: alias(x) for i, x in made.tensors.items() if i not in (left, right)}
+        product = Product(made.tensor.dtype, largest(scene, made))
+        if node.op == "mv":
+            as_matrix(node, product)
+        else:
+            node.product = product
+    elif not weigh(scene, made, a, b):
+        _project(scene, made, a, b)
+
+
+def is_product(a: Node, b: Node) -> bool:
+    """Whether a contraction is a product of queries and keys, and not a projection or a value product."""
+    if a.products or b.products or a.weights is not None or b.weights is not None:
+        return False
+    if holds_angles(a) or holds_angles(b):
+        return False  # a rotation by a table of matrices
+    return a.act and b.act  # a raw parameter against activations is a projection, whatever it stands for
+
+
+def squares_rows(node: Node) -> bool:
+    """Whether it multiplies each row with itself, (N, 1, E) by (N, E, 1), as einsum("nd,nd->n", x, x) does."""
+    if node.op != "bmm":
+        return False
+    a, b = (arg for arg in node.args if isinstance(arg, Node))
+    whole = math.prod(a.shape) == math.prod(b.shape) == math.prod(origin(a).shape)  # and not two pieces of one tensor
+    return a.act and whole and origin(a) is origin(b) and a.shape[-2] == b.shape[-1] == 1 < a.shape[0]
+
+
+def _is_inverse(node: Node) -> bool:
+    """Whether it is an inverse of weights, or a step to one."""
+    return bool(node.roots) and all(root.root is not None and root.root.inverse for root in node.roots)
+
+
+def _is_adapted_weight(op: str, right: Node) -> bool:
+    """Whether the right operand is a weight with a product of parameters added: W + s B A (Hu et al. 2021)."""
+    weight = origin(right)
+    if op not in ("mm", "addmm") or not weight.learned or weight.op not in ("add", "sub"):
+        return False
+    raw = [parent for parent in weight.parents() if origin(parent).op == "parameter" and parent.shape == weight.shape]
+    return len(raw) == 1 and all(parent.learned for parent in weight.parents() if parent is not raw[0])
+
+
+def _meets_values(scene: Scene, made: Made, weighing: Weighing, a: Node, b: Node) -> bool:
+    """Whether weights meet values, for the first time; who listens is told."""
+    weights, value = (a, b) if a.weighing is weighing else (b, a)
+    if weighing.entry.attention or not value.act or value.products:
+        return False
+    store, tensors = scene.store, made.tensors
+    numbers = next((t for t in tensors.values() if store.is_node(t, weights)), None)
+    assert weights.weights is not None
+    contracted = -1 if weights is a else -2
+    carried = over_their_sum(weights.weights.carried.settled(), numbers, contracted)
+    fault = axis_fault(weights, numbers, contracted, weighing)
+    values = next(t for t in tensors.values() if store.is_node(t, value))
+    for attention in complete(weights.weights):
+        attention.carried, attention.fault = carried, fault
+        met = None if numbers is None else alias(numbers if contracted == -1 else numbers.mT)
+        if scene.keep:
+            attention.used = met
+        if carried.stages and not carried.combined and met is not None and not met.is_meta:
+            attention.met = met
+        scene.listener.eager(attention, values, made.tensor)
+    return True
+
+
+def _name_apart(weighing: Weighing, value: Node) -> None:
+    """Name the softmaxes of q and of k apart, without a product of the two (Shen et al. 2018, arXiv:1812.01243).
+
+    The weights of the second meet what those of the first made of values; a second pooling of what a first one gave is
+    none: its logits come from there.
+    """
+    start, entry = origin(value), weighing.entry
+    first = None if start.root is None else start.root.pooled
+    if first is None or first is entry or not {first.reason, entry.reason} <= {ONE_PROJECTION, APART}:
+        return
+    if not any(start.serial in root.root.lineage for root in weighing.node.roots if root.root is not None):
+        first.reason = entry.reason = APART
+
+
+def _is_tangent(scene: Scene, site: str) -> bool:
+    """Whether derivatives are computed forwards, beside an attention that was read."""
+    return forward_ad._current_level >= 0 and any(e.attention and e.site == site for e in scene.entries)
+
+
+def _multiplied(made: Made, a: Node, source: Node) -> Multiplied | None:
+    """The operands of a projection of rows, a matrix times a matrix; a batch of one (by einsum) is one matrix."""
+    left, right = ops.CONTRACTIONS[made.node.op]
+    one, two = (
+        tensor[0] if tensor is not None and tensor.dim() == 3 and len(tensor) == 1 else tensor
+        for tensor in (made.tensors.get(left), made.tensors.get(right))
+    )
+    if one is None or two is None or one.dim() != 2 or two.dim() != 2 or source is not a:
+        return None
+    return Multiplied(alias(one), alias(two), made.tensors.get(0) if made.node.op == "addmm" else None)
+
+
+def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
+    node = made.node
+    unsoftened = (a.products or b.products) and a.act and b.act and not (a.products and b.products)
+    if unsoftened and not _is_tangent(scene, node.site):
+        logits = a if a.products else b
+        numbers = next(t for i, t in made.tensors.items() if node.args[i] is logits)
+        scene.listener.unsoftened(node.site, Unweighted(logits, alias(numbers)))
+    source, weight = (a, b) if a.act and not (b.act and holds_angles(a)) else (b, a)
+    node.terms = 1 if len(node.shape) > 2 and a.shape[0] > 1 else 0
+    node.label = origin(weight).label
+    narrow = node.op == "mv" or node.shape[-1] == 1
+    if narrow and not weight.act:
+        note_weighted_sum(scene, made, source, weight)
+    values = next((t for i, t in made.tensors.items() if node.args[i] is weight), None)
+    facts: dict[str, Any] = {
+        "additive": narrow and pairs_queries_and_keys(source),
+        "matrices": capacity(weight) // max(math.prod(weight.shape[-2:]), 1) if len(weight.shape) == 3 else 1,
+        "paired": reads_pairs(source),
+        "part": origin(weight) in scene.store.parts,
+        "gathered_by": list_of(source),
+    }
+    if scene.keep:
+        facts["multiplied"] = _multiplied(made, a, source)
+    scene.store.cut(node, made.tensor, source=source, width=a.shape[-1], **facts)
+    if values is not None and not (source.products or source.weights):
+        keep_rotation(node, source, weight, values)
+
+
+# -- weights meet values -----------------------------------------------------------------------------------------------
+
+
+def is_scored(logits: Node) -> bool:
+    """Whether logits are scores of queries and keys; a router's or a pooling's are not."""
+    return bool(logits.products) or is_additive(logits)
+
+
+def sum_values(scene: Scene, made: Made, weighted: Node) -> None:
+    """Weighted values are summed, over the keys or for each node of a graph, the first time: who listens is told."""
+    weights = weighted.weights
+    assert weights is not None
+    weighing, values = weights.weighing, weights.values
+    if not weighing.entry.attention and values is not None:
+        source, dims = weighted.args[0], len(weighted.shape)
+        weighing.entry.attention = True
+        weighing.carried = weights.carried
+        if weighing.edges is not None:
+            weighing.fault = group_fault(weighing, made.tensors.get(INDEX))
+        else:
+            over = made.node.args[1] if len(made.node.args) > 1 and made.node.args[1] else range(dims)
+            weighing.fault = _sum_fault(source, {axis % dims - dims for axis in over}, weighing)
+            values = _features_last(values, source)
+        scene.listener.eager(weighing, values, made.tensor)
+    scene.store.cut(made.node, made.tensor)
+
+
+def _features_last(values: Tensor, weights: Node) -> Tensor:
+    """The values with the axis last that the weights do not have."""
+    for axis in range(-1, -1 - values.dim(), -1):
+        if values.shape[axis] > 1 and (-axis > len(weights.shape) or weights.shape[axis] == 1):
+            return values.movedim(axis, -1)
+    return values
+
+
+def over_their_sum(carried: Carried, tensor: Tensor | None, contracted: int) -> Carried:
+    """What weights went through, where they were divided by their sum over the axis that the value product sums over.
+
+    Slots compete for an input, and what each has of all inputs sums to 1 (Locatello et al. 2020, section 2.1).
+
+    Args:
+        carried: what they went through.
+        tensor: their values as they meet those of v.
+        contracted: the axis of it that the product sums over, -1 or -2.
+    """
+    if OTHER_SUM not in carried.changes or tensor is None or tensor.is_meta or not tensor.numel():
+        return carried
+    sums = tensor.detach().to(torch.float32).sum(contracted)
+    if not bool(((sums - 1).abs() < WHOLE).all()):
+        return carried
+    return replace(carried, changes=tuple(name for name in carried.changes if name != OTHER_SUM)).over_sum()
+
+
+def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: Weighing) -> str | None:
+    """What is wrong where the value product does not sum over the softmax's axis.
+
+    Rows of one matrix that sum to 1 are right; where they do not (dropout, masks), the views since the softmax tell.
+
+    Args:
+        weights: the product's operand.
+        tensor: its values.
+        contracted: the axis of it that the product sums over, -1 or -2.
+        weighing: the softmax.
+    """
+    if len(weights.shape) < 2 or weighing.edges is not None:
+        return None
+    other = -3 - contracted
+    if tensor is not None and not tensor.is_meta and tensor.numel():
+        matrix = tensor.detach().reshape(-1, *tensor.shape[-2:])[0].to(torch.float32)
+        over, across = ((matrix.sum(axis) - 1).abs() for axis in (contracted, other))
+        if bool((over < WHOLE).all()):
+            return None
+        if min(tensor.shape[-2:]) > 1 and bool((across < WHOLE).all()) and bool((over > _PARTIAL).any()):
+            return QUERIES
+    axes = _axes(weights, weighing)
+    if not axes or contracted in axes:
+        return None
+    return QUERIES if axes == {other} else OTHER_AXIS
+
+
+def _sum_fault(weights: Node, summed: set[int], weighing: Weighing) -> str | None:
+    """The same, where weights and values were multiplied by broadcasting and then summed.
+
+    Args:
+        weights: the multiplication's operand.
+        summed: axes of its result that the sum is over, counted from the end.
+        weighing: the softmax.
+    """
+    axes = _axes(weights, weighing)
+    if not axes or axes & summed:
+        return None
+    beside = {axis for axis in summed if -axis <= len(weights.shape) and weights.shape[axis] > 1}
+    return QUERIES if any(abs(a - b) == 1 for a in axes for b in beside) else OTHER_AXIS
+
+
+def _axes(weights: Node, weighing: Weighing) -> set[int]:
+    """Axes of `weights`, counted from the end, along which the softmax's runs; none where that can't be followed."""
+    way: list[Node] = []
+    dims, shape = len(weights.shape), weighing.entry.shape
+    while weights.args:
+        parent = weights.args[0]
+        if not isinstance(parent, Node) or parent.weighing is not weighing:
+            return set()
+        if weights.op in ops.VIEWS:
+            way.insert(0, weights)
+        elif weights.op not in ops.SAME and weights.shape != parent.shape:
+            return set()
+        weights = parent
+    if weights.shape != shape:
+        return set()
+    line = torch.arange(shape[weighing.dim]) > 0
+    place = line.view([-1 if d == weighing.dim % len(shape) else 1 for d in range(len(shape))]).expand(shape)
+    return {axis - dims for axis in axes_along(place, way) or ()}

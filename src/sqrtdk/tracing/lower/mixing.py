@@ -1,0 +1,276 @@
+"""Talking heads: logits or weights mixed over the heads by a matrix (Shazeer et al. 2020, arXiv:2003.02436).
+
+The matrix stands in a linear layer, an einsum, a matrix product or a convolution of one pixel. Beside it, weights are
+averaged over the heads, or normalised over them (DeepViT's re-attention, arXiv:2103.11886). Those of several softmaxes
+become one before they meet the values: ConViT (d'Ascoli et al. 2021, arXiv:2103.10697) adds positions to content, the
+Differential Transformer (Ye et al. 2024, arXiv:2410.05258) takes one softmax from another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.steps.placed import to_softmax
+from sqrtdk.tracing.tape import ops
+from sqrtdk.tracing.tape.graph import alias
+from sqrtdk.tracing.tape.node import Carried, Node, SoftmaxEntry, Weighing, Weights, origin
+
+OVER_HEADS = "over the heads"
+BY_DATA = "heads mixed by the data"
+CONVOLUTIONS = frozenset({"convolution", "_convolution"})
+_LARGEST = 256  # heads that a matrix mixes where the axes could not be followed
+_NORMS = {**ops.NORMS, **dict.fromkeys(ops.AFFINE, "batch")}
+_REDUCED = frozenset({"mean", "sum"})
+POSITIONAL = "its logits are no product of q and k, and its weights join those of an attention"
+_WORDS = {
+    "add": "added to another softmax",
+    "sub": "less another softmax",
+    "rsub": "less another softmax",
+    "mul": "times another softmax",
+    "lerp": "averaged with another softmax",
+    "where": "in part those of another softmax",
+    "cat": "side by side with another softmax",
+    "stack": "side by side with another softmax",
+}
+_PARTS = frozenset(
+    {"select", "slice", "split", "split_with_sizes", "chunk", "unbind", "narrow", "index", "index_select"}
+)
+_SIDE_BY_SIDE = frozenset({"cat", "stack"})
+
+
+def mix_heads(node: Node, tensors: dict[int, Tensor]) -> bool:
+    """Whether a contraction or a convolution mixes the heads of logits or weights; its node is then filled in."""
+    operands = mixing_operands(node)
+    if operands is None:
+        return False
+    other, matrix = (node.args[i] for i in operands)
+    node.products = other.products
+    node.operands = {i: alias(x) for i, x in tensors.items() if node.args[i] is not other}
+    if other.weights is not None:
+        before = other.weights.carried
+        carried = before.changed(BY_DATA) if by_data(matrix) else before.then("mix", OVER_HEADS)
+        node.weights = replace(other.weights, carried=carried)
+        node.args = (other,)
+    return True
+
+
+def mixing_operands(node: Node) -> tuple[int, int] | None:
+    """Positions of the logits, or weights, and of the matrix that mixes their heads; None where none does."""
+    if node.op in CONVOLUTIONS:
+        return (0, 1) if _carries(node.args[0]) and _leaves_pairs(node) else None
+    left, right = ops.CONTRACTIONS[node.op]
+    for mixed, matrix, contracted in ((left, right, -1), (right, left, -2)):
+        other, by = node.args[mixed], node.args[matrix]
+        if _carries(other) and not _carries(by) and _over_heads(other, by, contracted):
+            return mixed, matrix
+    return None
+
+
+def _carries(node: Node) -> bool:
+    return bool(node.products or node.weights)
+
+
+def _over_heads(mixed: Node, matrix: Node, contracted: int) -> bool:
+    """Whether a product with `matrix` sums over an axis of logits or weights that holds neither queries nor keys."""
+    if len(mixed.shape) < 2 or (matrix.act and mixed.shape[contracted] in (1, *_lengths(mixed))):
+        return False  # values, as a rule
+    axes = paired_axes(mixed)
+    if axes is not None:
+        return contracted % len(mixed.shape) not in axes
+    square = matrix.shape[:1] == (1,) and len(matrix.shape) == 3 and matrix.shape[1] == matrix.shape[2]
+    return square and not matrix.act and matrix.shape[1] <= _LARGEST
+
+
+def _lengths(node: Node) -> tuple[int, ...]:
+    """Of queries and keys."""
+    products = node.products or (frozenset() if node.weighing is None else node.weighing.node.products)
+    return tuple(n for product in products for n in product.shape[-2:])
+
+
+def by_data(matrix: Node) -> bool:
+    """Whether the matrix is computed from the inputs."""
+    return matrix.act and not matrix.learned
+
+
+def is_bias_of_mixing(node: Node, position: int) -> bool:
+    """Whether `node` adds, from `position`, one number a head to what a matrix mixed: a linear layer's bias."""
+    addend, main = node.args[position], node.main()
+    mixed = None if main is None else origin(main, ops.VIEWS)
+    mixes = mixed is not None and mixed.product is None and mixed.op in ops.CONTRACTIONS
+    return mixes and isinstance(addend, Node) and not addend.act and addend.shape == node.shape[-1:]
+
+
+def over_heads(node: Node, weights: Node, before: Carried) -> Carried | None:
+    """What weights have gone through after an average or a normalisation over their heads; None where it is neither.
+
+    Args:
+        node: of the result.
+        weights: the operand that carries the weights.
+        before: what they had gone through.
+    """
+    if node.op == "add" and len(node.args) > 1 and is_bias_of_mixing(node, 1):
+        return before
+    if node.op not in _REDUCED and node.op not in _NORMS:
+        return None
+    pairs, axes = paired_axes(weights), _axes(node, len(weights.shape))
+    if pairs is None or not axes or pairs & axes:
+        return None
+    if node.op in _NORMS:
+        return before.then("norm", f"{_NORMS[node.op]} {OVER_HEADS}")
+    after, several = before.then(node.op, OVER_HEADS), math.prod(weights.shape[axis] for axis in axes)
+    return after if node.op == "mean" else after.times(several, node.op)
+
+
+def _axes(node: Node, dims: int) -> frozenset[int]:
+    """Axes over which an operation reduces, or normalises."""
+    if node.op in ops.AFFINE:
+        return frozenset({1})
+    given: Any = node.args[1] if len(node.args) > 1 else None
+    if node.op in ops.NORMS:
+        return frozenset(range(dims - len(given), dims)) if isinstance(given, (list, tuple)) else frozenset()
+    axes = [given] if isinstance(given, int) else given or ()
+    return frozenset(axis % dims for axis in axes)
+
+
+def _leaves_pairs(convolution: Node) -> bool:
+    """Whether a convolution has one group and one pixel, so that the matrix of queries and keys stays as it is."""
+    kernel = convolution.args[1].shape[2:]
+    groups = convolution.args[8] if len(convolution.args) > 8 else 1
+    return kernel == (1,) * len(kernel) and groups == 1 and convolution.shape[2:] == convolution.args[0].shape[2:]
+
+
+# -- several softmaxes -------------------------------------------------------------------------------------------------
+
+
+def combine_weights(node: Node, active: Sequence[Node], entries: list[SoftmaxEntry]) -> bool:
+    """Whether `node` holds weights of several softmaxes, or of two parts of one; it is then filled in.
+
+    Args:
+        node: the result.
+        active: its operands that descend from activations.
+        entries: every softmax so far, to which one of constants is added.
+    """
+    detail = _WORDS.get(node.op)
+    carriers = [p for p in active if p.weights is not None]
+    if detail is None or not carriers:
+        return False
+    if (mixed := _plus_their_mixing(node, carriers)) is not None:
+        node.weights, node.args = mixed.weights, (mixed,)
+        return True
+    constants = [] if len(carriers) > 1 else [p for p in node.parents() if not p.act and _is_weights(p)]
+    if not constants and not _several(node, carriers):
+        return False
+    first = next((p for p in carriers if holds_weights(p)), carriers[0])
+    assert first.weights is not None
+    weighings = dict.fromkeys(weighing for p in carriers for weighing in _weighings(p))
+    carried = first.weights.carried
+    for other in [p for p in carriers if p is not first] or [first]:
+        assert other.weights is not None
+        carried = carried.beside(other.weights.carried, detail)
+    others = tuple(weighing for weighing in weighings if weighing is not first.weighing)
+    node.weights = replace(first.weights, carried=carried, beside=others)
+    node.args = (first,)
+    entries += [SoftmaxEntry(node.site, constant.shape, POSITIONAL) for constant in constants]
+    return True
+
+
+def complete(weights: Weights) -> list[Weighing]:
+    """The softmaxes that are attentions when their weights meet values; the others among them are told why not."""
+    both = [weights.weighing, *weights.beside]
+    attentions = [weighing for weighing in both if weighing.node.products] or both
+    for weighing in both:
+        if weighing in attentions:
+            weighing.entry.attention = True
+        else:
+            weighing.entry.reason = POSITIONAL
+    return attentions
+
+
+def _plus_their_mixing(node: Node, carriers: Sequence[Node]) -> Node | None:
+    """Of weights and their own mixing over the heads, which are added, the mixing; None for any other sum."""
+    if node.op != "add" or len(carriers) != 2 or any(p.shape != node.shape for p in carriers):
+        return None
+    first, second = (p.weights for p in carriers)
+    if first is None or second is None or first.weighing is not second.weighing:
+        return None
+    for mixed, plain, node_of in ((first, second, carriers[0]), (second, first, carriers[1])):
+        if mixed.carried == plain.carried.then("mix", OVER_HEADS) != plain.carried:
+            return node_of
+    return None
+
+
+def _several(node: Node, carriers: Sequence[Node]) -> bool:
+    """Whether the operands carry weights of different softmaxes, or of parts of one that do not just part to rejoin."""
+    if len(carriers) < 2:
+        return False
+    if len({weighing for p in carriers for weighing in _weighings(p)}) > 1:
+        return True
+    if node.op in _SIDE_BY_SIDE or len(set(carriers)) < 2:
+        return False
+    whole = carriers[0].weighing
+    pairs = whole is not None and node.shape[-2:] == whole.entry.shape[-2:]  # heads were parted, not queries or keys
+    return pairs and all(map(_is_part, carriers))
+
+
+def _weighings(node: Node) -> tuple[Weighing, ...]:
+    return () if node.weights is None else (node.weights.weighing, *node.weights.beside)
+
+
+def holds_weights(node: Node) -> bool:
+    """Whether it holds weights of a softmax over a product of queries and keys."""
+    return node.weighing is not None and bool(node.weighing.node.products)
+
+
+def _is_part(node: Node) -> bool:
+    """Whether weights were taken out of those of more heads."""
+    while node.op not in _PARTS and (parent := node.main()) is not None:
+        node = parent
+    return node.op in _PARTS and bool(node.args)
+
+
+def _is_weights(constant: Node) -> bool:
+    """Whether a tensor of constants alone is a softmax, or a part of one."""
+    passed = ops.PASSING | {"mul", "div"}
+    made = (p for p in constant.parents() if p.op not in ("parameter", "buffer", "constant"))
+    return constant.op in ops.SOFTMAX or (constant.op in passed and any(map(_is_weights, made)))
+
+
+# -- axes --------------------------------------------------------------------------------------------------------------
+
+
+def paired_axes(node: Node) -> frozenset[int] | None:
+    """Axes of logits or weights along which queries or keys run; None where the way from the product is not followed.
+
+    All other axes are heads, or batch.
+    """
+    way: list[Node] = []
+    while node.product is None:
+        # Of weights that just left their softmax it was made from its logits.
+        left = node.weighing is not None and not node.args
+        parent = node.weighing.node if left and node.weighing is not None else node.main()
+        if parent is None:
+            return None
+        if node.op in ops.VIEWS or (node.op in ops.CONTRACTIONS and node.shape != parent.shape):
+            way.insert(0, node)
+        elif node.shape != parent.shape:
+            return None
+        node = parent
+    rows, columns = (torch.arange(n) > 0 for n in node.shape[-2:])
+    return axes_along((rows[:, None] | columns[None, :]).expand(node.shape), way)
+
+
+def axes_along(place: Tensor, way: Iterable[Node]) -> frozenset[int] | None:
+    """The axes, after some views, along which a tensor is not one number repeated; None if they can't be replayed."""
+    try:
+        place = to_softmax(place, way)
+    except (RuntimeError, IndexError):
+        return None
+    for axis, stride in enumerate(place.stride()):  # along a stride of 0 nothing can differ
+        place = place.narrow(axis, 0, 1) if stride == 0 and place.shape[axis] else place
+    return frozenset(axis for axis in range(place.dim()) if bool((place != place.narrow(axis, 0, 1)).any()))

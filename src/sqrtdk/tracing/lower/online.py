@@ -1,0 +1,307 @@
+"""Attention by blocks of keys, with a running maximum and sum: exp(z - m) meets values before its sum divides it.
+
+o = o exp(m - m') + exp(z - m') v and l likewise, o / l in the end (Milakov & Gimelshein 2018, arXiv:1805.02867; Rabe &
+Staats 2021, arXiv:2112.05682; Dao et al. 2022, arXiv:2205.14135), or o / l at every block, or parts that are merged by
+their logsumexp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.tape import ops
+from sqrtdk.tracing.tape.graph import alias, ancestors, numbered, replay_all
+from sqrtdk.tracing.tape.node import Exponential, Finished, Node, Online, Partial, SoftmaxEntry, Weighing, origin
+from sqrtdk.tracing.tape.recorder import Made, Scene
+
+Part = Exponential | Finished
+LARGEST = 2**26  # logits that are held for one reading, 256 MB of them in float32
+NEVER_DIVIDED = "exp of a product of activations meets values, and no sum of it was seen to divide them"
+_POWERS = {"exp": math.e, "exp2": 2.0}
+_WEIGHED = ops.PASSING | {"mul", "div", "masked_fill", "where"}  # between an exp and the values
+_SUMS = frozenset({"sum", "logsumexp", "logaddexp"})
+_MAXIMA = frozenset({"amax", "max", "maximum"})
+_INVERSES = frozenset({"reciprocal", "pow", "exp", "exp2", "sigmoid", "log_sigmoid_forward", "rsqrt"})
+_ADDING = frozenset({"baddbmm", "addmm", "addbmm"})  # to their first argument
+_ADDS = frozenset({"add", "sub", "rsub", "cat", "stack", "sum", "copy", "where", "masked_fill", "lerp", "addcmul"})
+_SUMMED = frozenset({"add", "sub", "rsub", "sum", "lerp", "addcmul"})
+_CARRIES = ops.PASSING | ops.CLAMPS | _ADDS | {"mul", "div", "neg", "addcdiv", "constant_pad_nd"}
+
+
+def weigh(scene: Scene, made: Made, a: Node, b: Node) -> bool:
+    """Whether exp of logits meets values; the result is then a partial sum."""
+    for weights, value, contracted in ((a, b, -1), (b, a, -2)):
+        way = _way(weights)
+        if way is None or not value.act or value.products or value.weights is not None:
+            continue
+        power = way[0]
+        tensors = [t for i, t in made.tensors.items() if made.node.args[i] is value]
+        exponential = _exponential(scene, made.node, power, way[1:], tensors[0], contracted)
+        alone: frozenset[Part] = frozenset({exponential})
+        partial = Partial(alone, frozenset() if _sums(power.args[0]) else alone)
+        before = made.node.args[0].partial if made.node.op in _ADDING else None
+        made.node.partial = partial if before is None else _added([before, partial])
+        made.node.args = ()
+        if not made.node.partial.open:
+            _complete(scene, made)
+        return True
+    return False
+
+
+def _way(node: Node) -> list[Node] | None:
+    """The nodes from an exp of logits to `node`; None where it is no such exp."""
+    way = [node]
+    while node.op in _WEIGHED and node.products:
+        parent = node.main()
+        if parent is None or sum(bool(p.products) for p in node.parents()) != 1:
+            return None
+        if math.prod(node.shape) < math.prod(parent.shape):
+            return None  # some of the keys alone
+        node = parent
+        way.insert(0, node)
+    return way if node.op in _POWERS and node.args and node.args[0].products else None
+
+
+def _exponential(scene: Scene, node: Node, power: Node, way: list[Node], value: Tensor, contracted: int) -> Exponential:
+    inner = origin(power.args[0], ops.SAME)
+    logits, offset, maximum = power.args[0], None, None
+    dim = _axis_of_keys(power, way, contracted)
+    if inner.op == "sub" and isinstance(inner.args[1], Node) and _is_of_rows(inner.args[1], power.shape, dim):
+        logits, offset = inner.args[0], inner.operands.get(1)
+        maximum = origin(inner.args[1]).serial if inner.args[1].products else None
+    size = math.prod(power.shape)
+    entry = SoftmaxEntry(next(iter(logits.products)).site, power.shape, NEVER_DIVIDED, place=power.place)
+    scene.exponentials.append(entry)
+    entered = power.operands.get(0)
+    held = entered is not None and scene.held + size <= LARGEST
+    if held:
+        scene.held += size
+    else:
+        power.operands = {}
+    over = bool(power.func._schema.is_mutable)
+    product = next(iter(logits.products)).product
+    return Exponential(
+        node=logits,
+        way=tuple(way),
+        logits=entered if held and not over else None,
+        power=entered if held and over else None,
+        offset=offset,
+        maximum=maximum,
+        value=alias(value if contracted == -1 else value.mT),
+        shape=power.shape,
+        dim=dim,
+        base=_POWERS[power.op],
+        stored=torch.float32 if product is None else product.dtype,
+        entry=entry,
+        number=_next(scene),
+    )
+
+
+def _next(scene: Scene) -> int:
+    return len(scene.exponentials) + len(scene.entries)
+
+
+def _axis_of_keys(power: Node, way: list[Node], contracted: int) -> int:
+    """The axis of the exp that the product with the values sums over."""
+    keys = power.shape[-1]
+    views = [node for node in way if node.op in ops.VIEWS]
+    if contracted == -1 and all(node.shape[-1:] == (keys,) for node in views):
+        return len(power.shape) - 1
+    for axis in range(len(power.shape)):
+        line = replay_all(views, numbered(power.shape, axis))
+        if bool((line != line.narrow(contracted, 0, 1)).any()):
+            return axis
+    return len(power.shape) - 1
+
+
+def _is_of_rows(offset: Node, shape: tuple[int, ...], dim: int) -> bool:
+    """Whether what is taken off is one number for all keys of a row."""
+    place = dim - len(shape) + len(offset.shape)
+    return place < 0 or offset.shape[place] == 1
+
+
+# -- what is computed from partial sums --------------------------------------------------------------------------------
+
+
+def finished(scene: Scene, made: Made, weighing: Weighing) -> None:
+    """Note what came out of an attention that is read."""
+    product = next(iter(weighing.node.products), None)
+    if product is None or product.product is None:
+        return
+    left, right = map(_identity, list(product.parents())[-2:])
+    made.node.partial = Partial(frozenset({Finished(weighing.entry, _next(scene), (left, right))}), frozenset())
+
+
+def _identity(node: Node) -> object:
+    """Equal for the same vectors, however they are laid out, and by whatever number they were multiplied."""
+    while not node.is_root:
+        main = node.main()
+        if main is None:
+            break
+        same = math.prod(main.shape) == math.prod(node.shape)
+        if same and (node.op in ops.PASSING or sum(p.act for p in node.parents()) == 1):
+            node = main
+        elif node.op in ops.VIEWS:
+            return (_identity(main), node.op, node.out, str([arg for arg in node.args if not isinstance(arg, Node)]))
+        else:
+            break
+    return node.serial
+
+
+def carry(scene: Scene, made: Made, parents: list[Node]) -> bool:
+    """Whether a node goes on with partial sums that it was made from; where it does not, they are told if complete."""
+    node = made.node
+    if node.op in _ADDING and parents[0].partial is not None and sum(p.partial is not None for p in parents) == 1:
+        return False
+    sources = [p for p in parents if p.partial is not None]
+    partials = [p.partial for p in sources if p.partial is not None]
+    others = [p for p in parents if p.act and p.partial is None]
+    if node.op not in _CARRIES or not all(p.products for p in others) or any(p.weights is not None for p in others):
+        used = _taken(scene, _together(partials).parts)
+        if used:
+            _tell(scene, _as_one(used))
+        return False
+    partial = _joined(node, sources, others)
+    if not others and not partial.weighed and not any(before.open for before in partials):
+        node.partial = partial  # what came out of attentions, and goes on as any vector does
+        return False
+    node.args = ()
+    if partial.open:
+        node.partial = partial
+    elif any(before.open for before in partials) or node.op in _ADDS:
+        scene.store.cut(node, made.tensor)
+        node.partial = replace(partial, weighed=False)
+        _complete(scene, made)
+    else:
+        node.roots = frozenset[Node]().union(*(p.roots for p in sources))
+        node.partial = partial
+    return True
+
+
+def _joined(node: Node, sources: list[Node], others: list[Node]) -> Partial:
+    """What the node's operands carry, after its operation."""
+    partials = [p.partial for p in sources if p.partial is not None]
+    if node.op == "addcmul" and others:  # what it multiplies was kept for the new maximum
+        partials = [replace(partial, scaled=True) for partial in partials]
+    partial = _added(partials) if node.op in _SUMMED else _together(partials)
+    if _divided(node, sources, others):
+        partial = replace(partial, open=frozenset())
+    if node.op in ("mul", "div") and others:
+        partial = replace(partial, scaled=True, weighed=partial.weighed or any(_sums(other) for other in others))
+    return partial
+
+
+def _together(partials: list[Partial]) -> Partial:
+    return Partial(
+        frozenset[Part]().union(*(partial.parts for partial in partials)),
+        frozenset[Part]().union(*(partial.open for partial in partials)),
+        any(partial.scaled for partial in partials),
+        any(partial.loose for partial in partials),
+        any(partial.weighed for partial in partials),
+    )
+
+
+def _added(partials: list[Partial]) -> Partial:
+    """A sum of partial sums, or over one that holds several; all must be under one maximum, or brought to it."""
+    whole = _together(partials)
+    maxima = {part.maximum for part in whole.parts if isinstance(part, Exponential)}
+    return replace(whole, scaled=False, loose=whole.loose or (len(maxima) > 1 and not whole.scaled))
+
+
+def is_sum(node: Node) -> bool:
+    """Whether it is the logarithm of a sum of exponentials, or several of them: a softmax of it weighs whole blocks."""
+    if (node.op in ("logsumexp", "logaddexp") and node.products) or (node.op == "log" and _sums(node.args[0])):
+        return True
+    passed = node.op in ops.PASSING | {"cat", "stack", "add"} and node.product is None
+    return passed and any(is_sum(parent) for parent in node.parents() if parent.products)
+
+
+def _divided(node: Node, parts: list[Node], others: list[Node]) -> bool:
+    """Whether the operation divides partial sums by the sum of their exponentials."""
+    if node.op == "div" and len(node.args) > 1 and isinstance(node.args[1], Node):
+        divisor = node.args[1]
+        return (divisor in parts and divisor.shape[-1:] == (1,)) or _sums(divisor)
+    return node.op == "mul" and any(_divides(other) for other in others)
+
+
+def _above(node: Node) -> Iterator[Node]:
+    """The node and all of logits that it was made from, up to their products and their maxima, each once."""
+    return (above for above in ancestors(node, closed=_MAXIMA | ops.CONTRACTIONS.keys()) if above.products)
+
+
+def _sums(node: object) -> bool:
+    """Whether a number of the rows comes from a sum of exponentials, or its logarithm."""
+    return isinstance(node, Node) and any(n.op in _SUMS for n in _above(node))
+
+
+def _divides(node: Node) -> bool:
+    """Whether a factor holds the inverse of a sum of exponentials."""
+    return any(
+        (n.op == "div" and len(n.args) > 1 and _sums(n.args[1])) or (n.op in _INVERSES and _sums(n.args[0]))
+        for n in _above(node)
+    )
+
+
+def _complete(scene: Scene, made: Made) -> None:
+    """Note what came out of exponentials that are divided by their sum; more of them may join."""
+    partial = made.node.partial
+    assert partial is not None
+    joined = _taken(scene, partial.parts)
+    new = Online(list(partial.parts), alias(made.tensor), partial.loose)
+    scene.online.append(_as_one([new, *joined]))
+
+
+def _taken(scene: Scene, parts: frozenset[Part]) -> list[Online]:
+    """What is complete of some parts, which the scene no longer holds."""
+    taken = [run for run in scene.online if not parts.isdisjoint(run.parts)]
+    scene.online = [run for run in scene.online if run not in taken]
+    return taken
+
+
+def _as_one(runs: list[Online]) -> Online:
+    """Runs whose results are used together: blocks of queries, as a rule."""
+    everything = {part for run in runs for part in run.parts}
+    output = max((run.output for run in runs), key=lambda tensor: tensor.numel())
+    return Online(sorted(everything, key=lambda part: part.number), output, any(run.loose for run in runs))
+
+
+def _tell(scene: Scene, run: Online) -> None:
+    exponentials = [part for part in run.parts if isinstance(part, Exponential) and not part.entry.attention]
+    for exponential in exponentials:
+        exponential.entry.attention = True
+    if exponentials:
+        scene.listener.online(replace(run, parts=[*exponentials]))
+    for group in _of_the_same_rows([part for part in run.parts if isinstance(part, Finished)]):
+        scene.listener.online(replace(run, parts=[*group]))
+    for exponential in exponentials:
+        if exponential.logits is not None or exponential.power is not None:
+            scene.held -= math.prod(exponential.shape)
+        exponential.logits = exponential.power = exponential.offset = None
+        exponential.way, exponential.node = (), Node("told", exponential.shape)
+
+
+def _of_the_same_rows(parts: list[Finished]) -> list[list[Finished]]:
+    """Blocks of keys by their rows; none where they could not be told apart."""
+    for rows, keys in ((0, 1), (1, 0)):
+        groups: dict[object, list[Finished]] = {}
+        for part in parts:
+            groups.setdefault(part.sides[rows], []).append(part)
+        several = [group for group in groups.values() if len(group) > 1]
+        if several and all(len({part.sides[keys] for part in group}) == len(group) for group in several):
+            return several
+    return []
+
+
+def close(scene: Scene) -> None:
+    """The trace ends: what is complete is told, and what never was is missed."""
+    ready, scene.online = scene.online, []
+    for site in dict.fromkeys(run.parts[0].entry.site for run in ready):
+        _tell(scene, _as_one([run for run in ready if run.parts[0].entry.site == site]))
+    for entry in scene.exponentials:
+        if not entry.attention:
+            scene.listener.missed(entry.site, entry.reason)

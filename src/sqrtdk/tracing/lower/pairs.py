@@ -1,0 +1,232 @@
+"""Pairs of rows: two activations that met element by element.
+
+They were spread over one another by broadcasting, or gathered by two lists, a row for each edge of a graph. A sum of
+their features may be a product of queries and keys (`sums`). An additive score is v . tanh(q + k) (Bahdanau et al.
+2014, arXiv:1409.0473), or a projection of the two side by side; in graph attention (arXiv:1710.10903,
+arXiv:2105.14491) the curve is a leaky ReLU, which may come last: a . [q; k] is a_q . q + a_k . k.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from sqrtdk.tracing.tape import ops
+from sqrtdk.tracing.tape.node import Node, Pairs, back
+
+DISTANCES = frozenset({"_cdist_forward", "_euclidean_dist"})
+LENGTHS = frozenset({"linalg_vector_norm", "norm"})
+_REDUCTIONS = frozenset({"mean", "var", "std", "sum"}) | LENGTHS
+_PAIRING = frozenset({"mul", "add", "sub", "addcmul"}) | DISTANCES
+_GROWING = frozenset({"expand", "repeat", "repeat_interleave", "index", "index_select"})
+_SPREADS = frozenset({"expand", "repeat"})
+_ELEMENTWISE = _SPREADS | LENGTHS | ops.SAME | ops.CLAMPS | {"mul", "div"}
+_PASSED = ops.PASSING
+CURVES = frozenset(
+    {
+        "tanh",
+        "relu",
+        "leaky_relu",
+        "gelu",
+        "elu",
+        "silu",
+        "sigmoid",
+        "softplus",
+        "hardtanh",
+        "hardswish",
+        "rrelu_with_noise",
+        "celu",
+        "mish",
+        "prelu",
+        "_prelu_kernel",
+        "threshold",
+    }
+)
+# Between the score and the softmax: masks, factors, and a curve that comes last.
+_AFTER = _PASSED | CURVES | ops.CLAMPS | {"mul", "div", "masked_fill", "where", "add", "sub", "rsub", "neg", "cat"}
+_DEEPEST = 8  # operations of a normalisation
+
+
+def note_pairs(node: Node) -> None:
+    """Mark a node in which rows of one activation meet rows of another, element by element."""
+    args = node.args[1:] if node.op == "addcmul" else node.args
+    if node.op == "cat":
+        _note_side_by_side(node)
+    elif node.op in _PAIRING and len(args) > 1 and is_act(args[0]) and is_act(args[1]):
+        _note_spread(node, args[0], args[1])
+
+
+def _note_spread(node: Node, left: Node, right: Node) -> None:
+    if node.op in DISTANCES or _are_gathered(node, left, right):
+        node.pairs = Pairs(left, right, both=True)
+        return
+    left, right = _unspread(left), _unspread(right)
+    if left is right or _is_length(left) or _is_length(right) or node.kwargs.get("alpha", 1) != 1:
+        return
+    first = len(node.shape) > 2  # a leading axis is the batch's
+    owners = {a == 1 for a, b in [*facing(left, right, node.shape)][first:] if (a == 1) != (b == 1)}
+    if owners:
+        node.pairs = Pairs(left, right, both=len(owners) == 2)
+
+
+def _are_gathered(node: Node, left: Node, right: Node) -> bool:
+    """Whether rows were gathered by two lists, q[target] and k[source], or have more added to them."""
+    lists = {list_of(left), list_of(right)}
+    if node.op == "mul":  # k[source] may have had features of the edge added to it
+        return len(lists) > 1 and left.shape == right.shape and len(left.shape) > 1
+    return (len(lists) > 1 and None not in lists) or any(_pairs(side) for side in (left, right))
+
+
+def list_of(node: Node) -> int | None:
+    """Serial number of the list by which the rows of `node` were gathered; None where they were not."""
+    for before in back(node, _PASSED | {"mul", "div", "neg"}):
+        if before.root is not None:
+            return before.root.gathered_by
+        if before.op in ("index", "index_select"):
+            lists = [arg for arg in before.parents() if not arg.act and len(arg.shape) == 1]
+            return lists[0].serial if len(lists) == 1 else None
+    return None
+
+
+def _is_length(node: Node) -> bool:
+    """Whether it is made of the lengths of vectors, `x.pow(2).mean(-1, keepdim=True)`: it meets those, and no rows."""
+    while node.act and not node.is_root and 1 in node.shape[-2:]:
+        main = node.main()
+        if main is None:
+            return False
+        if node.op in _REDUCTIONS and 1 not in main.shape[-2:]:
+            return True
+        node = main
+    return False
+
+
+def _note_side_by_side(node: Node) -> None:
+    """Two activations that were repeated for every row of the other, features beside features."""
+    parts, last = node.args[0], len(node.shape) - 1
+    dim = (int(node.args[1]) if len(node.args) > 1 else 0) % len(node.shape)
+    before_convolution = last == 3 and dim == 1
+    if len(parts) != 2 or not all(is_act(part) for part in parts) or not (dim == last or before_convolution):
+        return
+    grown = [_is_grown(part) for part in parts]
+    if any(grown):
+        node.pairs = Pairs(parts[0], parts[1], both=all(grown))
+
+
+def _is_grown(node: Node) -> bool:
+    """Whether an activation was repeated on its way here."""
+    steps = itertools.pairwise(back(node, _PASSED))
+    return any(later.op in _GROWING and math.prod(later.shape) > math.prod(before.shape) for later, before in steps)
+
+
+def _unspread(node: Node) -> Node:
+    """What was spread over axes of size 1, before that."""
+    source = node
+    for before in back(node, _SPREADS | ops.SAME):
+        sizes = (1,) * (len(source.shape) - len(before.shape)) + before.shape
+        if any(size not in (1, spread) for size, spread in zip(sizes, source.shape, strict=True)):
+            break
+        source = before
+    if source.is_root:
+        return source
+    for axis in _constant(source, _DEEPEST):  # normalised after it was spread
+        if source.shape[axis] > 1:
+            sizes = tuple(1 if d == axis else n for d, n in enumerate(source.shape))
+            source = step("slice", torch.ops.aten.slice.Tensor, sizes, source, axis, 0, 1)
+    return source
+
+
+def _constant(node: Node, depth: int) -> set[int]:
+    """The axes along which a tensor is one number repeated."""
+    axes = {axis for axis, size in enumerate(node.shape) if size == 1}
+    parents = [parent for parent in node.parents() if parent.act]
+    if node.is_root or not depth or not parents or node.op not in _ELEMENTWISE:
+        return axes
+    if any(len(parent.shape) != len(node.shape) for parent in parents):
+        return axes
+    return axes | set.intersection(*(_constant(parent, depth - 1) for parent in parents))
+
+
+def is_act(arg: Any) -> bool:
+    """Whether an argument is an activation."""
+    return isinstance(arg, Node) and arg.act
+
+
+def facing(left: Node, right: Node, shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """The sizes of both along each axis of the shape that they are spread to."""
+    sizes = ((1,) * (len(shape) - len(node.shape)) + node.shape for node in (left, right))
+    return zip(*sizes, strict=True)
+
+
+def step(op: str, func: Any, shape: tuple[int, ...], *args: Any, operands: Any = None) -> Node:
+    """A node for an operation that never ran: one of those that lead from the sum to its product."""
+    main = next(arg for arg in args if is_act(arg))
+    node = Node(op, shape, func=func, args=args, act=True, site=main.site)
+    node.learned = main.learned
+    node.products, node.roots = main.products, main.roots
+    node.operands = operands or {}
+    return node
+
+
+# -- additive scores ---------------------------------------------------------------------------------------------------
+
+
+def reads_pairs(node: Node) -> bool | None:
+    """Whether a projection of `node` reads pairs of queries and keys, side by side or after a curve; see `Root`."""
+    source = _within(node)
+    return None if source is None else _pairs(source)
+
+
+def pairs_queries_and_keys(node: Node) -> bool:
+    """Whether `node` is a curve over pairs of queries and keys, one number a pair; a pooling's curve is not."""
+    curve = behind(node, _PASSED)
+    inside = _within(node) if curve is not None and curve.op in CURVES else None
+    if curve is None or inside is None or _pairs(inside) is not None:
+        return inside is not None
+    added = inside.op == "add" and (inside.is_root or sum(p.act for p in inside.parents()) > 1)
+    return curve.op == "tanh" and (added or len(curve.shape) >= 4)
+
+
+def _within(node: Node) -> Node | None:
+    """What a curve was put over; without a curve, the node behind views and biases."""
+    source = behind(node, _PASSED)
+    if source is None or source.op not in CURVES:
+        return source
+    main = source.main()
+    return None if main is None else behind(main, _PASSED)
+
+
+def is_additive(logits: Node) -> bool:
+    """Whether `logits` come from an additive score."""
+    return any(is_score(node) for node in back(logits, _AFTER))
+
+
+def is_score(score: Node) -> bool:
+    """Whether a node is an additive score itself, with (v * tanh(q + k)).sum(-1), with or without v, by hand."""
+    if score.root is not None and (score.root.additive or score.root.paired):
+        return True
+    main = score.main() if score.op == "sum" else None
+    inner = None if main is None else behind(main, _PASSED | {"mul"})
+    if inner is not None and (pairs_queries_and_keys(inner) or (inner.op == "add" and _pairs(inner) is True)):
+        return True
+    return score.op in ("add", "sub") and _pairs(score) is True
+
+
+def _pairs(node: Node) -> bool | None:
+    """Whether rows of two activations were added to one another, or stand side by side; see `Root`."""
+    if node.root is not None and node.root.paired is not None:
+        return node.root.paired
+    return node.pairs.both if node.op in ("add", "sub", "cat") and node.pairs is not None else None
+
+
+def behind(node: Node, passed: frozenset[str]) -> Node | None:
+    """The first node that is none of `passed`, nor the addition of a bias, from `node` backwards."""
+    while not node.is_root and (node.op in passed or (node.op == "add" and sum(p.act for p in node.parents()) == 1)):
+        parent = node.main()
+        if parent is None:
+            return None
+        node = parent
+    return node

@@ -1,0 +1,293 @@
+"""A softmax, by its operator or written by hand, begins the lineage of its weights.
+
+In graph attention it runs over the edges of each node, by sums that are scattered (Velickovic et al. 2018,
+arXiv:1710.10903; PyTorch Geometric's `softmax(src, index)`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.lower.online import is_sum
+from sqrtdk.tracing.lower.pairs import behind, is_additive
+from sqrtdk.tracing.lower.sums import settle
+from sqrtdk.tracing.lower.weights import SINKHORN
+from sqrtdk.tracing.records import LOST_SIGHT, NEVER_USED
+from sqrtdk.tracing.tape import ops
+from sqrtdk.tracing.tape.graph import alias
+from sqrtdk.tracing.tape.node import EXTREMES, Carried, EdgeGroups, Node, SoftmaxEntry, Weighing, Weights, origin
+from sqrtdk.tracing.tape.recorder import Made, Scene
+
+# Positions of what is reduced, of the axis (None: a keyword) and of the kind of reduction, or that kind.
+_GROUPED: dict[str, tuple[int, int | None, int | str]] = {
+    "scatter_add": (3, 1, "sum"),
+    "index_add": (3, 1, "sum"),
+    "scatter_reduce": (3, 1, 4),
+    "index_reduce": (3, 1, 4),
+    "index_put": (2, None, "sum"),
+    "segment_reduce": (0, None, 1),
+    "scatter_max": (0, 2, "amax"),  # this and the next of torch_scatter
+    "segment_sum_csr": (0, None, "sum"),
+    "segment_max_csr": (0, None, "amax"),
+}
+BACK = ops.PASSING | {"gather", "gather_csr"}  # from the nodes to their edges
+INDEX = 2  # position of the numbers of the groups
+OTHER_GROUPS = "softmax over the edges of other nodes than the values are summed for"
+_TO_MAXIMUM = BACK | {"masked_fill", "maximum"}
+GUARD = 1e-2  # a number at or below it keeps a sum from 0
+
+
+def begin(
+    scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = False, edges: EdgeGroups | None = None
+) -> Weighing:
+    """Note that a node holds the weights of a softmax.
+
+    Args:
+        scene: the trace.
+        made: the weights; the first argument of their node is the node of the logits.
+        logits: their values.
+        dim: the axis.
+        sinks: more than the keys joins the denominator.
+        edges: it runs over the edges of a graph.
+    """
+    node = made.node
+    parent = node.args[0]
+    settle(parent, edges=edges is not None)
+    behind_it = parent if parent.products else parent.lost_logits
+    origin_product = None if behind_it is None else next(iter(behind_it.products))
+    site = node.site if origin_product is None else origin_product.site
+    entry = SoftmaxEntry(site, node.shape, NEVER_USED if origin_product is None else LOST_SIGHT, place=node.place)
+    product = None if origin_product is None else origin_product.product
+    weighing = Weighing(
+        node=parent,
+        logits=alias(logits),
+        weights=alias(made.tensor),
+        dim=dim,
+        op=f"aten.{node.op}",
+        entry=entry,
+        flex=scene.flex,
+        stored=logits.dtype if product is None else product.dtype,
+        sinks=sinks,
+        edges=edges,
+        ended=scene.listener.ended,
+    )
+    scene.entries.append(entry)
+    scene.store.weighings.add(weighing)
+    node.args = ()
+    node.products = frozenset()
+    node.weights = Weights(weighing)
+    return weighing
+
+
+def softmax_of_rows(scene: Scene, made: Made, parents: list[Node]) -> None:
+    """PyTorch Geometric's own operation: softmax_csr(src, ptr, dim), a group from each number of `ptr` to the next."""
+    args = made.node.args
+    axis = int(args[2]) if len(args) > 2 else 0
+    groups = EdgeGroups(axis, max(math.prod(parents[1].shape) - 1, 0))
+    begin(scene, made, made.tensors[0], axis, edges=groups)
+
+
+def by_hand(scene: Scene, made: Made) -> bool:
+    """Whether a node is a softmax that was written out, in logarithms or as exp(z) over its sum."""
+    node = made.node
+    if node.op == "exp":
+        return _from_logarithm(scene, made)
+    if node.op != "div" or len(node.args) < 2 or not all(isinstance(arg, Node) for arg in node.args[:2]):
+        return False
+    top, (total, sinks) = origin(node.args[0]), _total(node.args[1])
+    if total is None:
+        return False
+    if (grouped := reduction(total)) is not None:
+        if top.op != "exp" or origin(grouped.reduced) is not top:
+            return _summed_before(scene, made, top, total)
+    elif total.main() is not node.args[0]:
+        return False
+    if top.op != "exp" or 0 not in top.operands:
+        return False  # exp(z) of what is no score of queries and keys
+    inner = top.args[0]
+    if is_sum(inner.args[0] if inner.op == "sub" else inner):
+        return False
+    node.args = (inner,)
+    if grouped is None:
+        begin(scene, made, top.operands[0], -1, sinks=sinks)
+    else:
+        begin(scene, made, top.operands[0], grouped.axis, edges=groups_of(total))
+    return True
+
+
+def _summed_before(scene: Scene, made: Made, top: Node, total: Node) -> bool:
+    """The sum over the edges of exp(z) v, divided by that of exp(z): an attention that is complete."""
+    above, below = reduction(top), reduction(total)
+    weighted = origin(above.reduced) if above is not None and not top.is_root else None
+    bottom = None if below is None else origin(below.reduced)
+    if weighted is None or weighted.op != "mul" or bottom is None or bottom.op != "exp" or 0 not in bottom.operands:
+        return False
+    place = next((i for i, arg in enumerate(weighted.args) if isinstance(arg, Node) and origin(arg) is bottom), None)
+    values = None if place is None else weighted.operands.get(1 - place)
+    if values is None:
+        return False
+    logits, groups = bottom.operands[0], groups_of(total)
+    node = Node("div", tuple(logits.shape), args=(bottom.args[0],), act=True, site=made.node.site)
+    weighing = begin(scene, replace(made, node=node, tensor=logits), logits, groups.axis, edges=groups)
+    weighing.entry.attention = True
+    weighing.fault = group_fault(weighing, top.operands.get(INDEX))
+    scene.listener.eager(weighing, alias(values), made.tensor)
+    scene.store.cut(made.node, made.tensor)
+    return True
+
+
+def may_be_numerator(inner: Node) -> bool:
+    """Whether the exponential of what is no product may be a softmax's: of z - max(z), or of another score."""
+    other = inner.args[1] if inner.op == "sub" and len(inner.args) > 1 else None
+    return (isinstance(other, Node) and is_maximum(other)) or is_additive(inner)
+
+
+def _from_logarithm(scene: Scene, made: Made) -> bool:
+    """Exp of a log-softmax, or of z - logsumexp(z), is a softmax."""
+    node = made.node
+    inner = origin(node.args[0])
+    taken_off = inner.args[1] if inner.op == "sub" and not inner.is_root and len(inner.args) > 1 else None
+    total = log_total(taken_off) if isinstance(taken_off, Node) else None
+    if total is not None:
+        groups = groups_of(total)
+        node.args = (inner,)
+        begin(scene, made, made.tensors[0], groups.axis, edges=groups)
+        return True
+    if not node.products:
+        return False
+    if inner.op == "_log_softmax":
+        node.args = (inner.args[0],)
+        begin(scene, made, inner.operands[0], int(inner.args[1]))
+        return True
+    if inner.op == "sub" and is_sum(inner.args[0]):
+        return False
+    axes = _less_logsumexp(inner)
+    if axes is None:
+        return False
+    node.args = (inner,)
+    weighing = begin(scene, made, made.tensors[0], axes[0] if len(axes) == 1 else -1)
+    if _in_turn(inner, axes):
+        node.weights = Weights(weighing, Carried(changes=(SINKHORN,)))
+    return True
+
+
+def _less_logsumexp(node: Node) -> tuple[int, ...] | None:
+    """The axes of the logsumexp that is subtracted; None where none is."""
+    if node.op != "sub" or node.is_root or not isinstance(node.args[1], Node):
+        return None
+    total = origin(node.args[1])
+    if total.op != "logsumexp" or total.is_root:
+        return None
+    return tuple(int(axis) % len(node.shape) for axis in total.args[1])
+
+
+def _in_turn(node: Node, axes: tuple[int, ...]) -> bool:
+    """Whether another logsumexp, over other axes, was subtracted before."""
+    while (before := node.main()) is not None and (earlier := _less_logsumexp(node := origin(before))) is not None:
+        if earlier != axes:
+            return True
+    return False
+
+
+def is_maximum(node: Node) -> bool:
+    """Whether a node is the maximum of a row, or of a row with its hidden entries made harmless."""
+    largest = behind(node, _TO_MAXIMUM)
+    return largest is not None and (largest.op in EXTREMES or is_of_groups(largest))
+
+
+def _total(bottom: Node) -> tuple[Node | None, bool]:
+    """The sum, or the sums by groups, behind a divisor and its guards; whether more than a guard was added to it."""
+    sinks = False
+    while bottom.op in BACK | ops.CLAMPS | {"add", "masked_fill"}:
+        parent = bottom.main()
+        if bottom.op == "add":
+            weight = next((i for i in (0, 1) if _is_weight(bottom, i)), None)
+            sinks |= weight is not None
+            parent = bottom.args[1] if weight == 0 else parent
+        if not isinstance(parent, Node):
+            return None, False
+        bottom = parent
+    grouped = reduction(bottom)
+    summed = bottom.op == "sum" if grouped is None else grouped.kind == "sum"
+    return (bottom if summed and not bottom.is_root else None), sinks
+
+
+def _is_weight(added: Node, position: int) -> bool:
+    """Whether the addend is a weight, exp(sink) or 1, and no guard against a division by zero."""
+    addend = added.args[position]
+    if isinstance(addend, Node) and origin(addend).op == "exp":
+        return True
+    number = added.number(position)
+    return number is not None and number > GUARD
+
+
+# -- edges of a graph --------------------------------------------------------------------------------------------------
+
+
+class Reduction(NamedTuple):
+    """A reduction by groups: what is reduced, along which axis, how ("sum", "mean", "amax"), to how many groups."""
+
+    reduced: Node
+    axis: int
+    kind: str
+    groups: int
+
+
+def reduction(node: Node) -> Reduction | None:
+    """The reduction by groups that a node is; None for any other."""
+    place, axis_at, how = _GROUPED.get(node.op, (0, None, ""))
+    reduced = node.args[place] if how and len(node.args) > place else None
+    overwrites = node.op == "index_put" and (len(node.args) < 4 or not node.args[3])
+    if not isinstance(reduced, Node) or not reduced.shape or overwrites:
+        return None
+    axis = int(node.kwargs.get("axis", 0) if axis_at is None else node.args[axis_at]) % len(reduced.shape)
+    kind = how if isinstance(how, str) else str(node.args[how])
+    return Reduction(reduced, axis, {"max": "amax"}.get(kind, kind), node.shape[axis])
+
+
+def sums_values(node: Node) -> bool:
+    """Whether a node sums, or averages, what each group of edges brought."""
+    grouped = reduction(node)
+    return grouped is not None and grouped.kind in ("sum", "mean")
+
+
+def log_total(node: Node) -> Node | None:
+    """The sums by groups whose logarithm `node` is, brought back to the edges, with a maximum added or not."""
+    logarithm = origin(node, BACK | {"add"})
+    inner = logarithm.main() if logarithm.op == "log" else None
+    total = None if inner is None else origin(inner, ops.CLAMPS | {"add"})  # a guard against zero
+    return total if total is not None and sums_values(total) else None
+
+
+def is_of_groups(node: Node) -> bool:
+    """Whether a node is the largest logit of each group of edges, or the logarithm of its sum of exponentials."""
+    grouped = reduction(origin(node, BACK))
+    return log_total(node) is not None or (grouped is not None and grouped.kind == "amax")
+
+
+def groups_of(total: Node) -> EdgeGroups:
+    """The groups of a softmax that is divided by the sums `total`."""
+    grouped = reduction(total)
+    assert grouped is not None
+    index = total.operands.get(INDEX)
+    known = index is not None and not index.is_meta and not index.is_floating_point()
+    return EdgeGroups(grouped.axis, grouped.groups, _column(index, grouped.axis) if known else None)
+
+
+def group_fault(weighing: Weighing, index: Tensor | None) -> str | None:
+    """What is wrong where the values are summed by another grouping of the edges than the softmax's."""
+    groups = weighing.edges
+    if groups is None or groups.index is None or index is None or index.is_meta or index.is_floating_point():
+        return None
+    return None if torch.equal(groups.index, _column(index, groups.axis)) else OTHER_GROUPS
+
+
+def _column(index: Any, axis: int) -> Tensor:
+    """The number of each edge's group, of an index that was repeated over heads and features."""
+    column: Tensor = index if index.dim() < 2 else index.movedim(axis, 0).flatten(1)[:, 0]
+    return column

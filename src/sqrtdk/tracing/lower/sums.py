@@ -1,0 +1,244 @@
+"""Products of queries and keys that are no matrix product: (q * k).sum(-1), |q - k|^2 summed, a matrix times a vector.
+
+Each is read as the product of two matrices, (N, R, E) by (N, E, C), that it comes to. Written by hand it is one only
+when the sum enters a softmax: the same multiplication gates, scales and pools elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from sqrtdk.tracing.lower.pairs import DISTANCES, LENGTHS, facing, is_act, step
+from sqrtdk.tracing.tape import ops
+from sqrtdk.tracing.tape.graph import alias, ancestors
+from sqrtdk.tracing.tape.node import Node, Pairs, Product, origin
+from sqrtdk.tracing.tape.recorder import Made, Scene
+
+_aten = torch.ops.aten
+_SUMS = frozenset({"sum", "mean"})
+
+
+# -- while the model runs ----------------------------------------------------------------------------------------------
+
+
+def note_sum(scene: Scene, made: Made) -> None:
+    """Mark a sum over the features of pairs."""
+    way = _way(made.node)
+    if way is not None:
+        measured = largest(scene, made) if way.distance is None else None
+        made.node.summed = Product(made.tensor.dtype, measured, way.distance)
+
+
+def note_weighted_sum(scene: Scene, made: Made, source: Node, weight: Node) -> None:
+    """Mark a product of pairs with a vector of one number a feature, as einsum sums over three operands."""
+    position = next(i for i, arg in enumerate(made.node.args) if arg is weight)
+    while source.pairs is None and not source.is_root and source.op in ops.PASSING:
+        main = source.main()
+        if main is None or source.shape[-1] != main.shape[-1] or (source.op == "permute" and _moves(source)):
+            return
+        source = main
+    if source.pairs is None or source.op != "mul" or position not in made.tensors:
+        return
+    left, vector = source.pairs.left, alias(made.tensors[position]).flatten()
+    if vector.shape != left.shape[-1:]:
+        return
+    gained = step("mul", _aten.mul.Tensor, left.shape, left, Node(weight.op, vector.shape), operands={1: vector})
+    made.node.pairs = Pairs(gained, source.pairs.right, source.pairs.both)
+    made.node.summed = Product(made.tensor.dtype, largest(scene, made))
+
+
+def _moves(node: Node) -> bool:
+    return list(node.args[1]) != sorted(node.args[1])
+
+
+_ADDING = frozenset({"addmm", "baddbmm"})  # their first argument to the product
+
+
+def largest(scene: Scene, made: Made) -> torch.Tensor | None:
+    """The largest |product|, as it was stored; without entries that a mask, added in the same operation, hides."""
+    if not scene.products or made.tensor.is_meta or made.tensor.is_complex() or not made.tensor.numel():
+        return None
+    stored, addend = made.tensor.detach(), made.tensors.get(0) if made.node.op in _ADDING else None
+    if addend is not None and addend.is_floating_point() and made.node.kwargs.get("beta", 1) != 0:
+        stored = stored.masked_fill(addend.detach() <= torch.finfo(addend.dtype).min / 2, 0.0)
+    low, high = torch.aminmax(stored)
+    return torch.maximum(high, -low)
+
+
+# -- once a softmax asks -----------------------------------------------------------------------------------------------
+
+
+class _Axes(NamedTuple):
+    """Axes of the pairs: those that both have, the left alone, the right alone, and those that the sum is over."""
+
+    batch: list[int]
+    rows: list[int]
+    columns: list[int]
+    features: list[int]
+
+
+class _Way(NamedTuple):
+    """How pairs came to a sum over their features.
+
+    Attributes:
+        pairs: of what.
+        shape: of the pairs, before the sum.
+        axes: by who has them.
+        factors: multiplications by a number between the two, outermost first.
+        distance: see `Product`.
+    """
+
+    pairs: Pairs
+    shape: tuple[int, ...]
+    axes: _Axes
+    factors: tuple[Node, ...] = ()
+    distance: int | None = None
+
+
+def _way(node: Node) -> _Way | None:
+    """From a sum back to the pairs; None where it sums no pairs, or over an axis that only one of the two has."""
+    if node.pairs is not None and node.op in ops.CONTRACTIONS:  # with a vector, a factor on their left side by now
+        left, right = node.pairs.left, node.pairs.right
+        dims = max(len(left.shape), len(right.shape))
+        shape = tuple(max(sizes) for sizes in facing(left, right, (0,) * dims))
+        return _summed(_Way(node.pairs, shape, _NONE), -1)
+    if node.pairs is not None and node.op in DISTANCES:
+        if node.op == "_cdist_forward" and node.args and node.number(2) != 2:
+            return None
+        left, right = _spread(node.pairs.left, -2), _spread(node.pairs.right, -3)
+        return _summed(_Way(Pairs(left, right, both=True), (*node.shape, left.shape[-1]), _NONE, distance=1), -1)
+    if node.op not in _SUMS | LENGTHS or not isinstance(inner := node.args[0], Node):
+        return None
+    distance = 1 if node.op in LENGTHS else None
+    if distance and node.number(1) != 2:
+        return None
+    factors: list[Node] = []
+    while inner.pairs is None:
+        main = inner.main()
+        if main is None or inner.is_root:
+            return None
+        if distance is None and (inner.number(1) == 2 if inner.op == "pow" else _is_square(inner)):
+            distance = 2
+        elif _by_number(inner):
+            factors.append(inner)
+        elif inner.op not in ops.SAME:
+            return None
+        inner = main
+    if inner.op != ("mul" if distance is None else "sub") or (distance and (factors or node.op == "mean")):
+        return None
+    place = 2 if node.op in LENGTHS else 1
+    over = node.args[place] if len(node.args) > place else None
+    return _summed(_Way(inner.pairs, inner.shape, _NONE, tuple(factors), distance), over)
+
+
+_NONE = _Axes([], [], [], [])
+
+
+def _spread(node: Node, axis: int) -> Node:
+    shape = [*node.shape]
+    shape.insert(len(shape) + 1 + axis, 1)
+    return step("unsqueeze", _aten.unsqueeze.default, tuple(shape), node, axis)
+
+
+def _is_square(node: Node) -> bool:
+    return node.op == "mul" and node.args[0] is node.args[1]
+
+
+def _by_number(node: Node) -> bool:
+    """Whether it is a multiplication by one number, known or not."""
+    if node.op not in ("mul", "div"):
+        return node.op == "neg"
+    other = node.args[1] if node.op == "div" or is_act(node.args[0]) else node.args[0]
+    if isinstance(other, Node):
+        return not other.act and math.prod(other.shape) == 1
+    return isinstance(other, (int, float))
+
+
+def _summed(way: _Way, dims: Any) -> _Way | None:
+    """The way with its axes by who has them; None where the sum is not over what both have."""
+    every = range(len(way.shape))
+    over = set(every) if not dims else {d % len(every) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}
+    axes = _Axes([], [], [], [])
+    for axis, (left, right) in zip(every, facing(way.pairs.left, way.pairs.right, way.shape), strict=True):
+        if left == right:
+            (axes.features if axis in over else axes.batch).append(axis)
+        elif axis in over:
+            return None
+        else:
+            (axes.columns if left == 1 else axes.rows).append(axis)
+    return way._replace(axes=axes) if axes.features else None
+
+
+def settle(logits: Node, *, edges: bool = False) -> None:
+    """Logits enter a softmax: where they descend from sums over pairs, these are products.
+
+    Of rows that were gathered for the `edges` of a graph only a softmax over edges makes a product.
+    """
+    if logits.products or not logits.act:
+        return
+    behind = list(ancestors(logits))
+    sums = {node: way for node in behind if node.summed is not None and (way := _way(node)) is not None}
+    if not sums or not (edges or all(way.axes.rows or way.axes.columns for way in sums.values())):
+        return
+    for node in sorted(behind, key=lambda n: n.serial):
+        if node in sums:
+            _become_product(node, sums[node])
+        elif node.act and not node.is_root:
+            node.products = frozenset[Node]().union(*(parent.products for parent in node.parents()))
+
+
+def multiplies(logits: Node) -> bool:
+    """Whether logits hold sums of one activation times another, of which no axis tells queries from keys."""
+    summed = (origin(node.args[0]) for node in ancestors(logits) if node.op in _SUMS and is_act(node.args[0]))
+    return any(inner.op == "mul" and inner.is_root for inner in summed)
+
+
+def _become_product(node: Node, way: _Way) -> None:
+    """Be read as a batch of matrix products, (N, R, E) by (N, E, C), brought into the shape of the sum."""
+    assert node.summed is not None
+    batch, rows, columns, features = way.axes
+    n, r, c, e = (math.prod(way.shape[axis] for axis in axes) for axes in way.axes)
+    left = _rearranged(way.pairs.left, len(way.shape), [*batch, *rows, *columns, *features], (n, r, e))
+    right = _rearranged(way.pairs.right, len(way.shape), [*batch, *rows, *features, *columns], (n, e, c))
+    product = _product("bmm", _aten.bmm.default, left, right, node)
+    order = [*batch, *rows, *columns]
+    sizes = [way.shape[axis] for axis in order]
+    out = step("view", _aten.view.default, tuple(sizes), product, sizes)
+    out = _rearranged(out, len(order), [order.index(axis) for axis in sorted(order)], None)
+    for factor in reversed(way.factors):
+        args = tuple(out if is_act(arg) else arg for arg in factor.args)
+        out = step(factor.op, factor.func, out.shape, *args, operands=factor.operands)
+    if node.op == "mean":
+        out = step("div", _aten.div.Tensor, out.shape, out, e)
+    node.stand_for("view", _aten.view.default, out)
+    node.products = frozenset({product})
+
+
+def as_matrix(node: Node, product: Product) -> None:
+    """A matrix times a vector, (S, E) by (E,), is read as a matrix times one column."""
+    matrix, vector = node.args
+    node.summed = product
+    result = _product("mm", _aten.mm.default, matrix, _spread(vector, -1), node)
+    node.stand_for("view", _aten.view.default, result)
+    node.products = frozenset({result})
+
+
+def _product(op: str, func: Any, left: Node, right: Node, made: Node) -> Node:
+    product = Node(op, (*left.shape[:-1], right.shape[-1]), func=func, args=(left, right), act=True, site=made.site)
+    product.learned = left.learned or right.learned
+    product.product = made.summed
+    return product
+
+
+def _rearranged(node: Node, dims: int, order: list[int], shape: tuple[int, ...] | None) -> Node:
+    """A node with leading axes of size 1 up to `dims`, its axes in another order, and then another shape."""
+    padded = (1,) * (dims - len(node.shape)) + node.shape
+    turned = tuple(padded[axis] for axis in order)
+    return step("movedim", _rearrange, shape or turned, node, padded, tuple(order), shape or turned)
+
+
+def _rearrange(value: torch.Tensor, padded: tuple[int, ...], order: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+    return value.reshape(padded).permute(order).reshape(shape)

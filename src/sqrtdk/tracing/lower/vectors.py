@@ -1,0 +1,214 @@
+"""Q, k and v on their way: tables, gates and branches that they meet, operations of libraries, quantised products.
+
+What an operation computes that is not seen is known by its name and its shapes, or by its effect: a rotation keeps the
+length of every vector. A product with quantised weights is one that an operation multiplies and others put to size: x @
+W_int * s_W, and (x_int @ W_int) * s_x * s_W, where s_W is a part of the weight.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.tape import ops
+from sqrtdk.tracing.tape.graph import alias, ancestors
+from sqrtdk.tracing.tape.node import Node, origin
+from sqrtdk.tracing.tape.recorder import Made, Scene
+
+ROTATION = "rotation"
+_KEPT = 1e-3
+_PRODUCT = re.compile(r"(?<![a-z])(?:linear|gemm|gemv|matmul|mm)(?![a-z])")
+_NAMES = re.compile(r"attn|attention|flash|(?<![a-z])(?:mha|mla)(?![a-z])")
+_ANGLES = frozenset({"cos", "sin", "polar"})  # of any positions, also of those that are data
+_TO_TABLE = ops.PASSING | {"cat", "stack", "complex", "mul", "div", "neg"}
+_WIDEST = 256  # of a rotation's matrix: one head
+_DEEPEST = 2  # sums of sums that are kept
+Shape = tuple[int, ...]
+
+
+def may_attend(name: str, operands: Sequence[Shape], result: Shape) -> bool:
+    """Whether an operation may be an attention: its name says so, or it takes q, k and v, packed or apart.
+
+    Args:
+        name: without its namespace.
+        operands: shapes of the activations among its operands.
+        result: shape of its first output.
+    """
+    if not operands:
+        return False
+    if _NAMES.search(name.lower()) or sum(len(shape) >= 2 for shape in operands) >= 3:
+        return True
+    if any(result in _without(shape, 3) for shape in operands):
+        return True  # q, k and v in one tensor
+    pairs = [(q, kv) for q in operands for kv in operands if q == result and len(kv) == len(q) + 1 and len(q) >= 3]
+    return any(k[-1] == q[-1] for q, kv in pairs for k in _without(kv, 2))
+
+
+def _without(shape: Shape, packed: int) -> list[Shape]:
+    """The shape without each of the axes, the last apart, that hold `packed` tensors."""
+    return [shape[:i] + shape[i + 1 :] for i, n in enumerate(shape[:-1]) if n == packed and len(shape) >= 4]
+
+
+def projects(node: Node) -> bool:
+    """Whether an operation of a library's own is a product with weights of the model, by its name and its operands."""
+    if node.func is None or node.func.namespace in ("aten", "prims", "prim") or not _PRODUCT.search(node.op):
+        return False
+    return any(not parent.act and len(parent.shape) >= 2 for parent in node.parents())
+
+
+def rotated_argument(args: Sequence[Any], output: Tensor) -> int | None:
+    """Position of the argument that `output` is a rotation of, by the tables among the others; None where it is none.
+
+    Every vector keeps its length, some of them move, and a table fits the vectors: cosines and sines, or points.
+    """
+    if output.is_meta or output.is_nested or not output.is_floating_point() or output.dim() < 2 or not output.numel():
+        return None
+    tensors = {i: arg for i, arg in enumerate(args) if isinstance(arg, Tensor)}
+    vectors = {i: x for i, x in tensors.items() if x.shape == output.shape and x.dtype == output.dtype}
+    width = output.shape[-1]
+    others = [x for i, x in tensors.items() if i not in vectors and (x.is_floating_point() or x.is_complex())]
+    if not any(x.dim() > 1 and x.shape[-1] in (width, width // 2) for x in others):
+        return None
+    return next((i for i, x in vectors.items() if _keeps_lengths(x.detach(), output.detach())), None)
+
+
+def _keeps_lengths(before: Tensor, after: Tensor) -> bool:
+    if before.data_ptr() == after.data_ptr() or torch.equal(before, after):
+        return False
+    old, new = (x.to(torch.float32).norm(dim=-1) for x in (before, after))
+    rounding = _KEPT + 4 * torch.finfo(after.dtype).eps
+    return bool(((new - old).abs() <= rounding * old).all()) and bool((old > 0).any())
+
+
+# -- quantised ---------------------------------------------------------------------------------------------------------
+
+
+def is_dequantised(node: Node) -> bool:
+    """Whether a quantised activation becomes floating-point numbers again; a quantised weight is none."""
+    parents = list(node.parents())
+    return node.op == "dequantize" and bool(parents) and parents[0].func is not None
+
+
+def multiply_integers(scene: Scene, made: Made) -> None:
+    """Note a product of whole numbers of the run with those of a weight, or its correction: the sizes are to come."""
+    node = made.node
+    if node.op not in ops.CONTRACTIONS and node.op not in ("add", "sub"):
+        return
+    sources = [origin(parent) for parent in node.parents()]
+    labels = [source.label for source in sources] if node.op in ops.CONTRACTIONS else []
+    if (any(labels) and not all(labels)) or (node.op in ("add", "sub") and any(map(_is_whole, sources))):
+        node.act = True
+        node.label = next(source.label for source in sources if source.label)
+        scene.store.cut(node, made.tensor)
+
+
+def put_to_size(scene: Scene, made: Made) -> bool:
+    """Whether a node multiplies a projection by its weight's own sizes, or one of whole numbers by its input's."""
+    node = made.node
+    if node.op != "mul" or len(node.args) < 2:
+        return False
+    for projected, size in (node.args[:2], node.args[1::-1]):
+        if not isinstance(projected, Node) or not isinstance(size, Node):
+            continue
+        product = origin(projected)
+        if product.root is None or not product.label:
+            continue
+        of_weight = not size.act and origin(size).label == product.label
+        if of_weight or (size.act and size.shape[-1:] == (1,) and _is_whole(product)):
+            node.label = product.label
+            source, width = product if of_weight else size, product.root.width
+            scene.store.cut(node, made.tensor, source=source, width=width, projects=True)
+            return True
+    return False
+
+
+def _is_whole(product: Node) -> bool:
+    value = product.value
+    return product.is_root and product.label != "" and value is not None and not value.is_floating_point()
+
+
+# -- two lineages meet -------------------------------------------------------------------------------------------------
+
+
+def set_beside(node: Node, active: list[Node], tensors: dict[int, Tensor], projected: Container[Node]) -> list[Node]:
+    """Make constants of the tables, or of the gate, among the `active` operands of a multiplication; those that remain.
+
+    A table holds cosines and sines, of positions that are data, or is made of inputs that nothing has projected, as
+    `forward(x, cos, sin)` takes them; a gate has one number for each vector.
+    """
+    if node.op not in ("mul", "addcmul", "div") or len({p.roots for p in active}) < 2:
+        return active
+    values = {arg: tensors[i] for i, arg in enumerate(node.args) if i in tensors}
+    kind, aside = "table", [p for p in active if holds_angles(p) or (p.op == "exp" and values[p].is_complex())]
+    if not aside and any(not _is_of_inputs(p, projected) for p in active):
+        aside = [p for p in active if _is_of_inputs(p, projected)]
+    if not aside:
+        kind, aside = "gate", [p for p in active if _is_gate(p, node)]
+    if not aside or len(aside) == len(active) or (node.op == "div" and node.args[0] in aside):
+        return active
+    node.args = tuple(_leaf(arg, kind) if arg in aside else arg for arg in node.args)
+    return [p for p in active if p not in aside]
+
+
+def _leaf(arg: Node, kind: str) -> Node:
+    return Node(kind, arg.shape, args=(arg,) if kind == "table" else ())
+
+
+def _is_of_inputs(node: Node, projected: Container[Node]) -> bool:
+    """Whether it is made of inputs alone, and of none that is projected: no hidden states."""
+    return bool(node.roots) and all(root.op == "input" and root not in projected for root in node.roots)
+
+
+def holds_angles(node: Node) -> bool:
+    """Whether a tensor holds cosines and sines, and nothing but."""
+    return origin(node, _TO_TABLE).op in _ANGLES
+
+
+def _is_gate(node: Node, product: Node) -> bool:
+    fits = any(p is not node and p.shape == product.shape for p in product.parents())
+    return node.shape[-1:] in ((), (1,)) and product.shape[-1:] > (1,) and fits
+
+
+def keep_rotation(node: Node, vector: Node, matrix: Node, values: Tensor) -> None:
+    """What a root was before it was multiplied by a square matrix of the model's own, which may be a rotation."""
+    width = matrix.shape[-1]
+    if node.shape != vector.shape or matrix.shape[-2:] != (width, width) or width > _WIDEST:
+        return
+    if max(map(_depth, vector.roots), default=0) >= _DEEPEST:
+        return
+    if not holds_angles(matrix) and any(p.act or p.op == "parameter" for p in ancestors(matrix)):
+        return
+    node.branches = ((vector, 1.0),)
+    node.args = (_leaf(matrix, "table") if matrix.act else matrix,)
+    node.operands = {0: alias(values)}
+
+
+def keep_channels(node: Node, source: Node) -> None:
+    """What a root was before a convolution of each channel by itself, where that was no convolution of the kind."""
+    groups = node.args[8] if node.op == "convolution" and len(node.args) > 8 else 1
+    channels = node.shape[1] if len(node.shape) > 1 else 0
+    if source.act and groups == channels > 1 and not any(root.branches for root in source.roots):
+        node.branches = ((source, 1.0),)
+
+
+def summands(node: Node, projected: Container[Node]) -> tuple[tuple[Node, float], ...]:
+    """The branches of a sum, and what each is multiplied by; none where a projection has read one: a residual stream.
+
+    Nor where they are sums of sums, of a recurrence perhaps, which would never be let go.
+    """
+    left, right = (*node.args, None, None)[:2]
+    if node.op not in ("add", "sub") or not isinstance(left, Node) or not isinstance(right, Node):
+        return ()
+    roots = left.roots | right.roots
+    if not (left.act and right.act) or any(root in projected or _depth(root) >= _DEEPEST for root in roots):
+        return ()
+    sign = float(node.kwargs.get("alpha", 1)) * (-1.0 if node.op == "sub" else 1.0)
+    return (left, 1.0), (right, sign)
+
+
+def _depth(root: Node) -> int:
+    return 1 + max(_depth(r) for branch, _ in root.branches for r in branch.roots) if root.branches else 0

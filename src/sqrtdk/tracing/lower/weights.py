@@ -1,0 +1,285 @@
+"""What happens to the weights between the softmax and the values, decided by their values before and after.
+
+They may be dropped out, masked again, thinned out, divided by their sum, multiplied by one number or one a row; heads
+may be mixed (`mixing`) and other softmaxes join them (`combined`). Another tensor that joins them is told:
+
+    w = 0.5 * p + 0.5 * adjacency          # Molecule Attention Transformer (Maziarka et al. 2020, arXiv:2002.08264)
+    w = p - 1 / n                          # centred attention (Ali et al. 2023, arXiv:2306.01610)
+    w = (1 - g) * p + g * positions        # ConViT, where the positions are constants
+
+It is not made of them, so that every weight is still a share of what the softmax gave: the scale of the logits is what
+it was. A power of the weights is another scale: a change that is not judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.lower.mixing import over_heads
+from sqrtdk.tracing.probe.replays import part_between
+from sqrtdk.tracing.tape import ops
+from sqrtdk.tracing.tape.constants import evaluate
+from sqrtdk.tracing.tape.graph import ancestors, is_learned
+from sqrtdk.tracing.tape.node import Carried, Node, Weighing, origin
+
+OTHER_SUM = "division by the sum over the queries"
+SINKHORN = "Sinkhorn normalisation"  # of rows and columns in turn
+WHOLE = 1e-2  # how far from 1 the sum of a whole row may be
+_SPARSE = frozenset({"_sparse_coo_tensor_with_dims_and_tensors", "_sparse_csr_tensor_unsafe", "_coalesce"})
+_KEPT = ops.PASSING - {"native_dropout"} | _SPARSE | {"cat", "stack", "constant_pad_nd", "copy"}
+_JOINED = {
+    "add": "plus another tensor",
+    "sub": "less another tensor",
+    "rsub": "taken from another tensor",
+    "mul": "times another tensor",
+    "div": "divided by another tensor",
+    "lerp": "averaged with another tensor",
+    "where": "in part another tensor",
+    "masked_fill": "in part a constant",
+}
+_LINEAR = frozenset({"add", "sub"})
+
+
+def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, weighing: Weighing) -> Carried:
+    """What `node` adds to what the `weights` it was made from have gone through.
+
+    Args:
+        node: of the result, `tensor`.
+        tensor: the result.
+        tensors: the operands that are tensors, by position.
+        weights: the operand that carries the weights.
+        weighing: the softmax they come from.
+    """
+    before = _of(weights)
+    if node.op in _KEPT:
+        return before
+    if (drop := dropped(node)) is not None:
+        return before.times((1 - drop[0]) * drop[1], node.op)
+    if (after := over_heads(node, weights, before)) is not None:
+        return after
+    numbers = _before_and_after(node, tensor, tensors, weights, weighing) if node.shape == weights.shape else None
+    after = None if numbers is None else _known_change(node, weights, weighing, numbers, torch.finfo(tensor.dtype).eps)
+    return after or join(node, weights, weighing, before) or before.changed(node.op)
+
+
+def _known_change(
+    node: Node, weights: Node, weighing: Weighing, numbers: tuple[Tensor, Tensor], eps: float
+) -> Carried | None:
+    """What weights have gone through that are masked, or multiplied by one number a row; None for any other change."""
+    before, (old, new) = _of(weights), numbers
+    rounding = 8 * max(eps, 2.0**-20)
+    keys = weighing.dim if node.shape == weighing.entry.shape else -1
+    moved = ((new - old).abs() > rounding * old.abs()) & ~old.isnan()
+    changed = bool(moved.any()) or bool((new.isnan() & ~old.isnan()).any())
+    if bool(moved.any()) and not bool((new.masked_select(moved) != 0).any()):
+        if new.numel() >= math.prod(weighing.entry.shape):
+            # A row, or a head, that is 0 altogether hides no key from the others.
+            moved &= (new != 0).any(keys, keepdim=True)
+        return _masked(node, weights, weighing, before) if bool(moved.any()) else before
+    every = tuple(range(new.dim()))
+    if changed and _is_single(node, weights) and (by := _factor(old, new, every, rounding)) is not None:
+        return before.times(float(by), node.op)
+    for axis in sorted(every, reverse=True):
+        if new.shape[axis] < 2 or not _sums_to_one(new, axis):
+            continue
+        if _meets_their_sum(node, weighing, axis) or (changed and _factor(old, new, (axis,), rounding) is not None):
+            return before.over_sum() if axis == every[-1] else _over_other_sum(before)
+    same = not changed or _factor(old, new, (keys,), rounding) is not None  # a head mask, a learned gate
+    return before if same else None
+
+
+def _masked(node: Node, weights: Node, weighing: Weighing, before: Carried) -> Carried:
+    """The weights, some of which are 0 now: by their own size (top-k), or hidden by a mask."""
+    others = [parent for parent in node.parents() if parent is not weights]
+    alone = node.op not in ("tril", "triu", "zero") and not others
+    if alone or any(_is_made_of(other, weighing) for other in others):
+        return replace(before, thinned=True)
+    return replace(before, remasked=True, renormalised=False)
+
+
+def _over_other_sum(before: Carried) -> Carried:
+    again = OTHER_SUM in before.changes or SINKHORN in before.changes
+    kept = tuple(name for name in before.changes if name not in (OTHER_SUM, SINKHORN))
+    return replace(before, changes=(*kept, SINKHORN if again else OTHER_SUM))
+
+
+def overwritten(old: Node, new: Node, tensor: Tensor) -> Carried:
+    """What weights went through of which a part, `tensor`, was written in place; `new` is the node of that part."""
+    before = _of(old)
+    if new.weights is not None and new.weighing is old.weighing:
+        return new.weights.carried
+    zero = number_of(new, 1) == 0 if tensor.is_meta else not bool(tensor.any())
+    if zero:
+        return replace(before, remasked=True, renormalised=False)
+    return before.changed(f"{new.op} in place")
+
+
+def _of(node: Node) -> Carried:
+    return Carried() if node.weights is None else node.weights.carried
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def _before_and_after(
+    node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, weighing: Weighing
+) -> tuple[Tensor, Tensor] | None:
+    """The weights that an operation was given and those that it gave, in float32 or more.
+
+    Of an operation in place they are those that left the softmax; where they are gone, or have no data, the operation
+    runs again on weights that are made up.
+    """
+    old = next((tensors[i] for i, arg in enumerate(node.args) if arg is weights and i in tensors), None)
+    if old is not None and not tensor.is_meta and (old is tensor or old.data_ptr() == tensor.data_ptr()):
+        known = _of(weights) == Carried() and weighing.weights.numel() == tensor.numel()
+        old = weighing.weights.reshape(tensor.shape) if known else None
+    if old is None or tensor.is_meta:
+        return _made_up(node, tensors, weights)
+    wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    return old.detach().to(wide), tensor.detach().to(wide)
+
+
+def _made_up(node: Node, tensors: dict[int, Tensor], weights: Node) -> tuple[Tensor, Tensor] | None:
+    """Weights that are made up, and what an operation makes of them; a mask that is not known hides half of them."""
+    random = torch.Generator().manual_seed(0)
+    before = node.operands
+    others = {i: value for i, value in tensors.items() if node.args[i].weights is None}
+    node.operands = {i: value for i, value in others.items() if not value.is_meta}
+    for i, value in others.items():
+        arg = node.args[i]
+        if value.is_meta and not arg.act and not is_learned(arg) and evaluate(arg) is None:
+            shape = tuple(value.shape)
+            half = torch.rand(shape, generator=random) < 0.5
+            node.operands[i] = half if value.dtype == torch.bool else torch.full(shape, _unknown(value))
+    part = part_between(weights, node)
+    try:
+        if part is None or part.is_large:
+            return None
+        old = torch.rand(weights.shape, generator=random, dtype=torch.float64).softmax(-1).to(part.device)
+        return old, part.run(old)
+    except Exception:  # an operation that does not take the dtype, or an operand that is not known
+        return (old, old) if node.op in ("mul", "div") else None
+    finally:
+        node.operands = before
+
+
+def _unknown(value: Tensor) -> float:
+    """A number that nobody knows may be any gain; several are as good as ones."""
+    return math.nan if value.numel() == 1 else 1.0
+
+
+def _factor(old: Tensor, new: Tensor, axes: tuple[int, ...], rounding: float) -> Tensor | None:
+    """What weights were multiplied by, the same along the axes; None where they were not."""
+    products, squares = ((x * old).masked_fill(old.isnan(), 0.0).sum(axes, keepdim=True) for x in (new, old))
+    by = products / squares
+    expected = by.nan_to_num() * old
+    near = (new - expected).abs() <= rounding * (expected.abs() + torch.finfo(torch.float16).tiny)
+    return by if bool((near | old.isnan() | new.isnan()).all()) else None
+
+
+def _sums_to_one(new: Tensor, axis: int) -> bool:
+    sums = new.nansum(axis)
+    return bool((((sums - 1).abs() < WHOLE) | (sums == 0)).all()) and bool((sums != 0).any())
+
+
+def _meets_their_sum(node: Node, weighing: Weighing, axis: int) -> bool:
+    """Whether an operand is made of the weights, and has one number for all along an axis."""
+    made = [p for p in node.parents() if p.weighing is weighing and len(p.shape) == len(node.shape)]
+    return any(p.shape[axis] == 1 for p in made)
+
+
+def _is_single(node: Node, weights: Node) -> bool:
+    """Whether weights met one number for all of them, and none that the model learns, as a gate is."""
+    others = [parent for parent in node.parents() if parent is not weights]
+    return all(math.prod(other.shape) == 1 and origin(other).op != "parameter" for other in others)
+
+
+# -- another tensor ----------------------------------------------------------------------------------------------------
+
+
+def join(node: Node, weights: Node, weighing: Weighing, before: Carried) -> Carried | None:
+    """What weights have gone through after another tensor, or a number, joined them; None where none did."""
+    detail = _JOINED.get(node.op)
+    others = [parent for parent in node.parents() if parent is not weights]
+    if detail is None or node.shape != weights.shape or not weighing.node.products:
+        return None
+    if (node.op == "div" and node.args[0] is not weights) or (node.op in ("mul", "div") and not others):
+        return None
+    # One number a row that is added is no change of them, though it may be made of them: w - w.mean(-1).
+    rows = node.op in _LINEAR
+    inside = [p for p in others if not (rows and p.shape[-1:] == (1,) and len(p.shape) == len(node.shape))]
+    if any(_is_made_of(other, weighing) for other in inside):
+        return None
+    return before.joined(detail if others else detail.replace("another tensor", "a constant"))
+
+
+def _is_made_of(node: Node, weighing: Weighing) -> bool:
+    """Whether a tensor is computed from the numbers of the weights, and not from their shape alone."""
+    return any(ancestor.weighing is weighing for ancestor in ancestors(node, closed=ops.CREATIONS))
+
+
+# -- dropout -----------------------------------------------------------------------------------------------------------
+
+# What keeps an entry: a uniform random number beyond a bound; the rate from the bound.
+_COMPARED: dict[str, Callable[[float], float]] = {
+    **dict.fromkeys(("gt", "ge"), lambda bound: bound),
+    **dict.fromkeys(("lt", "le"), lambda bound: 1 - bound),
+}
+_UNIFORM = frozenset({"rand", "rand_like", "uniform"})
+
+
+def dropped(node: Node) -> tuple[float, float] | None:
+    """(rate, gain) of the dropout that `node` applies, where one of its operands is a random mask; None without one."""
+    if node.op == "native_dropout":
+        rate = float(node.args[1]) if node.args[2] else 0.0
+        return (rate, 1 / (1 - rate)) if 0 < rate < 1 else None
+    if node.op != "mul":
+        return None
+    return next((kept for parent in node.parents() if not parent.act and (kept := _kept(parent)) is not None), None)
+
+
+def _kept(mask: Node) -> tuple[float, float] | None:
+    gain = 1.0
+    while mask.op in ops.PASSING | {"div", "mul"}:
+        number = number_of(mask, 1) if mask.op in ("div", "mul") else 1.0
+        parent = mask.main()
+        if not number or parent is None:
+            return None
+        gain *= 1 / number if mask.op == "div" else number
+        mask = parent
+    rate = _rate(mask)
+    return None if rate is None else (rate, gain)
+
+
+def _rate(mask: Node) -> float | None:
+    """Of entries that a random mask sets to 0."""
+    if mask.op == "bernoulli":
+        kept = number_of(mask, 1) if len(mask.args) > 1 else _probability(mask)
+        return None if kept is None else 1 - kept
+    bound = number_of(mask, 1)
+    if bound is None or mask.op not in _COMPARED or mask.args[0].op not in _UNIFORM:
+        return None
+    return _COMPARED[mask.op](bound)
+
+
+def _probability(mask: Node) -> float | None:
+    """The probability that `x.bernoulli_()` takes without one; `torch.bernoulli(x)` has it in x."""
+    if mask.func is not None and mask.func._schema.is_mutable:
+        return 0.5
+    value = evaluate(mask.args[0])
+    known = value is not None and value.numel() and bool((value == value.flatten()[0]).all())
+    return float(value.flatten()[0]) if known and value is not None else None
+
+
+def number_of(node: Node, position: int) -> float | None:
+    """The argument at `position` as a number, also where the model's code made a tensor of it."""
+    arg = node.args[position] if position < len(node.args) else None
+    if isinstance(arg, Node):
+        value = evaluate(arg)
+        return float(value) if value is not None and value.numel() == 1 else None
+    return node.number(position)

@@ -1,0 +1,300 @@
+"""Blocks of keys, each with a product of its own, under one softmax: read one by one, and put together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.records import BLOCKS, Factor
+from sqrtdk.tracing.spine.chain import Chain, Fork, read_chain
+from sqrtdk.tracing.spine.masks import HIDDEN, bias_name
+from sqrtdk.tracing.spine.orient import Orientation, operands
+from sqrtdk.tracing.spine.reading import Cell, Layout, Logits, Reading
+from sqrtdk.tracing.spine.regroup import Positions, positions, sliced
+from sqrtdk.tracing.steps import Bias, Blocks, Hide, Offset, Scale, Step, Unknown
+from sqrtdk.tracing.steps.placed import Placed, to_softmax
+from sqrtdk.tracing.tape.graph import numbered
+from sqrtdk.tracing.tape.node import Node, Product, Weighing
+
+ALIKE = 0.01  # relative difference of two scales that are one
+_NAMED_BY_VALUES = ("alibi", "relative", "bias")
+_ROWS = 8  # of which it is computed again what came out
+_FAR = 0.05  # of the largest entry; rounding in bfloat16 stays well below
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Keys of a softmax whose logits are one product; `size` is None where they are all of them."""
+
+    chain: Chain
+    first: int = 0
+    size: int | None = None
+
+
+# -- blocks side by side before one softmax ----------------------------------------------------------------------------
+
+
+def beside(fork: Fork, weighing: Weighing) -> list[Span]:
+    """The spans of keys that were put side by side; none where that was along another axis, or beside a constant.
+
+    Logits that were written into a tensor, slice by slice, lie side by side in it.
+    """
+    node = fork.node
+    axis = int(node.args[1]) % len(node.shape) if node.op == "cat" and len(node.args) > 1 else 0
+    if node.op == "overwrite":
+        axis, branches = sliced(node)
+    else:
+        branches = list(_branches(node, axis))
+    if not branches or not all(branch.products for branch in branches) or not _along_keys(fork, axis, weighing):
+        return []
+    spans, first = [], 0
+    for branch in branches:
+        size = branch.shape[axis]
+        view = Node("beside", node.shape, func=_widened, args=(branch, axis, first, node.shape[axis]))
+        spans.append(Span(read_chain(branch, steps=fork.steps, views=(view, *fork.views)), first, size))
+        first += size
+    return spans if all(span.chain.product is not None for span in spans) else []
+
+
+def _branches(node: Node, axis: int) -> Iterable[Node]:
+    """What was put side by side, one by one or all at once."""
+    for branch in node.parents():
+        if branch.op == "cat" and (int(branch.args[1]) if len(branch.args) > 1 else 0) % len(branch.shape) == axis:
+            yield from _branches(branch, axis)
+        else:
+            yield branch
+
+
+def _widened(value: Tensor, axis: int, first: int, total: int) -> Tensor:
+    """A tensor in its place along an axis; its edges are repeated to either side, and mean nothing there."""
+    index = torch.arange(total, device=value.device) - first
+    return value.index_select(axis, index.clamp(0, value.shape[axis] - 1))
+
+
+def _along_keys(fork: Fork, axis: int, weighing: Weighing) -> bool:
+    """Whether the axis of the node becomes, in order, the one that the softmax runs over."""
+    shape = fork.node.shape
+    count = torch.arange(shape[axis], device="cpu")
+    try:
+        line = to_softmax(numbered(shape, axis), fork.views).movedim(weighing.dim, -1)
+    except (RuntimeError, IndexError):
+        return False
+    keys = line[..., : len(count)].reshape(-1, line.shape[-1])[:, : len(count)]
+    return bool(len(keys)) and keys.shape[-1] == len(count) and bool((keys[[0, -1]] == count).all())
+
+
+def join_beside(weighing: Weighing, cells: Sequence[Cell]) -> Reading | None:
+    """One reading of all spans; None where their sizes do not go together."""
+    first = cells[0].reading
+    sizes = {(cell.reading.layout.batch, cell.reading.layout.heads, cell.reading.layout.rows) for cell in cells}
+    if len(sizes) > 1 or not isinstance(first.operands, Logits):
+        return None
+    layout = replace(first.layout, columns=sum(cell.reading.layout.columns for cell in cells))
+    whole = replace(first.operands, layout=layout, first=0)
+    return join(cells, layout, whole.arrange(weighing.logits), whole.arrange(weighing.weights))
+
+
+# -- putting together --------------------------------------------------------------------------------------------------
+
+
+def positions_of(reading: Reading) -> tuple[Positions | None, Positions | None]:
+    """Where the rows and the keys of a block come from."""
+    assert isinstance(reading.operands, Logits)
+    left, right = operands(reading.operands.product)
+    first, second = positions(left, -2), positions(right, -1)
+    return (second, first) if reading.operands.axes.swapped else (first, second)
+
+
+def aligned(reading: Reading) -> Reading:
+    """A block with the distance of its keys from its rows, without which a rotation can't be told from a factor."""
+    if not reading.query.moves:
+        return reading
+    rows, keys = positions_of(reading)
+    if rows is None or keys is None or rows.total != keys.total:
+        return replace(reading, no_slope="q and k of the block are rotated by positions that are not known")
+    return replace(reading, offset=keys.first - rows.first)
+
+
+def join(cells: Sequence[Cell], layout: Layout, logits: Tensor | None, weights: Tensor | None) -> Reading:
+    """One reading of products that cover rows and keys without overlap; a gap is hidden.
+
+    Args:
+        cells: the products, in the order of their keys.
+        layout: sizes of the whole.
+        logits: (B, H, L, S) of the whole; None where that is too much to be held.
+        weights: their softmax.
+    """
+    first = cells[0].reading
+    steps = (*_merged(cells, layout, whole=logits is not None), Blocks(len({cell.key for cell in cells})))
+    queries, keys = ([getattr(cell.reading, name) for cell in cells] for name in ("query", "key"))
+    query, key = (
+        replace(sides[0], unknown=tuple(dict.fromkeys(name for side in sides for name in side.unknown)))
+        for sides in (queries, keys)
+    )
+    if not _alike([_factor(cell.reading) for cell in cells]):
+        one = Scale(Factor(None, "logits", BLOCKS))
+        query, key = replace(query, factors=()), replace(key, factors=())
+        steps = (one, *(step for step in steps if not isinstance(step, Scale)))
+    made = None
+    if logits is not None and weights is not None:
+        axes = Orientation(3, (2,), swapped=False, followed=True)
+        made = Logits(logits, weights, _product(cells), (), axes, layout)
+    return replace(first, layout=layout, query=query, key=key, steps=steps, operands=made, blocks=tuple(cells))
+
+
+def _factor(reading: Reading) -> float | None:
+    """Product of the factors of a block; None where one is not known."""
+    on_logits = [step.factor for step in reading.steps if isinstance(step, Scale)]
+    values = [factor.value for factor in (*reading.query.factors, *reading.key.factors, *on_logits)]
+    return None if None in values else math.prod(value for value in values if value is not None)
+
+
+def _alike(factors: Sequence[float | None]) -> bool:
+    first = factors[0]
+    return all((f is None) == (first is None) and abs((f or 0) - (first or 0)) <= ALIKE * abs(f or 0) for f in factors)
+
+
+def _product(cells: Sequence[Cell]) -> Node:
+    """A node that stands for all products: the largest |q . k| of any."""
+    products = [cell.reading.operands.product for cell in cells if isinstance(cell.reading.operands, Logits)]
+    made = Node("blocks", products[0].shape, place=products[0].place)
+    known = [p.product.largest for p in products if p.product is not None and p.product.largest is not None]
+    largest = torch.stack(known).max() if known else None
+    made.product = Product(cells[0].reading.logits_dtype, largest)
+    return made
+
+
+# -- steps of all blocks as those of one: a mask or a bias that some of them have is 0 in the others -------------------
+
+
+def _merged(cells: Sequence[Cell], layout: Layout, *, whole: bool) -> list[Step]:
+    longest = max((cell.reading.steps for cell in cells), key=lambda steps: len(_kinds(steps, (Hide, Bias))))
+    masks = [len(_kinds(cell.reading.steps, (Hide,))) for cell in cells]
+    apart = set(masks) <= {0, max(masks)}  # else they are told as one
+    merged: list[Step] = []
+    for step in longest:
+        place = sum(type(earlier) is type(step) for earlier in merged)
+        if isinstance(step, Bias):
+            merged.append(_bias(cells, layout, step, place) if whole else replace(step, addend=None))
+        elif isinstance(step, Hide):
+            if apart or step is _kinds(longest, (Hide,))[-1]:
+                merged.append(_hide(cells, layout, step, slice(place, place + 1) if apart else slice(None), whole))
+        elif not isinstance(step, Offset):
+            merged.append(step)
+    covered = sum(cell.reading.layout.rows * cell.reading.layout.columns for cell in cells)
+    if covered < layout.rows * layout.columns and all(_is_of_keys(step) for step in _kinds(merged, (Hide,))):
+        merged.append(_hide(cells, layout, Hide("implicit", -math.inf), slice(0), whole))  # what no block computed
+    if any(_skeleton(cell.reading) != _skeleton(cells[0].reading) for cell in cells):
+        merged.append(Unknown("blocks of keys with unlike steps"))
+    return merged
+
+
+def _is_of_keys(step: Step) -> bool:
+    """Whether a mask hides the same keys from every row: padding."""
+    visible = step.visible.value if isinstance(step, Hide) and step.visible is not None else None
+    return visible is not None and _same_rows(visible)
+
+
+def _same_rows(visible: Tensor) -> bool:
+    return bool((visible == visible[..., :1, :]).all())
+
+
+def _kinds(steps: Iterable[Step], kinds: tuple[type[Step], ...]) -> list[Step]:
+    return [step for step in steps if isinstance(step, kinds)]
+
+
+def _skeleton(reading: Reading) -> tuple[object, ...]:
+    """What all blocks must have in common: everything but masks, biases and factors."""
+    on_logits = [step for step in reading.steps if not isinstance(step, (Hide, Bias, Offset, Scale))]
+    sides = [(side.norm, side.rope, side.padding, side.norm_gain) for side in (reading.query, reading.key)]
+    return (*on_logits, *sides)
+
+
+def assembled(
+    cells: Sequence[Cell], layout: Layout, values_of: Callable[[Cell], Tensor | None], otherwise: float | bool
+) -> Tensor | None:
+    """(B, H, L, S), B and H possibly 1, of what each block has; None where one of them is not known."""
+    parts = [values_of(cell) for cell in cells]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    lead = tuple(max(part.shape[axis] for part in known) for axis in (0, 1))
+    whole = known[0].new_full((*lead, layout.rows, layout.columns), otherwise)
+    for cell, part in zip(cells, known, strict=True):
+        _of(cell, whole).copy_(part)
+    return whole
+
+
+def _of(cell: Cell, whole: Tensor) -> Tensor:
+    """The rows and keys of a block."""
+    sizes = cell.reading.layout
+    return whole[..., cell.row : cell.row + sizes.rows, cell.key : cell.key + sizes.columns]
+
+
+def _values(cell: Cell, kind: type[Step], which: slice, start: float | bool) -> Tensor | None:
+    """(B, H, L, S) of the masks, or biases, of a block, some of them; None where one is not known."""
+    reading, operands = cell.reading, cell.reading.operands
+    device = torch.device("cpu") if reading.without_data else reading.device  # as constants of what has no data
+    values = torch.full((1, 1, reading.layout.rows, reading.layout.columns), start, device=device)
+    for step in _kinds(reading.steps, (kind,))[which]:
+        placed = step.visible if isinstance(step, Hide) else step.addend if isinstance(step, Bias) else None
+        if placed is None or not isinstance(operands, Logits) or not operands.axes.followed:
+            return None
+        values = (
+            torch.where(values, operands.at_logits(placed), False) if start else values + operands.at_logits(placed)
+        )
+    return values
+
+
+def _hide(cells: Sequence[Cell], layout: Layout, like: Hide, which: slice, whole: bool) -> Hide:
+    """A mask of the whole: those at their place in each block; without the values, its name alone."""
+    if not whole:
+        return replace(like, visible=None, name="mask", source=None)
+    visible = assembled(cells, layout, lambda cell: _values(cell, Hide, which, True), False)
+    # Padding, of keys that some rows have not computed at all: those rows do not say anything else of it.
+    if visible is not None and which != slice(0) and all(_same_rows(_of(cell, visible)) for cell in cells):
+        visible = visible.any(-2, keepdim=True).expand_as(visible)
+    return replace(like, visible=None if visible is None else Placed(visible, (), layout.shape), source=None)
+
+
+def _bias(cells: Sequence[Cell], layout: Layout, like: Bias, place: int) -> Bias:
+    """A bias of the whole: the one at its place in each block."""
+    whole = assembled(cells, layout, lambda cell: _values(cell, Bias, slice(place, place + 1), 0.0), 0.0)
+    if whole is None:
+        return replace(like, addend=None)
+    named = not like.content and like.name in _NAMED_BY_VALUES and not whole.is_meta
+    name = bias_name(whole, None) if named else like.name
+    return replace(like, name=name or like.name, addend=Placed(whole, (), layout.shape))
+
+
+# -- what came out -----------------------------------------------------------------------------------------------------
+
+
+def is_attention(logits: Tensor, values: Sequence[tuple[int, Tensor]], output: Tensor) -> bool | None:
+    """Whether the output is that of the logits; None where its layout, or the values', does not tell.
+
+    Args:
+        logits: (B, H, L, S), minus infinity where hidden.
+        values: the first key of every block, and its values (..., Sv, Ev).
+        output: (..., L, Ev), or with fewer columns (a sum was among the values).
+    """
+    batch, heads, rows, keys = logits.shape
+    width = output.shape[-1]
+    if output.is_meta or output.shape[-2] != rows or output.numel() != batch * heads * rows * width or not width:
+        return None
+    whole = logits.new_zeros(batch, heads, keys, width, dtype=torch.float64)
+    for first, value in values:
+        if value.numel() != batch * heads * value.shape[-2] * value.shape[-1] or value.shape[-1] < width:
+            return None
+        part = value.reshape(batch, heads, *value.shape[-2:])[..., :width]
+        whole[:, :, first : first + value.shape[-2]] = part.to(torch.float64)
+    at = torch.linspace(0, rows - 1, min(rows, _ROWS), device=logits.device).round().long()
+    z, out = logits[:, :, at].to(torch.float64), output.reshape(batch, heads, rows, width)[:, :, at].to(torch.float64)
+    seeing = (z.amax(-1) > HIDDEN) & (z.amax(-1) < math.inf)
+    difference = (z.softmax(-1) @ whole - out).abs().amax(-1)[seeing]
+    size = out.abs().amax(-1)[seeing]
+    return not difference.numel() or bool((difference <= _FAR * size.max()).all())

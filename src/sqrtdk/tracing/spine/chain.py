@@ -1,0 +1,220 @@
+"""Reading the logits: from what entered the softmax back to the product of q and k, outermost step first.
+
+What an operation means on the way is a row of `READERS`, those of `operations` and one that reads on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from sqrtdk.tracing.lower.pairs import is_additive, is_score
+from sqrtdk.tracing.probe.replays import Moved, moved
+from sqrtdk.tracing.records import Factor
+from sqrtdk.tracing.spine.lineage import follow
+from sqrtdk.tracing.spine.masks import numbers_around, numbers_over, spread_over
+from sqrtdk.tracing.spine.operations import OPERATIONS, Readers, beside_product, read_residual_mixing, unknown
+from sqrtdk.tracing.spine.operations import Link as Link
+from sqrtdk.tracing.spine.rotations import paired
+from sqrtdk.tracing.steps import Beside, Scale, Sink, Softcap, Step, Unknown
+from sqrtdk.tracing.tape import ops, places
+from sqrtdk.tracing.tape.constants import block, written
+from sqrtdk.tracing.tape.node import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Where logits of several products were put side by side: the node, and what follows it, innermost first."""
+
+    node: Node
+    steps: tuple[Step, ...]
+    views: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The steps, innermost (nearest to the product) first, and the views that lead from product to softmax.
+
+    `product` is that of q and k, or another score of theirs; None where there is neither. `fork` is where other
+    products join, nearest to the softmax; the steps are then those of the first product.
+    """
+
+    product: Node | None
+    steps: tuple[Step, ...] = ()
+    views: tuple[Node, ...] = ()
+    fork: Fork | None = None
+
+
+def read_chain(
+    node: Node,
+    readers: Readers | None = None,
+    *,
+    until: Node | None = None,
+    steps: tuple[Step, ...] = (),
+    views: tuple[Node, ...] = (),
+) -> Chain:
+    """Walk from the softmax's input back to the product.
+
+    Args:
+        node: what entered the softmax, or a tensor on the way to it.
+        readers: of the operations; those of this module unless given.
+        until: logits in the place of the product.
+        steps: those between `node` and the softmax.
+        views: those between `node` and the softmax.
+    """
+    readers = READERS if readers is None else readers
+    fork: Fork | None = None
+    scored = not node.products and is_additive(node)
+    ends = is_score if scored else _is_product
+    while not ends(node) and node is not until:
+        fork = fork or _fork(node, steps, views)
+        if (structure := _structure(node, views)) is not None:
+            inner, views, node = structure
+            steps = (*inner, *steps)
+            continue
+        lost = None if node.products else node.lost_logits
+        main = lost if node.is_root else node.main() if node.products or scored or lost else None
+        if main is None:
+            return Chain(None, steps, views, fork)
+        if node.is_root:
+            steps = (*_written_at(node, (Unknown(node.op),)), *steps)
+        elif node.op in ops.VIEWS:
+            views = (node, *views)
+        elif node.op not in ops.SAME:
+            read = readers.get(node.op, unknown)(Link(node, main, views, steps))
+            effect = _by_effect(node, until) if any(isinstance(step, Unknown) for step in read) else None
+            if effect is not None:
+                factor = effect.factor("logits")
+                steps = (*_written_at(node, () if factor is None else (Scale(factor),)), *steps)
+                node = effect.part.source
+                continue
+            steps = (*_written_at(node, read), *steps)
+        if node.op == "cat" or (node.shape != main.shape and node.op in ops.CONTRACTIONS):
+            views = (node, *views)
+        node = main
+    if node is until:
+        return Chain(node, steps, views)
+    if node.product is not None:
+        steps = (*_written_at(node, beside_product(node, views)), *steps)
+    return Chain(node, _fold_caps(steps), views, fork)
+
+
+def _by_effect(node: Node, until: Node | None) -> Moved | None:
+    """Operations without readers that multiply each logit by one number; None where they do anything else."""
+    for found in moved(node):
+        if any(_is_product(inner) or inner is until for inner in found.part.order):
+            return None
+        if found.in_place:
+            return found
+    return None
+
+
+def _fork(node: Node, steps: tuple[Step, ...], views: tuple[Node, ...]) -> Fork | None:
+    """Where logits of several products join, or were written part by part."""
+    joins = node.op == "overwrite" or (node.op == "cat" and sum(bool(p.products) for p in node.parents()) > 1)
+    return Fork(node, steps, views) if joins else None
+
+
+def _is_product(node: Node) -> bool:
+    return node.product is not None
+
+
+def _written_at(node: Node, steps: tuple[Step, ...]) -> Iterator[Step]:
+    """The steps that an operation is, innermost first, with the place where it is written."""
+    at = places.text(node.place) if steps else None
+    return (replace(step, at=step.at or at) for step in reversed(steps))
+
+
+def _structure(node: Node, views: tuple[Node, ...]) -> tuple[tuple[Step, ...], tuple[Node, ...], Node] | None:
+    """Several operations that are one: their steps, innermost first, the views from where they began, and that node."""
+    if node.op == "overwrite":
+        return _overwritten(node, views)
+    if node.op == "add" and (residual := read_residual_mixing(node)) is not None:
+        step, whole = residual
+        return (step,), views, whole
+    return None
+
+
+# -- logits of several products, and logits that were written in part --------------------------------------------------
+
+
+def _joined(link: Link) -> tuple[Step, ...]:
+    """A column of sinks beside the logits, or logits of another product, whose scale must be the same."""
+    others = [p for p in link.node.parents() if p is not link.main and p.products]
+    return _side_by_side((link.main, *others)) if others else (Sink(),)
+
+
+def _side_by_side(branches: Sequence[Node]) -> tuple[Step, ...]:
+    first, *others = scales = [_scale_of(branch) for branch in branches]
+    if first is None or any(scale is None or abs(scale - first) > 1e-3 * abs(first) for scale in others):
+        return (Unknown("logits of products with unlike scales side by side"),)
+    return (Beside(len(scales)),)
+
+
+def _scale_of(branch: Node) -> float | None:
+    """Product of the factors on the way to one of several products; None where it can't be followed."""
+    chain = read_chain(branch)
+    if chain.product is None or any(isinstance(step, Unknown) for step in chain.steps):
+        return None
+    operands = [arg for arg in chain.product.args if isinstance(arg, Node)][-2:]
+    sides = paired(follow(operands[0], "q"), follow(operands[1], "k"))
+    values = [step.factor.value for step in chain.steps if isinstance(step, Scale)]
+    values += [factor.value for side in sides for factor in side.factors]
+    known = [value for value in values if value is not None]
+    return None if any(side.unknown for side in sides) or len(known) < len(values) else math.prod(known)
+
+
+def _overwritten(node: Node, views: tuple[Node, ...]) -> tuple[tuple[Step, ...], tuple[Node, ...], Node] | None:
+    """Logits that were written over, part by part, or into a larger tensor, alone or beside others."""
+    base, writes = written(node)
+    blocks = [source for write in writes if (source := block(write)) is not None]
+    if base.products:
+        own = block(writes[0])
+        if own is None:
+            return numbers_over(node, writes, views), views, base
+        put_back = _put_back(own, base, writes[0], node, views)
+        return (*put_back, *numbers_over(node, writes[1:], views)), views, base
+    if not blocks:
+        return None
+    steps = numbers_around(node, base, writes, views) if len(blocks) == 1 else _side_by_side(blocks)
+    return steps, (node, *views), blocks[0]
+
+
+def _put_back(own: Node, base: Node, write: Node, node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:
+    """What was done to a part of the logits, `own`, before it was put back: a bias for some of the keys, say."""
+    inner, lost = read_chain(own, until=base), (Unknown("overwrite"),)
+    at: Node | None = own
+    while at is not None and at is not base:
+        if at.op in ("add", "sub", "rsub") and len(list(at.parents())) == 1:
+            return lost  # a number: nothing to the whole of the logits, and something to a part
+        at = at.main()
+    steps = spread_over(inner.steps, write, node, views) if inner.product is base else None
+    return lost if steps is None else steps
+
+
+# -- softcaps ----------------------------------------------------------------------------------------------------------
+
+
+def _fold_caps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """X / c, tanh, times c is one softcap; what does not cancel stays a scale."""
+    folded: list[Step] = []
+    rest = list(steps)
+    while rest:
+        step = rest.pop(0)
+        if isinstance(step, Softcap):
+            after, before = next((s for s in rest if isinstance(s, Scale)), None), folded[-1] if folded else None
+            rest = [s for s in rest if s is not after]
+            cap = 1.0 if after is None else after.factor.value
+            inner = before.factor.value if isinstance(before, Scale) else None
+            if cap and inner and abs(inner * cap - 1) < 1e-3:
+                folded.pop()
+            elif cap != 1.0:
+                # c tanh(f x) has slope f c and is capped at c: written c tanh((f c x) / c).
+                folded.append(Scale(Factor(cap, "logits", "softcap"), at=step.at))
+            step = replace(step, cap=cap)
+        folded.append(step)
+    return tuple(folded)
+
+
+READERS: dict[str, Callable[[Link], tuple[Step, ...]]] = {**OPERATIONS, "cat": _joined}

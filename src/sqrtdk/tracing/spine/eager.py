@@ -1,0 +1,257 @@
+"""Reading an eager attention: a softmax met a value product; its formula lies in the lineage of its logits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.records import ONE_PROJECTION, Stage
+from sqrtdk.tracing.spine.blocks import Span, aligned, beside, join_beside
+from sqrtdk.tracing.spine.chain import Chain, read_chain
+from sqrtdk.tracing.spine.lineage import follow
+from sqrtdk.tracing.spine.operations import completed
+from sqrtdk.tracing.spine.orient import (
+    Orientation,
+    coordinates,
+    features,
+    followed,
+    norm_fault,
+    operands,
+    orientation,
+    over_channels,
+    place_heads,
+    place_rows,
+)
+from sqrtdk.tracing.spine.packed import read_nested
+from sqrtdk.tracing.spine.reading import Cell, Layout, Logits, Reading, of_softmax
+from sqrtdk.tracing.spine.rotations import paired
+from sqrtdk.tracing.spine.side import Side
+from sqrtdk.tracing.steps import Sink, Unknown
+from sqrtdk.tracing.tape import ops
+from sqrtdk.tracing.tape.node import Node, Weighing
+
+_ADDITIVE = "additive"
+
+
+def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint: int | None) -> Reading | str:
+    """A softmax met a value product: read it back. A string says why it is no attention.
+
+    Args:
+        weighing: the softmax.
+        value: the values that its weights met.
+        output: their product.
+        heads_hint: heads as the module declares them.
+    """
+    if weighing.logits.is_nested:
+        return read_nested(weighing, value)
+    chain = read_chain(weighing.node)
+    if chain.product is None or chain.product.product is None:
+        return _without_product(weighing, chain, value, output)
+    if chain.fork is not None:
+        spans = beside(chain.fork, weighing)
+        cells = [Cell(0, span.first, aligned(read_span(weighing, value, output, span, heads_hint))) for span in spans]
+        joined = join_beside(weighing, cells) if cells else None
+        if joined is not None:
+            return joined
+    return read_span(weighing, value, output, Span(chain), heads_hint)
+
+
+def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, heads_hint: int | None) -> Reading:
+    """Read keys of one product, all of the softmax's or a part of them; the arguments are those of `read_eager`."""
+    chain = span.chain
+    assert chain.product is not None
+    assert chain.product.product is not None
+    left, right = operands(chain.product)
+    axes = orientation(chain.product, chain.views, weighing.dim, weighing.logits.dim())
+    query_node, key_node = (right, left) if axes.swapped else (left, right)
+    axes = place_rows(axes, chain.product, query_node, key_node, chain.views, tuple(weighing.logits.shape))
+    axes = place_heads(axes, chain.product, query_node, chain.views, weighing.logits.dim())
+    query, key = paired(_followed(query_node, "q", left), _followed(key_node, "k", left))
+    if len(right.shape) > 1:
+        query, key = (query.transposed(), key) if axes.swapped else (query, key.transposed())
+    layout = lay_out(weighing.logits, chain.product, chain.views, axes, query, value, heads_hint)
+    if span.size is not None:
+        layout = replace(layout, columns=span.size)
+    channels = over_channels(query_node, swapped=axes.swapped)
+    distance, steps = chain.product.product.distance, chain.steps
+    if distance is None and (rest := completed(steps, query.factor * key.factor)) is not None:
+        distance, steps, query, key = 2, rest, replace(query, factors=()), replace(key, factors=())
+    if weighing.sinks:
+        steps = (*steps, Sink(column=False))
+    if weighing.fault is not None:
+        steps = (*steps, Unknown(weighing.fault))
+    elif span.size is None and any(isinstance(step, Sink) and step.column for step in steps):
+        layout = replace(layout, columns=layout.columns - 1)
+    return of_softmax(
+        weighing,
+        query,
+        key,
+        steps,
+        layout=layout,
+        operands=Logits(
+            weighing.logits,
+            weighing.weights,
+            chain.product,
+            chain.views,
+            axes,
+            layout,
+            met=weighing.met,
+            first=span.first,
+        ),
+        dtype=value.dtype,
+        logits_dtype=weighing.stored,
+        output=None if weighing.fault is not None else output,
+        kv_heads=_kv_heads(chain.product, layout, axes),
+        distance=distance,
+        axis="windows" if axes.windowed else "channels" if channels else "positions",
+        no_slope=None if distance is None else "a distance score has no product of q and k to compare with",
+        fault="the weights of a query do not sum to 1" if weighing.fault is not None else None,
+    )
+
+
+def _without_product(weighing: Weighing, chain: Chain, value: Tensor, output: Tensor) -> Reading | str:
+    """Logits that are no product of q and k: an additive score, where the `chain` ends, or what is not followed."""
+    score, logits = _ADDITIVE if chain.product is not None else _origin(weighing.node), weighing.logits
+    if score is None:
+        return ONE_PROJECTION
+    logits = logits.movedim(weighing.dim, -1)
+    dims, additive = logits.dim(), score == _ADDITIVE
+    axes = Orientation(weighing.dim, (dims - 2,) if dims > 1 else (), swapped=False, followed=True)
+    odd = dims < 3 or (dims > 4 and logits.shape[-2] == 1)  # of two axes the first may be the batch or the queries
+    if dims == 2 and value.dim() > 2:
+        logits = logits.unsqueeze(-2)  # a query for each sequence
+    elif odd and dims > 4:
+        logits = logits.squeeze(-2)  # the axis that held one number a pair
+    batch, rows = logits.shape[0] if logits.dim() > 2 else 1, logits.shape[-2] if logits.dim() > 1 else 1
+    layout = Layout(batch, math.prod(logits.shape[1:-2]), rows, logits.shape[-1], 0, value.shape[-1])
+    of_score = None
+    if additive and chain.product is not None:
+        of_score = Logits(weighing.logits, weighing.weights, chain.product, chain.views, axes, layout)
+    no_slope = f"the score is no product of q and k: {score}" if additive else None
+    fault = no_slope if odd or weighing.fault is not None else None
+    stage = Stage("logits", "score" if additive else "unknown", score)
+    return of_softmax(
+        weighing,
+        Side(None, None, (stage,), unknown=() if additive else (score,)),
+        Side(None, None),
+        (*chain.steps, *((Sink(column=False),) if weighing.sinks else ())) if additive else (),
+        layout=layout,
+        operands=of_score,
+        dtype=value.dtype,
+        logits_dtype=logits.dtype,
+        output=output if additive else None,
+        score=score,
+        fault=fault if additive else f"the logits are no product of q and k: {score}",
+        no_slope=no_slope,
+    )
+
+
+def _origin(node: Node) -> str | None:
+    """What logits come from that are no product, and no score that is known; None: from one projection."""
+    while not node.is_root and not (node.pairs is not None and node.pairs.both):
+        parent = node.main()
+        if parent is None:
+            break
+        node = parent
+    if node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None):
+        return None
+    return f"unknown({node.op})"
+
+
+def _followed(node: Node, where: str, left: Node) -> Side:
+    """A side; a normalisation along another axis than the product sums over does not bound it."""
+    side = follow(node, where)
+    fault = norm_fault(node, summed=-1 if node is left else -2) if side.norm == "l2" else None
+    return side if fault is None else side.lost(where, fault, norm=None)
+
+
+def _kv_heads(product: Node, layout: Layout, axes: Orientation) -> int | None:
+    if len(product.shape) != 3:
+        return None
+    return product.shape[0] // (layout.batch * (layout.rows if axes.windowed else 1))
+
+
+# -- sizes: which leading axes of the logits are heads, and which batch, windows or grids -----------------------------
+
+
+def lay_out(
+    logits: Tensor,
+    product: Node,
+    views: tuple[Node, ...],
+    axes: Orientation,
+    query: Side,
+    value: Tensor,
+    heads_hint: int | None,
+) -> Layout:
+    """Sizes of an eager attention.
+
+    Args:
+        logits: what entered the softmax, in its own layout.
+        product: q . k.
+        views: the views from the product to the softmax, innermost first.
+        axes: where the softmax's layout has queries and keys.
+        query: the way of q to the product.
+        value: what the weights met.
+        heads_hint: heads as the module declares them.
+    """
+    operand = _query_of(product, axes)
+    width, product_rows = operand.shape[-2:] if axes.swapped else operand.shape[:-3:-1]
+    logits = axes.apply(logits)
+    leading = logits.shape[:-2]
+    rows, columns = logits.shape[-2] if logits.dim() > 1 else 1, logits.shape[-1]
+    heads, inner = leading[-1] if axes.heads else _by_shape(leading, query, width, product_rows != rows, heads_hint), 1
+    split = query.folded_heads // width if query.folded_heads and width else 0
+    plain = len(leading) == 2 and heads in (heads_hint, split)
+    followed = _by_features(product, views, axes, operand) if leading and not (plain or axes.heads) else None
+    heads, inner = followed or (heads, inner)
+    return Layout(math.prod(leading) // max(heads, 1), heads, rows, columns, width, value.shape[-1], inner)
+
+
+def _by_shape(leading: tuple[int, ...], query: Side, width: int, folded: bool, heads_hint: int | None) -> int:
+    """Heads as the usual layouts have them: one axis of heads before rows and columns, after that of the batch."""
+    if len(leading) >= 2:
+        # `folded`: query heads of a group along the product's rows
+        return math.prod(leading[1:]) if folded else leading[-1]
+    if not leading:
+        return 1
+    heads = query.folded_heads // width if query.folded_heads and width else heads_hint or 1
+    if query.root is not None and query.root.shape[-1:] == (width,):
+        heads = 1  # the projection is as wide as the product: one head a module
+    return heads if heads and leading[0] % heads == 0 else 1
+
+
+def _by_features(product: Node, views: tuple[Node, ...], axes: Orientation, operand: Node) -> tuple[int, int] | None:
+    """(heads, entries of the leading axes after them), by the features of the projection that each entry came from."""
+    if not axes.followed or any(view.op in ops.CONTRACTIONS for view in views):  # mixed into more heads
+        return None
+    of_rows = _heads_at(product, views, axes)
+    if of_rows is None:
+        return None
+    projected = all(root.root is not None and root.root.width is not None for root in operand.roots)
+    head = axes.apply(of_rows.unsqueeze(-1).movedim(-1, axes.keys))[..., 0, 0].flatten()
+    different, number = torch.unique(head, return_inverse=True)
+    heads = len(different)
+    others = (number != number[0]).nonzero()
+    inner = int(others[0]) if len(others) else 1
+    regular = (torch.arange(len(number)) // inner) % heads
+    told = projected or heads > 1  # an input, or a sum, may have its heads on an axis of their own
+    return (heads, inner) if told and bool((number == regular).all()) else None
+
+
+def _heads_at(product: Node, views: tuple[Node, ...], axes: Orientation) -> Tensor | None:
+    """The first feature of the query of each row of the logits, in the softmax's layout without the keys."""
+    numbers = followed(_query_of(product, axes), features)
+    if numbers is None:
+        return None
+    first = numbers[..., 0, :] if axes.swapped else numbers[..., 0]
+    everywhere = coordinates(product, views, torch.device("cpu"))
+    entry, row, column = (at.movedim(axes.keys, -1)[..., 0] for at in everywhere)
+    return first.reshape(-1, first.shape[-1])[entry, column if axes.swapped else row]
+
+
+def _query_of(product: Node, axes: Orientation) -> Node:
+    left, right = [arg for arg in product.args if isinstance(arg, Node)][-2:]
+    return right if axes.swapped else left

@@ -1,0 +1,124 @@
+"""Reading graph attention: a softmax over the edges of each node; its logits are q[target] . k[source], or additive."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from torch import Tensor
+
+from sqrtdk.tracing.lower.pairs import is_additive
+from sqrtdk.tracing.records import ONE_PROJECTION, Stage
+from sqrtdk.tracing.spine.chain import READERS, Link, read_chain
+from sqrtdk.tracing.spine.factors import factor_of_edges
+from sqrtdk.tracing.spine.lineage import follow
+from sqrtdk.tracing.spine.reading import Edges, Layout, Reading
+from sqrtdk.tracing.spine.side import Side
+from sqrtdk.tracing.steps import Scale, Step, Unknown
+from sqrtdk.tracing.tape.node import EdgeGroups, Node, Weighing
+
+KIND = "edge softmax"
+_NO_STATS = "an edge softmax whose edges could not be put in order of their nodes"
+_LARGEST = 2**24  # logits, with every node's edges filled up to those of the node that has most
+
+
+def read_edges(weighing: Weighing, groups: EdgeGroups, value: Tensor, output: Tensor) -> Reading | str:
+    """An edge softmax met values: read it back. A string says why it is no attention."""
+    way = read_chain(weighing.node, {**READERS, "mul": _multiplied})
+    layout = _layout(weighing.logits, groups, value)
+    if way.product is None or way.product.product is None:
+        return _without_product(weighing, layout, value)
+    left, right = (arg for arg in way.product.args if isinstance(arg, Node))
+    query, key = (_side(node, where) for node, where in ((left, "q"), (right, "k")))
+    width, fault = left.shape[-1], weighing.fault
+    paired = math.prod(way.product.shape) * width == math.prod(left.shape) == math.prod(right.shape)
+    return Reading(
+        site=weighing.entry.site,
+        kind=KIND,
+        op=weighing.op,
+        layout=replace(layout, columns=_sources(right) or layout.rows, width=width),
+        query=query,
+        key=key,
+        steps=way.steps if fault is None else (*way.steps, Unknown(fault)),
+        operands=Edges(weighing.logits, way.product, way.views, groups.axis, groups.index) if paired else None,
+        dtype=value.dtype,
+        logits_dtype=weighing.stored,
+        device=weighing.logits.device,
+        output=None if fault is not None else output,
+        dropout=weighing.dropout,
+        carried=weighing.carried,
+        fault=None if fault is None else "the weights of a node do not sum to 1",
+        no_slope=None if paired else "its logits are no product of one row with one row",
+        no_stats=None if paired and _fits(groups, layout) else _NO_STATS,
+    )
+
+
+def _without_product(weighing: Weighing, layout: Layout, value: Tensor) -> Reading | str:
+    """An attention whose logits are no product of q and k; a string says that it is none."""
+    node, additive = weighing.node, is_additive(weighing.node)
+    while not node.is_root and (parent := node.main()) is not None:
+        node = parent
+    pooled = node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None)
+    if pooled and not additive:
+        return f"{KIND}: {ONE_PROJECTION}"
+    score = "additive" if additive else f"unknown({node.op})"
+    stage = Stage("logits", "score" if additive else "unknown", score)
+    return Reading(
+        site=weighing.entry.site,
+        kind=KIND,
+        op=weighing.op,
+        layout=layout,
+        query=Side(None, None, (stage,), unknown=() if additive else (score,)),
+        key=Side(None, None),
+        steps=(),
+        operands=None,
+        dtype=value.dtype,
+        logits_dtype=weighing.logits.dtype,
+        device=weighing.logits.device,
+        score=score,
+        fault=f"the logits are no product of q and k: {score}",
+    )
+
+
+def _layout(logits: Tensor, groups: EdgeGroups, value: Tensor) -> Layout:
+    """Heads stand behind the axis of the edges, a batch before it; with the edges last, heads stand before them."""
+    before, after = math.prod(logits.shape[: groups.axis]), math.prod(logits.shape[groups.axis + 1 :])
+    last = groups.axis == logits.dim() - 1
+    batch, heads = (1, before) if last else (before, after)
+    return Layout(batch, heads, groups.nodes, groups.nodes, 0, value.shape[-1])
+
+
+def _fits(groups: EdgeGroups, layout: Layout) -> bool:
+    """Whether the edges of every node are known, and few enough for a row a node; one node at least has a choice."""
+    if groups.index is None or not groups.index.numel():
+        return False
+    count = groups.index.bincount()
+    return 1 < int(count.max()) <= _LARGEST // max(len(count) * layout.batch * layout.heads, 1)
+
+
+def _side(node: Node, where: str) -> Side:
+    """Q or k of the edges; a row that is taken several times is no repeated head."""
+    side = follow(node, where)
+    return replace(side, growth=1, stages=tuple(stage for stage in side.stages if stage.name != "repeat"))
+
+
+def _sources(node: Node) -> int | None:
+    """How many nodes the keys of the edges were taken from."""
+    while not node.is_root:
+        parent = node.main()
+        if parent is None:
+            return None
+        if node.op in ("index", "index_select"):
+            return math.prod(parent.shape[:-1]) // max(math.prod(node.shape[1:-1]), 1)
+        node = parent
+    return None
+
+
+def _multiplied(link: Link) -> tuple[Step, ...]:
+    """A factor; on every edge it may be that of the edge's kind: relation priors of HGT (Hu et al. 2020)."""
+    steps, node = READERS[link.node.op](link), link.node
+    other = node.args[1] if node.args[0] is link.main else node.args[0]
+    if not isinstance(other, Node) or not isinstance(steps[0], Unknown):
+        return steps
+    factor = factor_of_edges(other, node.operands.get(node.args.index(other)), node.shape[-1], inverse=False)
+    return steps if factor is None else (Scale(factor),)

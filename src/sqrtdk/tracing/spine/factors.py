@@ -1,0 +1,215 @@
+"""Reading a factor: what number, or what number a head, a multiplication puts on q, k, or the logits.
+
+Of q and k it may be a scale, a norm's gain for each channel, points of the circle, or a gate of the data.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.lower.mixing import paired_axes
+from sqrtdk.tracing.probe.norms import is_computed_gain
+from sqrtdk.tracing.records import DATA, ROWS, Factor, Stage
+from sqrtdk.tracing.spine.rotations import amplitude_of, decayed, turned
+from sqrtdk.tracing.spine.side import Follow, Side
+from sqrtdk.tracing.tape.constants import evaluate
+from sqrtdk.tracing.tape.graph import ancestors, capacity, is_learned
+from sqrtdk.tracing.tape.node import Node
+
+_MOST_HEADS = 2**12  # of a factor whose values are worked out where there are none
+
+
+def read_factor(node: Node, position: int, where: str, heads_axis: int) -> Factor | None:
+    """The factor that `node` multiplies by; None when it is no single number and no number a head."""
+    inverse = node.op == "div"
+    arg = node.args[position]
+    if isinstance(arg, Node):
+        return tensor_factor(arg, node.operands.get(position), where, heads_axis, inverse=inverse)
+    number = node.number(position)
+    if number is None:
+        return None
+    return Factor(1 / number if inverse and number else number, where, "number")
+
+
+def tensor_factor(
+    arg: Node, value: Tensor | None, where: str, heads_axis: int, *, inverse: bool = False
+) -> Factor | None:
+    """The factor that a tensor is: one number, or one a head, however often it was repeated.
+
+    Args:
+        arg: its node.
+        value: its values; None where they are not known.
+        where: "q", "k", "logits", or "op".
+        heads_axis: counted from the end.
+        inverse: it divides.
+    """
+    shape, several, source, learned = arg.shape, capacity(arg), source_of(arg), is_learned(arg)
+    if several <= _MOST_HEADS and value is not None and value.is_meta:
+        value = evaluate(arg)
+    by_head = len(shape) >= -heads_axis and shape[heads_axis] == several and (heads_axis == -1 or shape[-1] == 1)
+    if value is None or value.is_meta or value.is_complex() or not value.numel():
+        alone = several == 1 or (by_head and several == math.prod(shape))
+        return Factor(None, where, source, learned=learned) if alone else None
+    if by_head and several > 1:
+        each = _one_a_head(arg, value.movedim(heads_axis, 0).reshape(several, -1), where, inverse)
+        if each is not None:
+            return each
+    number = float(value.flatten()[0])
+    if several > 1 and (not number or not bool((value == number).all())):
+        return None
+    if several > 1 and (not learned or number == 1):  # one of 1 is as it was made: it explains nothing
+        source, learned = "tensor", False
+    return Factor(1 / number if inverse and number else number, where, source, learned=learned)
+
+
+def _one_a_head(arg: Node, repeated: Tensor, where: str, inverse: bool) -> Factor | None:
+    """The factor of a row for each head; None where a row holds several numbers."""
+    if not bool((repeated == repeated[:, :1]).all()):
+        return None
+    numbers = [1 / float(v) if inverse else float(v) for v in repeated[:, 0]]
+    mean = math.exp(sum(math.log(abs(v)) for v in numbers) / len(numbers)) if all(numbers) else 0.0
+    return Factor(mean, where, source_of(arg), per_head=tuple(numbers), learned=is_learned(arg))
+
+
+def factor_of_edges(arg: Node, value: Tensor | None, heads: int, *, inverse: bool) -> Factor | None:
+    """A factor on (edges, heads) of parameters alone: one number a head, else of a value that is not told."""
+    if arg.act or not is_learned(arg):
+        return None
+    each = None
+    if value is not None and not value.is_meta and value.shape[-1:] == (heads,):
+        each = _one_a_head(arg, value.movedim(-1, 0).reshape(heads, -1), "logits", inverse)
+    return each or Factor(None, "logits", source_of(arg), learned=True)
+
+
+def heads_axis(factor: object, logits: Node) -> int:
+    """The axis, counted from the end, along which a factor of `logits` may have one number a head."""
+    if not isinstance(factor, Node) or factor.act:  # one of the data is one a sequence
+        return -3
+    if (several := capacity(factor)) <= 1 or factor.shape[-3:-2] == (several,):
+        return -3
+    axes = [axis for axis in range(-len(factor.shape), 0) if factor.shape[axis] == several]
+    pairs = paired_axes(logits) if axes else None
+    return -3 if pairs is None else next((axis for axis in axes if axis % len(logits.shape) not in pairs), -3)
+
+
+def of_the_data(arg: object, factor: Factor | None) -> Factor | None:
+    """The factor on the logits, marked where it is computed from the data: one a sequence, head or row, none a key.
+
+    What descends from the logits themselves (their size, their maximum) is a step of their own, and no factor.
+    """
+    if not isinstance(arg, Node) or not arg.act or arg.products or arg.shape[-1:] not in ((), (1,)):
+        return factor
+    return replace(factor or Factor(None, "logits", DATA), source=DATA, learned=False)
+
+
+def of_the_rows(node: Node, position: int, where: str) -> Factor | None:
+    """The factor of the model's own that has one number for each row, as log n of the keys that it sees has.
+
+    Zeros and ones hide rows: they are no factor.
+    """
+    arg, value = node.args[position], node.operands.get(position)
+    if not isinstance(arg, Node) or arg.act or arg.shape[-1:] != (1,) or node.shape[-1:] == (1,):
+        return None
+    rows = node.shape[-2]
+    if len(arg.shape) < 2 or arg.shape[-2] != rows or rows < 2 or (node.op == "div" and position == 0):
+        return None
+    value = evaluate(arg) if value is not None and value.is_meta else value
+    if value is not None and bool(((value == 0) | (value == 1)).all()):
+        return None
+    return Factor(None, where, ROWS, learned=is_learned(arg))
+
+
+def source_of(node: Node) -> str:
+    """Where a factor comes from: the name of a parameter that it is computed of, or what it is."""
+    name = next((leaf.label for leaf in ancestors(node) if leaf.op in ("parameter", "buffer")), "")
+    if name:
+        return f"parameter {name}"
+    return "tensor" if node.shape else "0-d tensor"
+
+
+# -- a multiplication of q or k ----------------------------------------------------------------------------------------
+
+
+def multiplied(node: Node, main: Node, where: str, follow: Follow) -> Side:
+    """The side after a product or a quotient."""
+    side = follow(main, where)
+    position = 1 if node.args[0] is main else 0
+    other = node.args[position]
+    if isinstance(other, Node) and other.act:
+        return side.lost(where, node.op)
+    if isinstance(other, Node) and other.op == "gate":
+        gate = Factor(None, where, DATA)
+        return side.times(gate, Stage(where, "scale", gate.text()))
+    value = node.operands.get(position)
+    if value is not None and value.is_complex():
+        amplitude = amplitude_of(main, node)
+        if amplitude is None:
+            return side.lost(where, "rotary table of varying amplitude")
+        return turned(side, amplitude, where)
+    if isinstance(other, Node) and is_computed_gain(other, node):
+        return _gained(side, node, other, value, where)
+    if side.norm and isinstance(other, Node) and _is_gain(other, node, side):
+        return replace(side, basis=_with_gain(node.op, side.basis, value), norm_gain=True)
+    spread = len(node.shape) > 4 and node.shape[-2] == 1  # an axis that einsum adds
+    factor = read_factor(node, position, where, heads_axis=-4 if spread else -3)
+    decay = _decay(other, value, node) if factor is None and isinstance(other, Node) else None
+    if decay is not None:
+        return decayed(side, decay, where)
+    factor = factor or of_the_rows(node, position, where)
+    if factor is None:
+        shape = tuple(other.shape) if isinstance(other, Node) else ""
+        return side.lost(where, node.op, f"{node.op} by a tensor of shape {shape}")
+    if side.norm == "l2" and not side.factors and factor.value is not None and _is_sqrt_width(node, factor.value):
+        # Unit length times sqrt(width) is unit root mean square.
+        stages = (*side.stages[:-1], replace(side.stages[-1], detail="rms"))
+        basis = None if side.basis is None else side.basis * factor.value
+        return replace(side, norm="rms", stages=stages, basis=basis)
+    return side.times(factor, Stage(where, "scale", factor.text()))
+
+
+def _gained(side: Side, node: Node, gain: Node, value: Tensor | None, where: str) -> Side:
+    """The side after a gain for each channel, whose root mean square is a factor of all."""
+    known = value is not None and not value.is_meta and bool(value.numel())
+    size = float(value.detach().double().square().mean().sqrt()) if known and value is not None else None
+    if size is not None and node.op == "div":
+        size = 1 / size if size else None
+    basis = _with_gain(node.op, side.basis, value) if size else None
+    side = replace(side, basis=None if basis is None or not size else basis / size, norm_gain=side.norm is not None)
+    factor = Factor(size, where, source_of(gain), learned=True)
+    return side.times(factor, Stage(where, "scale", factor.text()))
+
+
+def _is_gain(other: Node, node: Node, side: Side) -> bool:
+    """Whether a tensor belongs to the normalisation before it: a number for each channel.
+
+    Behind a factor only what is learned does: a constant may be another part of the scale.
+    """
+    if other.shape[-1:] > (1,):
+        return not side.factors or is_learned(other)
+    turned = len(other.shape) > 1 and other.shape[-2] == node.shape[-2] == side.normed and node.shape[-1] != side.normed
+    return turned and is_learned(other)
+
+
+def _decay(other: Node, value: Tensor | None, node: Node) -> Tensor | None:
+    """Positive numbers of the model's own, one or more for each row; None of anything else."""
+    value = evaluate(other) if value is not None and value.is_meta else value
+    if value is None or value.dim() < 2 or value.shape[-2] != node.shape[-2] or is_learned(other):
+        return None
+    if node.shape[-2] < 2 or not value.is_floating_point() or not bool((value > 0).all()):
+        return None
+    value = value.detach().to(torch.float64)
+    return value.reciprocal() if node.op == "div" else value
+
+
+def _with_gain(op: str, basis: Tensor | None, value: Tensor | None) -> Tensor | None:
+    if basis is None or value is None or value.is_meta:
+        return None
+    return basis / value if op == "div" else basis * value
+
+
+def _is_sqrt_width(node: Node, value: float) -> bool:
+    return any(abs(value / math.sqrt(n) - 1) < 1e-3 for n in node.shape[-2:] if n > 1)

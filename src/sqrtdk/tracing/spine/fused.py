@@ -1,0 +1,325 @@
+"""Reading an attention that is one operation, by the names that its schema gives the arguments.
+
+Query is (..., Hq, L, E), or (B, L, Hq, E) and sequences end to end, (T, Hq, E), with where each ends. The names for one
+thing differ; the steps are scale, softcap, bias, ALiBi, mask, sinks.
+Sources: torch 2.13 (`native_functions.yaml`, `nn/attention/varlen.py`), flash-attn 2.8 (`flash_attn_interface.py`),
+flash-attn 3 (`hopper/flash_api.cpp`), xformers 0.0.35 (`ops/fmha`), `impl/kernel/attention.cpp`,
+`impl/gpu/operators.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.records import ROWS, Factor
+from sqrtdk.tracing.spine.factors import tensor_factor
+from sqrtdk.tracing.spine.lineage import follow
+from sqrtdk.tracing.spine.masks import as_passed, read_addend
+from sqrtdk.tracing.spine.orient import over_channels
+from sqrtdk.tracing.spine.packed import Pairs, Sequences
+from sqrtdk.tracing.spine.reading import Layout, Reading, Vectors
+from sqrtdk.tracing.spine.rotations import paired
+from sqrtdk.tracing.spine.side import Side
+from sqrtdk.tracing.steps import Bias, Hide, Scale, Sink, Softcap, Step, Unknown
+from sqrtdk.tracing.steps.placed import Placed
+from sqrtdk.tracing.tape.graph import is_learned
+from sqrtdk.tracing.tape.node import Node
+from sqrtdk.tracing.tape.recorder import KernelCall
+
+# What an argument is, whatever the operator calls it.
+_NAMES = {
+    "query": ("query", "q"),
+    "key": ("key", "k"),
+    "value": ("value", "v"),
+    "scale": ("scale", "softmax_scale", "factor"),  # ours are a tensor, or else a number
+    "causal": ("is_causal", "causal"),
+    "left": ("window_size_left", "window_left", "below"),
+    "right": ("window_size_right", "window_right", "above"),
+    "window": ("window_size",),
+    "dropout": ("dropout_p", "p"),
+    "softcap": ("softcap",),
+    "slopes": ("alibi_slopes",),
+    "bias": ("attn_bias", "attn_mask", "bias"),
+    "visible": ("visible",),
+    "sinks": ("sinks",),
+    "mask_type": ("custom_mask_type",),
+    "query_ends": ("cu_seqlens_q", "cum_seq_q", "cu_seq_q", "seqstart_q"),
+    "key_ends": ("cu_seqlens_k", "cum_seq_k", "cu_seq_k", "seqstart_k"),
+    "query_used": ("seqused_q",),
+    "key_used": ("seqused_k", "seqlen_k"),
+    "longest_query": ("max_seqlen_q", "max_q"),
+    "longest_key": ("max_seqlen_k", "max_k"),
+    "pages": ("block_table", "block_tables", "page_table"),
+}
+# Arguments that change no number, but by rounding.
+_IDLE = {
+    "results": ("out", "out_", "return_softmax", "return_debug_mask", "compute_logsumexp", "compute_log_sumexp"),
+    "of ours": ("statistics", "places"),
+    "schedule": ("num_splits", "use_kvsplit", "pack_gqa", "sm_margin", "scheduler_metadata", "deterministic"),
+    "without their tensors": ("is_rotary_interleaved", "rotary_interleaved", "page_size", "zero_tensors"),
+    "others": ("enable_gqa", "dropout_mask"),
+}
+_KNOWN = frozenset(name for table in (_NAMES, _IDLE) for names in table.values() for name in names)
+_LOWER_RIGHT = 2  # of `custom_mask_type`, in which 0 is none and 1 upper left
+_RESHAPED = frozenset({"unsqueeze", "view", "_unsafe_view", "reshape", "clone"})
+_CAUSAL = Hide("implicit", -math.inf, name="causal", causal=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arguments:
+    """The arguments of a call by what they are."""
+
+    call: KernelCall
+    kernel: Kernel
+
+    def name(self, what: str) -> str | None:
+        """What the operator calls an argument that was passed."""
+        return next((name for name in _NAMES[what] if self.call.arguments.get(name) is not None), None)
+
+    def __getitem__(self, what: str) -> Any:
+        name = self.name(what)
+        return None if name is None else self.call.arguments[name]
+
+    def node(self, what: str) -> Node:
+        """Of an argument that is a tensor and was passed."""
+        return self.call.nodes[self.name(what) or ""]
+
+    @property
+    def by_token(self) -> bool:
+        """Whether heads stand behind the rows, (B, L, H, E), or those of all sequences, (T, H, E)."""
+        return self.kernel.dims == "BLHE" or self["query_ends"] is not None
+
+    def lead(self, layout: Layout) -> Sequence[int]:
+        """What stands before the rows of the logits, as masks of the operator broadcast to it."""
+        return (layout.batch, layout.heads) if self.by_token else self["query"].shape[:-2]
+
+    @property
+    def unread(self) -> tuple[Unknown, ...]:
+        """Arguments that were passed, may change numbers, and are not read."""
+        passed = ((name, value) for name, value in self.call.arguments.items() if name not in _KNOWN)
+        return tuple(Unknown(f"{name} of the kernel") for name, value in passed if isinstance(value, Tensor) or value)
+
+
+def read_kernel(call: KernelCall, kernel: Kernel) -> Reading:
+    """The operands and the steps are arguments."""
+    arguments = _Arguments(call, kernel)
+    q, k, v = arguments["query"], arguments["key"], arguments["value"]
+    kv_heads: int | None
+    query, key = paired(follow(arguments.node("query"), "q"), follow(arguments.node("key"), "k"))
+    if arguments.by_token:
+        k, v, pairs = _sequences(arguments, q, k, v)
+        query, key = _by_head(query, q, pairs.queries), _by_head(key, k, pairs.keys)
+        sizes = (pairs.queries.count, q.shape[-2], pairs.queries.longest, pairs.keys.longest)
+        layout, kv_heads = Layout(*sizes, q.shape[-1], v.shape[-1]), int(k.shape[-2])
+    else:
+        layout, kv_heads = _layout(arguments, query)
+        pairs = Pairs(Sequences(layout.batch, layout.rows), Sequences(layout.batch, layout.columns), _device(q))
+        if kernel.kind == "compiled" and q.shape[1] != layout.heads:
+            q = q.reshape(layout.batch, layout.heads, *q.shape[-2:])
+            k = k.reshape(layout.batch, -1, *k.shape[-2:])
+    scale, scaled = _scale(arguments, layout)
+    softcap = arguments["softcap"] or None
+    bias, no_bias = _bias(arguments, pairs, layout)
+    hide, no_mask = _mask(arguments, pairs, layout)
+    unread, exact = arguments.unread, kernel.kind != "sdpa"
+    too_large = pairs.too_large() if all(exists is not None for exists in pairs.exist()) else None
+    return Reading(
+        site=call.site,
+        kind=kernel.kind,
+        op=call.op.replace("::", "."),
+        layout=layout,
+        query=query,
+        key=key,
+        steps=(
+            scaled,
+            *(() if softcap is None else (Softcap(softcap),)),
+            *bias,
+            *hide,
+            *(() if arguments["sinks"] is None else (Sink(),)),
+            *unread,
+        ),
+        operands=pairs.vectors(q, k, scale, softcap, exact=exact)
+        if arguments.by_token
+        else Vectors(q, k, scale, softcap, exact=exact),
+        dtype=q.dtype,
+        logits_dtype=torch.float64 if q.dtype == torch.float64 else torch.float32,
+        device=q.device,
+        output=call.output,
+        kv_heads=kv_heads,
+        dropout=float(arguments["dropout"] or 0.0),
+        axis="channels" if not arguments.by_token and over_channels(arguments.node("query")) else "positions",
+        no_slope=unread[0].name if unread else None,
+        no_stats=f"{unread[0].name} is not read" if unread else no_bias or no_mask or too_large,
+    )
+
+
+def _device(tensor: Tensor) -> torch.device:
+    """Where masks are made: those of what has no data on the CPU."""
+    return torch.device("cpu") if tensor.is_meta else tensor.device
+
+
+# -- sizes, and where the sequences lie --------------------------------------------------------------------------------
+
+
+def _layout(arguments: _Arguments, query: Side) -> tuple[Layout, int | None]:
+    """Sizes of (..., H, L, E), and the heads of the key, None where its shape does not tell them."""
+    q, k, v = arguments["query"], arguments["key"], arguments["value"]
+    width, entries, heads = q.shape[-1], math.prod(q.shape[:-2]), q.shape[-3] if q.dim() > 3 else 1
+    folded = q.dim() == 3
+    of_query = (query.folded_heads or width) // max(width, 1)
+    # For a query of three dimensions torch 2.14 calls its kernel with `q.unsqueeze(0)`, 2.13 with q itself, and ours
+    # get a view. A model without a batch writes the same, with its heads there: those of the projection tell.
+    if q.dim() == 4 and q.shape[0] == 1 and k.shape[-3] == heads and _dims_of_caller(arguments.node("query")) == 3:
+        as_wide = query.root is not None and query.root.shape[-1:] == (width,)  # a projection as wide as a head has one
+        folded = bool(query.folded_heads or as_wide) and of_query > 0 and heads % of_query == 0
+    if folded:
+        heads = of_query
+    heads = heads if heads and entries % heads == 0 else 1
+    layout = Layout(entries // heads, heads, q.shape[-2], k.shape[-2], width, v.shape[-1])
+    return layout, None if k.dim() < 4 or folded else int(k.shape[-3])
+
+
+def _dims_of_caller(node: Node) -> int:
+    """Dimensions of the query that the caller passed, before it got its four."""
+    while node.op in _RESHAPED and len(node.shape) == 4 and (parent := node.main()) is not None:
+        node = parent
+    return len(node.shape)
+
+
+def _sequences(arguments: _Arguments, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Pairs]:
+    """K and v, out of the pages of a cache, and where the sequences lie."""
+    pages, ends = arguments["pages"], arguments["key_ends"]
+    if pages is not None:
+        k, v, ends = _paged(k, pages), _paged(v, pages), None
+    queries = Sequences.of(q, arguments["query_ends"], arguments["query_used"], arguments["longest_query"])
+    keys = Sequences.of(k, ends, arguments["key_used"], arguments["longest_key"])
+    alike = ends is not None and arguments["key_used"] is None and arguments["query_ends"] is not None
+    alike = alike and arguments.node("query_ends") is arguments.node("key_ends")
+    return k, v, Pairs(queries, keys, _device(q), alike)
+
+
+def _paged(pool: Tensor, pages: Tensor) -> Tensor:
+    """(N, S, H, E) of a pool (pages, page size, H, E), by the numbers of the pages of each sequence."""
+    if pool.is_meta or pages.is_meta:
+        return pool.new_empty(pages.shape[0], pages.shape[1] * pool.shape[1], *pool.shape[2:], device="meta")
+    return pool[pages.long().clamp(0, len(pool) - 1)].flatten(1, 2)
+
+
+def _by_head(side: Side, operand: Tensor, sequences: Sequences) -> Side:
+    """The side of an operand (..., L, H, E) with its basis as (B, H, L, E)."""
+    factors = tuple(f for f in side.factors if f.per_head is None or len(f.per_head) == operand.shape[-2])
+    if len(factors) < len(side.factors):  # they stand where another layout has its heads
+        side = replace(side, factors=factors, unknown=(*side.unknown, "a factor for each position"))
+    basis = side.basis
+    known = basis is not None and not basis.is_meta and basis.shape[:-1] == operand.shape[:-1]
+    return replace(side, basis=sequences.spread(basis) if known and basis is not None else None)
+
+
+# -- scale, bias, mask -------------------------------------------------------------------------------------------------
+
+
+def _scale(arguments: _Arguments, layout: Layout) -> tuple[float | Tensor, Scale]:
+    """The scale, a number or a tensor in its place, and its step."""
+    passed = arguments["scale"]
+    if isinstance(passed, Tensor):
+        node = arguments.node("scale")
+        factor = tensor_factor(node, passed, "op", heads_axis=-3)
+        value = _shaped(passed, arguments.lead(layout), layout, 1)
+        return value, Scale(factor or Factor(None, "op", ROWS, learned=is_learned(node)))
+    number = layout.width**-0.5 if passed is None else float(passed)
+    name = "sqrtdk" if arguments.kernel.kind == "compiled" else arguments.kernel.kind
+    return number, Scale(Factor(number, "op", f"{name} default 1/sqrt(E)" if passed is None else f"{name} scale"))
+
+
+def _shaped(tensor: Tensor, lead: Sequence[int], layout: Layout, columns: int) -> Tensor:
+    """(B, H, L, columns) of what broadcasts to (*lead, L, columns); dimensions that only repeat have size 1."""
+    tensor = tensor.detach().expand(*lead, layout.rows, columns)
+    tensor = tensor.reshape(layout.batch, layout.heads, layout.rows, columns)
+    for axis in range(3):
+        if tensor.stride(axis) == 0:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
+
+
+def _bias(arguments: _Arguments, pairs: Pairs, layout: Layout) -> tuple[tuple[Step, ...], str | None]:
+    """The steps of what is added, which may be a mask as well, and of ALiBi; and why they can't be looked at."""
+    steps: tuple[Step, ...] = ()
+    bias, slopes, name = arguments["bias"], arguments["slopes"], arguments.name("bias")
+    if bias is not None and pairs.unlike:
+        return (Unknown(f"{name} of packed sequences"),), f"{name} of packed sequences is not read"
+    if bias is not None and bias.dtype != torch.bool:
+        value = _shaped(bias, arguments.lead(layout), layout, layout.columns)
+        steps = as_passed(read_addend(arguments.node("bias"), value, 1.0, (), layout.shape))
+    if slopes is None:
+        return steps, None
+    if slopes.is_meta or pairs.too_large():
+        return (*steps, Bias("alibi", None)), pairs.too_large()
+    size = slopes.detach().float()[..., None, None]  # (H, 1, 1) or (B, H, 1, 1)
+    value = -size * pairs.distance(lower_right=True).abs()
+    return (*steps, Bias("alibi", Placed(value, (), tuple(value.shape)))), None
+
+
+def _mask(arguments: _Arguments, pairs: Pairs, layout: Layout) -> tuple[tuple[Hide, ...], str | None]:
+    """The step of the mask, the causal flag and the window, and why it can't be looked at."""
+    bias, passed = arguments["bias"], arguments["visible"]
+    passed = bias if bias is not None and bias.dtype == torch.bool else passed
+    left, right, lower_right = _band(arguments)
+    banded, form = left is not None or right is not None, "implicit" if passed is None else "bool"
+    if passed is None and not banded:
+        return (), None
+    bounded = left is not None and left < (layout.columns if lower_right else layout.rows) - 1
+    if passed is None and right == 0 and not bounded and (pairs.square or not lower_right):
+        return (_CAUSAL,), None
+    if passed is not None and passed.is_meta:
+        return (Hide(form, -math.inf),), None
+    last = right == (0 if lower_right else layout.columns - layout.rows)  # the last row sees up to the last key
+    name = "causal_lower_right" if last and not bounded else "window"
+    if banded and (not pairs.known or pairs.too_large()):
+        reason = pairs.too_large() if pairs.known else None
+        return (Hide(form, -math.inf, name=name if passed is None else "mask"),), reason
+    band = pairs.visible(left, right, lower_right=lower_right) if banded else None
+    if band is None and passed is None and lower_right:
+        return (), None  # one new row beside the last of the keys sees all of them
+    visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=pairs.device) if band is None else band
+    if passed is not None:
+        visible = visible & _shaped(passed, arguments.lead(layout), layout, layout.columns)
+    # the pattern of sequences of unlike lengths does not show in those that are shorter
+    hide = Hide(form, -math.inf, Placed(visible, (), layout.shape), name=name if pairs.unlike else None)
+    return (hide,), None
+
+
+def _band(arguments: _Arguments) -> tuple[int | None, int | None, bool]:
+    """Keys before the row's own and after it that it sees, None without a bound; and whether the last row's is last."""
+    left, right, both, kind = (arguments[what] for what in ("left", "right", "window", "mask_type"))
+    lower_right, causal = arguments.kernel.corner == "lower right", arguments["causal"]
+    if arguments.name("mask_type") is not None or isinstance(both, int):  # xformers
+        lower_right, causal = kind == _LOWER_RIGHT, bool(kind)
+        both = None if not both or both < 0 else (both - 1, -1)  # its window counts the row's own key
+    left, right = both or (left, right)
+    if arguments.kernel.kind != "compiled":  # to ours a bound below 0 is one
+        left, right = (None if side is None or side < 0 else int(side) for side in (left, right))
+    return left, 0 if causal else right, lower_right
+
+
+class Kernel(NamedTuple):
+    """How one operator is read.
+
+    Attributes:
+        kind: of the record.
+        dims: of its tensors; sequences end to end have (T, H, E) in either case.
+        corner: where its causal flag and windows begin: rows and keys meet in their first, or in their last.
+        query: name of the argument that is q; None where the operation projects q itself.
+        read: makes a reading of a call.
+    """
+
+    kind: str = "sdpa"
+    dims: str = "BHLE"
+    corner: str = "upper left"
+    query: str | None = "query"
+    read: Callable[[KernelCall, Kernel], Reading] = read_kernel

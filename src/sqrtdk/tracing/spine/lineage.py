@@ -1,0 +1,249 @@
+"""Reading a side of the product: from q (or k) as the product saw it back to the projection it came from.
+
+What an operation means on the way is a row of `READERS`; a normalisation or a rotation, which are several operations
+each, are looked for first.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from sqrtdk.tracing.lower.vectors import ROTATION
+from sqrtdk.tracing.probe.norms import Norm, norm_at, norms_inwards
+from sqrtdk.tracing.probe.replays import Part, moved
+from sqrtdk.tracing.records import BY_DATA, Factor, Stage
+from sqrtdk.tracing.spine import pieces
+from sqrtdk.tracing.spine.factors import multiplied, tensor_factor
+from sqrtdk.tracing.spine.rotations import repeats, rotated, turned_by_matrix
+from sqrtdk.tracing.spine.side import Follow, Side
+from sqrtdk.tracing.tape import ops
+from sqrtdk.tracing.tape.graph import ancestors, replay
+from sqrtdk.tracing.tape.node import Node
+
+_RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten"})
+_TURNS = ("rope", "xpos")
+_MOST_UNKNOWN = 4  # operations without readers on one way; a recurrence has more, and is none of these
+_PICKS = frozenset({"gather", "index", "index_select"})
+
+
+class _Asked(threading.local):
+    now = False
+    inside = 0
+
+
+_asked = _Asked()
+_by_effects: WeakKeyDictionary[Node, dict[str, Side | None]] = WeakKeyDictionary()  # None: it is none of these
+
+
+def follow(node: Node, where: str) -> Side:
+    """Follow `node` back to its root, collecting what happened on the way."""
+    before, _asked.inside = _asked.inside, _asked.inside + 1
+    try:
+        return _follow(node, where).written_at(node)
+    finally:
+        _asked.inside = before
+
+
+@contextmanager
+def unasked() -> Iterator[None]:
+    """A block in which operations without readers are not asked what they do: what is lost is told as it was seen."""
+    before, _asked.now = _asked.now, True
+    try:
+        yield
+    finally:
+        _asked.now = before
+
+
+def _follow(node: Node, where: str) -> Side:
+    if node.branches:
+        before = _before(node, where)
+        if before is not None:
+            return before
+    main = node.main()
+    if node.is_root or not node.act or main is None:
+        return _start(node, where)
+    side = _normalised(node, where) or rotated(node, where, follow) or pieces.unstacked(node, where, follow)
+    if side is None:
+        side = READERS.get(node.op, _unknown)(node, main, where, follow) or _unknown(node, main, where, follow)
+    if not side.unknown or len(side.unknown) > _MOST_UNKNOWN or (_asked.inside > 1 and node.op in ops.PASSING):
+        return side  # what a view ends is asked where it ends the way, as the real part of what was complex does
+    return _by_effect(node, where) or side
+
+
+def _by_effect(node: Node, where: str) -> Side | None:
+    """The side after operations without readers, by what they do to other values; None where that is none of these.
+
+    What is inside has been asked before, as it was followed first: sources that are not known by now are not asked
+    again.
+    """
+    known = _by_effects.setdefault(node, {})
+    if where not in known and not _asked.now:
+        with unasked():
+            known[where] = next(_effects(node, where), None)
+    return known.get(where)
+
+
+def _effects(node: Node, where: str) -> Iterator[Side]:
+    for found in moved(node):
+        side = follow(found.part.source, where)
+        if not side.unknown:
+            side, factor = replace(side, basis=_through(side, found.part, found.place)), found.factor(where)
+            yield side if factor is None else side.times(factor, Stage(where, "scale", factor.text()))
+    for norm in norms_inwards(node):
+        side = follow(norm.part.source, where)
+        if not side.unknown:
+            values = _through(side, norm.part, norm.part.run)
+            yield _normed(side, norm, values, where, norm.part.effect)
+
+
+def _through(side: Side, part: Part, effect: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """The side's values after what a part does to them."""
+    if side.basis is None or tuple(side.basis.shape) != part.source.shape:
+        return None
+    try:
+        return effect(side.basis)
+    except RuntimeError:  # of a dtype that it does not take
+        return None
+
+
+def _before(node: Node, where: str) -> Side | None:
+    """What a root was made of, where that is no more than q or k was already."""
+    if len(node.branches) > 1:
+        return pieces.summed(node, where, follow)
+    return pieces.convolved(node, where, follow) if node.op == "convolution" else turned_by_matrix(node, where, follow)
+
+
+def _start(node: Node, where: str) -> Side:
+    detail = node.label or {"mm": "matmul", "addmm": "linear", "bmm": "einsum"}.get(node.op, node.op)
+    side = Side(node.value, node)
+    named = node.op in ops.CONTRACTIONS or node.op in ops.PROJECTIONS or node.op in ops.AFFINE
+    projects = named or side.start.projects
+    if side.start.additive:
+        return side.then(Stage(where, "input", "additive"), unknown=("additive",))
+    opaque = node.is_root and not projects and node.op not in ("input", "add", "sub")
+    stage = Stage(where, "projection" if projects else "input", detail)
+    return side.then(stage, unknown=(node.op,) if opaque else ())
+
+
+# -- structures: several operations that are one step ------------------------------------------------------------------
+
+
+def _normalised(node: Node, where: str) -> Side | None:
+    """A normalised vector: what was before is cut off, and its values are those to compare with.
+
+    A rotation before it is told, and no more: it is in those values.
+    """
+    norm = norm_at(node)
+    if norm is None or node.value is None:
+        return None
+    turns = [stage for stage in follow(norm.part.source, where).stages if stage.name in _TURNS]
+    side = follow(min(node.roots, key=lambda n: n.serial), where).then(*turns)
+    return _normed(side, norm, node.value, where, "number")
+
+
+def _normed(side: Side, norm: Norm, values: Tensor | None, where: str, source: str) -> Side:
+    """The side after a normalisation that gave `values`; what makes them longer than it says is a factor."""
+    learned = None if norm.learned is None else tensor_factor(*norm.learned, where, -1)
+    gains = [] if norm.by in (1.0, None) else [Factor(norm.by, where, source)]
+    gains += [] if learned is None else [learned]
+    longer = math.prod(gain.value or 1.0 for gain in gains)
+    return side.then(
+        Stage(where, "norm", norm.kind),
+        *(Stage(where, "scale", gain.text()) for gain in gains),
+        basis=None if values is None else values / longer,
+        factors=tuple(gains),
+        norm=norm.kind,
+        norm_gain=norm.gain,
+        normed=norm.part.end.shape[-1],
+    )
+
+
+# -- one reader an operation -------------------------------------------------------------------------------------------
+
+
+def _unknown(node: Node, main: Node, where: str, follow: Follow) -> Side:
+    side = follow(main, where)
+    fits = side.basis is not None and tuple(side.basis.shape) == node.shape
+    return side.lost(where, node.op, basis=side.basis if fits else None)
+
+
+def _same(node: Node, main: Node, where: str, follow: Follow) -> Side:
+    return follow(main, where)
+
+
+def _by_data(node: Node, main: Node) -> bool:
+    """Whether the indices of a selection descend from activations: sorted, clustered or routed."""
+    indices = [parent for parent in node.parents() if parent is not main]
+    return any(ancestor.act for index in indices for ancestor in ancestors(index, closed=ops.CREATIONS))
+
+
+def _view(node: Node, main: Node, where: str, follow: Follow) -> Side:
+    side = follow(main, where)
+    if node.op in _PICKS and _by_data(node, main):
+        side = side.then(Stage(where, "gather", BY_DATA))
+    elif node.op == "gather":
+        side = side.then(Stage(where, "gather"))
+    if times := repeats(node):
+        side = side.then(Stage(where, "repeat", str(times)), growth=side.growth * times)
+    if node.op in _RESHAPES and main.shape and node.shape and main.shape[-1] > node.shape[-1]:
+        side = replace(side, folded_heads=main.shape[-1])
+    if side.pads:
+        side = replace(side, pads=pieces.moved(side.pads, main, node))
+    if side.basis is None:
+        return side
+    try:
+        return replace(side, basis=replay(node, side.basis))
+    except RuntimeError:
+        return replace(side, basis=None)
+
+
+def _negated(node: Node, main: Node, where: str, follow: Follow) -> Side:
+    return follow(main, where).times(Factor(-1.0, where, "number"))
+
+
+def _cached(node: Node, main: Node, where: str, follow: Follow) -> Side:
+    return follow(main, where).then(Stage(where, "cache"), basis=None)
+
+
+def _clamped(node: Node, main: Node, where: str, follow: Follow) -> Side:
+    return follow(main, where).then(Stage(where, "clamp", node.op))
+
+
+def _shifted(node: Node, main: Node, where: str, follow: Follow) -> Side:
+    """A learned vector added to q or k (a bias of the projection that came late)."""
+    if sum(p.act for p in node.parents()) != 1:
+        return _unknown(node, main, where, follow)
+    side = follow(main, where)
+    shift, product = node.operands.get(1 if node.args[0] is main else 0), side.factor
+    if side.norm is None or side.factors or side.moves:  # else it is the bias of a norm
+        side = side.then(Stage(where, "shift"))
+    if side.basis is None or shift is None or shift.is_meta or not math.isfinite(product) or not product:
+        return replace(side, basis=None)
+    sign = -1.0 if node.op == "sub" else 1.0
+    return replace(side, basis=side.basis + sign * shift / product)
+
+
+def _turned(node: Node, main: Node, where: str, follow: Follow) -> Side:
+    return follow(main, where).then(Stage(where, "rope", "by its effect"), rope=True)
+
+
+READERS: dict[str, Callable[[Node, Node, str, Follow], Side | None]] = {
+    "mul": multiplied,
+    "div": multiplied,
+    "neg": _negated,
+    **pieces.READERS,
+    ROTATION: _turned,
+    "add": _shifted,
+    "sub": _shifted,
+    **dict.fromkeys(ops.SAME, _same),
+    **dict.fromkeys({*ops.VIEWS, "gather"}, _view),
+    **dict.fromkeys(ops.CACHE_WRITES, _cached),
+    **dict.fromkeys(ops.CLAMPS, _clamped),
+}

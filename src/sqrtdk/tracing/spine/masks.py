@@ -1,0 +1,320 @@
+"""What is added to the logits, or written over them: telling a mask from a bias, and which keys are hidden."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.steps import ZERO_ONE, Bias, Hide, Sink, Step, Unknown
+from sqrtdk.tracing.steps.placed import Placed
+from sqrtdk.tracing.tape.constants import block, evaluate, part
+from sqrtdk.tracing.tape.graph import ancestors
+from sqrtdk.tracing.tape.node import Node
+
+TRIANGLES = ("causal", "causal_lower_right")
+
+
+def distinct(visible: Tensor) -> Tensor:
+    """The same, with each of the leading axes that only repeats a mask shrunk to 1."""
+    for axis in range(visible.dim() - 2):
+        if visible.stride(axis) == 0 and visible.shape[axis] > 1:
+            visible = visible.narrow(axis, 0, 1)
+    return visible
+
+
+def reach(visible: Tensor, stands: int = 1) -> dict[str, Any]:
+    """Which keys the rows of (..., L, S) see, as `least`, `greatest`, `band` and `ahead_by_one` of a `Mask`.
+
+    Keys that no row sees and rows that see no key are padding, and say nothing. Nothing of a mask that hides all.
+    Each matrix stands for as many of the attention's.
+    """
+    rows, columns = visible.shape[-2:]
+    matrices = visible.reshape(-1, rows, columns)
+    i = torch.arange(rows, device=visible.device)[:, None]
+    distance = i - torch.arange(columns, device=visible.device)[None, :]
+    distances = distance[matrices.any(0)]
+    if not distances.numel():
+        return {}
+    least, greatest = int(distances.min()), int(distances.max())
+    live, blind = matrices.any(-2, keepdim=True), ~matrices.any(-1, keepdim=True)
+    between = (distance >= least) & (distance <= greatest) & live
+    shifted = ((matrices == ((distance >= -1) & live)) | blind).all((-1, -2))
+    shifted &= (matrices & (distance == -1)).any((-1, -2))
+    return {
+        "least": least,
+        "greatest": greatest,
+        "band": bool(((matrices == between) | blind).all()),
+        "ahead_by_one": int(shifted.sum()) * stands,
+    }
+
+
+def pattern(visible: Tensor) -> str | None:
+    """Name the pattern of visible keys of (..., L, S): "causal", "window", ... or None where every key is seen."""
+    if bool(visible.all()):
+        return None
+    if bool((visible == visible[..., :1, :]).all()):
+        return "padding"
+    rows, columns = visible.shape[-2:]
+    shown = visible.reshape(-1, rows, columns).any(0)
+    i = torch.arange(rows, device=visible.device)[:, None]
+    j = torch.arange(columns, device=visible.device)[None, :]
+    # A row that sees nothing in any batch element (padding on the left) says nothing about the pattern.
+    known = shown.any(-1, keepdim=True)
+    for name, offset in (("causal", 0), ("causal_lower_right", columns - rows)):
+        if bool(((shown == (j <= i + offset)) | ~known).all()):
+            return name
+    band = i - j + (columns - rows if columns != rows else 0)
+    if bool(shown.any()):
+        low, high = int(band[shown].min()), int(band[shown].max())
+        if (low >= 0 or high < rows - 1) and bool(((shown == ((band >= low) & (band <= high))) | ~known).all()):
+            return "window"
+    return "mask"
+
+
+# A quarter of the most negative float16: logits and biases stay above it, every finfo.min is below.
+HIDDEN = -16000.0
+BOTTOM = -1e30  # beside -inf, a finfo.min of bfloat16 or float32 hides as well
+HIDES = -1e3  # a number below it hides what it is written over; a mask that carries a bias besides reaches as low
+# Older models hide with -10000 (BERT), -65500 (XLNet) or -100 (Swin): a mask then holds 0 and that number alone.
+_TWO_VALUED = -50.0
+LEAST_KEYS = 4  # below it two numbers fit a pattern by chance
+_FURTHEST = 500  # ancestors of a tensor without values that are asked what it is
+LARGEST = 2**28  # elements of a mask, one byte each
+_FULL = {"full": 1, "full_like": 1, "new_full": 2}  # position of the number
+
+
+def band(rows: int, columns: int, above: int, device: torch.device) -> Tensor:
+    """(1, 1, L, S) bool, True where row i sees key j: j <= i + above."""
+    return torch.ones(1, 1, rows, columns, dtype=torch.bool, device=device).tril_(above)
+
+
+# -- what is added -----------------------------------------------------------------------------------------------------
+
+
+def read_addend(
+    node: Node, value: Tensor | None, alpha: float, views: Sequence[Node], shape: tuple[int, ...]
+) -> tuple[Step, ...]:
+    """The steps that an addend is, by its values where there are any, else by what it was made from.
+
+    A bias, a mask, both in one tensor, or nothing where it is 0 everywhere.
+
+    Args:
+        node: what was added.
+        value: its values; None where they are not known.
+        alpha: the number that they were multiplied by.
+        views: from this step's layout to the softmax's.
+        shape: the logits' at this step.
+    """
+    value = evaluate(node) if value is not None and value.is_meta else value
+    content = len(node.products) or (node.terms if node.act else 0)
+    of_content = "disentangled" if content > 1 else "relative"
+    if value is None:
+        return (Bias(of_content, None, content),) if content else _by_origin(node)
+    added, views = value if alpha == 1 else value * alpha, tuple(views)
+    addend, hidden = Placed(added, views, shape), _hidden_entries(added)
+    if hidden is None and not node.act and not _learned(node):
+        hidden = _shallow_entries(added)
+    if content and hidden is None:
+        return (Bias(of_content, addend, content),)
+    if not bool(added.any()):
+        return ()
+    if hidden is None:
+        zero_one = _is_zero_one(added) and not _learned(node)
+        return (Bias(ZERO_ONE if zero_one else bias_name(added, None) or "bias", addend),)
+    steps: tuple[Step, ...] = ()
+    rest, name = added.masked_fill(hidden, 0.0), bias_name(added, hidden)
+    if name is not None and float(rest.min()) <= HIDDEN:
+        steps = read_addend(node, rest, 1.0, views, shape)  # keys that are hidden by less
+    elif name is not None:
+        steps = (Bias(name, Placed(rest, views, shape)),)
+    beside = any(isinstance(step, Bias) for step in steps)
+    fill = float(added.min())
+    return (*steps, Hide("float", fill, Placed(~hidden, views, shape), beside_bias=beside, source=node))
+
+
+def _is_zero_one(value: Tensor) -> bool:
+    """Whether it holds 0 and 1 alone, the ones where a mask has them: a mask that was meant to be bool."""
+    zero, one = value == 0, value == 1
+    two = value.dim() > 1 and bool((zero | one).all()) and bool(zero.any()) and bool(one.any())
+    return two and pattern(one) in (*TRIANGLES, "window", "padding")
+
+
+def _shallow_entries(value: Tensor) -> Tensor | None:
+    """Entries of one number below 0 beside zeros that lie where a mask has them, however near to 0 that number is."""
+    if value.dim() < 2 or value.shape[-1] < LEAST_KEYS or not value.is_floating_point() or not value.numel():
+        return None
+    hidden = value == value.min()
+    if not bool(value.min() < 0) or not bool((hidden | (value == 0)).all()):
+        return None
+    return hidden if pattern(~hidden) in (*TRIANGLES, "padding") else None
+
+
+def _learned(node: Node) -> bool:
+    """Whether a parameter is among what `node` was made from."""
+    return any(ancestor.op == "parameter" or ancestor.learned for ancestor in ancestors(node))
+
+
+def _hidden_entries(value: Tensor) -> Tensor | None:
+    """Which entries of an additive tensor hide their key; None where none does.
+
+    Hidden entries lie far below all others, with nothing in between: that tells -1e4 beside a small bias from the
+    far end of a steep ALiBi.
+    """
+    if not value.numel() or not value.is_floating_point():
+        return None
+    lowest = float(value.min())
+    if math.isnan(lowest) or lowest > _TWO_VALUED:
+        return None
+    if math.isinf(lowest):
+        return value <= BOTTOM
+    hidden = value <= 0.5 * lowest
+    if lowest > HIDES and not bool(((value == 0) | (value == lowest)).all()):
+        return None
+    return None if bool(((value < 0.1 * lowest) & ~hidden).any()) else hidden
+
+
+def bias_name(value: Tensor, hidden: Tensor | None) -> str | None:
+    """Name an additive tensor from its values: ALiBi, relative positions, another bias; None for a mere mask.
+
+    Straight lines on either side of the diagonal are "alibi", a function of i - j is "relative".
+    """
+    hidden = torch.zeros_like(value, dtype=torch.bool) if hidden is None else hidden
+    rest = value.float().masked_fill(hidden, 0.0)
+    if bool(hidden.any()) and not bool(rest.any()):
+        return None
+    if value.dim() < 2 or value.shape[-1] < 3:
+        return "bias"
+    rows, columns = rest.shape[-2:]
+    two = hidden[..., 1:] | hidden[..., :-1]
+    step = (rest[..., 1:] - rest[..., :-1]).masked_fill(two, 0.0)
+    bend = (step[..., 1:] - step[..., :-1]).masked_fill(two[..., 1:] | two[..., :-1], 0.0)
+    if rows == columns:  # |i - j| has its corner on the diagonal
+        bend = bend.masked_fill(torch.eye(rows, columns - 2, device=rest.device).roll(1, 0).bool(), 0.0)
+    steepest = float(step.abs().amax())
+    if steepest > 0 and float(bend.abs().amax()) <= 1e-2 * steepest:
+        return "alibi"
+    if rows > 1:
+        either = hidden[..., 1:, 1:] | hidden[..., :-1, :-1]
+        off = (rest[..., 1:, 1:] - rest[..., :-1, :-1]).masked_fill(either, 0.0)
+        if bool(rest.any()) and float(off.abs().amax()) <= 1e-6 * float(rest.abs().amax()):
+            return "relative"
+    return "bias"
+
+
+def _by_origin(node: Node) -> tuple[Step, ...]:
+    """Without values: a parameter in its origin makes a bias, a large negative number makes a mask."""
+    parameter = negative = False
+    for _, ancestor in zip(range(_FURTHEST), ancestors(node), strict=False):
+        parameter |= ancestor.op == "parameter" or ancestor.learned
+        negative |= any(isinstance(a, (int, float)) and not isinstance(a, bool) and a <= HIDES for a in ancestor.args)
+    if not parameter:
+        return (Hide("float", None),)
+    bias = Bias("bias", None)
+    return (bias, Hide("float", None, beside_bias=True)) if negative else (bias,)
+
+
+def as_passed(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """The steps with each mask in the form in which SDPA got it.
+
+    SDPA turns a bool mask, and is_causal, into floats right before it uses them.
+    """
+    return tuple(_as_passed(step) if isinstance(step, Hide) else step for step in steps)
+
+
+def _as_passed(hide: Hide) -> Hide:
+    made = hide.source
+    if made is None or made.op != "where" or any(p.op != "scalar_tensor" for p in list(made.parents())[1:]):
+        return hide
+    condition = made.args[0]
+    ones = condition.main() if condition.op == "tril" else None
+    by_flag = ones is not None and ones.op == "ones" and made.serial - ones.serial <= 4
+    if not by_flag:
+        return replace(hide, form="bool")
+    hides = hide.visible is not None and not bool(hide.visible.value.all())
+    return replace(hide, form="implicit", name="causal" if hides else None)  # of one row it looks like padding
+
+
+# -- logits that were written part by part: blocks of a product in a larger tensor, keys that a number hides -----------
+
+
+def spread_over(steps: Sequence[Step], write: Node, node: Node, views: tuple[Node, ...]) -> tuple[Step, ...] | None:
+    """Biases and masks of a part of the logits that `write` put back, as steps of the whole; None with others.
+
+    Args:
+        steps: from the part that was taken to the part that was put back.
+        write: the operation that did.
+        node: the whole.
+        views: from it to the softmax, innermost first.
+    """
+
+    def whole(placed: Placed, elsewhere: float) -> Placed:
+        value = placed.at_softmax()
+        every = value.new_full(node.shape, elsewhere)
+        part(write, every).copy_(value)
+        return Placed(every, views, node.shape)
+
+    spread: list[Step] = []
+    for step in steps:
+        if isinstance(step, Bias):
+            spread.append(replace(step, addend=None if step.addend is None else whole(step.addend, 0.0)))
+        elif isinstance(step, Hide) and step.visible is not None:
+            spread.append(replace(step, visible=whole(step.visible, 1.0)))
+        else:
+            return None
+    return tuple(spread)
+
+
+def numbers_over(node: Node, writes: tuple[Node, ...], views: tuple[Node, ...]) -> tuple[Step, ...]:
+    """Numbers that were written over logits hide their keys; anything else can't be followed."""
+    numbers, visible = [_fill(write) for write in writes], torch.ones(node.shape, dtype=torch.bool)
+    known = [number for number in numbers if number is not None and number < HIDES]
+    if len(known) < len(writes):
+        return (Unknown("overwrite"),)
+    for write in writes:
+        part(write, visible).fill_(False)
+    return (Hide("bool", min(known), Placed(visible, views, node.shape)),) if writes else ()
+
+
+def numbers_around(node: Node, base: Node, writes: tuple[Node, ...], views: tuple[Node, ...]) -> tuple[Step, ...]:
+    """The steps that the numbers around a block of logits are: hidden keys, a column of sinks, or nothing."""
+    around, inside = _numbers(base, node.shape), torch.zeros(node.shape, dtype=torch.bool)
+    for write in writes:
+        is_block, number = block(write) is not None, _fill(write)
+        if around is None or (number is None and not is_block):
+            return (Unknown("overwrite"),)
+        part(write, inside).fill_(is_block)
+        if number is not None:
+            part(write, around).fill_(number)
+    numbers = torch.zeros(0) if around is None else around[~inside]
+    if not numbers.numel():
+        return ()
+    if bool((numbers < HIDES).all()):
+        return (Hide("float", float(numbers.max()), Placed(inside, views, node.shape)),)
+    column = bool(inside[..., :-1].all()) and not bool(inside[..., -1].any()) and not bool(numbers.isnan().any())
+    return (Sink(),) if column else (Unknown("overwrite"),)
+
+
+def _numbers(base: Node, shape: tuple[int, ...]) -> Tensor | None:
+    """The values of a tensor before it was written to; NaN where they are not known."""
+    if "empty" in base.op:
+        return torch.full(shape, torch.nan)
+    number = base.number(_FULL[base.op]) if base.op in _FULL else None
+    known = evaluate(base) if number is None else torch.full(shape, number)
+    return known.to(torch.float32).cpu().clone() if known is not None and known.shape == shape else None
+
+
+def _fill(write: Node) -> float | None:
+    """The number that a write put everywhere; None for any other write."""
+    if write.op == "zero":
+        return 0.0
+    if write.op not in ("fill", "copy") or len(write.args) < 2:
+        return None
+    if (number := write.number(1)) is not None:
+        return number
+    value = evaluate(write.args[1]) if isinstance(write.args[1], Node) else None
+    return float(value.min()) if value is not None and value.numel() and bool(value.min() == value.max()) else None

@@ -1,0 +1,261 @@
+"""Sequences of unlike lengths, end to end, padded, or in a nested tensor, brought into one row a sequence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Set
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.records import Factor, Stage
+from sqrtdk.tracing.spine import masks
+from sqrtdk.tracing.spine.factors import read_factor
+from sqrtdk.tracing.spine.lineage import follow
+from sqrtdk.tracing.spine.reading import Layout, Reading, Vectors, of_softmax
+from sqrtdk.tracing.spine.side import Side
+from sqrtdk.tracing.steps import Scale, Step, Unknown
+from sqrtdk.tracing.tape import ops
+from sqrtdk.tracing.tape.node import Node, Weighing, origin
+
+_PASSED = ops.PASSING
+_PROJECTIONS = frozenset({"linear", "matmul", "mm", "bmm"})
+_OF_PIECES = "_nested_tensor_from_tensor_list"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequences:
+    """Where the sequences of one side lie among its tokens (T, H, E), or (N, L, H, E) with L tokens each.
+
+    Attributes:
+        count: N.
+        longest: tokens of the longest; without data, of the longest that there may be.
+        starts: (N,) first token of each; None where all are of one length, and without data.
+        lengths: (N,) tokens of each; None where `starts` is.
+        known: the lengths are.
+    """
+
+    count: int
+    longest: int
+    starts: Tensor | None = None
+    lengths: Tensor | None = None
+    known: bool = True
+
+    @classmethod
+    def of(cls, operand: Tensor, ends: Tensor | None, used: Tensor | None, longest: int | None) -> Sequences:
+        """Those of an operand.
+
+        Args:
+            operand: (T, H, E) or (1, T, H, E) where there are `ends`, else (N, L, H, E).
+            ends: (N + 1,) where the sequences end, the first of them 0.
+            used: (N,) how many tokens of each take part; None where all do.
+            longest: what the kernel was told.
+        """
+        if ends is None:
+            count, length = operand.shape[:2]
+            if used is None or used.is_meta:
+                return cls(count, length, known=used is None)
+            return cls(count, length, torch.arange(count, device=used.device) * length, used.long())
+        count = ends.shape[0] - 1
+        if ends.is_meta or (used is not None and used.is_meta):
+            return cls(count, int(longest or operand.shape[-3]), known=False)
+        lengths = ends.diff() if used is None else used
+        most = int(lengths.max()) if count else 0
+        if count * most == operand.shape[-3] and bool((lengths == most).all()):
+            return cls(count, most)
+        return cls(count, most, ends[:-1].long(), lengths.long())
+
+    def spread(self, tokens: Tensor) -> Tensor:
+        """(N, H, longest, E) of the tokens, zeros where a sequence has ended."""
+        exists = self.exists(tokens.device)
+        if self.starts is None or exists is None:
+            return tokens.reshape(self.count, self.longest, *tokens.shape[-2:]).transpose(1, 2)
+        flat = tokens.reshape(-1, *tokens.shape[-2:])
+        at = self.starts[:, None] + torch.arange(self.longest, device=flat.device)
+        rows = flat[at.clamp(max=max(len(flat) - 1, 0))]
+        return rows.masked_fill(~exists[:, :, None, None], 0.0).transpose(1, 2)
+
+    def exists(self, device: torch.device) -> Tensor | None:
+        """(N, longest), False where a sequence has ended; None where all are as long, and without data."""
+        if self.lengths is None:
+            return None
+        return torch.arange(self.longest, device=device) < self.lengths.to(device)[:, None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pairs:
+    """Queries and keys of the same sequences.
+
+    Attributes:
+        queries: where the queries lie.
+        keys: where the keys lie.
+        device: of both.
+        alike: they end at the same places, by one tensor.
+    """
+
+    queries: Sequences
+    keys: Sequences
+    device: torch.device
+    alike: bool = False
+
+    @property
+    def unlike(self) -> bool:
+        """Whether sequences differ in length, as far as it is known."""
+        return self.queries.lengths is not None or self.keys.lengths is not None
+
+    @property
+    def known(self) -> bool:
+        """Whether the lengths are."""
+        return self.queries.known and self.keys.known
+
+    @property
+    def square(self) -> bool:
+        """Whether every sequence has as many queries as keys."""
+        if self.queries.longest != self.keys.longest:
+            return False
+        return self.alike if not self.known else not self.unlike or not bool(self._offset().any())
+
+    def exist(self) -> tuple[Tensor | None, Tensor | None]:
+        """(N, 1, L, 1) and (N, 1, 1, S), False where a sequence has ended; None where all are as long."""
+        rows, columns = (side.exists(self.device) for side in (self.queries, self.keys))
+        rows = None if rows is None else rows[:, None, :, None]
+        return rows, None if columns is None else columns[:, None, None, :]
+
+    def vectors(
+        self, query: Tensor, key: Tensor, scale: float | Tensor, softcap: float | None = None, *, exact: bool
+    ) -> Vectors:
+        """The operands, one row a sequence, of those that have their heads behind the rows."""
+        query = query if query.is_meta else self.queries.spread(query)
+        key = key if key.is_meta else self.keys.spread(key)
+        rows, columns = self.exist()
+        return Vectors(query, key, scale, softcap, exact=exact, exists=rows, keys=columns)
+
+    def distance(self, *, lower_right: bool) -> Tensor:
+        """(N or 1, 1, L, S) of i - j, the last query beside the last key where `lower_right`, else the first ones."""
+        i = torch.arange(self.queries.longest, device=self.device)[:, None]
+        distance = (i - torch.arange(self.keys.longest, device=self.device))[None, None]
+        return distance + self._offset() if lower_right else distance
+
+    def _offset(self) -> Tensor:
+        """(N or 1, 1, 1, 1) S - L."""
+        sides = (self.keys, self.queries)
+        lengths = (torch.tensor([side.longest]) if side.lengths is None else side.lengths for side in sides)
+        keys, queries = (each.to(self.device) for each in lengths)
+        return (keys - queries)[:, None, None, None]
+
+    def visible(self, left: int | None, right: int | None, *, lower_right: bool) -> Tensor | None:
+        """(N or 1, 1, L, S) True where the row sees the key: `left` keys before its own, `right` after it.
+
+        A side that is None has no bound. None where every key is visible.
+        """
+        distance = self.distance(lower_right=lower_right)
+        visible = torch.ones_like(distance, dtype=torch.bool)
+        if left is not None:
+            visible &= distance <= left
+        if right is not None:
+            visible &= distance >= -right
+        every = torch.ones_like(visible)
+        for exists in self.exist():
+            every = every if exists is None else every & exists
+        return visible & every if bool((~visible & every).any()) else None
+
+    def too_large(self) -> str | None:
+        """Why no mask of them is made; None where it can be."""
+        count, rows, columns = self.queries.count, self.queries.longest, self.keys.longest
+        if (count if self.unlike else 1) * rows * columns <= masks.LARGEST:
+            return None
+        if not self.unlike:
+            return f"a window of {rows} rows and {columns} keys would have to be held as a mask"
+        return f"a mask of {count} x {rows} rows and {columns} keys would have to be held"
+
+
+# -- nested tensors, of which torch made operations on whole nested batches --------------------------------------------
+
+
+def read_nested(weighing: Weighing, value: Tensor) -> Reading | str:
+    """A softmax over nested logits met nested values."""
+    product, met = _way(weighing.node, "logits", {"matmul"})
+    if product is None or len(product.operands) < 2:
+        return "its logits are no product of nested q and k"
+    q, k = product.operands[0], product.operands[1].transpose(-1, -2)
+    (rows, queries), (columns, keys) = _tokens(q), _tokens(k)
+    query, key = _side(product.args[0], "q", queries), _side(product.args[1], "k", keys)
+    steps: tuple[Step, ...] = tuple(Scale(m) if isinstance(m, Factor) else Unknown(m) for m in met)
+    by = math.prod(m.value or math.nan for m in met if isinstance(m, Factor))
+    unread = next((m for m in met if isinstance(m, str)), None)
+    heads, width = rows.shape[1:]
+    value_width = value.unbind()[0].shape[-1]
+    layout = Layout(queries.count, heads, queries.longest, keys.longest, width, value_width)
+    return of_softmax(
+        weighing,
+        query,
+        key,
+        steps,
+        layout=layout,
+        operands=Pairs(queries, keys, q.device).vectors(rows, columns, by, exact=True),
+        dtype=q.dtype,
+        logits_dtype=weighing.logits.dtype,
+        no_slope=unread,
+        no_stats=None if unread is None else f"{unread} on nested logits is not read",
+    )
+
+
+def _tokens(nested: Tensor) -> tuple[Tensor, Sequences]:
+    """(T, H, E) of all sequences, end to end, and where they lie."""
+    pieces = [piece if piece.dim() == 3 else piece[None] for piece in nested.unbind()]
+    lengths = torch.tensor([piece.shape[-2] for piece in pieces], device=nested.device)
+    sequences = Sequences(len(lengths), int(lengths.max()), lengths.cumsum(0) - lengths, lengths)
+    return torch.cat([piece.transpose(0, 1) for piece in pieces]), sequences
+
+
+def _way(node: Node, where: str, ends: Set[str]) -> tuple[Node | None, list[Factor | str]]:
+    """Back through nested tensors: where one of `ends` was, and what happened since, factors and other operations."""
+    met: list[Factor | str] = []
+    while node.op not in ends:
+        nested = [p for p in node.parents() if not p.shape and p.op not in ("constant", "parameter")]
+        if not nested:
+            return None, [node.op, *met]
+        if node.op not in _PASSED:
+            met.insert(0, _factor(node, nested[0], where) or node.op)
+        node = nested[0]
+    return node, met
+
+
+def _factor(node: Node, main: Node, where: str) -> Factor | None:
+    """What a multiplication by one number multiplies by."""
+    if node.op == "neg":
+        return Factor(-1.0, where, "number")
+    position = 1 if node.args[0] is main else 0
+    if node.op not in ("mul", "div") or (node.op == "div" and position == 0):
+        return None
+    return read_factor(node, position, where, heads_axis=-3)
+
+
+def _side(node: Node, where: str, sequences: Sequences) -> Side:
+    """Back from the product to the projection of all tokens, end to end, or of the nested batch."""
+    start, met = _way(node, where, _PROJECTIONS | {_OF_PIECES})
+    if start is None or any(isinstance(m, str) for m in met):
+        last = next(m for m in reversed(met) if isinstance(m, str))
+        side = Side(None, None).lost(where, f"{last} of nested tensors")
+    elif start.op == _OF_PIECES:
+        side = _of_pieces(start, where, sequences)
+    else:
+        weight = start.args[1]
+        label = origin(weight).label if isinstance(weight, Node) else ""
+        side = Side(None, None, (Stage(where, "projection", label or start.op),))
+    for factor in met:
+        side = side.times(factor, Stage(where, "scale", factor.text())) if isinstance(factor, Factor) else side
+    return side
+
+
+def _of_pieces(node: Node, where: str, sequences: Sequences) -> Side:
+    """A batch made of pieces: those of one tensor of tokens (T, H, E), or of tensors of their own."""
+    pieces = list(node.parents())
+    tokens = {piece.main() for piece in pieces}
+    whole = next(iter(tokens)) if len(tokens) == 1 else None
+    if whole is None or any("split" not in piece.op for piece in pieces):
+        return Side(None, None).lost(where, "nested tensors of several")
+    side = follow(whole, where)
+    fits = side.basis is not None and side.basis.dim() == 3 and not side.basis.is_meta
+    return replace(side, basis=sequences.spread(side.basis) if fits and side.basis is not None else None)

@@ -1,0 +1,248 @@
+"""Sides of several pieces: put side by side, written slice by slice, stacked, summed; with zeros around, or pooled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sqrtdk.tracing.records import Stage
+from sqrtdk.tracing.spine.side import Follow, Side
+from sqrtdk.tracing.tape import ops
+from sqrtdk.tracing.tape.graph import numbered, replay, replay_all
+from sqrtdk.tracing.tape.node import Node
+
+_PROJECTIONS = ops.PROJECTIONS - {"embedding"}
+_POOLS = frozenset(
+    {
+        "avg_pool1d",
+        "avg_pool2d",
+        "avg_pool3d",
+        "_adaptive_avg_pool2d",
+        "_adaptive_avg_pool3d",
+        "max_pool2d_with_indices",
+        "max_pool3d_with_indices",
+    }
+)
+_REDUCTIONS = frozenset({"mean", "amax", "max"})  # over rows, for which the factors before them go on
+_GREATEST = frozenset({"amax", "max", "max_pool2d_with_indices", "max_pool3d_with_indices"})
+
+
+def padded(node: Node, main: Node, where: str, follow: Follow) -> Side:
+    """Zeros around the values; where they lie along the features they make the head wider."""
+    side = follow(main, where)
+    shapes = zip(reversed(main.shape), reversed(node.shape), strict=True)
+    grown = [(-1 - i, before, after) for i, (before, after) in enumerate(shapes) if after > before]
+    detail = f"{grown[0][1]} to {grown[0][2]}" if len(grown) == 1 and grown[0][0] == -1 else ""
+    side = side.then(
+        Stage(where, "pad", detail), pads=(*side.pads, *((axis, after - before) for axis, before, after in grown))
+    )
+    return side if side.basis is None else replace(side, basis=replay(node, side.basis))
+
+
+def joined(node: Node, main: Node, where: str, follow: Follow) -> Side:
+    """Pieces of different origin put side by side: each is followed, and their factors must agree."""
+    pieces = [p for p in node.parents() if p.act]
+    constants = [p for p in node.parents() if not p.act]
+    dim = int(node.args[1]) if len(node.args) > 1 else 0
+    if any(math.prod(p.shape) for p in constants):
+        side = follow(pieces[0], where)
+        axis = dim % len(node.shape) - len(node.shape)
+        if len(pieces) > 1 or axis < -2 or not all("zeros" in p.op for p in constants):
+            # keys of the model's own beside the projected ones (memory keys): the latter's scale is read
+            return side.then(Stage(where, "cat", "constant"), basis=None)
+        before, after = pieces[0].shape[axis], node.shape[axis]
+        basis = None if side.basis is None else functional.pad(side.basis, (0, 0) * (-1 - axis) + (0, after - before))
+        stage = Stage(where, "pad", f"{before} to {after}")
+        return side.then(stage, pads=(*side.pads, (axis, after - before)), basis=basis)
+    sides = [follow(p, where) for p in pieces]
+    if len(sides) == 1:
+        return sides[0]
+    bases = [side.basis for side in sides if side.basis is not None]
+    return together(sides, basis=torch.cat(bases, dim) if len(bases) == len(sides) else None)
+
+
+def moved(pads: tuple[tuple[int, int], ...], before: Node, view: Node) -> tuple[tuple[int, int], ...]:
+    """Pads after a view of the padded tensor; those that it cut off are gone."""
+    return tuple((axis, count) for old, count in pads if (axis := _axis_after(old, before, view)) is not None)
+
+
+def _axis_after(axis: int, before: Node, view: Node) -> int | None:
+    """Where an axis went, counted from the end; None where it was cut, or spread over several."""
+    size = before.shape[axis]
+    if view.op == "unfold" and int(view.args[1]) % len(before.shape) == axis % len(before.shape):
+        return None  # cut into windows
+    try:
+        line = replay(view, numbered(before.shape, axis % len(before.shape)))
+    except (RuntimeError, IndexError):
+        return axis
+    varying = [d for d, n in enumerate(line.shape) if n > 1 and bool((line != line.narrow(d, 0, 1)).any())]
+    if len(varying) == 1 and line.shape[varying[0]] == size:
+        return varying[0] - line.dim()
+    last = line.shape[-1]  # features are merged with heads, and split from them again
+    same = axis == -1 and line.numel() == math.prod(before.shape) and (last % size == 0 or size % last == 0)
+    return axis if same else None
+
+
+def together(sides: Sequence[Side], **changes: object) -> Side:
+    """What pieces of different origin have in common; their factors must agree."""
+    first = sides[0]
+    unknown = [name for side in sides for name in side.unknown]
+    if not all(_alike(side, first) for side in sides):
+        unknown.append("pieces with unlike factors")
+    whole = replace(
+        first,
+        root=first.root if all(side.root is first.root for side in sides) else None,
+        stages=tuple(dict.fromkeys(stage for side in sides for stage in side.stages)),
+        norm_gain=any(side.norm_gain for side in sides),
+        rope=any(side.rope for side in sides),
+        growth=min(side.growth for side in sides),
+        pads=(),
+        unknown=tuple(unknown),
+    )
+    return whole.then(**changes)
+
+
+def _alike(side: Side, other: Side) -> bool:
+    """Whether their factors come to the same; those of unknown value where they are the same ones."""
+    if math.isnan(side.factor) or math.isnan(other.factor):
+        return [replace(f, where="") for f in side.factors] == [replace(f, where="") for f in other.factors]
+    return abs(side.factor - other.factor) <= 1e-3 * abs(other.factor)
+
+
+def assembled(node: Node, main: Node, where: str, follow: Follow) -> Side:
+    """A tensor written slice by slice: like pieces put side by side."""
+    places: list[Node] = []
+    sources: list[Node] = []
+    base = node
+    while base.op == "overwrite":
+        old, new = base.args
+        if new.op != "copy" or not isinstance(new.args[1], Node) or new.args[0].op not in ops.VIEWS:
+            return follow(old if old.act else new, where).lost(where, f"{new.op} in place", basis=None)
+        places.append(new.args[0])
+        sources.append(new.args[1])
+        base = old
+    pieces = [follow(source, where) for source in sources]
+    beneath = [follow(base, where)] if base.act else []
+    covered = sum(place.shape[-1] for place in places)
+    zeros = not beneath and "zeros" in base.op and covered < node.shape[-1]
+    wider = zeros and places[0].shape[:-1] == node.shape[:-1]
+    side = together(
+        [*beneath, *pieces],
+        basis=_written(node, places, pieces, beneath),
+        root=pieces[0].root if len(pieces) == 1 and not beneath else None,
+        pads=((-1, node.shape[-1] - covered),) if wider else (),
+    )
+    return side.then(Stage(where, "pad", f"{covered} to {node.shape[-1]}")) if wider else side
+
+
+def _written(node: Node, places: Sequence[Node], pieces: Sequence[Side], beneath: Sequence[Side]) -> Tensor | None:
+    """The values of pieces written to their places, the first written last among `places`."""
+    values = [side.basis for side in (*pieces, *beneath) if side.basis is not None]
+    if len(values) < len(pieces) + len(beneath):
+        return None
+    basis = values[-1].clone() if beneath else values[0].new_zeros(node.shape)
+    for place, value in zip(reversed(places), reversed(values[: len(pieces)]), strict=True):
+        replay(place, basis).copy_(value)
+    return basis
+
+
+def unstacked(node: Node, where: str, follow: Follow) -> Side | None:
+    """The side of one of several tensors that were stacked and taken apart again: q out of `torch.stack([q, k, v])`."""
+    views: list[Node] = []
+    stack: Node | None = node
+    while stack is not None and stack.op in ops.PASSING and not stack.is_root:
+        views = [stack, *views] if stack.op in ops.VIEWS else views
+        stack = stack.main()
+    if stack is None or stack.op != "stack" or stack.is_root or not views:
+        return None
+    pieces, dim = stack.args[0], (int(stack.args[1]) if len(stack.args) > 1 else 0) % len(stack.shape)
+    numbers = torch.arange(len(pieces), dtype=torch.int8).view([-1 if d == dim else 1 for d in range(len(stack.shape))])
+    try:
+        low, high = (int(number) for number in torch.aminmax(replay_all(views, numbers.expand(stack.shape))))
+    except RuntimeError:  # empty, or indices without data
+        return None
+    if low != high or not isinstance(pieces[low], Node):
+        return None
+    side = follow(pieces[low], where)
+    if side.basis is None:
+        return side
+    return replace(side, basis=replay_all(views, side.basis.unsqueeze(dim).expand(stack.shape)))
+
+
+# -- sums of branches --------------------------------------------------------------------------------------------------
+
+
+def summed(node: Node, where: str, follow: Follow) -> Side | None:
+    """The side of a sum of branches; None where nothing stands before it, so that it is a start of its own.
+
+    A factor or a rotation before the sum is one of the sum where both branches carry it.
+    """
+    sides = [follow(branch, where) for branch, _ in node.branches]
+    if not any(_carries(side) for side in sides) or _adapts(*sides) or _adapts(*sides[::-1]):
+        return None
+    if any(side.rope != sides[0].rope for side in sides):
+        return together(sides, root=node, basis=None).lost(where, "a rotation before a sum of branches")
+    norm = sides[0].norm if all(side.norm == sides[0].norm for side in sides) else None
+    values = [side.basis * by for side, (_, by) in zip(sides, node.branches, strict=True) if side.basis is not None]
+    try:
+        basis = torch.broadcast_to(sum(values[1:], values[0]), node.shape) if len(values) == len(sides) else None
+    except RuntimeError:
+        basis = None
+    return together(sides, root=node, basis=basis, norm=norm)
+
+
+def _carries(side: Side) -> bool:
+    """Whether a branch is a projection with something after it that belongs to q or k."""
+    projected = side.root is None or side.root.op in ops.CONTRACTIONS or side.root.op in _PROJECTIONS
+    return projected and bool(side.factors or side.rope)
+
+
+def _adapts(whole: Side, other: Side) -> bool:
+    """Whether a branch is an adapter of the `whole` one, B A x beside W x (Hu et al. 2021): its factor is its own."""
+    shared, deeper = whole.start.lineage & other.start.lineage, len(other.start.lineage) > len(whole.start.lineage)
+    plain = not (whole.factors or whole.rope or whole.norm)
+    return plain and bool(shared) and deeper and other.start.source != whole.start.source
+
+
+# -- pooled over rows: by a mean or a maximum, or by a convolution of each channel (MViT, Restormer) ------------------
+
+
+def pooled(node: Node, main: Node, where: str, follow: Follow) -> Side | None:
+    """The side of a mean or a maximum over rows; None of one over channels, and of one that turns factors around."""
+    if node.op in _REDUCTIONS and not _over_rows(node, main):
+        return None
+    side = follow(main, where)
+    if node.op in _GREATEST and not all(factor.value is None or factor.value > 0 for factor in side.factors):
+        return None
+    basis = None if side.basis is None or side.moves else replay(node, side.basis)
+    return side.then(Stage(where, "pool", node.op), basis=basis)
+
+
+def _over_rows(node: Node, main: Node) -> bool:
+    dims = node.args[1] if len(node.args) > 1 else None
+    dims = [dims] if isinstance(dims, int) else dims
+    return bool(dims) and all(d % len(main.shape) != len(main.shape) - 1 for d in dims or ())
+
+
+def convolved(node: Node, where: str, follow: Follow) -> Side | None:
+    """The side of a convolution of each channel that a projection fed; None where it is the projection itself."""
+    before = follow(node.branches[0][0], where)
+    projected = before.root is not None and before.root.op in {*ops.CONTRACTIONS, *ops.PROJECTIONS}
+    if not projected or before.unknown or before.moves or before.norm:
+        return None
+    shrinks = math.prod(node.shape) < math.prod(node.branches[0][0].shape)
+    side = before.then(Stage(where, "pool" if shrinks else "convolution", node.label))
+    return replace(side, root=node, basis=node.value if before.factor == 1.0 else None)
+
+
+READERS = {
+    "constant_pad_nd": padded,
+    "cat": joined,
+    "overwrite": assembled,
+    **dict.fromkeys(_POOLS | _REDUCTIONS, pooled),
+}

@@ -1,0 +1,305 @@
+"""Rotations of q and k: `x * cos + turned(x) * sin`, points of the plane `z * e^ia`, or a table of matrices.
+
+The names of the operations say where a rotation may be; that it is one, and what it multiplies by, is decided by what
+they do to other values: they keep the length of every vector, or make all of them longer by one number. A decay (xPos)
+has a number for each position and channel.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.lower.vectors import holds_angles
+from sqrtdk.tracing.probe.replays import Part, part_between
+from sqrtdk.tracing.records import ROWS, Factor, Stage
+from sqrtdk.tracing.spine.regroup import regrouped
+from sqrtdk.tracing.spine.side import Follow, Side
+from sqrtdk.tracing.tape import ops
+from sqrtdk.tracing.tape.constants import evaluate
+from sqrtdk.tracing.tape.graph import dominator
+from sqrtdk.tracing.tape.node import Node
+
+REPEATS = frozenset({"expand", "repeat", "repeat_interleave", "index", "index_select"})
+_PRODUCTS = frozenset({"mul", "div", "addcmul"})
+# Between a vector and its rotated self: halves taken and put together again, and products with a table.
+_MOVING = ops.VIEWS | {"cat", "stack", "copy", "overwrite", "complex", "sum"}
+_BETWEEN = _MOVING | _PRODUCTS | ops.SAME | {"neg", "add", "sub"}
+_LAST = frozenset({"add", "sub", "cat", "stack", "overwrite", "addcmul", "complex", "sum"})
+_PURE = 1e-3  # how far from 1 a table's amplitude is rounding
+_ENOUGH = 16  # vectors
+_EVEN = 2e-3  # decays cancel but for the rounding of their tables
+_UNCANCELLED = "a decay that the other side does not cancel"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Amplitude:
+    """What a rotation multiplies by: a number, and a decay where that differs from position to position."""
+
+    value: float
+    decay: Tensor | None = None
+
+
+_amplitudes: WeakKeyDictionary[Node, Amplitude | None] = WeakKeyDictionary()
+
+
+def rotated(node: Node, where: str, follow: Follow) -> Side | None:
+    """The side of a rotary embedding, however the halves are taken; None where it is none."""
+    last = node.main() if node.op == "sum" else node  # (R * x[..., None, :]).sum(-1)
+    if node.is_root or node.op not in _LAST or last is None or (last is node and sum(1 for _ in node.parents()) < 2):
+        return None
+    source, between = dominator(last)
+    if source is None or source.shape[-1:] == (1,) or any(n.op not in _BETWEEN for n in between):
+        return None
+    if not any(n.op in _MOVING for n in (node, *between)):
+        return None  # x * a + x * b
+    tables = any(_tables(n) for n in between)
+    rejoined = node.op in ("cat", "stack", "complex") and all(p.act for p in node.parents())
+    scaled = any(n.op in ("mul", "div") and not _tables(n) and n.number(1) != 1.0 for n in between)
+    if not tables and (scaled or not rejoined or any(repeats(n) for n in between)):
+        return None
+    if not tables and node.op != "complex":
+        return _rejoined(node, source, follow(source, where))
+    amplitude = amplitude_of(source, node) if tables else None
+    if tables and amplitude is None and node.op == "sum":
+        return None
+    side = follow(source, where)
+    side = replace(side, basis=_in_shape(side.basis, node))
+    if not tables:
+        return side
+    if amplitude is None:
+        name = "a factor inside a rotation" if scaled else "rotary table of varying amplitude"
+        return side.then(Stage(where, "rope"), rope=True, unknown=(*side.unknown, name))
+    return turned(side, amplitude, where)
+
+
+def _tables(node: Node) -> list[int]:
+    """Positions of the arguments that are tables: constant tensors of more than one number."""
+    if node.op not in _PRODUCTS:
+        return []
+    return [i for i, arg in enumerate(node.args) if isinstance(arg, Node) and not arg.act and math.prod(arg.shape) > 1]
+
+
+def _rejoined(node: Node, source: Node, side: Side) -> Side:
+    """Pieces of one vector in another order: heads cut out of it and stacked, halves taken and put together again."""
+    folded = source.shape[-1] if source.shape[-1] > node.shape[-1] else side.folded_heads
+    return replace(side, basis=regrouped(node, lambda n: side.basis if n is source else None), folded_heads=folded)
+
+
+# -- what a rotation multiplies by -------------------------------------------------------------------------------------
+
+
+def amplitude_of(source: Node, node: Node) -> Amplitude | None:
+    """How much longer the operations from `source` to `node` make vectors; None where that is no rotation."""
+    if node not in _amplitudes:
+        part = part_between(source, node)
+        try:
+            _amplitudes[node] = None if part is None else _measured(part, _made_up(part))
+        except Exception:  # an operand without values, or an operation that does not take these
+            _amplitudes[node] = None
+    return _amplitudes[node]
+
+
+def _measured(part: Part, tables: dict[Node, Tensor]) -> Amplitude | None:
+    rows = part.sampled(-1, tables, most=1)
+    several = 1 if math.prod(rows[:-1]) >= _ENOUGH else 4  # of a single row one vector may keep its length by chance
+    vectors = torch.randn((several, *rows), dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(
+        part.device
+    )
+    before = vectors.norm(dim=-1)
+    after = torch.stack([_lengths(part.run(x, tables), x) for x in vectors])
+    eps = max(
+        (torch.finfo(x.dtype).eps for node in part.order for x in node.operands.values() if x.is_floating_point()),
+        default=0.0,
+    )
+    amplitude = _even((after / before).square(), eps)
+    if amplitude is None or amplitude.decay is None:
+        return amplitude
+    channels = torch.eye(rows[-1], dtype=torch.float64, device=part.device)
+    turned = [part.run(channel.expand(rows), tables) for channel in channels]
+    decay = torch.stack([_lengths(y, vectors[0]) for y in turned], -1)
+    if not torch.allclose((vectors * decay).norm(dim=-1), after, rtol=_PURE + 8 * eps):
+        return None  # the channels of a pair are not at right angles: a sign is missing
+    return Amplitude(1.0, decay)
+
+
+def _lengths(after: Tensor, before: Tensor) -> Tensor:
+    """Of the vectors that `before` has along its last axis, whatever became of that."""
+    lead = before.shape[:-1]
+    while lead[-1:] == (1,):
+        lead = lead[:-1]
+    if after.shape[: len(lead)] != lead:
+        raise RuntimeError("not the vectors that went in")
+    return after.reshape(*before.shape[:-1], -1).abs().square().sum(-1).sqrt()
+
+
+def _even(squares: Tensor, eps: float) -> Amplitude | None:
+    """One amplitude where all squared lengths are equal but for rounding, else a decay."""
+    low, high = (math.sqrt(float(v)) for v in torch.aminmax(squares))
+    mean = math.sqrt(float(squares.mean()))
+    if high - low <= (_PURE + 8 * eps) * mean:
+        return Amplitude(mean)
+    return Amplitude(1.0, squares.sqrt()) if low > 0 else None
+
+
+def _made_up(part: Part) -> dict[Node, Tensor]:
+    """Tables without values, as cosines and sines of an eighth of a turn, times what they were multiplied by.
+
+    With those all ways to write a rotation are one: the cosine is the sine.
+
+    Raises:
+        RuntimeError: what they were multiplied by is not known either.
+    """
+    made: dict[Node, Tensor] = {}
+    for node in part.order:
+        for i in _tables(node):
+            table, value = node.args[i], node.operands.get(i)
+            if value is not None and value.is_meta and evaluate(table) is None:
+                scale = _scale_of_table(table)
+                if scale is None:
+                    raise RuntimeError("a table of unknown values")
+                eighth = complex(0.5, 0.5) * 2**0.5 if value.is_complex() else 0.5**0.5
+                made[table] = torch.full((), scale * eighth, device=part.device)
+    return made
+
+
+def _scale_of_table(node: Node) -> float | None:
+    """The numbers that a table without values was multiplied by; None where one of them is not known."""
+    scale = 1.0
+    while node.op in ops.PASSING | {"mul", "cat", "stack", "table"}:
+        parent = node.main()
+        if parent is None:
+            break
+        if node.op == "mul":
+            number = next((n for n in (node.number(0), node.number(1)) if n is not None), None)
+            if number is None:
+                return None
+            scale *= number
+        node = parent
+    length = _length(node.args[0]) if node.op == "polar" and isinstance(node.args[0], Node) else 1.0
+    return None if length is None else scale * length
+
+
+def _length(node: Node) -> float | None:
+    """The distance from 0 that points were made with."""
+    if node.op.startswith("ones") or node.op == "new_ones":
+        return 1.0
+    if node.op == "full_like":
+        return node.number(1)
+    value = evaluate(node)
+    return None if value is None or bool((value != value.flatten()[0]).any()) else float(value.flatten()[0])
+
+
+# -- rotations by matrices ---------------------------------------------------------------------------------------------
+
+
+def turned_by_matrix(node: Node, where: str, follow: Follow) -> Side | None:
+    """The side of a product with rotation matrices, 2 x 2 for each pair or one for all; None where they are none."""
+    vector, table, values = node.branches[0][0], node.args[0], node.operands[0]
+    several = math.prod(table.shape[:-2]) > 1
+    known = evaluate(table) if values.is_meta else values.detach()
+    if known is None and not holds_angles(table.args[0] if table.op == "table" else table):
+        before = follow(vector, where)
+        if several and (before.factors or before.rope):
+            return before.lost(where, node.op, "a product with matrices of unknown values")
+        return None
+    size = 1.0 if known is None else _size(known)
+    if size is None:
+        return None
+    side = follow(vector, where)
+    if known is None or bool((known != known[(0,) * (known.dim() - 2)]).any()):
+        return turned(side, Amplitude(size), where)
+    side = side.then(Stage(where, "rotation", "one for all positions"))
+    return side.times(Factor(size, where, "rotation matrix")) if abs(size - 1) > _PURE else side
+
+
+def _size(matrices: Tensor) -> float | None:
+    """How long the matrices make a vector; None where they are no rotations: R^T R is no multiple of the identity."""
+    flat = matrices.reshape(-1, *matrices.shape[-2:]).double()
+    if not flat.numel():
+        return None
+    squares = flat.mT @ flat
+    size = float(squares.diagonal(dim1=-2, dim2=-1).mean())
+    beside = squares - size * torch.eye(squares.shape[-1], dtype=squares.dtype, device=squares.device)
+    even = size > 0 and float(beside.abs().max()) <= (_PURE + 8 * torch.finfo(matrices.dtype).eps) * size
+    return math.sqrt(size) if even else None
+
+
+# -- sides after a rotation --------------------------------------------------------------------------------------------
+
+
+def paired(query: Side, key: Side) -> tuple[Side, Side]:
+    """Both sides; their decays, by a power of the position on q and its inverse on k, must cancel where i = j (xPos).
+
+    Sun et al. 2022, arXiv:2212.10554.
+    """
+    if query.decay is None and key.decay is None:
+        return query, key
+    if query.decay is None or key.decay is None:
+        query, key = _by_row(query, "q"), _by_row(key, "k")
+        if query.decay is None and key.decay is None:
+            return query, key
+    both = None if query.decay is None or key.decay is None else _product(query.decay, key.decay)
+    if both is None or float(both.max() - both.min()) > _EVEN * float(both.mean()):
+        return query.lost("q", _UNCANCELLED), key
+    by = float(both.mean())
+    return (query if abs(by - 1) <= _EVEN else query.times(Factor(by, "q", "rotary table"))), key
+
+
+def _by_row(side: Side, where: str) -> Side:
+    """A decay that nothing cancels is a factor of each row, where it is one number for all channels."""
+    if side.decay is None or side.decay.shape[-1] != 1:
+        return side
+    stages = [replace(stage, name="rope") if stage.name == "xpos" else stage for stage in side.stages]
+    side = replace(side, decay=None, stages=tuple(stage for stage in stages if stage.name != "decay"))
+    factor = Factor(None, where, ROWS)
+    return side.times(factor, Stage(where, "scale", factor.text()))
+
+
+def _product(query: Tensor, key: Tensor) -> Tensor | None:
+    rows = query.shape[-2] if query.dim() > 1 else 1
+    try:
+        return query * (key[..., -rows:, :] if key.dim() > 1 and rows > 1 else key)
+    except RuntimeError:
+        return None
+
+
+def repeats(node: Node) -> int:
+    """How many times a view holds each number of what it views; 0 where it is no repeat."""
+    main = node.main()
+    before, after = 0 if main is None else math.prod(main.shape), math.prod(node.shape)
+    repeated = node.op in REPEATS and before and after > before and after % before == 0
+    return after // before if repeated else 0
+
+
+def turned(side: Side, amplitude: Amplitude, where: str) -> Side:
+    """The side after a rotation; one whose table is no pure one multiplies by its amplitude."""
+    side = side.then(Stage(where, "rope"), rope=True)
+    if amplitude.decay is not None:
+        side = decayed(side, amplitude.decay, where)
+    if abs(amplitude.value - 1) <= 1e-3:
+        return side
+    return side.times(Factor(amplitude.value, where, "rotary table"))
+
+
+def decayed(side: Side, by: Tensor, where: str) -> Side:
+    """The side after a multiplication by one number, or more, for each position; on a rotation it is xPos."""
+    decay = by if side.decay is None else side.decay * by
+    if side.stages[-1].name == "rope":
+        return replace(side, stages=(*side.stages[:-1], Stage(where, "xpos")), decay=decay)
+    return side.then(Stage(where, "decay"), decay=decay)
+
+
+def _in_shape(basis: Tensor | None, node: Node) -> Tensor | None:
+    """Values in the shape of their rotated selves; the order of the channels does not matter, q's and k's are alike."""
+    if basis is None or tuple(basis.shape) == node.shape:
+        return basis
+    if basis.is_complex() and node.op != "complex":
+        basis = torch.view_as_real(basis)
+    if node.op == "complex" and basis.numel() == 2 * math.prod(node.shape):
+        return torch.view_as_complex(basis.reshape(*node.shape, 2))
+    return basis.reshape(node.shape) if basis.numel() == math.prod(node.shape) else None

@@ -1,0 +1,191 @@
+"""The first number of a run that is not finite: which operation made it, where it is written, and out of what.
+
+Two kinds of events matter. The first is a NaN: of a sick weight, of a softmax over a row that sees no key, of inf - inf
+or 0 * inf. The second is a finite number that outgrew its dtype, as float16 does beyond 65504; what it becomes is
+infinite, and NaN a few operations later. An infinity that was asked for (`masked_fill(hidden, -inf)`, `log(0)`) is
+neither. A run is watched only once it is known to have gone wrong: every operation costs a look at its numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk._modes import EagerMode
+from sqrtdk.errors import SqrtdkError
+from sqrtdk.tracing.tape import places
+from sqrtdk.tracing.tape.ops import CONTRACTIONS
+from sqrtdk.tracing.tape.places import Sites
+from sqrtdk.tracing.tape.recorder import base_name
+from sqrtdk.tracing.tape.stance import eager_compiler, steps_seen
+
+PARAMETER = "parameter "  # how the name of one begins, in what a run is searched with
+
+# Outputs of these hold whatever the memory held before: `torch.empty`, of a cache that is filled later.
+_UNWRITTEN = ("empty", "new_empty", "resize")
+_SOFTMAX = ("_softmax", "_safe_softmax", "softmax")
+_CONVERSIONS = ("_to_copy", "copy")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the numbers of a run stop being finite.
+
+    Its kind is "held": a tensor that the model holds or gets is not finite itself; "overflow": finite numbers outgrew
+    the dtype; "blind": a softmax over rows whose every logit is -inf; "infinite": arithmetic on infinities, as
+    inf - inf; "undefined": arithmetic on finite numbers, as 0 / 0.
+    """
+
+    site: str  # path of the module that ran
+    op: str  # the operation's name in aten, "bmm"
+    at: str | None  # file and line, "myport.py:14"; None where they are not known
+    kind: str
+    name: str = ""  # of the tensor that is held, "parameter q_proj.weight"
+    rows: int = 0  # how many have no logit above -inf, of "blind"
+    of: int = 0  # how many rows there are, of "blind"
+    dtype: str = ""  # of what outgrew it, "float16"
+    size: float | None = None  # what it would have been; None where that could not be computed
+
+    @property
+    def contracts(self) -> bool:
+        """Whether the operation is a matrix product, as q . k is."""
+        return self.op in CONTRACTIONS
+
+
+def find_origin(model: nn.Module, run: Callable[[], object], held: Mapping[str, Tensor]) -> Origin | None:
+    """Run once more, and look at the numbers of every operation.
+
+    Args:
+        model: for the paths of its modules.
+        run: a forward pass.
+        held: the tensors that were there before the run, by the name that is said of them.
+
+    Returns:
+        The origin; None where every operation gave finite numbers.
+
+    Raises:
+        SqrtdkError: the run raises it before any number is NaN.
+    """
+    sites = Sites(model)
+    watch = _Watch(sites, held)
+    try:
+        with steps_seen(), sites, eager_compiler(), watch:
+            run()
+    except SqrtdkError:
+        if watch.origin is None:
+            raise
+    return watch.origin or watch.overflow
+
+
+class _Watch(EagerMode):
+    """Looks at what each operation gives, up to the first NaN."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, sites: Sites, held: Mapping[str, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.origin: Origin | None = None
+        self.overflow: Origin | None = None  # the first one; harmless unless a NaN comes of it, or it is an output
+        self._sites = sites
+        self._held = {_memory(tensor): name for name, tensor in held.items() if _memory(tensor)}
+        self._unwritten: set[int] = set()
+        self._thread = threading.get_ident()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.origin is not None or threading.get_ident() != self._thread or not hasattr(func, "_schema"):
+            return func(*args, **kwargs)
+        before = self._sick((*args, *kwargs.values())) if func._schema.is_mutable else None
+        output = func(*args, **kwargs)
+        with suppress(Exception):  # a kind of tensor that lacks an operation is not looked at
+            self._look(func, args, kwargs, output, before)
+        return output
+
+    def _look(self, func: Any, args: Any, kwargs: Any, output: Any, before: str | None) -> None:
+        name, results = base_name(func), list(_floats(output))
+        if name.startswith(_UNWRITTEN):
+            self._unwritten.update(map(_memory, results))
+            return
+        if _is_view(func):
+            return
+        if func._schema.is_mutable:
+            results = [x for x in results if _memory(x) not in self._unwritten]
+        else:
+            self._unwritten.difference_update(map(_memory, results))
+        if all(bool(x.isfinite().all()) for x in results):
+            return
+        given = (*args, *kwargs.values())
+        operands = list(_floats(given))
+        asked = any(isinstance(x, float) and math.isinf(x) for x in given)  # `(1 - mask) * float("-inf")`
+        infinite = asked or any(bool(x.isinf().any()) for x in operands)
+        # -inf counts of a product alone: `log(0)` is how masks are made.
+        outgrew = name in CONTRACTIONS or any(bool(x.isposinf().any()) for x in results)
+        origin = Origin(self._sites.here(), name, places.text(places.here()), "undefined")
+        if sick := before or self._sick(operands):
+            self.origin = replace(origin, kind="held", name=sick)
+        elif any(bool(x.isnan().any()) for x in results):
+            self.origin = self._of_nan(origin, args, infinite=infinite)
+        elif self.overflow is None and operands and not infinite and outgrew:
+            kind = str(results[0].dtype).removeprefix("torch.")
+            self.overflow = replace(origin, kind="overflow", dtype=kind, size=_size(func, name, args, kwargs))
+
+    def _of_nan(self, origin: Origin, args: Any, *, infinite: bool) -> Origin:
+        if infinite and self.overflow is not None:
+            return self.overflow
+        if origin.op in _SOFTMAX:
+            hidden = (args[0] == -torch.inf).all(args[1])
+            if bool(hidden.any()):
+                return replace(origin, kind="blind", rows=int(hidden.sum()), of=hidden.numel())
+        return replace(origin, kind="infinite") if infinite else origin
+
+    def _sick(self, operands: Any) -> str | None:
+        """The name of an operand that was there before the run and is not finite; only in a parameter -inf is sick."""
+        for tensor in _floats(operands):
+            name = self._held.get(_memory(tensor))
+            if name is None:
+                continue
+            sick = ~tensor.isfinite() if name.startswith(PARAMETER) else tensor.isnan() | tensor.isposinf()
+            if bool(sick.any()):
+                return name
+        return None
+
+
+def _size(func: Any, name: str, args: Any, kwargs: Any) -> float | None:
+    """The largest number of an operation, computed again in float64."""
+    with suppress(Exception):
+        if name in _CONVERSIONS:
+            return float(args[-1 if name == "copy" else 0].double().abs().amax())
+        wide = [x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in args]
+        size = float(func(*wide, **kwargs).abs().amax())
+        return size if size < torch.inf else None
+    return None
+
+
+def _floats(values: Any) -> Iterator[Tensor]:
+    """The floating tensors among values, with those in lists."""
+    if isinstance(values, Tensor):
+        if values.is_floating_point() and not values.is_meta and not values.is_nested:
+            yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _floats(value)
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operation gives the numbers of its argument and makes none."""
+    returns = func._schema.returns
+    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where a tensor's numbers are; 0 where that is not known, as of a meta tensor."""
+    with suppress(Exception):
+        return int(tensor.untyped_storage().data_ptr())
+    return 0

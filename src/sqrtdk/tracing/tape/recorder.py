@@ -1,0 +1,294 @@
+"""The recorder: a dispatch mode that sees every aten operation, runs it unchanged, and grows the lineage graph.
+
+The `store` keeps one node for every tensor, the `classifier` says what each is. When softmax weights meet a value
+product, or a fused attention kernel runs, the listener is told and reads the formula off the graph.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from sqrtdk._modes import EagerMode
+from sqrtdk.errors import kind_and_text
+from sqrtdk.tracing.tape import ops, places
+from sqrtdk.tracing.tape.node import Node, Online, SoftmaxEntry, Weighing
+from sqrtdk.tracing.tape.places import Place, Sites
+from sqrtdk.tracing.tape.store import Store
+
+
+@dataclass(slots=True)
+class KernelCall:
+    """A call of an attention that is one operation."""
+
+    op: str  # its whole name, "aten::_scaled_dot_product_flash_attention_for_cpu"
+    arguments: dict[str, Any]  # by their names in the operator's schema
+    nodes: dict[str, Node]  # of those that are tensors
+    output: Tensor  # its first result
+    site: str  # module path
+    place: Place | None = None  # where in the code
+    lse: Tensor | None = None  # log of the sums of exponentials, (B, H, L), where it gave them
+
+
+@dataclass(frozen=True, slots=True)
+class Unweighted:
+    """Logits that met values without a softmax: their node and values."""
+
+    node: Node
+    logits: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """The activations among the operands of an operation whose computation is not seen, by their names."""
+
+    name: str
+    nodes: dict[str, Node]
+
+
+@dataclass(slots=True)
+class Listener:
+    """Who hears of what the recorder and the classifier see."""
+
+    eager: Callable[[Weighing, Tensor, Tensor], None]  # weights met values, with an output
+    kernel: Callable[[KernelCall], None]  # an attention that is one operation ran
+    missed: Callable[..., None]  # (site, reason, seen=None): what can't be followed, and what was seen of it
+    enlarge: Callable[[str], float | None]  # asked for what q is multiplied by at a site
+    unsoftened: Callable[[str, Unweighted], None]  # logits met values without a softmax, at a site
+    online: Callable[[Online], None]  # an attention that was computed in blocks of keys is complete
+    ended: Callable[[Weighing], None] | None = None  # the weights of a softmax are gone
+
+
+@dataclass(slots=True)
+class Scene:
+    """A trace while it runs."""
+
+    store: Store  # the nodes
+    sites: Sites  # where in the model an operation runs
+    listener: Listener
+    products: bool  # note the largest |q . k|
+    flex: bool = False  # what runs is FlexAttention's own code
+    entries: list[SoftmaxEntry] = field(default_factory=list)  # every softmax so far
+    exponentials: list[SoftmaxEntry] = field(default_factory=list)  # every exponential of logits that met values
+    online: list[Online] = field(default_factory=list)  # those that are divided by their sum, and not told yet
+    held: int = 0  # how many logits exponentials hold
+    keep: bool = False  # the values of q, k and v at every step, and what projections multiplied
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """One output of an operation: its node, which is being filled in, its values, and the operands by position."""
+
+    node: Node
+    tensor: Tensor
+    tensors: dict[int, Tensor]
+
+
+_FLEX, _JAGGED, _SHARDED = "flex_attention", "NestedTensor", "DTensor"
+_PLAIN = (Tensor, torch.nn.Parameter, FakeTensor)
+_RING = "ran on sequences that are sharded over ranks (torch's context_parallel), which is not followed"
+_MULTIPLYING = frozenset({"bmm", "baddbmm", "matmul"})  # q and k; "matmul" of nested tensors alone is no composite
+_KNOWN = ("aten", "prims", "prim")
+
+
+class _Reading(threading.local):
+    now = False  # what runs is a trace's own computing
+
+
+_reading = _Reading()
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """A block of a trace's own computing, which no other trace of this thread takes for the model's."""
+    before, _reading.now = _reading.now, True
+    try:
+        yield
+    finally:
+        _reading.now = before
+
+
+class Recorder(EagerMode):
+    """Runs every operation as it is and notes where its output came from.
+
+    Its `classifier` is a `Classifier` of the room above, from which this one can't import.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, scene: Scene, classifier: Any, kernels: Mapping[str, str | None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.scene = scene
+        self.store, self.sites, self.listener = scene.store, scene.sites, scene.listener
+        self.classifier = classifier
+        self._kernels = kernels
+        self.sites.entering = self.store.forget_inputs
+        self._thread = threading.get_ident()
+        self._again = False  # it sees what a backward pass computes again, and nothing else
+        self._composite: dict[Any, bool] = {}
+
+    def __enter__(self) -> Recorder:
+        self._thread = threading.get_ident()
+        self._again = torch._C._current_graph_task_id() != -1
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        again = torch._C._current_graph_task_id() != -1
+        if threading.get_ident() != self._thread or again is not self._again or _reading.now:
+            return func(*args, **kwargs)
+        if self.store.asked is not None:
+            self._guard(self.store.asked.attach)
+        if not hasattr(func, "_schema"):
+            return self._higher_order(func, args, kwargs)
+        name = base_name(func)
+        kinds = {kind.__name__ for kind in types}
+        if _JAGGED in kinds or (_SHARDED in kinds and not self._is_ring(func, args)):
+            for arg in (*args, *kwargs.values()) if _SHARDED in kinds else ():
+                if isinstance(arg, torch.nn.Parameter):
+                    self._guard(self.store.shard, arg)
+            return NotImplemented  # what it does with its values is seen
+        if self._is_foreign(func, name, types):
+            self._guard(self.store.lose, (*args, *kwargs.values()))
+            return func(*args, **kwargs)
+        if func._schema.name in self._kernels:
+            return self._run_kernel(func, args, kwargs)
+        if self._is_composite(func) and not any(isinstance(arg, Tensor) and arg.is_nested for arg in args):
+            # not of nested tensors, as decompositions need sizes
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return self._run(func, name, args, kwargs)
+
+    def _is_foreign(self, func: Any, name: str, types: Any) -> bool:
+        """Whether its tensors are of a kind that is not followed; an attention among them is missed."""
+        subclass = next((t for t in types if t not in _PLAIN), None)
+        if subclass is not None and (name in ops.SOFTMAX or func._schema.name in self._kernels):
+            reason = _RING if subclass.__name__ == _SHARDED else f"ran on {subclass.__name__}, which is not followed"
+            self.listener.missed(self.sites.here(), f"{name} {reason}")
+        return subclass is not None
+
+    def _is_ring(self, func: Any, args: Any) -> bool:
+        """Whether it is an attention of sequences of which each rank has a part: several kernels a rank, in turn."""
+        if func._schema.name not in self._kernels:
+            return False
+        placements = getattr(args[0] if args else None, "placements", ())
+        return any(placement.is_shard(args[0].dim() - 2) for placement in placements)
+
+    def _run(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        written = _written(func, args, kwargs)
+        self._guard(self.store.save_before_write, written)
+        enlarge = name in _MULTIPLYING and not self.scene.flex
+        output = func(*(self._enlarged(name, args) if enlarge else args), **kwargs)
+        self._guard(self._note, func, name, args, kwargs, output, written)
+        return output
+
+    def _note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, written: Any) -> None:
+        foreign = func.namespace not in _KNOWN
+        turned = self.classifier.rotations(args, output) if foreign else {}
+        if foreign and not turned and self.classifier.may_attend(name, args, kwargs, output):
+            reason = f"{func.namespace}::{name} is opaque: what it computes is not seen"
+            nodes = self._nodes(_bind(func, args, kwargs))
+            seen = Operands(name, {key: node for key, node in nodes.items() if node.act})
+            self.listener.missed(self.sites.here(), reason, seen)
+        if foreign and output is None:  # it writes its result
+            output = written
+        self.classifier.note(func, name, args, kwargs, output, turned)
+        self.store.note_write(written)
+
+    def _nodes(self, named: dict[str, Any]) -> dict[str, Node]:
+        return {key: self.store.node(value) for key, value in named.items() if isinstance(value, Tensor)}
+
+    def _guard(self, work: Callable[..., object], *args: Any) -> None:
+        """Bookkeeping that fails must not stop the model."""
+        try:
+            work(*args)
+        except Exception as error:
+            self.listener.missed(self.sites.here(), f"the trace failed here: {kind_and_text(error)}")
+
+    def _higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """FlexAttention run eagerly: its own dense implementation, seen operation by operation."""
+        if func.name() != _FLEX:
+            return func(*args, **kwargs)
+        dense = func.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd]
+        self.scene.flex = True
+        try:
+            with self:
+                return dense(*args, **kwargs)
+        finally:
+            self.scene.flex = False
+
+    def _is_composite(self, func: Any) -> bool:
+        known = self._composite.get(func)
+        if known is None:
+            # torch does not find those of `prim` among its operators, and raises
+            known = self._composite[func] = func.namespace != "prim" and bool(func._can_decompose())
+        return known
+
+    # -- attention kernels -----------------------------------------------------------------------------------------
+
+    def _run_kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
+        named, whole = _bind(func, args, kwargs), func._schema.name
+        site, written = self.sites.here(), _written(func, args, kwargs)
+        nodes = self._nodes(named)
+        self._guard(self.store.lose, named.values())
+        self._guard(self.store.save_before_write, written)
+        query = self._kernels[whole]
+        factor = None if query is None else self.listener.enlarge(site)
+        if query is not None and factor is not None:
+            larger, place = named[query] * factor, list(named).index(query)
+            args, kwargs = (args, kwargs | {query: larger}) if query in kwargs else (_with(args, place, larger), kwargs)
+            named[query] = larger
+        output = func(*args, **kwargs)
+        several = output if isinstance(output, (tuple, list)) else (output,)
+        results = [x for x in (named.get("out"), *several) if isinstance(x, Tensor)] or written
+        if results:
+            lse = results[1] if len(results) > 1 and results[1].shape == results[0].shape[:-1] else None
+            self.listener.kernel(KernelCall(whole, named, nodes, results[0], site, places.here(), lse))
+        for result in results:
+            self._guard(self.store.new_root, whole.removeprefix("aten::"), result)
+        self._guard(self.store.note_write, written)
+        return output
+
+    def _enlarged(self, name: str, args: Any) -> Any:
+        left, right = ops.CONTRACTIONS.get(name, (0, 1))
+        if not self.classifier.is_product(args[left], args[right]):
+            return args
+        factor = self.listener.enlarge(self.sites.here())
+        return args if factor is None else _with(args, left, args[left] * factor)
+
+
+def _with(args: Any, place: int, value: Tensor) -> Any:
+    return (*args[:place], value, *args[place + 1 :])
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that an operation writes to."""
+    if not func._schema.is_mutable:
+        return []
+    given = _bind(func, args, kwargs)
+    writes = (arg.name for arg in func._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write)
+    return [tensor for name in writes if isinstance(tensor := given.get(name), Tensor)]
+
+
+def base_name(func: Any) -> str:
+    """The operator's name without namespace, overload, and the mark that it writes in place."""
+    name = str(func._schema.name).split("::")[1]
+    return name[:-1] if name.endswith("_") and not name.startswith("__") else name
+
+
+def _bind(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Arguments by the names of the operator's schema."""
+    names = [argument.name for argument in func._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}

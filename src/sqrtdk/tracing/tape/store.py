@@ -1,0 +1,315 @@
+"""The store of nodes: one for every live tensor, found by the tensor itself, and kept right under writes in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
+
+from sqrtdk.tracing.tape import places
+from sqrtdk.tracing.tape.graph import alias
+from sqrtdk.tracing.tape.node import Carried, Node, Root, Weighing, Weights, origin
+from sqrtdk.tracing.tape.places import Place, Sites, local_of, module_tensors, within
+
+_SWEEP = 4096  # new tensors between two clean-ups of dead references
+Overwritten = Callable[[Node, Node, Tensor], Carried]
+
+
+class Asked:
+    """Which gradients of what projections gave a trace hands on.
+
+    An operation's result has its node in autograd's graph only after the operation has been seen: the hook is put on it
+    when the next one comes, which is before anything could write over it. It changes no number.
+    """
+
+    def __init__(self, labels: Collection[str] | None, come: Callable[[int, Tensor], None]) -> None:
+        """
+        Args:
+            labels: names of the weights of the projections, "" for those without a name; None: of all.
+            come: gets the serial number of a projection's node, and the gradient of what it gave, in a backward pass.
+        """
+        self._labels, self._come = labels, come
+        self._waiting: list[tuple[int, TensorWeakRef]] = []
+
+    def note(self, label: str, serial: int, tensor: Tensor) -> None:
+        """A projection gave a tensor."""
+        if (self._labels is None or label in self._labels) and torch.is_grad_enabled():
+            self._waiting.append((serial, TensorWeakRef(tensor)))
+
+    def attach(self) -> None:
+        """Another operation comes, or the last one has run."""
+        waiting, self._waiting = self._waiting, []
+        for serial, ref in waiting:
+            tensor = ref()
+            if tensor is not None and tensor.requires_grad:
+                tensor.register_hook(partial(self._come, serial))
+
+
+class Store:
+    """Nodes by tensor. Tensors are held weakly, so that a trace keeps nothing alive that the model lets go.
+
+    `overwritten` says what weights went through of which a part was written: from their node, the part's, the part.
+    """
+
+    def __init__(
+        self, model: nn.Module | None, sites: Sites, values: Mapping[str, Tensor], overwritten: Overwritten
+    ) -> None:
+        self.weighings: WeakSet[Weighing] = WeakSet()
+        self.projected: WeakSet[Node] = WeakSet()  # roots that a projection has read: hidden states
+        self.parts: WeakSet[Node] = WeakSet()  # this rank's parts of parameters
+        self.asked: Asked | None = None  # where gradients of what projections gave are asked for
+        self._sites = sites
+        self._overwritten = overwritten
+        self._values = values  # of buffers on the meta device
+        self._nodes: Any = WeakTensorKeyDictionary()
+        self._valued: WeakSet[Node] = WeakSet()
+        self._held: dict[int, tuple[str, Tensor]] = {}  # the model's tensors by id, which stays theirs while held
+        self._read: set[int] = set()  # storages of tensors from outside the trace
+        self._swapped: set[str] = set()  # names of parameters in whose place others were read
+        self._sharing: dict[int, list[TensorWeakRef]] = {}  # tensors by storage
+        self._loose: list[TensorWeakRef] = []  # made inside the block, but in no module call
+        self._puts = 0
+        if model is not None:
+            for name, tensor in module_tensors(model):
+                for part in within(tensor):
+                    self._held.setdefault(id(part), (name, part))  # a wrapper may list parameters that have a name
+
+    def close(self) -> None:
+        """Drop every tensor."""
+        self._nodes = WeakTensorKeyDictionary()
+        for held in (self._sharing, self._loose, self._held):
+            held.clear()
+        self._values = {}
+
+    def put(self, tensor: Tensor, node: Node) -> None:
+        """Note that `tensor` is now `node`."""
+        self._nodes[tensor] = node
+        if tensor.is_nested:
+            return
+        self._sharing.setdefault(_storage(tensor), []).append(TensorWeakRef(tensor))
+        self._puts += 1
+        if self._puts % _SWEEP == 0:
+            shared = {key: [ref for ref in refs if ref() is not None] for key, refs in self._sharing.items()}
+            self._sharing = {key: refs for key, refs in shared.items() if refs}
+            self._loose = [ref for ref in self._loose if ref() is not None]
+
+    def is_node(self, tensor: Tensor, node: Node) -> bool:
+        """Whether `tensor` is known as `node`."""
+        return bool(self._nodes.get(tensor) is node)
+
+    def node(self, tensor: Tensor) -> Node:
+        """The node of `tensor`; one that comes from outside the trace gets a leaf."""
+        node: Node | None = self._nodes.get(tensor)
+        return node if node is not None else self._leaf(tensor)
+
+    def _leaf(self, tensor: Tensor) -> Node:
+        """A tensor from outside the trace: a parameter or attribute of the model, a constant, or an input."""
+        shape = shape_of(tensor)
+        if not tensor.is_nested:
+            self._read.add(_storage(tensor))
+        label = self._label(tensor)
+        if label is not None or isinstance(tensor, nn.Parameter):
+            kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+            value = self._values.get(label or "") if tensor.is_meta else None
+            node = Node(kind, shape, label=label or "", func=None if value is None else lambda: value)
+        elif not tensor.is_floating_point() and not tensor.is_complex():
+            node = Node("input", shape, external=True)
+        elif tensor.is_nested:
+            node = Node("input", shape, act=True, site=self._sites.here(), root=Root())
+        elif tensor.numel() <= 1 or tensor.dim() < 2:
+            # A row of numbers is a literal of the code (rotary factors), not hidden states.
+            node = Node("constant", shape)
+        else:
+            node = Node("input", shape, act=True, site=self._sites.here())
+            node.make_root(Root(), alias(tensor))
+            self._valued.add(node)
+        self.put(tensor, node)
+        return node
+
+    def shard(self, parameter: nn.Parameter) -> None:
+        """A DTensor is read: what this rank holds of it is a parameter, wherever it comes from."""
+        local = local_of(parameter)
+        label = self._label(parameter) or ""
+        if self._nodes.get(local) is None or self._nodes[local].label != label:
+            self._read.add(_storage(local))
+            node = Node("parameter", shape_of(local), label=label)
+            self.put(local, node)
+            if local.shape != parameter.shape:
+                self.parts.add(node)
+
+    def _label(self, tensor: Tensor) -> str | None:
+        """What the model calls a tensor, or the parameter that it stands for.
+
+        Autocast may have cast a parameter before the trace began, and kept that in its cache; FSDP puts a sharded one
+        together while its module runs.
+        """
+        if id(tensor) in self._held:
+            return self._held[id(tensor)][0]
+        cast = tensor.grad_fn
+        if cast is not None and cast.name() == "ToCopyBackward0":
+            source = getattr(cast.next_functions[0][0], "variable", None)
+            return self._held[id(source)][0] if id(source) in self._held else None
+        name = self._sites.name_of(tensor) if isinstance(tensor, nn.Parameter) else None
+        if name is not None:
+            self._swapped.add(name)
+        return name
+
+    def unread(self) -> frozenset[str]:
+        """Names of the model's parameters that no operation read."""
+        parameters = ((name, tensor) for name, tensor in self._held.values() if isinstance(tensor, nn.Parameter))
+        return frozenset(name for name, p in parameters if _storage(local_of(p)) not in self._read) - self._swapped
+
+    def forget(self, tensor: Tensor) -> None:
+        """Let `tensor` be a leaf when it is next seen."""
+        self._nodes.pop(tensor, None)
+
+    def loosen(self, tensor: Tensor) -> None:
+        """Note that `tensor` was made in no module call: it may turn out to be an input."""
+        self._loose.append(TensorWeakRef(tensor))
+
+    def forget_inputs(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """An outermost module call begins: what was made before it is an input of it.
+
+        A part of the model that is called by itself may be a step of a method of the model (`model.forward(x)`):
+        what that method has computed from its inputs goes on.
+        """
+        loose = [tensor for ref in self._loose if (tensor := ref()) is not None]
+        if self._sites.names.get(id(module)):
+            arguments = {id(arg) for arg in args}
+            loose = [x for x in loose if id(x) in arguments and not self.node(x).act]
+        else:
+            self._loose.clear()
+        for tensor in loose:
+            self.forget(tensor)
+
+    def constant(self, tensor: Tensor) -> None:
+        """Note that `tensor` is a literal of the code, not an input."""
+        node = self._nodes[tensor] = Node("constant", shape_of(tensor))
+        if tensor.numel() == 1:
+            node.value = alias(tensor)
+
+    def new_root(self, op: str, tensor: Tensor) -> Node:
+        """A root for what an opaque operation gave."""
+        node = Node(op, shape_of(tensor), act=True, site=self._sites.here(), place=places.here())
+        node.make_root(Root(), alias(tensor))
+        self._valued.add(node)
+        self.put(tensor, node)
+        return node
+
+    def cut(self, node: Node, tensor: Tensor, source: Node | None = None, **facts: Any) -> None:
+        """End the lineage here: `node` is a root that keeps its values; `source` is what a projection read.
+
+        `facts` are what else is known of the root, by its attributes' names.
+        """
+        root = Root(logits=next((p for p in node.parents() if p.products), None), **facts)
+        if source is not None:
+            start = origin(source)
+            earlier = (frozenset({r.serial}) | r.root.lineage for r in start.roots if r.root is not None)
+            root = replace(root, source=start.serial, lineage=frozenset({start.serial}).union(*earlier))
+            self.projected.update(start.roots)
+        _lose(node.parents(), node.place)
+        node.make_root(root, alias(tensor))
+        self._valued.add(node)
+        if self.asked is not None:
+            self.asked.note(node.label, node.serial, tensor)
+
+    def lose(self, args: Iterable[Any]) -> None:
+        """What these go into is not followed."""
+        nodes = (self._nodes.get(arg) for arg in args if isinstance(arg, Tensor))
+        _lose((node for node in nodes if node is not None), places.here())
+
+    def keep(self, node: Node, tensor: Tensor) -> None:
+        """Keep the values of `node`."""
+        node.value = alias(tensor)
+        self._valued.add(node)
+
+    # -- writes in place -------------------------------------------------------------------------------------------
+
+    def save_before_write(self, written: Iterable[Tensor]) -> None:
+        """Values that a later reading needs are copied before an operation overwrites their storage."""
+        for storage in [_storage(tensor) for tensor in written if not tensor.is_meta]:
+            for node in list(self._valued):
+                if node.value is not None and _storage(node.value) == storage:
+                    node.value = node.value.clone()
+            for weighing in [weighing for weighing in self.weighings if not weighing.entry.attention]:
+                if _storage(weighing.logits) == storage:
+                    weighing.logits = weighing.logits.clone()
+                if _storage(weighing.weights) == storage:
+                    weighing.weights = weighing.weights.clone()
+
+    def note_write(self, written: Iterable[Tensor]) -> None:
+        """Other tensors on the written storage changed as well: they now descend from the write too."""
+        for tensor in written:
+            new = self.node(tensor)
+            refs = self._sharing.get(_storage(tensor), [])
+            for other in {id(t): t for ref in refs if (t := ref()) is not None}.values():
+                old = self._nodes.get(other)
+                if other is tensor or old is None or old is new or _storage(other) != _storage(tensor):
+                    continue
+                if not (new.act or _remembers_constants(old)) or apart(other, tensor):
+                    continue
+                same = other.shape == tensor.shape and other.data_ptr() == tensor.data_ptr()
+                self._nodes[other] = new if same else self._overlay(old, new, tensor, tuple(other.shape))
+
+    def _overlay(self, old: Node, new: Node, tensor: Tensor, shape: tuple[int, ...]) -> Node:
+        """What was `old` until `new` was written to a part of it."""
+        act, external = old.act or new.act, old.external or new.external
+        site, place = self._sites.here(), new.place
+        both = Node("overwrite", shape, args=(old, new), act=act, external=external, site=site, place=place)
+        both.roots, both.products = old.roots | new.roots, old.products | new.products
+        both.partial = new.partial or old.partial
+        if old.partial is not None and new.partial is not None:
+            parts, pending = old.partial.parts | new.partial.parts, old.partial.open - new.partial.parts
+            loose = old.partial.loose or new.partial.loose
+            both.partial = replace(new.partial, parts=parts, open=pending | new.partial.open, loose=loose)
+        if old.weights is not None:
+            both.weights = Weights(old.weights.weighing, self._overwritten(old, new, tensor))
+        return both
+
+
+def _lose(nodes: Iterable[Node], place: Place | None) -> None:
+    """Note where weights met what is not followed, for the case that they meet no values elsewhere."""
+    for node in nodes:
+        if node.weights is not None and not node.weights.weighing.entry.lost:
+            node.weights.weighing.entry.lost, node.weights.weighing.entry.lost_at = True, place
+
+
+def _storage(tensor: Tensor) -> int:
+    if tensor.layout not in (torch.strided, torch.jagged):  # a sparse tensor has none of its own
+        return id(tensor)
+    return int(tensor.untyped_storage()._cdata)
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """Nested tensors have none."""
+    return () if tensor.is_nested else tuple(tensor.shape)
+
+
+def apart(one: Tensor, other: Tensor) -> bool:
+    """Whether two views of one storage are pieces beside one another, as `split` gives them, that share no element."""
+    if one.stride() != other.stride() or one.dim() != other.dim():
+        return False
+    low, high = sorted((one, other), key=lambda tensor: tensor.storage_offset())
+    rest = int(high.storage_offset()) - int(low.storage_offset())
+    outer = 0
+    for axis in sorted(range(one.dim()), key=one.stride, reverse=True):
+        stride = one.stride(axis)
+        if not stride or one.shape[axis] * stride <= 0:
+            return False
+        steps, rest = divmod(rest, stride)
+        if steps >= low.shape[axis]:
+            return not outer or (steps + high.shape[axis]) * stride <= outer
+        outer = stride
+    return False
+
+
+def _remembers_constants(written: Node) -> bool:
+    """Whether a constant that is written to it matters: to logits, weights, and constants that the model makes."""
+    made = written.func is not None or written.op == "overwrite"
+    return bool(written.products) or written.weights is not None or (made and not written.act)
