@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sqrtdk.errors import InvalidTypeError, kind_and_text
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, kind_and_text
 from sqrtdk.tracing.lower.classifier import Classifier
 from sqrtdk.tracing.lower.online import close
 from sqrtdk.tracing.lower.sums import multiplies
@@ -32,7 +32,7 @@ from sqrtdk.tracing.spine.kernels import KERNELS
 from sqrtdk.tracing.spine.online import read_online
 from sqrtdk.tracing.spine.reading import Reading
 from sqrtdk.tracing.tape import places
-from sqrtdk.tracing.tape.node import Online, SoftmaxEntry, Weighing
+from sqrtdk.tracing.tape.node import Node, Online, SoftmaxEntry, Weighing
 from sqrtdk.tracing.tape.places import Place, Sites
 from sqrtdk.tracing.tape.recorder import KernelCall, Listener, Operands, Recorder, Scene, Unweighted, unseen
 from sqrtdk.tracing.tape.stance import eager_compiler, hint_for
@@ -181,6 +181,12 @@ class Trace:
         """The attention that ran when so many had run; None: no other one. Known once the trace has ended."""
         before = sum(record is not None for record in self._records[:so_far])
         return self.calls[before] if before < len(self.calls) else None
+
+    def node(self, tensor: Tensor) -> Node:
+        """The tape's node of a tensor, while the block runs: for those who look into the trace."""
+        if self._scene is None:
+            raise InvalidValueError("the trace is not running", hint="Ask inside of its `with` block.")
+        return self._scene.store.node(tensor)
 
     # -- what the recorder tells -----------------------------------------------------------------------------------
 

@@ -1,1 +1,1 @@
-"""Lowering: what an operation is, whatever it is called: a projection, a product, a softmax, weights that meet values."""
+"""Lowering: what an operation is, whatever it is called: projection, product, softmax, weights that meet values."""
