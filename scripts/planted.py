@@ -1,10 +1,11 @@
 """Plant each error of the tests' tables in a copy of the package, and run a tier's tests until one fails.
 
-The tables: `tests/attention/mutants.py`, `tests/attention/kernel_mutants.py`, `tests/gpu/gpu_mutants.py`. Each error
-begins with the files that most likely find it; what these leave over goes to the other folders of tests that use the
-place. Tests that plant errors themselves are left out. A test is run in a fork of this process, which has torch behind
-it and nothing of the package. One line an error, a record of all in out/planted/TIER.jsonl: errors that stand in it are
-not planted again. Two processes share the work with `--part 1/2` and `--part 2/2`.
+The tables: `tests/attention/mutants.py`, `tests/attention/kernel_mutants.py`, `tests/gpu/gpu_mutants.py` and
+`tests/trace/mutants.py`. Each error begins with the files that most likely find it; what these leave over goes to the
+other folders of tests that use the place. Tests that plant errors themselves are left out. A test is run in a fork of
+this process, which has torch behind it and nothing of the package. One line an error, a record of all in
+out/planted/TIER.jsonl: errors that stand in it are not planted again. Two processes share the work with `--part 1/2`
+and `--part 2/2`.
 
 Run: python scripts/planted.py, or with words that names of errors have: python scripts/planted.py --tier full sink
 """
@@ -42,12 +43,17 @@ STAGES: dict[str, tuple[tuple[str, ...], ...]] = {  # files and folders below te
     "attention": ((BATTERY, *SMALL, "-k", "not triton"), ("attention", "stats"), ("nn", "scores", "gpu"), ("kv",)),
     "kernel": ((BATTERY, "attention/test_attention_kernel.py", "-k", "not triton"), ("attention",), ("nn", "bench")),
     "gpu": (("gpu",), (BATTERY, "-k", "triton"), ("bench",)),
+    "trace": (("trace/test_trace_effects.py", "trace/test_trace_golden.py"), ("trace",), ("audit",)),
 }  # fmt: skip
 
 
 def errors() -> Iterator[tuple[str, str, Any, tuple[tuple[str, ...], ...]]]:
     """Table, name, error, and the stages of its tests."""
-    tables = {"attention": "tests.attention.mutants", "kernel": "tests.attention.kernel_mutants"}
+    tables = {
+        "attention": "tests.attention.mutants",
+        "kernel": "tests.attention.kernel_mutants",
+        "trace": "tests.trace.mutants",
+    }
     for table, module in tables.items():
         for name, planted in importlib.import_module(module).MUTANTS.items():
             yield table, name, planted, STAGES[table]

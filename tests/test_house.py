@@ -9,6 +9,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import grimp
+import networkx
 import pytest
 
 import sqrtdk
@@ -69,3 +71,18 @@ def test_files_are_short() -> None:
     long = [f"{path.relative_to(ROOT)}: {count}" for path, count in lines.items() if count > MOST_LINES]
     assert len(SOURCES) > 100
     assert not long, f"over {MOST_LINES} lines: {long}"
+
+
+def test_no_two_files_import_each_other() -> None:
+    """Neither directly nor through others, late and type-only imports included.
+
+    The package itself is left out: it names what is imported on first use, and the claims of the lab are written with
+    these public names, as a user would write them.
+    """
+    imports = grimp.build_graph("sqrtdk", cache_dir=None)
+    graph = networkx.DiGraph()
+    for module in imports.modules - {"sqrtdk"}:
+        graph.add_edges_from((module, other) for other in imports.find_modules_directly_imported_by(module))
+    circles = [sorted(circle) for circle in networkx.strongly_connected_components(graph) if len(circle) > 1]
+    assert graph.number_of_edges() > 1000
+    assert not circles

@@ -20,12 +20,16 @@ LOOK = "tracing/tell/sight.py:_look"
 
 MUTANTS: dict[str, Planted] = {
     # what a part of the graph does to other values
-    "an effect of zeros is not looked at": plant(MOVED, Change("(A, B - C)", "(B - C,)")),
-    "an effect's factor is that of one entry": plant(
-        MOVED, Change("float(A.double().mean())", "float(A.flatten()[0])"), Change("(A, B - C)", "(A,)")
+    "an effect of zeros is not looked at": plant(
+        MOVED, Change("any(bool((A.abs() > B).any()) for A in (C, D - E))", "bool(((D - E).abs() > B).any())")
     ),
-    "an effect is not tried on other numbers": plant(MOVED, Change("for A in (1.0, 64.0)", "for A in ()")),
-    "an effect is tried at one size": plant(MOVED, Change("for A in (1.0, 64.0)", "for A in (1.0,)")),
+    "an effect's factor is that of one entry": plant(
+        MOVED,
+        Change("float(A.double().mean())", "float(A.flatten()[0])"),
+        Change("any(bool((B.abs() > C).any()) for B in (D, E - F))", "False"),
+    ),
+    "an effect is not tried on other numbers": plant(MOVED, Change("(1.0, 64.0)", "()")),
+    "an effect is tried at one size": plant(MOVED, Change("(1.0, 64.0)", "(1.0,)")),
     "an effect's places are off by one": plant(
         MOVED, Change("A.long().flatten() - 1", "(A.long().flatten() - 2).clamp_min(0)")
     ),
@@ -47,21 +51,28 @@ MUTANTS: dict[str, Planted] = {
         TENSOR, Change("Factor(1 / A if B and A else A, C, D, learned=E)", "Factor(A, C, D, learned=E)")
     ),
     "a head's division multiplies": plant(ONE_A_HEAD, Change("1 / float(A) if B else float(A)", "float(A)")),
-    "factors of heads in another order": plant(ONE_A_HEAD, Change("per_head=tuple(A)", "per_head=tuple(A[::-1])")),
-    "a tensor of unlike numbers is one number": plant(UNIFORM, Change("A != B or not A", "not A")),
+    "factors of heads in another order": plant(
+        ONE_A_HEAD,
+        Change("[1 / float(A) if B else float(A) for A in C]", "[1 / float(A) if B else float(A) for A in C][::-1]"),
+    ),
+    "a tensor of unlike numbers is one number": plant(TENSOR, Change("not bool((A == B).all())", "False")),
     "zeros and ones are a factor": plant(
         MULTIPLIED, Change('A is None and B.op == "mul" and C is not None and D', "False")
     ),
-    "alpha of an addition is left out": plant(SUMMED, Change('"add": (1.0, A)', '"add": (1.0, 1.0)')),
-    "a subtraction adds": plant(SUMMED, Change('"sub": (1.0, -A)', '"sub": (1.0, A)')),
-    "alpha of baddbmm is left out": plant(BESIDE, Change("*_number(A, B)", "")),
+    "alpha of an addition is left out": plant(
+        SUMMED, Change('{"add": (1.0, A), "sub": B, "rsub": C}', '{"add": (1.0, 1.0), "sub": B, "rsub": C}')
+    ),
+    "a subtraction adds": plant(
+        SUMMED, Change('{"add": A, "sub": (1.0, -B), "rsub": C}', '{"add": A, "sub": (1.0, B), "rsub": C}')
+    ),
+    "alpha of baddbmm is left out": plant(BESIDE, Change("*_number(A, B)", "*_number(1.0, B)")),
     "beta of baddbmm is left out": plant(BESIDE, Change("A.addends(0, B)", "A.addends(0, 1.0)")),
     "positions by shifting are content": plant(SHIFTED, Change("if A is None: return False", "return False")),
     # masks, clamps, caps
     "a mask hides where it keeps": plant(
-        SELECTED, Change("A.overwritten(0, B, keep=C)", "A.overwritten(0, B, keep=not C)")
+        SELECTED, Change("A.overwritten(0, B.number(C), keep=D)", "A.overwritten(0, B.number(C), keep=not D)")
     ),
-    "no clamp bites": plant(CLAMPED, Change("if any(A) else ()", "if False else ()")),
+    "no clamp bites": plant(CLAMPED, Change("A if any(B) else ()", "()")),
     "a cap has no slope": plant(CAPS, Change("Scale(Factor(A, B, C), at=D)", "Scale(Factor(1.0, B, C), at=D)")),
     "a cap and its division need not cancel": plant(CAPS, Change("abs(A * B - 1) < 1e-3", "True")),
     "unlike scales side by side are one": plant(SIDES, Change("A is None or any(B for C in D)", "False")),
