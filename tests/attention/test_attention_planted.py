@@ -11,8 +11,13 @@ from tests.attention.planted_copy import HOME, changed_code
 from tests.planting.changes import Planted
 from tests.planting.tokens import WORDS, tokens_of
 from tests.planting.trees import DEFINITIONS, scope_of
+from tests.trace import mutants as trace_mutants
 
-TABLES = {**mutants.MUTANTS, **{f"kernel: {name}": planted for name, planted in kernel_mutants.MUTANTS.items()}}
+TABLES = {
+    **mutants.MUTANTS,
+    **{f"kernel: {name}": planted for name, planted in kernel_mutants.MUTANTS.items()},
+    **{f"trace: {name}": planted for name, planted in trace_mutants.MUTANTS.items()},
+}
 
 
 class Renamed(ast.NodeTransformer):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tests.planting.changes import Change, Planted, plant
 
-MOVED, IN_PLACE = "tracing/probe/replays.py:_moved", "tracing/probe/replays.py:Moved.in_place"
+MOVED = "tracing/probe/replays.py:_moved"
 BETWEEN, RAN = "tracing/probe/replays.py:part_between", "tracing/probe/replays.py:_ran"
-CONTRACT, IS_PRODUCT = "tracing/lower/contract.py:contract", "tracing/lower/contract.py:is_product"
+IS_PRODUCT = "tracing/lower/contract.py:is_product"
 MULTIPLIED, SUMMED = "tracing/spine/operations.py:_multiplied", "tracing/spine/operations.py:_summed"
 CLAMPED, SELECTED = "tracing/spine/operations.py:_clamped", "tracing/spine/operations.py:_selected"
 BESIDE, SHIFTED = "tracing/spine/operations.py:beside_product", "tracing/spine/operations.py:_is_shifted"
-CHAIN, BY_EFFECT = "tracing/spine/chain.py:read_chain", "tracing/spine/chain.py:_by_effect"
+BY_EFFECT = "tracing/spine/chain.py:_by_effect"
 CAPS, SIDES = "tracing/spine/chain.py:_fold_caps", "tracing/spine/chain.py:_side_by_side"
 FACTOR, TENSOR = "tracing/spine/factors.py:read_factor", "tracing/spine/factors.py:tensor_factor"
 ONE_A_HEAD, UNIFORM = "tracing/spine/factors.py:_one_a_head", "tracing/spine/factors.py:_uniform"
