@@ -156,6 +156,9 @@ def _is_operand(node: Node, parent: Node) -> bool:
 
 def _ran(node: Node, known: dict[Node, Tensor], dtype: torch.dtype, sizes: list[int]) -> Tensor:
     """An operation with other values in the places of nodes."""
+    if node.op == "copy":  # y[..., :n] = x into an empty y: what stood there is not known, and does not matter
+        written: Tensor = _argument(node, 1, node.args[1], known)
+        return written.expand(sizes)
     args = [_argument(node, i, arg, known) for i, arg in enumerate(node.args)]
     if node.op in _CASTS:
         cast: Tensor = args[0]
