@@ -12,7 +12,8 @@ from sqrtdk.compare.explain import UNKNOWN, Explained, stage_of_vector
 from sqrtdk.compare.observed import NAMES
 from sqrtdk.compare.program import Opaque, Program
 from sqrtdk.compare.records import Cause
-from sqrtdk.compare.segments import Gap, Segment, way_of
+from sqrtdk.compare.segments import Gap, Segment
+from sqrtdk.compare.suspect import way_of
 
 WORDS = {"query": "q", "key": "k", "value": "v"}
 

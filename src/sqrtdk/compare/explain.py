@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from sqrtdk.compare.observed import NAMES
 from sqrtdk.compare.program import Norm, Opaque, Program, Rotation
 from sqrtdk.compare.records import Cause
-from sqrtdk.compare.segments import Gap, Segment, gap, way_of
-from sqrtdk.compare.suspect import STAGES, Sides, Suspicion
+from sqrtdk.compare.segments import Gap, Segment, gap
+from sqrtdk.compare.suspect import STAGES, Sides, Suspicion, way_of
 
 MOST = 6  # causes of one segment
 ROUNDS = 24  # suspicions that are applied together

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.completing import near, with_way
+from sqrtdk.compare.completing import near
 from sqrtdk.compare.observed import NAMES, Seen
 from sqrtdk.compare.program import Opaque, Program, Way
-from sqrtdk.compare.segments import way_of
+from sqrtdk.compare.suspect import way_of, with_way
 
 ONE_INPUT = 128.0  # roundings of the coarser dtype within which two inputs are taken for one
 

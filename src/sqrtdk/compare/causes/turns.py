@@ -46,6 +46,17 @@ class Turn:
         """The largest distance from position 0, at least 1."""
         return max(1.0, float(self.positions.abs().max()))
 
+    def still(self, tolerance: float) -> Tensor:
+        """(P,), True for pairs that turn by no more than `tolerance`, radians, in all positions."""
+        return self.frequencies.abs() * self.span <= tolerance
+
+    def with_frequencies(self, frequencies: Tensor) -> Turn:
+        """The turn with other frequencies; for more pairs or fewer each row has the median of its amplitude."""
+        amplitude = self.amplitude
+        if len(frequencies) != len(self.frequencies):
+            amplitude = amplitude.median(-1, keepdim=True).values.expand(*amplitude.shape[:-1], len(frequencies))
+        return Turn(self.positions, frequencies, amplitude)
+
     def table(self) -> Tensor:
         """(B or 1, L, P), complex: the table again."""
         angles = self.positions[..., None] * self.frequencies
