@@ -41,7 +41,7 @@ SPEAKERS = (  # what is in them in English, and has a blank, is read by people
     "audit/mistakes.py",
     "audit/sight.py",
     "audit/verdicts.py",
-    "compare/direct.py",
+    "compare/unknown_steps.py",
     "compare/pair.py",
     "laws/*.py",
     "kv/blame.py",
