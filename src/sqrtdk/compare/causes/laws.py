@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.causes.turns import Turn, take_apart
+from sqrtdk.compare.causes.turns import Turn, take_apart, unit
 from sqrtdk.compare.numbers import number
 from sqrtdk.compare.program import Program, Rotation
 from sqrtdk.compare.suspect import QK, Sides, on_step, rotation, way_of
@@ -78,11 +78,6 @@ def base_words(turn: Turn) -> str | float:
 def angle_slack(sides: Sides, span: float) -> float:
     """Radians that two equal tables may be apart."""
     return sides.slack if sides.slack < ANGLE / 8 else sides.slack + ANGLE * span
-
-
-def unit(table: Tensor) -> Tensor:
-    """The table without its amplitude."""
-    return table / table.abs().clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def snapped(table: Tensor, target: Tensor, tolerance: float) -> Tensor:

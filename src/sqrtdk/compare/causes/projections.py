@@ -171,7 +171,7 @@ def layout_order(channels: Tensor, turned: Rotation) -> Tensor:
 
 
 def reordered(sides: Sides) -> Iterator[Both[dict[str, Tensor]]]:
-    """All vectors whose rows moved, at once, as rows may have moved from one to another."""
+    """All vectors whose rows moved, at once, as rows may have moved from one to another; they change together."""
     orders = _moved(sides)
     if orders and relabelled(sides, orders):
         orders = {vector: order for vector, order in orders.items() if vector not in QK}

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.causes.laws import angle_slack, base_words, law_of, like_widths, retold, snapped, turn_of, unit
+from sqrtdk.compare.causes.laws import angle_slack, base_words, law_of, like_widths, retold, snapped, turn_of
 from sqrtdk.compare.causes.projections import like_amplitude, relabelled
-from sqrtdk.compare.causes.turns import Turn, take_apart
+from sqrtdk.compare.causes.turns import Turn, take_apart, unit
 from sqrtdk.compare.numbers import few_digits, told_apart
 from sqrtdk.compare.program import Norm, Rotation, Way
 from sqrtdk.compare.suspect import QK, Both, Difference, Edit, Sides, on_step, rotation, way_of
