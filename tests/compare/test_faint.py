@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sqrtdk.compare import faint
+from sqrtdk.compare import explain
 from sqrtdk.compare.precision import RISK
 from sqrtdk.compare.records import DiffReport
 from sqrtdk.compare.segments import Gap
@@ -34,12 +34,12 @@ def test_a_scale_that_is_off_by_a_fiftieth_is_named(base: str, dtype: torch.dtyp
         assert pair.allowed is not None
         assert pair.residue <= pair.allowed
         assert pair.explained is not None
-        assert pair.explained >= 1 - math.sqrt(faint.LEFT)
+        assert pair.explained >= 1 - math.sqrt(explain.LEFT)
 
 
 def test_it_is_found_by_all_numbers_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """No single one is beyond what is allowed."""
-    monkeypatch.setattr(faint, "LEFT", 0.0)
+    monkeypatch.setattr(explain, "LEFT", 0.0)
     assert planted("eager", torch.bfloat16, scale=1.02 * BASES["eager"].factor).same is True
 
 
@@ -55,25 +55,25 @@ def test_few_vectors_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two sequences of 24 tokens with 4 heads are 192 vectors."""
     fields = {"scale": 1.02 * BASES["eager"].factor}
     for least, same in ((192, False), (193, True)):
-        monkeypatch.setattr(faint, "VECTORS", least)
+        monkeypatch.setattr(explain, "VECTORS", least)
         assert planted("eager", torch.bfloat16, **fields).same is same
 
 
 def test_how_many_vectors_chance_does_not_line_up() -> None:
     """At most 2^(-(n + 1) / 2) of directions are so near to one; for the numbers that are asked, less than the risk."""
-    assert 2 ** (-(faint.VECTORS + 1) / 2) <= RISK < 2 ** (-faint.VECTORS / 2)
+    assert 2 ** (-(explain.VECTORS + 1) / 2) <= RISK < 2 ** (-explain.VECTORS / 2)
     for count in (3, 9):
         noise = torch.randn(200_000, count, dtype=torch.float64)
         best = (
             (noise[:, 0] > 0) * noise[:, 0].square() / noise.square().sum(-1)
         )  # what a change along one axis can take
-        share = float((best >= 1 - faint.LEFT).double().mean())
+        share = float((best >= 1 - explain.LEFT).double().mean())
         limit = 2 ** (-(count + 1) / 2)
         assert limit / 4 < share <= limit
 
 
 def test_what_is_exact_has_no_cause() -> None:
     nothing, something = (Gap(size, size, 1.0, True) for size in (0.0, 1.0))
-    assert not faint.shows(nothing, nothing)
-    assert faint.shows(something, nothing)
-    assert not faint.shows(something, something)
+    assert not explain.shows(nothing, nothing)
+    assert explain.shows(something, nothing)
+    assert not explain.shows(something, something)

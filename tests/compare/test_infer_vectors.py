@@ -10,11 +10,11 @@ from torch import Tensor
 
 from sqrtdk.compare.agreement import agrees, sizes_of
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.causes._parts import QK, QKV, way, with_way
 from sqrtdk.compare.compute import follow, project
 from sqrtdk.compare.infer_used import compare_used
 from sqrtdk.compare.infer_vectors import infer_way
 from sqrtdk.compare.program import Affine, Norm, Program, Rotation, Way
+from sqrtdk.compare.suspect import QK, QKV, way_of, with_way
 from tests.compare.causes.vector_plants import cases, planted, style_of
 from tests.compare.causes.vector_programs import CHANNELS, STYLES, entering, program, sides, table
 
@@ -27,7 +27,7 @@ INFERRED = [(*case, dtype) for dtype in DTYPES for case in cases() if case[0].st
 
 def told(of: Program, part: str, entered: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Projected and used, rounded as a side of that dtype has them."""
-    own = way(of, part)
+    own = way_of(of, part)
     assert own.affine is not None
     projected = project(own.affine, entered).to(dtype)
     return projected, follow(own, projected)[-1].to(dtype)
@@ -38,7 +38,7 @@ def inferred(a: Program, b: Program, dtype: torch.dtype) -> Program:
     entered, result = entering(), replace(b, dtype=dtype)
     for part in QKV:
         projected, used = told(b, part, entered, dtype)
-        guess = infer_way(projected, used, way(a, part))
+        guess = infer_way(projected, used, way_of(a, part))
         assert guess is not None, part
         assert agrees(guess.steps, projected.double(), used.double() / guess.scaled, torch.finfo(dtype).eps / 2)
         result = with_way(result, part, guess)
@@ -75,8 +75,8 @@ def test_from_nothing_known_of_the_other_side(style: str, part: str, dtype: torc
     projected, used = told(own, part, entering(), dtype)
     found = infer_way(projected, used, Way())
     assert found is not None
-    assert [type(step) for step in found.steps] == [type(step) for step in way(own, part).steps]
-    for step, known in zip(found.steps, way(own, part).steps, strict=True):
+    assert [type(step) for step in found.steps] == [type(step) for step in way_of(own, part).steps]
+    for step, known in zip(found.steps, way_of(own, part).steps, strict=True):
         if isinstance(step, Rotation) and isinstance(known, Rotation):
             assert (step.layout, step.first) == (known.layout, known.first)
             # slow pairs of neighbours do not show in bfloat16

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sqrtdk.compare.mask_changes import with_band, with_padding
-from sqrtdk.compare.masks import CLOSED, OPEN, Parts, band, decompose, recompose, shape_of
+from sqrtdk.compare.masks import CLOSED, OPEN, Parts, band, decompose, recompose, shape_of, with_band, with_padding
 from tests.compare.formula_cases import tokens, visible
 
 

@@ -31,6 +31,7 @@ from sqrtdk.report.said import CATALOGUES, TITLES, Catalogues, placeholders, sai
 from sqrtdk.report.terminal import summary_line, to_text
 
 SOURCE = Path(sqrtdk.__file__).parent
+BLANK = re.compile(r"\{\w*\}")
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 SPEAKERS = (  # what is in them in English, and has a blank, is read by people
     "audit/rules/*.py",
@@ -39,7 +40,7 @@ SPEAKERS = (  # what is in them in English, and has a blank, is read by people
     "audit/mistakes.py",
     "audit/sight.py",
     "audit/verdicts.py",
-    "compare/direct.py",
+    "compare/unknown_steps.py",
     "compare/pair.py",
     "laws/*.py",
     "kv/blame.py",
@@ -114,7 +115,7 @@ def spoken(path: Path) -> Iterator[str]:
 
 def _has_template(text: str, catalogues: Catalogues) -> bool:
     """Whether what a text says itself stands in one template, in its order; what is put in may stand there too."""
-    literals = [re.escape(literal.strip(" ,:;")) for literal in text.split("{}") if re.search("[a-z]", literal)]
+    literals = [re.escape(literal.strip(" ,:;")) for literal in BLANK.split(text) if re.search("[a-z]", literal)]
     pattern = re.compile(".*".join(literals), re.DOTALL)
     return any(pattern.search(template.english) for template in templates(catalogues))
 

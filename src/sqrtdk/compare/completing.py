@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.build import program_of
-from sqrtdk.compare.causes.scale import rescaled
 from sqrtdk.compare.compute import dtype_of, project
 from sqrtdk.compare.infer_formula import infer
 from sqrtdk.compare.infer_known import known_of
 from sqrtdk.compare.infer_used import compare_used
 from sqrtdk.compare.infer_vectors import infer_way
-from sqrtdk.compare.numbers import one_number, total
+from sqrtdk.compare.numbers import one_number, rescaled, total
 from sqrtdk.compare.observed import NAMES, Seen
 from sqrtdk.compare.program import Formula, Program, Rotation, Way
-from sqrtdk.compare.segments import is_known, way_of
+from sqrtdk.compare.segments import is_known
+from sqrtdk.compare.suspect import way_of, with_way
 from sqrtdk.tracing.tensors import CallTensors
 
 _NEAR = 1e-3  # of two factors, relative
@@ -212,13 +212,6 @@ def _from_used(sides: list[Told], name: str) -> list[Told]:
         program = with_way(side.program, name, replace(way, heads=vector.heads))
         changed.append(replace(side, seen=side.seen | {name: seen}, program=program))
     return changed
-
-
-def with_way(program: Program, name: str, way: Way) -> Program:
-    """The program with another way of q, k or v."""
-    if name == "query":
-        return replace(program, query=way)
-    return replace(program, key=way) if name == "key" else replace(program, value=way)
 
 
 # -- factors that are parts of the scale -------------------------------------------------------------------------------

@@ -13,13 +13,12 @@ import torch
 from sqrtdk._environment import environment
 from sqrtdk._progress import shown, tell
 from sqrtdk.audit.own_module import as_inputs
-from sqrtdk.compare.align import Alignment, align, name_of
+from sqrtdk.compare.align import Alignment, align, name_of, read_map
+from sqrtdk.compare.calls import cut_alike
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.cutting import cut_alike
 from sqrtdk.compare.entering import UNMEASURED, Blind, Entering, blind_rows, compare_inputs, exact_of
 from sqrtdk.compare.explain import UNKNOWN, first_stage
-from sqrtdk.compare.first_module import follow
-from sqrtdk.compare.leaving import leaves_alike
+from sqrtdk.compare.first_module import follow, leaves_alike
 from sqrtdk.compare.opening import open_sides
 from sqrtdk.compare.output_words import Ends, of_outputs
 from sqrtdk.compare.outputs import compare_outputs, is_apart, pair_outputs
@@ -28,7 +27,6 @@ from sqrtdk.compare.picture import picture_of, scatter_of
 from sqrtdk.compare.records import FAIL_ON, Cause, DiffReport, PairDiff, StageDiff, Unpaired
 from sqrtdk.compare.refuse import first_nan, refuse_nan, refuse_strangers, refuse_unlike
 from sqrtdk.compare.sides import Given, Side, options_of_sides
-from sqrtdk.compare.site_map import read_map
 from sqrtdk.compare.suspect import STAGES, Sides
 from sqrtdk.compare.words import paragraphs, rows_without_key
 from sqrtdk.errors import InvalidValueError

@@ -2,6 +2,8 @@
 
 Both run in float64, where rounding hides nothing that matters. What an attention does otherwise has causes of its own;
 whether anything differs behind it is seen where that attention of A returns what B's did.
+
+The same float64 runs tell whether what two attentions do otherwise cancels before it leaves their modules.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ import torch
 
 from sqrtdk._sites import ROOT
 from sqrtdk.compare.entering import UNMEASURED, Blind, exact_of, rows_of
-from sqrtdk.compare.modules import Kept, ModuleStep, Returned, align_steps
+from sqrtdk.compare.modules import Kept, ModuleStep, Place, Returned, align_steps
 from sqrtdk.compare.numbers import difference
 from sqrtdk.compare.precision import unit
 from sqrtdk.compare.records import FirstModule, PairDiff
 from sqrtdk.compare.sides import Exact, Side
 from sqrtdk.errors import SqrtdkError
+from sqrtdk.tracing.tape.stance import Disturbed
 
 _HIDDEN = -1e4  # and below: what a float mask adds to hide a key; which number it is makes no difference
 _SHARE = 8.0  # a difference enters where it is at least this part of what it is in the end
@@ -223,3 +226,63 @@ def gap_of(x: Kept, y: Kept, blind: Blind) -> float:
     size = float(torch.where(torch.isfinite(one), one, 0.0).square().mean().sqrt()) if one.numel() else 0.0
     gap = float(off.square().mean().sqrt()) if off.numel() else 0.0
     return gap / size if size else gap and math.inf
+
+
+# -- what cancels ------------------------------------------------------------------------------------------------------
+
+
+def leaves_alike(a: Side, b: Side, pairs: Sequence[tuple[Place, Place]], blind: Blind) -> list[bool]:
+    """Whether modules get the same and give the same, whatever their attentions do on the way.
+
+    `(weights @ v) * sigmoid(lse - sink)` is attention with a sink: other weights, and the same output. A module that
+    gives nothing but zeros, or fewer rows than it gets, as one that returns the last token, tells nothing. Nor does one
+    whose output does not change with its attention, as `x + proj(heads)` where `proj` begins as zero.
+
+    Args:
+        a: A.
+        b: B.
+        pairs: places of modules of A and of B.
+        blind: rows that see no key on one side.
+    """
+    exact = [exact_of(side, listen=True) for side in (a, b)]
+    if exact[0] is None or exact[1] is None:
+        return [False] * len(pairs)
+    steps = [{step.place: step for step in one.steps} for one in exact if one is not None]
+    allowed = level_of(exact, 0.0)[0]
+    alike = []
+    for place_a, place_b in pairs:
+        one, other = steps[0].get(place_a), steps[1].get(place_b)
+        if one is None or other is None or not one.gives or not _rows(one.gives[0]) >= _rows_taken(one):
+            alike.append(False)
+            continue
+        takes, gives = matched(one.takes, other.takes), matched(one.gives[:1], other.gives)
+        same = [bool(pairs) and all(gap_of(x, y, blind) <= allowed for x, y in pairs) for pairs in (takes, gives)]
+        alike.append(all(same) and bool(one.gives[0].values.any()) and _reacts(a, one, blind, allowed))
+    return alike
+
+
+def _reacts(a: Side, step: ModuleStep, blind: Blind, allowed: float) -> bool:
+    """Whether what a module gives changes where its attention gives something else."""
+    call = next((call for call in a.calls if (call.site, call.index) == step.place), None)
+    if call is None or call.output is None or a.again is None:
+        return False
+    a.forwards += 1
+    by = torch.linspace(-0.5, 0.5, call.output.numel()).to(call.output).view_as(call.output)
+    other = Disturbed(call.output, call.output * by)
+    try:
+        with other:
+            run = a.again(True, None)
+    except (SqrtdkError, RuntimeError, TypeError, ValueError, NotImplementedError):
+        return False
+    gives = [own.gives[:1] for own in run.steps if own.place == step.place]
+    return other.done and any(gap_of(x, y, blind) > allowed for own in gives for x, y in matched(step.gives[:1], own))
+
+
+def _rows(kept: Kept) -> int:
+    return math.prod(kept.shape[:-1])
+
+
+def _rows_taken(step: ModuleStep) -> int:
+    """Rows of its main argument; of ids, one each."""
+    main = step.takes[0] if step.takes else None
+    return 0 if main is None else _rows(main) if main.values.is_floating_point() else math.prod(main.shape)

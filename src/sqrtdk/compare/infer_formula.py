@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.tolerance import inverse_root
-from sqrtdk.compare.causes.scale import rescaled
 from sqrtdk.compare.fit.scale import CAPS, RATIO, fit_scale, fit_softcap
 from sqrtdk.compare.infer_known import Known, merged
 from sqrtdk.compare.infer_rows import BEST, fills_of, from_rows
-from sqrtdk.compare.numbers import one_number, total
+from sqrtdk.compare.numbers import one_number, rescaled, total
 from sqrtdk.compare.options import BIAS, FILL, MASK, SCALE, SINKS, SOFTCAP, Option, blind_rows, options, window
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.recorded import Recorded

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.causes.scale import rescaled
 from sqrtdk.compare.compute import dtype_of
-from sqrtdk.compare.numbers import times
+from sqrtdk.compare.numbers import rescaled, times
 from sqrtdk.compare.observed import Seen
 from sqrtdk.compare.options import BIAS, DROPOUT, FILL, MASK, SCALE, SINKS, SOFTCAP
 from sqrtdk.compare.program import Formula

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.agreement import Steps, agrees, sizes_of, undone
-from sqrtdk.compare.causes._laws import law_of
-from sqrtdk.compare.causes._turns import Turn, take_apart
+from sqrtdk.compare.causes.laws import law_of
+from sqrtdk.compare.causes.turns import Turn, take_apart
 from sqrtdk.compare.fit.norm import fit_norm
 from sqrtdk.compare.infer_vectors import infer_way
 from sqrtdk.compare.program import Affine, Rotation, Way

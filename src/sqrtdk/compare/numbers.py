@@ -92,6 +92,22 @@ def total(formula: Formula) -> Value:
     return times(formula.scale, formula.after)
 
 
+def rescaled(formula: Formula, other: Formula) -> Formula:
+    """The formula with all factors of the other, before and after its own softcap as they were."""
+    if formula.softcap_at == other.softcap_at:
+        return replace(formula, scale=other.scale, after=other.after)
+    if formula.softcap_at == "product":
+        return replace(formula, after=over(total(other), formula.scale))
+    return replace(formula, scale=over(total(other), formula.after))
+
+
+def softcap_placed(formula: Formula, other: Formula) -> Formula:
+    """The formula with the softcap where the other has it, and the same factors in all."""
+    before = other.scale if other.softcap_at == "product" else over(total(formula), other.after)
+    after = over(total(formula), other.scale) if other.softcap_at == "product" else other.after
+    return replace(formula, softcap_at=other.softcap_at, scale=before, after=after)
+
+
 def difference(a: Tensor, b: Tensor) -> Tensor:
     """Entry by entry; 0 where both are the same infinity or both NaN, infinite where one alone is no number.
 
@@ -102,6 +118,33 @@ def difference(a: Tensor, b: Tensor) -> Tensor:
     """
     alike = (a == b) | (a.isnan() & b.isnan())
     return torch.where(alike, 0.0, (a - b).nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf))
+
+
+def apart(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Whether two tensors differ by more than `tolerance` of the largest of them; shapes broadcast."""
+    size = max(float(a.abs().max()), float(b.abs().max())) if a.numel() and b.numel() else 0.0
+    return bool(((a - b).abs() > tolerance * size).any())
+
+
+def number(value: float) -> float:
+    """To four digits, as a reader wants it.
+
+    Example:
+        >>> number(10000.04), number(0.0883883)
+        (10000.0, 0.08839)
+    """
+    return float(f"{value:.4g}")
+
+
+def spread(values: Tensor) -> str:
+    """Numbers in few characters.
+
+    Example:
+        >>> spread(torch.tensor([1.0, 2.0]))
+        '1 to 2'
+    """
+    least, most = number(float(values.min())), number(float(values.max()))
+    return f"{least:g}" if least == most else f"{least:g} to {most:g}"
 
 
 def told_apart(a: float, b: float, digits: int = 4) -> tuple[str, str]:
@@ -116,6 +159,12 @@ def told_apart(a: float, b: float, digits: int = 4) -> tuple[str, str]:
         if words[0] != words[1]:
             return words
     return f"{a:.{digits}g}", f"{b:.{digits}g}"
+
+
+def few_digits(a: float, b: float) -> tuple[float, float]:
+    """Two numbers as `told_apart` shows them."""
+    old, new = told_apart(a, b)
+    return float(old), float(new)
 
 
 def shown_apart(a: Value | None, b: Value | None) -> tuple[str | float | None, str | float | None]:

@@ -14,11 +14,8 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.tolerance import inverse_root
-from sqrtdk.compare.causes.scale import rescaled
-from sqrtdk.compare.causes.softcap_order import placed
-from sqrtdk.compare.mask_changes import with_band, with_padding
-from sqrtdk.compare.masks import NOT_APART, Parts, decompose, distances, recompose
-from sqrtdk.compare.numbers import one_number, same, total
+from sqrtdk.compare.masks import NOT_APART, Parts, decompose, distances, recompose, with_band, with_padding
+from sqrtdk.compare.numbers import one_number, rescaled, same, softcap_placed, total
 from sqrtdk.compare.program import Formula
 from sqrtdk.positions import alibi_slopes
 
@@ -94,7 +91,7 @@ def softcaps(base: Formula, sizes: Sizes) -> Iterator[Change]:
         for cap in CAPS:
             yield _set(softcap=cap)
         return
-    yield lambda f: replace(placed(f, Formula()), softcap=None)
+    yield lambda f: replace(softcap_placed(f, Formula()), softcap=None)
     for other in (Formula(softcap_at="scaled"), Formula(softcap_at="product"), Formula(softcap_at="masked")):
         if other.softcap_at != base.softcap_at:
             yield _placed(other)
@@ -238,7 +235,7 @@ def _scale(number: float) -> Change:
 
 
 def _placed(other: Formula) -> Change:
-    return lambda formula: placed(formula, other)
+    return lambda formula: softcap_placed(formula, other)
 
 
 def _scaled_bias(formula: Formula) -> Formula:

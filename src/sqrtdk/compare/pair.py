@@ -9,22 +9,28 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.addends import told_alike
-from sqrtdk.compare.completing import TIGHT, Told, completed, with_way
+from sqrtdk.compare.calls import in_order
+from sqrtdk.compare.completing import TIGHT, Told, completed
 from sqrtdk.compare.compute import dtype_of
-from sqrtdk.compare.direct import Direct, compare_directly, output_differs, outputs_alike, same_output
-from sqrtdk.compare.explain import UNKNOWN, Causes, Explained, explain, first_stage, lost_stage
-from sqrtdk.compare.faint import faint, shows
-from sqrtdk.compare.heads import in_order
+from sqrtdk.compare.explain import UNKNOWN, Causes, Explained, explain, faint, first_stage, lost_stage, shows
 from sqrtdk.compare.numbers import held
 from sqrtdk.compare.observed import NAMES, Seen, observe
-from sqrtdk.compare.passing import Passed, past_unknown
 from sqrtdk.compare.precision import Precision, unit
 from sqrtdk.compare.program import Program
 from sqrtdk.compare.records import CANCELS, StageDiff
 from sqrtdk.compare.rounded_norm import with_known_norm
-from sqrtdk.compare.segments import Gap, Precisions, Segment, gap, segments, way_of, whole
+from sqrtdk.compare.segments import Gap, Precisions, Segment, gap, segments, whole
 from sqrtdk.compare.stages import hidden_rows, of_formula
-from sqrtdk.compare.suspect import Sides
+from sqrtdk.compare.suspect import Sides, way_of, with_way
+from sqrtdk.compare.unknown_steps import (
+    Direct,
+    Passed,
+    compare_directly,
+    output_differs,
+    outputs_alike,
+    past_unknown,
+    same_output,
+)
 from sqrtdk.tracing.tensors import CallTensors
 
 ROUNDINGS = {"scale": 1, "softcap": 3, "bias": 1, "mask": 1}  # of the logits, where each is an operation of its own

@@ -41,13 +41,13 @@ from sqrtdk.compare.precision import Precision as Precision
 from sqrtdk.compare.precision import beyond as beyond
 from sqrtdk.compare.precision import least, sigmas, stored, sum_variance, unit
 from sqrtdk.compare.program import Formula
-from sqrtdk.compare.rounding_carried import Off as Off
-from sqrtdk.compare.rounding_carried import Offs, of_logits, of_values
-from sqrtdk.compare.rounding_carried import projection_off as projection_off
-from sqrtdk.compare.rounding_carried import way_off as way_off
+from sqrtdk.compare.rounding_steps import Off as Off
+from sqrtdk.compare.rounding_steps import Offs, of_logits, of_values
 from sqrtdk.compare.rounding_steps import norm_allowed as norm_allowed
 from sqrtdk.compare.rounding_steps import projection_allowed as projection_allowed
+from sqrtdk.compare.rounding_steps import projection_off as projection_off
 from sqrtdk.compare.rounding_steps import rotation_allowed as rotation_allowed
+from sqrtdk.compare.rounding_steps import way_off as way_off
 
 EXPONENTIAL = 8.0  # roundings that an exponential of a vector library is off by, root of the mean square
 SOFTMAX_STEPS = 2.0  # of a weight beside its own: the division or its reciprocal, the rescaling by a later maximum

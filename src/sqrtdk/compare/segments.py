@@ -20,7 +20,7 @@ from sqrtdk.compare.observed import NAMES, Seen
 from sqrtdk.compare.precision import Precision, sigmas, unit
 from sqrtdk.compare.program import Norm, Opaque, Program, Rotation, Rounded, Way
 from sqrtdk.compare.rounding import Off
-from sqrtdk.compare.suspect import STAGES
+from sqrtdk.compare.suspect import STAGES, way_of
 from sqrtdk.tracing.tensors import CallTensors
 
 MOST_ROWS = 4  # that are looked at first: where these differ by more than is allowed, no others need be
@@ -97,12 +97,6 @@ def gap(segment: Segment, program: Program) -> Gap:
     allowed = torch.as_tensor(segment.allowed(program), dtype=torch.float64).expand(difference.shape)
     within = size <= segment.most and bool((difference <= allowed)[counted].all())
     return Gap(largest, size, float(allowed[counted].max()), within)
-
-
-def way_of(program: Program, name: str) -> Way:
-    """The way of q, k or v by name."""
-    way: Way = getattr(program, name)
-    return way
 
 
 def is_known(way: Way) -> bool:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.causes import CAUSES, length_factor, scale
+from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.program import Formula, Norm, Program, Rounded, Way
 from sqrtdk.compare.suspect import Sides
 from tests.compare.formula_cases import BASES, CASES, HEADS, Case, learned, names_found, of_case, tokens, trial, visible
@@ -305,7 +305,7 @@ def logs(visible: Tensor, base: float, by: float = ROOT) -> Tensor:
 def named(a: Tensor | float, b: Tensor | float, visible: Tensor) -> list[str]:
     one, other = (Program(Way(), Way(), Way(), Formula(factor, visible=visible)) for factor in (a, b))
     sides = Sides(one, other, WIDTH, 4 * WIDTH, 4, self_attention=True)
-    return [found.name for cause in (length_factor, scale) for found in cause.suspect(sides)]
+    return [found.name for cause in ("length_factor", "scale") for found in CAUSES[cause](sides)]
 
 
 @pytest.mark.parametrize("rows", VISIBLE)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sqrtdk.compare.causes._turns import take_apart
+from sqrtdk.compare.causes.turns import take_apart
 from sqrtdk.compare.diff import diff
 from sqrtdk.compare.records import Cause, DiffReport
 

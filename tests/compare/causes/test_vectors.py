@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.causes._parts import QKV, way, with_way
 from sqrtdk.compare.compute import apply_step, project
 from sqrtdk.compare.fit.norm import fit_norm
 from sqrtdk.compare.program import Norm, Program
-from sqrtdk.compare.suspect import STAGES, Suspicion
+from sqrtdk.compare.suspect import QKV, STAGES, Suspicion, way_of, with_way
 from sqrtdk.tracing.probe.rotation import fit_rotation
 from tests.compare.causes.vector_plants import Plant, cases, planted, plants, style_of
 from tests.compare.causes.vector_programs import EXACT, STYLES, differ, entering, outputs_differ, program, sides
@@ -150,7 +149,7 @@ def fitted(of: Program, entered: Tensor, dtype: torch.dtype) -> Program:
     """The program with its steps fitted from what was before and after each, rounded."""
     result = replace(of, dtype=dtype)
     for part in QKV:
-        own = way(of, part)
+        own = way_of(of, part)
         assert own.affine is not None
         values, steps = project(own.affine, entered).to(dtype), []
         for step in own.steps:

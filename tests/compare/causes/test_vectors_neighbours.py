@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.causes import CAUSES, head_order
-from sqrtdk.compare.causes._rows import layout_order
-from sqrtdk.compare.causes._turns import take_apart
+from sqrtdk.compare.causes import CAUSES
+from sqrtdk.compare.causes.projections import layout_order
+from sqrtdk.compare.causes.turns import take_apart
 from sqrtdk.compare.compute import follow, project
 from sqrtdk.compare.program import Affine, Program, Rotation
 from sqrtdk.compare.suspect import Sides, Suspicion
@@ -105,8 +105,8 @@ def test_rows_of_another_input_are_not_looked_at() -> None:
         projected("k", lambda x: replace(x, weight=x.weight.flip(0)))(a)
     )
     across = replace(sides(a, b), self_attention=False)
-    assert {s.name for s in head_order.suspect(across)} == {"head_order"}
-    assert [s.stage for s in head_order.suspect(across)] == ["key"]
+    assert {s.name for s in CAUSES["head_order"](across)} == {"head_order"}
+    assert [s.stage for s in CAUSES["head_order"](across)] == ["key"]
 
 
 @pytest.mark.parametrize("position", [ROWS, 0, 3.5])

@@ -1,73 +1,148 @@
-"""Causes: one a file, each with `NAME` and `suspect(pair)`, which yields the changes that would explain a difference.
+"""Why two sides differ: one row for each way in which a part of A's program may not be B's.
 
-The table is in the order in which they are tried: what comes first in an attention comes first.
+A row names the cause, says where it looks and acts, which fields are made B's, what compares them, and the sentence.
+The rows are in the order in which they are tried: what comes first in an attention comes first. A new cause is a row
+here, a function that compares, and its sentences in `sqrtdk/report/words/causes.toml`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from sqrtdk.compare.causes import (
-    bias,
-    bias_scaled,
-    dropout,
-    group_order,
-    head_order,
-    kv_scale,
-    length_factor,
-    mask_alignment,
-    mask_magnitude,
-    mask_offset,
-    padding,
-    positions,
-    projection_bias,
-    qk_norm,
-    qk_norm_axis,
-    qk_norm_eps,
-    qk_norm_order,
-    rope_base,
-    rope_layout,
-    rope_missing,
-    rope_partial,
-    rounding,
-    scale,
-    sinks,
-    softcap,
-    softcap_order,
-    weights,
-    window,
-)
-from sqrtdk.compare.suspect import Sides, Suspicion
+from sqrtdk.compare.causes import bias, formula, masks, norms, projections, rotations
+from sqrtdk.compare.suspect import QK, QKV, Row, Sides, Suspicion, formulas, suspicions, ways
+
+KV = ("key", "value")
+AMPLITUDE = "has {b} instead of {a} as amplitude of the rotation of {parts}"
+ROWS = (
+    # from the input to the product
+    Row(
+        "head_order", projections.reordered, "", (), projections.head_order,
+        "has the rows of {parts} in another order: {b}",
+    ),
+    Row(
+        "weights", projections.projections, "", ("weight",), projections.weight,
+        "has another weight for {parts}{name}: {how}",
+    ),
+    Row(
+        "weights", norms.norm_pairs, "norm", ("gain", "shift"), norms.gain,
+        "has another gain in the norm of {parts}: {how}",
+    ),
+    Row(
+        "projection_bias", projections.projections, "", ("bias",), projections.bias,
+        (
+            "leaves out the bias of the projection of {parts}",
+            "adds a bias to the projection of {parts}, which A does not",
+            "adds another bias to the projection of {parts}",
+        ),
+    ),
+    Row(
+        "qk_norm", ways(*QK), "norm", (), norms.missing,
+        ("leaves out the norm of {parts} ({a})", "normalises {parts} ({b}), which A does not", ""),
+    ),
+    Row("qk_norm", norms.norm_pairs, "norm", ("kind", "eps"), norms.kind, "normalises {parts} by {b} instead of {a}"),
+    Row("qk_norm_order", ways(*QK), "norm", (), norms.order, "normalises {parts} {b} instead of {before} it"),
+    Row("qk_norm_axis", norms.norm_pairs, "norm", ("over",), norms.axis, "normalises {parts} over {b} instead of {a}"),
+    Row("qk_norm_eps", norms.norm_pairs, "norm", ("eps",), norms.eps, "adds {b} instead of {a} in the norm of {parts}"),
+    Row(
+        "rope_missing", ways(*QK), "rotation", (), rotations.missing,
+        ("leaves out the rotation of {parts}", "rotates {parts}, which A does not", ""),
+    ),
+    Row(
+        "rope_partial", rotations.like_rotations, "rotation", (), rotations.channels,
+        "turns {b} of {parts} instead of {a}",
+    ),
+    Row(
+        "rope_layout", rotations.rotations, "rotation", (), rotations.layout,
+        "pairs the channels of {parts} {b} instead of {a}",
+    ),
+    Row("rope_layout", rotations.rotations, "rotation", (), rotations.direction, "turns {parts} {b}"),
+    Row(
+        "rope_base", rotations.like_rotations, "rotation", (), rotations.frequencies,
+        "turns {parts} with {b} instead of {a}",
+    ),
+    Row(
+        "positions", rotations.like_rotations, "rotation", (), rotations.positions,
+        "counts the positions of {parts} {since}{b} instead of {a}{off}",
+    ),
+    Row(
+        "positions", rotations.like_rotations, "rotation", (), rotations.angles,
+        "turns {parts} by other angles, of no one position a row",
+    ),
+    Row("length_factor", rotations.like_rotations, "rotation", (), rotations.amplitude, AMPLITUDE),
+    Row("length_factor", ways(*QK), "rotation", ("scaled",), rotations.amplitude_as_factor, AMPLITUDE),
+    Row("length_factor", formulas, "scale", ("scale",), formula.of_rows),
+    Row(
+        "kv_scale", ways(*KV), "", ("scaled",), projections.kv_factor,
+        "has {parts} times {by}: the scale of a quantised cache applied twice, or not at all",
+    ),
+    Row(
+        "group_order", ways(*KV), "", ("heads",), projections.group_order,
+        "gives the query heads the heads {b} of {parts} instead of {a}",
+    ),
+    # from the product to the output
+    Row("scale", formulas, "scale", ("scale", "after"), formula.scale),
+    Row(
+        "softcap", formulas, "softcap", ("softcap",), formula.softcap,
+        (
+            "leaves out the softcap ({a})",
+            "has a softcap ({b}), which A has not",
+            "has a softcap of {b} in place of {a}",
+        ),
+        digits=6,
+    ),
+    Row(
+        "softcap_order", formulas, "softcap", ("softcap_at", "scale", "after"), formula.softcap_order,
+        "applies the softcap {b}, not {a}",
+    ),
+    Row(
+        "bias_scaled", formulas, "bias", ("bias_by",), bias.bias_factor,
+        "multiplies the bias by {by} as well, as if it were a part of the product",
+    ),
+    Row(
+        "bias_scaled", formulas, "mask", ("fill_by",), bias.fill_factor,
+        "multiplies the mask by {by} as well, as if it were a part of the product",
+    ),
+    Row("bias", formulas, "bias", ("bias", "bias_name", "bias_by"), bias.bias),
+    Row(
+        "mask_alignment", masks.bands, "mask", ("visible",), masks.alignment,
+        "aligns the causal mask to the {b} ({rows}, {keys} keys)",
+    ),
+    Row("mask_offset", masks.bands, "mask", ("visible",), masks.causal_bound),
+    Row(
+        "window", masks.bands, "mask", ("visible",), masks.window,
+        (
+            "leaves out the window ({a} keys)",
+            "has a window of {b} keys, which A has not",
+            "has a window of {b} keys in place of {a}",
+        ),
+    ),
+    Row("padding", masks.masks, "mask", ("visible",), masks.padding),
+    Row("mask_magnitude", formulas, "mask", ("fill", "fill_by", "fill_added"), bias.fill),
+    Row(
+        "sinks", formulas, "sinks", ("sinks",), formula.sinks,
+        ("leaves out the sinks ({a})", "has sinks ({b}), which A has not", "has other sinks ({b} in place of {a})"),
+    ),
+    Row("rounding", ways(*QKV), "", (), formula.rounded_vector),
+    Row(
+        "rounding", formulas, "weights", ("logits_dtype", "weights_dtype", "own"), formula.rounded_logits_and_weights
+    ),
+    Row("rounding", formulas, "weights", ("logits_dtype", "own"), formula.rounded_logits),
+    Row("rounding", formulas, "weights", ("weights_dtype", "own"), formula.rounded_weights),
+    Row("dropout", formulas, "weights", ("kept", "dropout"), formula.dropout),
+)  # fmt: skip
+
+
+def suspect(*rows: Row) -> Callable[[Sides], Iterator[Suspicion]]:
+    """What some rows suspect, in their order."""
+
+    def suspected(sides: Sides) -> Iterator[Suspicion]:
+        for row in rows:
+            yield from suspicions(row, sides)
+
+    return suspected
+
 
 CAUSES: dict[str, Callable[[Sides], Iterator[Suspicion]]] = {
-    # from the input to the product
-    head_order.NAME: head_order.suspect,
-    weights.NAME: weights.suspect,
-    projection_bias.NAME: projection_bias.suspect,
-    qk_norm.NAME: qk_norm.suspect,
-    qk_norm_order.NAME: qk_norm_order.suspect,
-    qk_norm_axis.NAME: qk_norm_axis.suspect,
-    qk_norm_eps.NAME: qk_norm_eps.suspect,
-    rope_missing.NAME: rope_missing.suspect,
-    rope_partial.NAME: rope_partial.suspect,
-    rope_layout.NAME: rope_layout.suspect,
-    rope_base.NAME: rope_base.suspect,
-    positions.NAME: positions.suspect,
-    length_factor.NAME: length_factor.suspect,
-    kv_scale.NAME: kv_scale.suspect,
-    group_order.NAME: group_order.suspect,
-    # from the product to the output
-    scale.NAME: scale.suspect,
-    softcap.NAME: softcap.suspect,
-    softcap_order.NAME: softcap_order.suspect,
-    bias_scaled.NAME: bias_scaled.suspect,
-    bias.NAME: bias.suspect,
-    mask_alignment.NAME: mask_alignment.suspect,
-    mask_offset.NAME: mask_offset.suspect,
-    window.NAME: window.suspect,
-    padding.NAME: padding.suspect,
-    mask_magnitude.NAME: mask_magnitude.suspect,
-    sinks.NAME: sinks.suspect,
-    rounding.NAME: rounding.suspect,
-    dropout.NAME: dropout.suspect,
+    name: suspect(*(row for row in ROWS if row.name == name)) for name in dict.fromkeys(row.name for row in ROWS)
 }

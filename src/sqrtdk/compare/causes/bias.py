@@ -1,45 +1,130 @@
-"""The bias of positions is missing, or another: other slopes of ALiBi, another table, turned round, of the other sign.
+"""What is added to the logits, and by what it was multiplied: the bias of positions, and the fill of hidden keys.
 
 What is the same for all keys of a row does not reach the weights and is taken off before two biases are compared
-(slope * j is slope * (j - i)); so is what hidden keys have. One that is off by the scale alone is `bias_scaled`.
+(slope * j is slope * (j - i)); so is what hidden keys have. A bias or fill that is off by the scale in all its numbers
+is `bias_scaled`: the scale was applied to the sum in place of the product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.addends import common_keys
-from sqrtdk.compare.causes.bias_scaled import factor_of_bias
+from sqrtdk.audit.tolerance import inverse_root
+from sqrtdk.compare.addends import FAR, common_keys
 from sqrtdk.compare.masks import distances
-from sqrtdk.compare.numbers import HELD, held, of_formula, same, times, told_apart
+from sqrtdk.compare.numbers import HELD, one_number, ratio, same, times, told_apart, total
 from sqrtdk.compare.program import Formula
-from sqrtdk.compare.suspect import Sides, Suspicion
+from sqrtdk.compare.suspect import Both, Difference
 
-NAME = "bias"
 SAID = {"alibi": "ALiBi bias", "relative": "relative bias", "bias": "bias"}
 
 
-def suspect(sides: Sides) -> Iterator[Suspicion]:
-    """B's bias in A's formula."""
-    a, b = sides.a.formula, sides.b.formula
-    if a is None or b is None or (a.bias is None and b.bias is None):
-        return
-    by = factor_of_bias(a, b, sides.head_dim)  # the business of `bias_scaled`
+# -- the factor --------------------------------------------------------------------------------------------------------
+
+
+def bias_factor(both: Both[Formula]) -> Difference | None:
+    """The factor on the bias: a number that the trace saw, or a scale; neither is off by rounding."""
+    by = _factor_of_bias(both)
+    return None if by is None else _scaled("bias_by", both.a.bias_by, by)
+
+
+def fill_factor(both: Both[Formula]) -> Difference | None:
+    """The factor on the fill of hidden keys, which only a finite fill can show."""
+    by = _factor_of_fill(both)
+    return None if by is None else _scaled("fill_by", both.a.fill_by, by)
+
+
+def _scaled(field: str, old: float, by: float) -> Difference:
+    return Difference(old, old * by, {"by": f"{by:.4g}"}, lambda formula: replace(formula, **{field: old * by}))
+
+
+def _factor_of_bias(both: Both[Formula]) -> float | None:
+    """By what B's bias is off in all its numbers; None where that is nothing, or is no sign of a scale."""
+    a, b = both.a, both.b
+    if a.bias is None or b.bias is None:
+        return None
+    keys = common_keys(a, b)
+    one, other = times(a.bias, a.bias_by), times(b.bias, b.bias_by)
+    by = ratio(one, other) if keys is None else ratio(times(one, keys), times(other, keys))
+    if by is not None and same(by, 1.0):
+        return None
+    if a.bias_by and not same(a.bias_by, b.bias_by):
+        return b.bias_by / a.bias_by  # the bias before it may be another as well
+    return by if by is not None and _is_scale(by, both) else None
+
+
+def _factor_of_fill(both: Both[Formula]) -> float | None:
+    a, b = both.a, both.b
+    fills = a.fill * a.fill_by, b.fill * b.fill_by
+    if a.visible is None or b.visible is None or not all(fill and math.isfinite(fill) for fill in fills):
+        return None
+    by = fills[1] / fills[0]
+    seen = same(a.fill, b.fill) and not same(a.fill_by, b.fill_by)
+    return by if not same(*fills) and (seen or _is_scale(by, both)) else None
+
+
+def _is_scale(by: float, both: Both[Formula]) -> bool:
+    """Whether a number is the scale of a side, or the usual one, which a factor of each row may hide."""
+    scales = (one_number(total(both.a)), one_number(total(both.b)), inverse_root(both.sides.head_dim))
+    return any(same(by, value) for scale in scales if scale and scale != 1.0 for value in (scale, 1.0 / scale))
+
+
+# -- the fill ----------------------------------------------------------------------------------------------------------
+
+
+def fill(both: Both[Formula]) -> Difference | None:
+    """A number in place of minus infinity, or another one, so that hidden keys take weight.
+
+    A fill far below all logits gives no weight, whatever it is, where the row sees any key; a row that sees none shows
+    it: all hidden keys on average, or 0.
+    """
+    a, b = both.a, both.b
+    if a.visible is None or b.visible is None or _factor_of_fill(both) is not None:
+        return None
+    left, right = _applied(a), _applied(b)
+    if same(left, right) and (a.fill_added == b.fill_added or math.isinf(left)):
+        return None
+    blind = any(not bool(visible.any(-1).all()) for visible in (a.visible, b.visible))
+    if max(left, right) <= FAR and not blind:
+        return None
+    if same(left, right) and b.fill_added:
+        text = f"adds {right:.4g} to the logits of hidden keys, where A writes it"
+    elif same(left, right):
+        text = f"writes {right:.4g} over the logits of hidden keys, where A adds it"
+    else:
+        text = "marks hidden keys with {1} in place of {0}".format(*told_apart(left, right))
+    old, new = ("-inf" if math.isinf(number) else float(f"{number:.6g}") for number in (left, right))
+    return Difference(old, new, {"text": text})
+
+
+def _applied(formula: Formula) -> float:
+    number = formula.fill * formula.fill_by
+    return -math.inf if math.isnan(number) else number
+
+
+# -- the bias ----------------------------------------------------------------------------------------------------------
+
+
+def bias(both: Both[Formula]) -> Difference | None:
+    """Missing, or another: other slopes of ALiBi, another table, turned round, of the other sign."""
+    a, b = both.a, both.b
+    if a.bias is None and b.bias is None:
+        return None
+    by = _factor_of_bias(both)  # the business of `bias_scaled`
     a = a if by is None else replace(a, bias_by=a.bias_by * by)
     left, right = effective(a, b), effective(b, a)
-    if same(left, right, held(sides.a.dtype, sides.b.dtype)):
-        return
+    if same(left, right, both.sides.off):
+        return None
 
-    def change(formula: Formula) -> Formula:
+    def other(formula: Formula) -> Formula:
         kept = formula.bias_by if formula.bias is not None and b.bias is not None else b.bias_by
         return replace(formula, bias=b.bias, bias_name=b.bias_name, bias_by=kept)
 
-    said_a, said_b = _said(a, left), _said(b, right)
-    yield Suspicion(NAME, "bias", said_a, said_b, of_formula(change), _text(a, b, left, right))
+    return Difference(_said(a, left), _said(b, right), {"text": _text(a, b, left, right)}, other)
 
 
 def effective(formula: Formula, other: Formula) -> Tensor:
@@ -59,22 +144,26 @@ def effective(formula: Formula, other: Formula) -> Tensor:
     return torch.where(visible, added - mean, 0.0)
 
 
+def _name(formula: Formula) -> str:
+    return SAID.get(formula.bias_name, "bias")
+
+
 def _said(formula: Formula, added: Tensor) -> str | None:
-    if formula.bias is None:
-        return None
-    return f"{SAID.get(formula.bias_name, 'bias')}, {float(added.min()):.4g} to {float(added.max()):.4g}"
+    return None if formula.bias is None else f"{_name(formula)}, {float(added.min()):.4g} to {float(added.max()):.4g}"
 
 
 def _text(a: Formula, b: Formula, left: Tensor, right: Tensor) -> str:
     if b.bias is None:
-        return f"leaves out the {SAID.get(a.bias_name, 'bias')}"
+        return f"leaves out the {_name(a)}"
+    name = _name(b)
     if a.bias is None:
-        return f"adds a {SAID.get(b.bias_name, 'bias')}, which A has not".replace("a ALiBi", "an ALiBi")
-    name = SAID.get(b.bias_name, "bias")
+        return f"adds {'an' if name.startswith('A') else 'a'} {name}, which A has not"
     if same(-left, right):
         return f"has the {name} with the other sign"
-    if _turned(a, b):
-        return f"has the {name} turned round, rows for keys"
+    if a.bias.ndim > 1 and a.bias.shape[-1] == a.bias.shape[-2]:
+        turned = replace(a, bias=a.bias.mT)
+        if same(effective(turned, b), effective(b, a)):
+            return f"has the {name} turned round, rows for keys"
     if _shuffled(left, right):
         return f"has the {name} of the heads in another order"
     slope_a, slope_b = slopes(a), slopes(b)
@@ -83,12 +172,6 @@ def _text(a: Formula, b: Formula, left: Tensor, right: Tensor) -> str:
         old, new = told_apart(float(slope_a[head]), float(slope_b[head]))
         return f"has other slopes in its {name} (head {head}: {new} in place of {old})"
     return f"has another {name}{_where(a, b)}"
-
-
-def _turned(a: Formula, b: Formula) -> bool:
-    if a.bias is None or a.bias.ndim < 2 or a.bias.shape[-1] != a.bias.shape[-2]:
-        return False
-    return same(effective(replace(a, bias=a.bias.mT), b), effective(b, a))
 
 
 def _shuffled(left: Tensor, right: Tensor) -> bool:

@@ -24,6 +24,7 @@ CHUNK = 2**12
 CHANCE = 0.01  # far places that fit by chance alone: with more of them none is said
 ANGLES = 1e-4  # radians that angles of float32 are off by at far places
 KEPT = 16  # tables that stay taken apart: each cause asks for the same ones
+LARGEST = 2**24  # numbers of which a quantile is taken
 STANDS = 0.25  # of the usual step: what is less is a row that does not move
 
 
@@ -46,10 +47,27 @@ class Turn:
         """The largest distance from position 0, at least 1."""
         return max(1.0, float(self.positions.abs().max()))
 
+    def still(self, tolerance: float) -> Tensor:
+        """(P,), True for pairs that turn by no more than `tolerance`, radians, in all positions."""
+        return self.frequencies.abs() * self.span <= tolerance
+
+    def with_frequencies(self, frequencies: Tensor) -> Turn:
+        """The turn with other frequencies; for more pairs or fewer each row has the median of its amplitude."""
+        amplitude = self.amplitude
+        if len(frequencies) != len(self.frequencies):
+            amplitude = amplitude.median(-1, keepdim=True).values.expand(*amplitude.shape[:-1], len(frequencies))
+        return Turn(self.positions, frequencies, amplitude)
+
     def table(self) -> Tensor:
         """(B or 1, L, P), complex: the table again."""
         angles = self.positions[..., None] * self.frequencies
         return self.amplitude * torch.polar(torch.ones_like(angles), angles)
+
+
+def unit(table: Tensor) -> Tensor:
+    """The table without its amplitude; 1 where that is 0."""
+    size = table.abs()
+    return torch.where(size > 0, table / size.clamp_min(torch.finfo(torch.float64).tiny), 1.0)
 
 
 @lru_cache(maxsize=KEPT)
@@ -64,18 +82,16 @@ def take_apart(table: Tensor, frequencies: Tensor | None = None) -> Turn | None:
         None where its angles are no products of positions and frequencies, or it has too few rows.
     """
     table = table.to(torch.complex128)
-    amplitude = table.abs()
-    unit = torch.where(amplitude > 0, table / amplitude.clamp_min(torch.finfo(torch.float64).tiny), 1.0)
-    own = frequencies is None
-    if frequencies is None:
-        frequencies = _frequencies(unit)
+    amplitude, turned = table.abs(), unit(table)
+    least = LEAST_IN_RUNS if frequencies is None else 0.0
+    frequencies = _frequencies(turned) if frequencies is None else frequencies
     if frequencies is None or not bool(frequencies.any()):
         return None
-    positions = _positions(unit, frequencies, LEAST_IN_RUNS if own else 0.0)
+    positions = _positions(turned, frequencies, least)
     if positions is None:
         return None
-    rest = (unit * torch.polar(torch.ones_like(amplitude), -positions[..., None] * frequencies)).angle()
-    if float(rest.abs().flatten().quantile(0.9)) > FITS if rest.numel() < 2**24 else False:
+    rest = (turned * torch.polar(torch.ones_like(amplitude), -positions[..., None] * frequencies)).angle()
+    if rest.numel() < LARGEST and float(rest.abs().flatten().quantile(0.9)) > FITS:
         return None
     weight = (positions**2).sum()
     if float(weight) > 0:
@@ -111,7 +127,7 @@ def _frequencies(unit: Tensor) -> Tensor | None:
 def _commonest(steps: Tensor) -> Tensor | None:
     """(P,): the step that is nearest to most others, of those that move."""
     moves = (steps - 1).abs().mean(-1)
-    steps = steps[moves > STANDS * float(moves.quantile(0.75) if moves.numel() < 2**24 else moves.max())]
+    steps = steps[moves > STANDS * float(moves.quantile(0.75) if moves.numel() < LARGEST else moves.max())]
     if not len(steps):
         return None
     sample = steps[torch.linspace(0, len(steps) - 1, min(len(steps), SAMPLE)).round().long()]

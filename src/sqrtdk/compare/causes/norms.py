@@ -1,0 +1,193 @@
+"""How the norms of q and k differ: missing, another kind, features, eps or gain, before or after the rotation.
+
+Norms are compared number by number. An "l2" with a gain that is sqrt(features) times that of an "rms" is the same norm,
+but for its eps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.compare.numbers import apart, few_digits, spread
+from sqrtdk.compare.program import Norm, Rotation, Way
+from sqrtdk.compare.suspect import (
+    ALIKE,
+    NONE,
+    QK,
+    Both,
+    Difference,
+    Sides,
+    norms,
+    on_step,
+    rotation,
+    way_of,
+)
+
+WORDS = {"rms": "RMS", "layer": "LayerNorm", "l2": "L2"}
+OVER = {"head": "each head", "heads": "all heads together"}
+OFF_BY_ONE = {1.0: "A's + 1", -1.0: "A's - 1"}  # a gain that is stored as its distance from 1
+
+
+def norm_pairs(sides: Sides) -> Iterator[Both[Norm]]:
+    """Norms of q, then of k, in order."""
+    for vector in QK:
+        both = zip(norms(way_of(sides.a, vector)), norms(way_of(sides.b, vector)), strict=False)
+        for place, (a, b) in enumerate(both):
+            yield Both(sides, a, b, on_step(vector, Norm, place), vector)
+
+
+# -- one norm of both sides --------------------------------------------------------------------------------------------
+
+
+def kind(both: Both[Norm]) -> Difference | None:
+    """Another kind; also where both seem "rms" and the gain of one is 1/sqrt(features) of the other's: "l2"."""
+    a, b = both.a, both.b
+    seen = _kind_by_gain(both)
+    if seen is not None:
+        words = WORDS["rms" if seen == "l2" else "l2"], WORDS[seen]
+        return Difference(*words, edit=lambda own: replace(own, gain=b.gain))
+    if a.kind == b.kind or _equivalent(both):
+        return None
+    return Difference(WORDS[a.kind], WORDS[b.kind])
+
+
+def _equivalent(both: Both[Norm]) -> bool:
+    a, b = both.a, both.b
+    if {a.kind, b.kind} != {"rms", "l2"} or a.over != b.over:
+        return False
+    rms, l2 = (a, b) if a.kind == "rms" else (b, a)
+    return bool(torch.isclose(l2.gain, rms.gain * _features(both) ** 0.5, rtol=both.sides.slack, atol=0).all())
+
+
+def _kind_by_gain(both: Both[Norm]) -> str | None:
+    a, b, features = both.a, both.b, _features(both)
+    if (a.kind, b.kind) != ("rms", "rms") or a.over != b.over or features == 1:
+        return None
+    for name, power in (("l2", -0.5), ("rms", 0.5)):
+        if bool(torch.isclose(b.gain, a.gain * features**power, rtol=both.sides.slack, atol=0).all()):
+            return name
+    return None
+
+
+def _features(both: Both[Norm]) -> int:
+    """How many features are normalised together."""
+    sides = both.sides
+    affine = way_of(sides.a, both.vector).affine or way_of(sides.b, both.vector).affine
+    heads = len(affine.weight) if affine is not None else len(both.a.gain) if both.vector == "key" else sides.heads
+    return sides.head_dim * (heads if both.a.over == "heads" else 1)
+
+
+def gain(both: Both[Norm]) -> Difference | None:
+    """Another gain, or shift."""
+    a, b, slack = both.a, both.b, both.sides.slack
+    gains = apart(a.gain, b.gain, slack)
+    if not (gains or _shifts_differ(a, b, slack)) or _equivalent(both) or _kind_by_gain(both) is not None:
+        return None
+    how = next((words for plus, words in OFF_BY_ONE.items() if not apart(a.gain + plus, b.gain, slack)), None)
+    if how is not None:
+        return Difference("gain", how, {"how": how})
+    old, new = spread(a.gain), spread(b.gain)
+    return Difference(old, new, {"how": f"{new} instead of {old}" if gains else "its shift differs"})
+
+
+def _shifts_differ(a: Norm, b: Norm, tolerance: float) -> bool:
+    if a.shift is None and b.shift is None:
+        return False
+    shifts = [x.gain * 0 if x.shift is None else x.shift for x in (a, b)]
+    size = max(float(a.gain.abs().max()), float(shifts[0].abs().max()))
+    return bool(((shifts[0] - shifts[1]).abs() > tolerance * size).any())
+
+
+def eps(both: Both[Norm]) -> Difference | None:
+    """Another eps, which is no rounding of A's; whether it matters depends on the sizes of q and k."""
+    a, b = both.a, both.b
+    other_unit = (a.kind == "l2") != (b.kind == "l2")
+    if other_unit or abs(a.eps - b.eps) <= ALIKE * max(a.eps, b.eps):
+        return None
+    return Difference(*few_digits(a.eps, b.eps))
+
+
+def axis(both: Both[Norm]) -> Difference | None:
+    """The mean is over the features of one head on one side, over those of all heads on the other."""
+    return None if both.a.over == both.b.over else Difference(OVER[both.a.over], OVER[both.b.over])
+
+
+# -- all norms of q or k -----------------------------------------------------------------------------------------------
+
+
+def missing(both: Both[Way]) -> Difference | None:
+    """A norm that one side has and the other has not."""
+    a, b, other = norms(both.a), norms(both.b), both.b
+    if len(a) > len(b):
+        return Difference(WORDS[a[len(b)].kind], NONE, edit=lambda own: _first(own, len(b)))
+    if len(b) > len(a):
+        return Difference(NONE, WORDS[b[len(a)].kind], edit=lambda own: _with(own, other, len(a)))
+    return None
+
+
+def _first(old: Way, count: int) -> Way:
+    """With no more than the first `count` norms."""
+    gone = norms(old)[count:]
+    return replace(old, steps=tuple(step for step in old.steps if not any(step is one for one in gone)))
+
+
+def _with(old: Way, other: Way, have: int) -> Way:
+    """With the norms of `other` from number `have` on, on the side of the rotation where it has them."""
+    before, rest = norms_before_rotation(other), norms(other)[have:]
+    early = rest if before is None else rest[: max(0, before - have)]
+    steps = list(_first(old, have).steps)
+    at = next((i for i, step in enumerate(steps) if isinstance(step, Rotation)), len(steps))
+    return replace(old, steps=(*steps[:at], *early, *steps[at:], *rest[len(early) :]))
+
+
+def order(both: Both[Way]) -> Difference | None:
+    """The norm stands before the rotation on one side, after it on the other, and the two do not commute."""
+    early, wanted, own = norms_before_rotation(both.a), norms_before_rotation(both.b), norms(both.a)
+    if early is None or wanted is None or early == wanted or len(own) != len(norms(both.b)):
+        return None
+    if all(_commutes(norm, rotation(both.a)) for norm in own[min(early, wanted) : max(early, wanted)]):
+        return None
+    a, b = ("before", "after") if early > wanted else ("after", "before")
+    words = {"before": a}
+    return Difference(f"{a} the rotation", f"{b} the rotation", words, lambda old: _with_early(old, wanted))
+
+
+def norms_before_rotation(way: Way) -> int | None:
+    """How many norms come before the rotation; None where there is none."""
+    if rotation(way) is None:
+        return None
+    at = next(i for i, step in enumerate(way.steps) if isinstance(step, Rotation))
+    return sum(isinstance(step, Norm) for step in way.steps[:at])
+
+
+def _commutes(norm: Norm, turned: Rotation | None) -> bool:
+    """Whether it does not matter which of the two comes first: lengths stay, and so does the gain of a pair."""
+    if turned is None:
+        return True
+    if norm.kind == "layer" or norm.shift is not None or not bool((turned.table.abs() - 1).abs().max() < 1e-6):
+        return False
+    first, second = _pair_channels(norm.gain, turned)
+    return bool(torch.isclose(first, second, rtol=1e-6, atol=0).all())
+
+
+def _pair_channels(gain: Tensor, turned: Rotation) -> tuple[Tensor, Tensor]:
+    channels = gain[..., turned.first : turned.first + turned.width]
+    if channels.shape[-1] != turned.width:  # one gain for all channels
+        return channels, channels
+    if turned.layout == "half":
+        return channels[..., : turned.width // 2], channels[..., turned.width // 2 :]
+    return channels[..., ::2], channels[..., 1::2]
+
+
+def _with_early(old: Way, count: int) -> Way:
+    """With `count` of its norms before the rotation and the others after; other steps stay where they are."""
+    if rotation(old) is None:
+        return old
+    own = norms(old)
+    rest = [step for step in old.steps if not isinstance(step, Norm)]
+    at = next(i for i, step in enumerate(rest) if isinstance(step, Rotation))
+    return replace(old, steps=(*own[:count], *rest[: at + 1], *own[count:], *rest[at + 1 :]))

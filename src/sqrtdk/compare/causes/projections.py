@@ -1,0 +1,348 @@
+"""How the projections of q, k and v differ: rows in another order, other weights, another bias, heads read by others.
+
+Two rows are the same where one is the other rounded: a weight of bfloat16 beside its float32. Rows that moved are found
+by a sketch of each, a few products with random vectors, and then compared whole. A fused QKV is laid out
+[q, k, v][head][channel] by some and [head][q, k, v][channel] by others; read in the wrong way every row is there and in
+the wrong place. Rows that are laid out for the other layout of the rotation, with that layout, differ in nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from sqrtdk.compare.numbers import apart, number, spread, told_apart
+from sqrtdk.compare.program import Affine, Program, Rotation, Way
+from sqrtdk.compare.suspect import (
+    LETTERS,
+    NONE,
+    QK,
+    QKV,
+    Both,
+    Change,
+    Difference,
+    Edit,
+    Sides,
+    listed,
+    on_way,
+    rotation,
+    way_of,
+    with_way,
+)
+
+FINE = 2.0**-21  # of the largest number of a row: two roundings of float32, of a weight that was folded or rescaled
+COARSE = (torch.bfloat16, torch.float16)
+SKETCH = 8  # products a row
+CHUNK = 2**10
+SUMS = 0.05  # sketches of the same rows have the same sum, but for their rounding
+SHOWN = 8  # heads, or channels, in a text
+SOME, OTHER = "a bias", "another bias"
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def same(a: Tensor, b: Tensor) -> Tensor:
+    """(rows,): which rows of a and b, (rows, D), are one row, but for their rounding.
+
+    Example:
+        >>> third = torch.tensor([[1 / 3]], dtype=torch.float64)
+        >>> same(third, third.bfloat16().double()).item(), same(third, third + 1e-3).item()
+        (True, False)
+    """
+    equal = (a - b).abs() <= FINE * torch.maximum(a.abs().amax(-1, keepdim=True), b.abs().amax(-1, keepdim=True))
+    alike = equal.all(-1)
+    for dtype in COARSE:
+        for one, other in ((a, b), (b, a)):
+            if bool(alike.all()):
+                return alike
+            rounded = one[~alike].to(dtype).double() == other[~alike]
+            alike = alike.masked_scatter(~alike, rounded.all(-1))
+    return alike
+
+
+def _flat(affine: Affine) -> Tensor:
+    """(H * E, D): its rows."""
+    return affine.weight.flatten(0, 1).double()
+
+
+def _bias(affine: Affine) -> Tensor:
+    """(H, E): its bias, 0 where there is none."""
+    return torch.zeros(affine.weight.shape[:2], dtype=torch.float64) if affine.bias is None else affine.bias.double()
+
+
+def _pool(program: Program, vector: str, self_attention: bool) -> tuple[list[Affine], int]:
+    """Projections among whose rows those of one vector may be, all of the same input; and the first of its own rows."""
+    own = way_of(program, vector).affine
+    affines = [way_of(program, name).affine for name in (QKV if self_attention else (vector,))]
+    pool = [x for x in affines if x is not None and own is not None and x.weight.shape[-1] == own.weight.shape[-1]]
+    before = pool[: next((i for i, x in enumerate(pool) if x is own), 0)]
+    return pool, sum(x.weight.shape[0] * x.weight.shape[1] for x in before)
+
+
+def _moved(sides: Sides) -> dict[str, Tensor]:
+    """Of each vector whose rows are A's in another order: the row of A's pool that is at each place.
+
+    A vector whose rows are in place, or are no rows of A's, is not in it.
+    """
+    orders = {vector: order for vector in QKV if (order := _order(sides, vector)) is not None}
+    lost, size = torch.zeros(SKETCH, dtype=torch.float64), 0.0
+    for vector in orders:
+        sketches = [_sketch(_flat(x)) for side in (sides.a, sides.b) if (x := way_of(side, vector).affine) is not None]
+        lost = lost + sketches[0].sum(0) - sketches[1].sum(0)
+        size += float(sketches[0].abs().amax(1).mean())
+    return {} if float(lost.abs().max()) > SUMS * size else orders  # some rows twice, others gone
+
+
+def _moved_to(sides: Sides, vector: str) -> Tensor | None:
+    return None if _order(sides, vector) is None else _moved(sides).get(vector)
+
+
+def _order(sides: Sides, vector: str) -> Tensor | None:
+    a, b = way_of(sides.a, vector).affine, way_of(sides.b, vector).affine
+    if a is None or b is None or a.weight.shape != b.weight.shape:
+        return None
+    mine, wanted = _flat(a), _flat(b)
+    there = same(mine, wanted)
+    if bool(there.all()):
+        return None
+    pool, first = _pool(sides.a, vector, sides.self_attention)
+    rows = torch.cat([_flat(x) for x in pool])
+    found = _nearest(_sketch(wanted[~there]), _sketch(rows))
+    if not bool(same(rows[found], wanted[~there]).all()):
+        return None
+    order = torch.arange(first, first + len(mine))
+    order[~there] = found
+    return order
+
+
+def _sketch(rows: Tensor) -> Tensor:
+    """(rows, SKETCH): products with random vectors, always the same."""
+    generator = torch.Generator().manual_seed(rows.shape[-1])
+    return rows @ torch.randn(rows.shape[-1], SKETCH, dtype=torch.float64, generator=generator)
+
+
+def _nearest(wanted: Tensor, rows: Tensor) -> Tensor:
+    return torch.cat([torch.cdist(some, rows).argmin(-1) for some in torch.split(wanted, CHUNK)])
+
+
+def relabelled(sides: Sides, orders: dict[str, Tensor] | None = None) -> bool:
+    """Rows of q and k are in the order of the other rotary layout, and so is the rotation: nothing differs.
+
+    Checkpoints are converted so: the channels of a pair stay a pair.
+
+    Args:
+        sides: both programs.
+        orders: of the rows that moved, where they are known.
+    """
+    turned = [(rotation(way_of(sides.a, name)), rotation(way_of(sides.b, name))) for name in QK]
+    if any(a is None or b is None or a.layout == b.layout or a.width != b.width for a, b in turned):
+        return False
+    orders = _moved(sides) if orders is None else orders
+    return all(
+        name in orders and a is not None and torch.equal(orders[name], _relabelling(sides, name, a))
+        for name, (a, _) in zip(QK, turned, strict=True)
+    )
+
+
+def _relabelling(sides: Sides, vector: str, turned: Rotation) -> Tensor:
+    """The order of rows that goes with the other layout than `turned`'s."""
+    own, (_, first) = way_of(sides.a, vector).affine, _pool(sides.a, vector, sides.self_attention)
+    assert own is not None
+    numbers = torch.arange(first, first + len(_flat(own))).view(own.weight.shape[:2])
+    return layout_order(numbers, turned).flatten()
+
+
+def layout_order(channels: Tensor, turned: Rotation) -> Tensor:
+    """Channels (..., E) laid out for a rotation as `turned`, in the order that the other layout has."""
+    part, width = channels[..., turned.first : turned.first + turned.width], turned.width
+    if turned.layout == "half":
+        part = torch.stack([part[..., : width // 2], part[..., width // 2 :]], -1).flatten(-2)
+    else:
+        part = torch.cat([part[..., ::2], part[..., 1::2]], -1)
+    return torch.cat([channels[..., : turned.first], part, channels[..., turned.first + width :]], -1)
+
+
+# -- rows in another order ---------------------------------------------------------------------------------------------
+
+
+def reordered(sides: Sides) -> Iterator[Both[dict[str, Tensor]]]:
+    """All vectors whose rows moved, at once, as rows may have moved from one to another; they change together."""
+    orders = _moved(sides)
+    if orders and relabelled(sides, orders):
+        orders = {vector: order for vector, order in orders.items() if vector not in QK}
+    if orders:
+
+        def change(program: Program) -> Program:
+            new = program
+            for vector, order in orders.items():
+                new = with_way(new, vector, _taken(program, vector, order, sides.self_attention))
+            return new
+
+        yield Both(sides, orders, orders, lambda _: change, next(iter(orders)))
+
+
+def head_order(both: Both[dict[str, Tensor]]) -> Difference:
+    """The rows are the same, in another order: heads, channels, parts of a fused QKV."""
+    return Difference("in order", _order_words(both), {"parts": listed([LETTERS[vector] for vector in both.a])})
+
+
+def _taken(program: Program, vector: str, order: Tensor, together: bool) -> Way:
+    """The way with a projection whose rows are those of A's at `order`."""
+    way, (pool, _) = way_of(program, vector), _pool(program, vector, together)
+    own = way.affine
+    if own is None:
+        return way
+    rows = torch.cat([_flat(x) for x in pool])[order].view_as(own.weight)
+    bias = torch.cat([_bias(x).flatten() for x in pool])[order].view(own.weight.shape[:2])
+    features = torch.cat([x.features.flatten() for x in pool])[order].view_as(own.features)
+    there = any(x.bias is not None for x in pool)
+    return replace(way, affine=replace(own, weight=rows, bias=bias if there else None, features=features))
+
+
+def _order_words(both: Both[dict[str, Tensor]]) -> str:
+    """What happened to the first vector that moved."""
+    own, order = way_of(both.sides.a, both.vector).affine, both.a[both.vector]
+    assert own is not None
+    pool, first = _pool(both.sides.a, both.vector, both.sides.self_attention)
+    heads, channels = own.weight.shape[:2]
+    local = (order - first).view(heads, channels)
+    if bool((local < 0).any()) or bool((local >= heads * channels).any()):
+        # rows of [q, k, v][head], read one head after the other
+        strides = torch.arange(heads)[:, None] * channels * len(pool) + torch.arange(channels)
+        layouts = ("[head][q, k, v]", "[q, k, v][head]")
+        by_head = bool((order.view(heads, channels).cpu() == strides).all())
+        read, written = layouts if by_head else layouts[::-1]
+        return f"rows of q, k and v mixed, as where a fused projection is read {read} instead of {written}"
+    head, channel = local // channels, local % channels
+    in_order = torch.arange(channels)
+    if bool((head == head[:, :1]).all()):
+        if bool((channel == in_order).all()):
+            return f"heads {_list(head[:, 0])}"
+        turned = rotation(way_of(both.sides.a, both.vector))
+        if turned is not None and bool((channel == layout_order(in_order, turned)).all()):
+            return "channels of each head in the order of the other rotary layout"
+        if bool((channel == channel[:1]).all()):
+            return f"channels {_list(channel[0])} of each head"
+    if bool((local.flatten() == torch.arange(heads * channels).view(channels, heads).T.flatten()).all()):
+        return "[channel][head] instead of [head][channel]"
+    return "rows of different heads mixed"
+
+
+def _list(numbers: Tensor) -> str:
+    shown = " ".join(str(number) for number in numbers[:SHOWN].tolist())
+    return shown if len(numbers) <= SHOWN else f"{shown} ..."
+
+
+# -- other weights, another bias ---------------------------------------------------------------------------------------
+
+
+def projections(sides: Sides) -> Iterator[Both[Affine]]:
+    """The projections, where both are known and have one shape but for the input's width."""
+    for vector in QKV:
+        a, b = way_of(sides.a, vector).affine, way_of(sides.b, vector).affine
+        if a is not None and b is not None and a.weight.shape[:2] == b.weight.shape[:2]:
+            yield Both(sides, a, b, partial(_on_affine, vector), vector)
+
+
+def _on_affine(vector: str, edit: Edit[Affine]) -> Change:
+    return on_way(vector)(lambda way: way if way.affine is None else replace(way, affine=edit(way.affine)))
+
+
+def weight(both: Both[Affine]) -> Difference | None:
+    """Other rows; those of one parameter, as a fused one is that of three vectors, are one difference."""
+    a, b = both.a, both.b
+    if a.weight.shape != b.weight.shape or bool(same(_flat(a), _flat(b)).all()):
+        return None
+    if _moved_to(both.sides, both.vector) is not None:
+        return None
+    key = b.name or a.name or both.vector
+    words = {"name": "" if key in QKV else f", {key}", "how": _distance(_flat(a), _flat(b))}
+    return Difference(a.name or None, b.name or None, words, key=key)
+
+
+def _distance(mine: Tensor, wanted: Tensor) -> str:
+    """How far apart, in words: a factor, some rows, or all."""
+    factor = float((mine * wanted).sum() / (mine * mine).sum().clamp_min(1e-300))
+    if bool(same(mine * factor, wanted).all()):
+        return f"{told_apart(1.0, factor)[1]} times A's"
+    differ = int((~same(mine, wanted)).sum())
+    relative = float((mine - wanted).norm() / mine.norm().clamp_min(1e-300))
+    return f"{differ} of {len(mine)} rows differ, by {number(relative):g} of its size in all"
+
+
+def bias(both: Both[Affine]) -> Difference | None:
+    """Missing, or another; a bias of zeros is none, and one that moved with its rows is A's."""
+    mine, wanted, sides = _bias(both.a), _bias(both.b), both.sides
+    if _one_row(mine, wanted):
+        return None
+    order = _moved_to(sides, both.vector)
+    if order is not None:
+        rows = torch.cat([_bias(x).flatten() for x in _pool(sides.a, both.vector, sides.self_attention)[0]])
+        if _one_row(rows[order], wanted):
+            return None
+    a = SOME if bool(mine.any()) else NONE
+    b = NONE if not bool(wanted.any()) else SOME if a == NONE else OTHER
+    return Difference(a, b)
+
+
+def _one_row(a: Tensor, b: Tensor) -> bool:
+    return bool(same(a.reshape(1, -1), b.reshape(1, -1)).all())
+
+
+# -- heads and factors of k and v --------------------------------------------------------------------------------------
+
+
+def group_order(both: Both[Way]) -> Difference | None:
+    """A query head reads another head: 0 0 1 1 is `repeat_interleave` of two heads for four, 0 1 0 1 `tile`."""
+    a, b = both.a.heads, both.b.heads
+    if both.a.affine is not None and both.b.affine is not None:
+        a, b = _heads(both.a.affine, both.b.affine, a, b)
+    if a is None or b is None or a.shape != b.shape or torch.equal(a, b):
+        return None
+    heads = b
+    return Difference(_list(a), _list(b), edit=lambda way: replace(way, heads=heads))
+
+
+def _heads(a: Affine, b: Affine, heads_a: Tensor | None, heads_b: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """For each query head the head of A's that it reads, on both sides; None where that can't be told."""
+    every = torch.arange(len(b.weight))
+    read = every if heads_b is None else heads_b
+    if len(a.weight) == len(b.weight):
+        return (every if heads_a is None else heads_a), read
+    # a side that repeats the rows has a head for each query head
+    if a.weight.shape[1:] != b.weight.shape[1:]:
+        return None, None
+    mine, other = a.weight.flatten(1).double(), b.weight.flatten(1).double()
+    found = _nearest(_sketch(other), _sketch(mine))
+    return (heads_a, found[read]) if bool(same(mine[found], other).all()) else (None, None)
+
+
+def kv_factor(both: Both[Way]) -> Difference | None:
+    """A factor of each head on k or v: the scale of a quantised cache applied twice or not at all.
+
+    A factor on q, or one that the code put into the logits, is `scale`; one in the rows of the projection is `weights`;
+    one and the same on q and k, both rotated, is `length_factor`.
+    """
+    a, b = (torch.as_tensor(way.scaled, dtype=torch.float64) for way in (both.a, both.b))
+    if not apart(a, b, both.sides.slack) or (both.vector == "key" and like_amplitude(both.sides)):
+        return None
+    return Difference(_size(a), _size(b), {"by": str(_size(b / a))})
+
+
+def _size(factor: Tensor) -> float | str:
+    one = number(float(factor.min()))
+    return one if one == number(float(factor.max())) else spread(factor)
+
+
+def like_amplitude(sides: Sides) -> bool:
+    """Whether q and k are both off by one and the same factor, and both turn: by the amplitude of their tables."""
+    turning = all(rotation(way_of(side, vector)) is not None for vector in QK for side in (sides.a, sides.b))
+    ratios = [torch.as_tensor(way_of(sides.b, x).scaled) / torch.as_tensor(way_of(sides.a, x).scaled) for x in QK]
+    by = torch.cat([ratio.double().flatten() for ratio in ratios])
+    one = torch.ones(1, dtype=torch.float64)
+    return turning and not apart(by[:1], by, sides.slack) and apart(by[:1], one, sides.slack)
