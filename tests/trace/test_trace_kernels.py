@@ -110,3 +110,45 @@ def test_an_additive_score_that_serves_as_q_is_named() -> None:
     (call,) = traced(Additive()).calls
     assert call.unknown == ("additive",)
     assert call.scale.effective is None
+
+
+@torch.library.custom_op("sqrtdk_tests::attend_with_defaults", mutates_args=())
+def attend_with_defaults(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float = 0.125,
+    causal: bool = True,
+    warp: float = 0.5,
+    plain: bool = True,
+) -> Tensor:
+    """What is not passed is what the schema says; nobody knows `warp` and `plain`."""
+    logits = q @ k.mT * softmax_scale * (1 + warp)
+    logits = logits if plain else logits * 2
+    return (logits.masked_fill(torch.ones(logits.shape[-2:]).triu(1).bool(), -torch.inf) if causal else logits).softmax(
+        -1
+    ) @ v
+
+
+@pytest.mark.parametrize(
+    ("options", "unread"),
+    [
+        ({}, ("warp", "plain")),
+        ({"warp": 0.5}, ("warp", "plain")),
+        ({"warp": 0.0}, ("plain", "warp")),
+        ({"warp": 0.0, "plain": False}, ("plain", "warp")),
+    ],
+)
+def test_defaults_of_the_schema_are_arguments(options: dict[str, float], unread: tuple[str, ...]) -> None:
+    layers = nn.ModuleList(nn.Linear(32, E) for _ in range(3))
+    x = torch.randn(2, 6, 32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(KERNELS, "sqrtdk_tests::attend_with_defaults", Kernel(query="q"))
+        with Trace(layers) as run:
+            attend_with_defaults(*(layer(x) for layer in layers), **options)
+    (call,) = run.calls
+    assert call.unknown == tuple(f"{name} of the kernel" for name in unread)
+    assert "0.125 * q.k" in call.formula
+    assert call.mask is not None
+    assert call.mask.kind == "causal"
+    assert call.scale.effective is None

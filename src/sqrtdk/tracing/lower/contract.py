@@ -171,6 +171,7 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
         "matrices": capacity(weight) // max(math.prod(weight.shape[-2:]), 1) if len(weight.shape) == 3 else 1,
         "paired": reads_pairs(source),
         "part": origin(weight) in scene.store.parts,
+        "features": -2 if weight is a and node.op != "mv" else -1,
         "gathered_by": list_of(source),
     }
     if scene.keep:

@@ -101,9 +101,10 @@ class _Arguments:
 
     @property
     def unread(self) -> tuple[Unknown, ...]:
-        """Arguments that were passed, may change numbers, and are not read."""
-        passed = ((name, value) for name, value in self.call.arguments.items() if name not in _KNOWN)
-        return tuple(Unknown(f"{name} of the kernel") for name, value in passed if isinstance(value, Tensor) or value)
+        """Arguments that may change numbers and are not read: on, or off where the operator's default is on."""
+        on = [name for name, value in self.call.arguments.items() if isinstance(value, Tensor) or value]
+        names = [name for name in (*on, *sorted(self.call.turned_off)) if name not in _KNOWN]
+        return tuple(Unknown(f"{name} of the kernel") for name in names)
 
 
 def read_kernel(call: KernelCall, kernel: Kernel) -> Reading:

@@ -73,7 +73,7 @@ class Link:
         visible = None
         if condition is not None:
             visible = Placed(condition if keep else ~condition, self.views, self.node.shape)
-        return (Hide("bool", -math.inf if fill is None else fill, visible),)
+        return (Hide("bool", fill, visible),)
 
 
 Readers = Mapping[str, Callable[[Link], tuple[Step, ...]]]
@@ -238,7 +238,21 @@ def _selected(link: Link) -> tuple[Step, ...]:
     if all(isinstance(arg, Node) and _same_lineage(arg, link.main) for arg in node.args[1:3]):
         return unknown(link)
     kept = node.args[1] is link.main
-    return link.overwritten(0, node.number(2 if kept else 1), keep=kept)
+    fill, known = _fill(node, 2 if kept else 1)
+    return link.overwritten(0, fill, keep=kept) if known else unknown(link)
+
+
+def _fill(node: Node, position: int) -> tuple[float | None, bool]:
+    """The number that is written over hidden logits, alone or as a whole tensor of it; whether it is one number.
+
+    Of a tensor without values it is taken for one number that is not known.
+    """
+    value = node.operands.get(position)
+    value = evaluate(node.args[position]) if value is not None and value.is_meta else value
+    if value is None or not value.numel():
+        return node.number(position), True
+    first = float(value.flatten()[0])
+    return first, bool((value == first).all())
 
 
 def _written(link: Link) -> tuple[Step, ...]:

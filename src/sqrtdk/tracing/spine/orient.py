@@ -244,15 +244,19 @@ def _after(step: Node, line: Tensor) -> Tensor | None:
 
 def _features_axis(root: Node) -> int:
     """Of a projection, counted from the end; those of a batch normalisation of vectors are the last."""
-    return 1 - len(root.shape) if root.op in _CONVOLUTIONS and len(root.shape) > 2 else -1
+    if root.op in _CONVOLUTIONS and len(root.shape) > 2:
+        return 1 - len(root.shape)
+    return -1 if root.root is None else root.root.features
 
 
 def _positions(root: Node, shape: tuple[int, ...]) -> Tensor | None:
     """1, 2, 3 ... along the positions, 0 being padding; all 1 where a projection of vectors has none."""
     if len(shape) < 2 or root.op == "bmm":  # einsum folds batch and positions
         return None
-    if _features_axis(root) != -1:
+    if root.op in _CONVOLUTIONS and len(shape) > 2:
         before, sizes, after = 2, shape[2:], 0
+    elif _features_axis(root) == -2:
+        before, sizes, after = len(shape) - 1, shape[-1:], 0
     elif root.op in _CONVOLUTIONS | _LINEAR:
         before, sizes, after = 1, shape[1:-1], 1
     else:

@@ -178,6 +178,7 @@ class Root:
     # Serial numbers of that tensor and of what it was projected from, up to the nearest sum of branches.
     lineage: frozenset[int] = frozenset()
     width: int | None = None  # features that a projection contracted over
+    features: int = -1  # the axis of the result along which its features lie: -2 of W x
     additive: bool = False  # it is an additive score, v . tanh(q + k)
     # It projects pairs of rows of two activations, or a curve over them: all pairs, or a single row with all others.
     paired: bool | None = None

@@ -35,6 +35,7 @@ class KernelCall:
     site: str  # module path
     place: Place | None = None  # where in the code
     lse: Tensor | None = None  # log of the sums of exponentials, (B, H, L), where it gave them
+    turned_off: frozenset[str] = frozenset()  # arguments that are off, False or 0, where the operator's default is not
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +240,11 @@ class Recorder(EagerMode):
     # -- attention kernels -----------------------------------------------------------------------------------------
 
     def _run_kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
-        named, whole = _bind(func, args, kwargs), func._schema.name
+        passed, whole = _bind(func, args, kwargs), func._schema.name
+        defaults = {arg.name: arg.default_value for arg in func._schema.arguments if arg.has_default_value()}
+        names = [arg.name for arg in func._schema.arguments if arg.name in passed or arg.name in defaults]
+        named = {name: passed[name] if name in passed else defaults[name] for name in names}
+        turned_off = frozenset(name for name in passed if not _is_on(passed[name]) and _is_on(defaults.get(name)))
         site, written = self.sites.here(), _written(func, args, kwargs)
         nodes = self._nodes(named)
         self._guard(self.store.lose, named.values())
@@ -255,7 +260,7 @@ class Recorder(EagerMode):
         results = [x for x in (named.get("out"), *several) if isinstance(x, Tensor)] or written
         if results:
             lse = results[1] if len(results) > 1 and results[1].shape == results[0].shape[:-1] else None
-            self.listener.kernel(KernelCall(whole, named, nodes, results[0], site, places.here(), lse))
+            self.listener.kernel(KernelCall(whole, named, nodes, results[0], site, places.here(), lse, turned_off))
         for result in results:
             self._guard(self.store.new_root, whole.removeprefix("aten::"), result)
         self._guard(self.store.note_write, written)
@@ -286,6 +291,11 @@ def base_name(func: Any) -> str:
     """The operator's name without namespace, overload, and the mark that it writes in place."""
     name = str(func._schema.name).split("::")[1]
     return name[:-1] if name.endswith("_") and not name.startswith("__") else name
+
+
+def _is_on(value: Any) -> bool:
+    """Whether an argument is a tensor, or neither None, False nor 0."""
+    return isinstance(value, Tensor) or bool(value)
 
 
 def _bind(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
