@@ -1,8 +1,8 @@
 """Tracing: which attentions ran in a model, and the formula that reached each softmax. The way in is `sqrtdk.trace`.
 
-`tape` writes down what runs, `lower` says what each operation was, `spine` walks back from a softmax to the projections,
-`probe` runs parts of the tape again on other values, `steps` are what can lie between, and `tell` puts a reading into a
-record. What other packages use of them is listed here.
+`tape` writes down what runs, `lower` says what each operation was, `spine` walks back from a softmax to the
+projections, `probe` runs parts of the tape again on other values, `steps` are what can lie between, and `tell` puts a
+reading into a record. What other packages use of them is listed here.
 """
 
 from sqrtdk.tracing.records import AttentionCall as AttentionCall
