@@ -53,7 +53,7 @@ def read_native(call: KernelCall, kernel: Kernel) -> Reading:
         key_root = Node("linear", tuple(other.shape), act=True, site=call.site, root=Root(projects=True))
     inner = {"query": q, "key": k, "value": k, "attn_mask": mask}
     nodes = {"query": root, "key": key_root, "attn_mask": root}
-    reading = read_kernel(replace(call, arguments=inner, nodes=nodes), kernel)
+    reading = read_kernel(replace(call, arguments=inner, nodes=nodes, turned_off=frozenset()), kernel)
     return replace(
         reading,
         query=replace(reading.query, basis=q),

@@ -247,8 +247,9 @@ def _fill(node: Node, position: int) -> tuple[float | None, bool]:
 
     Of a tensor without values it is taken for one number that is not known.
     """
-    value = node.operands.get(position)
-    value = evaluate(node.args[position]) if value is not None and value.is_meta else value
+    arg, value = node.args[position], node.operands.get(position)
+    if isinstance(arg, Node) and (value is None or value.is_meta):
+        value = evaluate(arg)
     if value is None or not value.numel():
         return node.number(position), True
     first = float(value.flatten()[0])
