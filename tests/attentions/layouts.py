@@ -78,6 +78,17 @@ def one_matrix_a_head(m: Any, x: Tensor) -> Tensor:
     return torch.cat(attention(m, q, k, v).split(len(x)), -1)
 
 
+def features_first(m: Any, x: Tensor) -> Tensor:
+    """torch.einsum puts the weight first, W x, with its features first; so does jnp.einsum."""
+
+    def project(layer: nn.Linear) -> Tensor:
+        return torch.einsum("bld,dhe->hebl", x, layer.weight.view(H, E, D).permute(2, 0, 1))
+
+    q, k, v = (project(layer) for layer in (m.q, m.k, m.v))
+    weights = torch.einsum("hebl,hebm->bhlm", q * ROOT, k).softmax(-1)
+    return torch.einsum("bhlm,hebm->blhe", weights, v).flatten(2)
+
+
 def class_token(m: Any, x: Tensor) -> Tensor:
     """CaiT (Touvron et al. 2021, arXiv:2103.17239): one query, the class token's."""
     q, k, v = (part.unflatten(-1, (H, E)).transpose(1, 2) for part in (m.q(x[:, :1]), m.k(x), m.v(x)))
@@ -177,6 +188,7 @@ LAID: dict[str, tuple[Callable[[Any, Tensor], Tensor], tuple[int, ...], int, int
     "heads above the batch": (heads_above_the_batch, (L,), B, H, (L, L)),
     "heads first": (heads_first, (L,), B, H, (L, L)),
     "one matrix a head": (one_matrix_a_head, (L,), B, H, (L, L)),
+    "features first": (features_first, (L,), B, H, (L, L)),
     "class token": (class_token, (L,), B, H, (1, L)),
     "class token without an axis": (class_token_without_an_axis, (L,), B, H, (1, L)),
     "blocks": (in_windows(blocks), IMAGE, B * WINDOWS, H, (9, 9)),

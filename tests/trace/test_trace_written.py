@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from tests.attentions.each import each
-from tests.attentions.heads import ROOT, Attend, B, H, Heads, L, logits, over_devices, read
+from tests.attentions.heads import ROOT, Attend, B, H, Heads, L, logits, over_devices, read, trace
 from tests.attentions.written import WRITTEN
+
+TRIANGLE = torch.ones(L, L, dtype=torch.bool).tril()
 
 
 @over_devices
@@ -88,3 +90,37 @@ def test_a_mask_built_in_place_is_known_without_data() -> None:
 
     for device in ("cpu", "meta"):
         assert read(attend, device).formula == "softmax(0.25 * q.k + causal)"
+
+
+def _selected(fill: Tensor | float) -> Attend:
+    def attend(m: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        z = q @ k.mT * ROOT
+        return torch.where(TRIANGLE, z, fill).softmax(-1) @ v
+
+    return attend
+
+
+@each("fill", [-math.inf, -1e4, -1.0, 0.0])
+def test_the_fill_of_a_whole_tensor_is_its_number(fill: float) -> None:
+    """jnp.where and others make a tensor of it first."""
+    for made in (torch.full((L, L), fill), torch.full((B, H, L, L), fill)):
+        mask = read(_selected(made), "cpu").mask
+        assert mask is not None
+        assert (mask.kind, mask.fill) == ("causal", fill)
+
+
+def test_logits_that_others_stand_in_for_are_not_hidden() -> None:
+    call = read(_selected(torch.arange(float(L))), "cpu")
+    assert call.unknown == ("where",)
+    assert call.scale.effective is None
+
+
+def test_a_mask_without_a_softmax_has_its_keys_where_the_values_are() -> None:
+    """(v^T w^T)^T is w v."""
+
+    def attend(m: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = (q @ k.mT * ROOT).masked_fill(~TRIANGLE, -math.inf).relu()
+        return (v.mT @ weights.mT).mT
+
+    _, _, run = trace(attend)
+    assert [missed.formula for missed in run.not_measured] == [f"relu({ROOT:.4g} * q.k) + causal"]

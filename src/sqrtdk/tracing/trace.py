@@ -226,7 +226,7 @@ class Trace:
     def _unsoftened(self, site: str, seen: Unweighted) -> None:
         place = places.here()
         with self._guarded(site, seen, place):
-            reason, formula = without_softmax(seen.node)
+            reason, formula = without_softmax(seen)
             self._missed.append(NotMeasured(site, reason, formula or self._formula(seen), places.text(place)))
 
     def _end(self, weighing: Weighing) -> None:

@@ -158,7 +158,7 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
     if unsoftened and not _is_tangent(scene, node.site):
         logits = a if a.products else b
         numbers = next(t for i, t in made.tensors.items() if node.args[i] is logits)
-        scene.listener.unsoftened(node.site, Unweighted(logits, alias(numbers)))
+        scene.listener.unsoftened(node.site, Unweighted(logits, alias(numbers), -1 if logits is a else -2))
     source, weight = (a, b) if a.act and not (b.act and holds_angles(a)) else (b, a)
     node.terms = 1 if len(node.shape) > 2 and a.shape[0] > 1 else 0
     node.label = origin(weight).label

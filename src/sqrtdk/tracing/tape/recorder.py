@@ -44,6 +44,7 @@ class Unweighted:
 
     node: Node
     logits: Tensor
+    keys: int = -1  # their axis: -2 of logits that met v as the right operand
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,10 +152,10 @@ _NAMES = {
 }
 
 
-def without_softmax(weights: Node) -> tuple[str, str | None]:
-    """What an attention is whose `weights`, made without a softmax, met values, and their formula, where it has one."""
+def without_softmax(seen: Unweighted) -> tuple[str, str | None]:
+    """What an attention is whose weights, made without a softmax, met values, and their formula, where it has one."""
     with unasked():
-        way = chain.read_chain(weights, _READERS)
+        way = chain.read_chain(seen.node, _READERS)
         curves = tuple(step.name for step in way.steps if isinstance(step, _Curve))
         name = _NAMES.get(curves)
         if way.product is None or name is None:
@@ -167,7 +167,8 @@ def without_softmax(weights: Node) -> tuple[str, str | None]:
         expression = _scaled(_product(query, key), factors)
         for step in way.steps:
             if isinstance(step, Hide) and step.visible is not None:
-                step = replace(step, name=pattern(step.visible.at_softmax()))
+                visible = step.visible.at_softmax()
+                step = replace(step, name=pattern(visible if seen.keys == -1 else visible.mT))
             step.write(expression)
         return f"{name}: {WITHOUT_SOFTMAX}", expression.text()
     # which of q, k and v met first can't be told: the scale alone is
