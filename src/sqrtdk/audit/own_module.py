@@ -18,7 +18,7 @@ from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
 from sqrtdk.models.run import on_cpu_by_default
 from sqrtdk.models.signature import forward_arguments
-from sqrtdk.tracing.tape.constants import LARGEST
+from sqrtdk.tracing.tape.graph import LARGEST
 
 _HIDES = -1e3  # a number below it, added to logits, hides
 

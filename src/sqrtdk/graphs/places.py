@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sqrtdk.graphs.graph import Missing
 from sqrtdk.models.records import LoadedModel
-from sqrtdk.tracing.tape.constants import LARGEST
+from sqrtdk.tracing.tape.graph import LARGEST
 
 MOST_LEARNED = 2**12  # elements of a weight whose values are looked at: gains, temperatures
 MAX_DEPTH = 32  # names in a module path

@@ -23,8 +23,7 @@ from torch import Tensor
 from sqrtdk.tracing.lower.mixing import over_heads
 from sqrtdk.tracing.probe.replays import part_between
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.constants import evaluate
-from sqrtdk.tracing.tape.graph import ancestors, is_learned
+from sqrtdk.tracing.tape.graph import ancestors, evaluate, is_learned
 from sqrtdk.tracing.tape.node import Carried, Node, Weighing, origin
 
 OTHER_SUM = "division by the sum over the queries"

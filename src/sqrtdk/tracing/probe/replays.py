@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.records import Factor
-from sqrtdk.tracing.tape import constants, ops
-from sqrtdk.tracing.tape.constants import evaluate
-from sqrtdk.tracing.tape.graph import dominator
+from sqrtdk.tracing.tape import graph, ops
+from sqrtdk.tracing.tape.graph import dominator, evaluate
 from sqrtdk.tracing.tape.node import Node
 
 _LARGEST = 2**22  # numbers of one tensor
@@ -210,7 +209,7 @@ def _overwritten(node: Node, known: dict[Node, Tensor]) -> Tensor:
     if before is None or write not in known:
         raise RuntimeError("what was written to is not known")
     after = before.to(known[write].dtype).clone()
-    constants.part(write, after).copy_(known[write])
+    graph.part(write, after).copy_(known[write])
     return after
 
 

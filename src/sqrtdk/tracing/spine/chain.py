@@ -19,7 +19,7 @@ from sqrtdk.tracing.spine.operations import Link as Link
 from sqrtdk.tracing.spine.rotations import paired
 from sqrtdk.tracing.steps import Beside, Scale, Sink, Softcap, Step, Unknown
 from sqrtdk.tracing.tape import ops, places
-from sqrtdk.tracing.tape.constants import block, written
+from sqrtdk.tracing.tape.graph import block, written
 from sqrtdk.tracing.tape.node import Node
 
 

@@ -16,8 +16,7 @@ from sqrtdk.tracing.probe.norms import is_computed_gain
 from sqrtdk.tracing.records import DATA, ROWS, Factor, Stage
 from sqrtdk.tracing.spine.rotations import amplitude_of, decayed, turned
 from sqrtdk.tracing.spine.side import Follow, Side
-from sqrtdk.tracing.tape.constants import evaluate
-from sqrtdk.tracing.tape.graph import ancestors, capacity, is_learned
+from sqrtdk.tracing.tape.graph import ancestors, capacity, evaluate, is_learned
 from sqrtdk.tracing.tape.node import Node
 
 _MOST_HEADS = 2**12  # of a factor whose values are worked out where there are none

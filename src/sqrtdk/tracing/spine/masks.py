@@ -12,8 +12,7 @@ from torch import Tensor
 
 from sqrtdk.tracing.steps import ZERO_ONE, Bias, Hide, Sink, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.tape.constants import block, evaluate, part
-from sqrtdk.tracing.tape.graph import ancestors
+from sqrtdk.tracing.tape.graph import ancestors, block, evaluate, part
 from sqrtdk.tracing.tape.node import Node
 
 TRIANGLES = ("causal", "causal_lower_right")

@@ -34,7 +34,7 @@ from sqrtdk.tracing.steps import (
 )
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.constants import evaluate
+from sqrtdk.tracing.tape.graph import evaluate
 from sqrtdk.tracing.tape.node import EXTREMES, Node, origin
 
 

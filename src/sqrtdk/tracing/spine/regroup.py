@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.constants import block, written
-from sqrtdk.tracing.tape.graph import dominator, numbered, replay, replay_all
+from sqrtdk.tracing.tape.graph import block, dominator, numbered, replay, replay_all, written
 from sqrtdk.tracing.tape.node import Node
 
 REJOINED = frozenset({"cat", "stack"})

@@ -20,8 +20,7 @@ from sqrtdk.tracing.records import ROWS, Factor, Stage
 from sqrtdk.tracing.spine.regroup import regrouped
 from sqrtdk.tracing.spine.side import Follow, Side
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.constants import evaluate
-from sqrtdk.tracing.tape.graph import dominator
+from sqrtdk.tracing.tape.graph import dominator, evaluate
 from sqrtdk.tracing.tape.node import Node
 
 REPEATS = frozenset({"expand", "repeat", "repeat_interleave", "index", "index_select"})

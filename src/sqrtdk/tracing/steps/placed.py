@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.constants import spread
-from sqrtdk.tracing.tape.graph import replay
+from sqrtdk.tracing.tape.graph import replay, spread
 from sqrtdk.tracing.tape.node import Node
 
 

@@ -1,4 +1,10 @@
-"""A node of the lineage graph, one for every tensor, and what it can be marked as: a root, a product, weights."""
+"""A node of the tape, one for every tensor, and what it can be marked as: a root, a product, weights, and so on.
+
+A node holds a tensor only where a later reading needs one: at roots (projections, inputs, sums of two branches) and at
+normalised q and k an alias of the values, elsewhere aliases of what they met (masks, biases, factors, tables). Nodes
+live as long as a tensor that descends from them, and roots cut the chain, so a trace holds about one block's
+activations.
+"""
 
 from __future__ import annotations
 

@@ -18,8 +18,7 @@ from sqrtdk.tracing.probe.norms import name_of_gain, norm_within
 from sqrtdk.tracing.spine.lineage import follow, unasked
 from sqrtdk.tracing.spine.regroup import REJOINED, regrouped
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.constants import part, written
-from sqrtdk.tracing.tape.graph import dominator
+from sqrtdk.tracing.tape.graph import dominator, part, written
 from sqrtdk.tracing.tape.node import Node
 from sqrtdk.tracing.tensors import Projection, Vector, Waypoint
 
