@@ -129,3 +129,14 @@ def test_a_scale_of_each_head_is_read_where_heads_come_last() -> None:
     (call,) = run.calls
     assert (call.heads, call.scale.agree) == (H, True)
     assert call.scale.per_head == pytest.approx(model.gate.detach().exp().tolist())
+
+
+def test_a_division_by_a_number_of_each_head_is_its_inverse() -> None:
+    by = torch.tensor([1.0, 2.0, 4.0, 8.0], dtype=torch.float64)[:H]
+
+    def attend(m: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ((q @ k.mT) / by[:, None, None]).softmax(-1) @ v
+
+    (call,) = trace(attend)[2].calls
+    assert call.scale.agree is True
+    assert call.scale.per_head == pytest.approx((1 / by).tolist())

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sqrtdk
 from sqrtdk.tracing import NotAttention, NotMeasured, Trace
-from sqrtdk.tracing.records import LOST_ADDITIVE, LOST_SIGHT, NEVER_USED, NOT_SEEN
+from sqrtdk.tracing.records import LOST_ADDITIVE, LOST_SIGHT, NEVER_USED, NOT_SEEN, SEPARABLE
 from sqrtdk.tracing.spine import chain, kernels
 from sqrtdk.tracing.tape.recorder import KernelCall
 from tests.attentions.each import each
@@ -131,6 +131,12 @@ def mixed(self, q, k, v):
     return weights[..., :1] * v  # seen
 
 
+def separable(self, q, k, v):
+    """MobileViTv2 (arXiv:2206.02680): one score a token, whose softmax over the tokens pools k."""
+    weights = self.router(self.x)[..., :1].softmax(1)
+    return v.relu() * (weights * k).sum(1, keepdim=True)  # seen
+
+
 def additive(self, q, k, v):
     weights = (q[:, :, None] + k[:, None]).tanh().sum(-1).softmax(-1)
     return torch.cdist(weights, v.mT)  # seen
@@ -141,6 +147,7 @@ def additive(self, q, k, v):
     [
         (reduced, NEVER_USED, None),
         (mixed, NOT_SEEN, None),
+        (separable, SEPARABLE, None),
         (additive, LOST_ADDITIVE, "softmax(additive(q, k))"),
     ],
 )

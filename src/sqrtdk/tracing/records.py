@@ -175,6 +175,7 @@ class AttentionCall(Shown):
 
 
 ONE_PROJECTION = "its logits come from one projection: a router or a pooling"
+SEPARABLE = "a softmax over the positions of one projection, as in separable attention: a pooling, without q and k"
 APART = "a softmax of q, and one of k, apart: efficient attention, without a product of q and k"
 NEVER_USED = "its weights never reach a value product"  # they were dropped, or only reduced
 NOT_SEEN = "its weights were not seen to reach a value product"  # they met what is not followed

@@ -22,6 +22,7 @@ from sqrtdk.tracing.records import (
     LOST_SIGHT,
     NEVER_USED,
     NOT_SEEN,
+    SEPARABLE,
     AttentionCall,
     NotAttention,
     NotMeasured,
@@ -30,6 +31,7 @@ from sqrtdk.tracing.spine.eager import read_eager
 from sqrtdk.tracing.spine.edges import read_edges
 from sqrtdk.tracing.spine.kernels import KERNELS
 from sqrtdk.tracing.spine.online import read_online
+from sqrtdk.tracing.spine.orient import pools_positions
 from sqrtdk.tracing.spine.reading import Reading
 from sqrtdk.tracing.tape import places
 from sqrtdk.tracing.tape.node import Node, Online, SoftmaxEntry, Weighing
@@ -238,7 +240,8 @@ class Trace:
         if entry.lost or entry.reason == LOST_SIGHT:
             entry.formula = self._formula(weighing)
         if entry.reason == NEVER_USED and entry.lost:
-            doubt = LOST_SIGHT if multiplies(weighing.node) else NOT_SEEN
+            lost = SEPARABLE if pools_positions(weighing) else NOT_SEEN
+            doubt = LOST_SIGHT if multiplies(weighing.node) else lost
             entry.reason = doubt if entry.formula is None else LOST_ADDITIVE
 
     def _formula(self, seen: Lost | None) -> str | None:

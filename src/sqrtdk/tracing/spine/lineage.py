@@ -39,7 +39,8 @@ class _Asked(threading.local):
 
 
 _asked = _Asked()
-_by_effects: WeakKeyDictionary[Node, dict[str, Side | None]] = WeakKeyDictionary()  # None: it is none of these
+# None: it is none of these. A side that held its own node would keep it for ever: the keys are weak, the values not.
+_by_effects: WeakKeyDictionary[Node, dict[str, Side | None]] = WeakKeyDictionary()
 
 
 def follow(node: Node, where: str) -> Side:

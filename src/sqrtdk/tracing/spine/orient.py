@@ -20,7 +20,7 @@ from sqrtdk.tracing.spine.regroup import regrouped
 from sqrtdk.tracing.steps.placed import to_softmax
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import numbered, replay
-from sqrtdk.tracing.tape.node import Node
+from sqrtdk.tracing.tape.node import Node, Weighing
 
 _LARGEST = 2**24  # features of a projection that are followed to the logits
 _REDUCED = frozenset({"mean", "sum", "amax", "amin"})
@@ -179,6 +179,15 @@ def over_channels(operand: Node, *, swapped: bool = False) -> bool:
         return False
     channel = followed(operand, features)
     return channel is not None and varies(channel, rows) and not varies(channel, summed)
+
+
+def pools_positions(weighing: Weighing) -> bool:
+    """Whether a softmax runs over the positions of one projection, and not over its features as a router's does.
+
+    So MobileViTv2's, softmax(conv(x)) over the tokens, whose weights meet k element by element (arXiv:2206.02680).
+    """
+    feature = followed(weighing.node, features)
+    return feature is not None and not varies(feature, weighing.dim) and weighing.node.shape[weighing.dim] > 1
 
 
 def norm_fault(operand: Node, *, summed: int) -> str | None:
