@@ -71,8 +71,8 @@ def check(
         str | None,
         typer.Option(
             "--kv-scale",
-            metavar="[tensor|head|token|channel|NUMBER]",
-            help="What shares a scale in that cache, or the fixed scale of all.",
+            metavar="GRAIN",
+            help="What shares a scale in that cache: tensor, head, token, channel; or a number, the scale of all.",
             show_default="the format's own",
         ),
     ] = None,

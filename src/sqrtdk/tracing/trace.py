@@ -240,13 +240,18 @@ class Trace:
         if entry.lost or entry.reason == LOST_SIGHT:
             entry.formula = self._formula(weighing)
         if entry.reason == NEVER_USED and entry.lost:
-            lost = SEPARABLE if pools_positions(weighing) else NOT_SEEN
-            doubt = LOST_SIGHT if multiplies(weighing.node) else lost
-            entry.reason = doubt if entry.formula is None else LOST_ADDITIVE
+            if entry.formula is not None:
+                entry.reason = LOST_ADDITIVE
+            elif multiplies(weighing.node):
+                entry.reason = LOST_SIGHT
+            else:
+                entry.reason = NOT_SEEN
+                with contextlib.suppress(Exception), _apart():
+                    entry.reason = SEPARABLE if pools_positions(weighing) else NOT_SEEN
 
     def _formula(self, seen: Lost | None) -> str | None:
         """What was seen of what is lost; it may be asked for at any time, so no mode of the caller's is to see it."""
-        with contextlib.suppress(Exception), torch.no_grad(), _disable_current_modes(), torch.device("cpu"):
+        with contextlib.suppress(Exception), _apart():
             return None if seen is None else tell_lost(seen)
         return None
 
@@ -329,6 +334,13 @@ def _where(entry: SoftmaxEntry) -> str | None:
 def _serials(reading: Reading) -> Roots:
     query, key = reading.query.root, reading.key.root
     return None if query is None else query.serial, None if key is None else key.serial
+
+
+@contextlib.contextmanager
+def _apart() -> Iterator[None]:
+    """Computing that may come at any time: no mode and no default device of the caller's takes part."""
+    with torch.no_grad(), _disable_current_modes(), torch.device("cpu"):
+        yield
 
 
 def trace(
