@@ -84,9 +84,8 @@ def features_first(m: Any, x: Tensor) -> Tensor:
     def project(layer: nn.Linear) -> Tensor:
         return torch.einsum("bld,dhe->hebl", x, layer.weight.view(H, E, D).permute(2, 0, 1))
 
-    q, k, v = (project(layer) for layer in (m.q, m.k, m.v))
-    weights = torch.einsum("hebl,hebm->bhlm", q * ROOT, k).softmax(-1)
-    return torch.einsum("bhlm,hebm->blhe", weights, v).flatten(2)
+    q, k, v = (project(layer).permute(2, 0, 3, 1) for layer in (m.q, m.k, m.v))
+    return attention(m, q, k, v).transpose(1, 2).flatten(2)
 
 
 def class_token(m: Any, x: Tensor) -> Tensor:
