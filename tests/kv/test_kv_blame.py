@@ -146,6 +146,9 @@ def test_a_fixed_scale_is_to_blame_for_what_it_cuts_off_and_for_what_it_leaves_n
     coarse = forecast_calls([call], "int8", 10.0).calls[0]
     assert {blame.cause for blame in coarse.blame} == {COARSE}
     assert "made for numbers up to 1270" in coarse.blame[0].text
+    values = replace(call, key=replace(call.key, values=call.key.values * 0), value=call.value)
+    lost = forecast_calls([values], "int8", 10.0).calls[0]  # all weights are even: v alone is lost
+    assert {blame.cause for blame in lost.blame} == {VALUES}
 
 
 def test_findings_name_the_head_and_the_remedy_and_set_the_exit_code() -> None:

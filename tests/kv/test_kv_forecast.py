@@ -18,6 +18,8 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 from sqrtdk.kv import FORMATS, forecast_calls, kv_forecast
 from sqrtdk.kv import call as calls_of
 from sqrtdk.kv.bars import KL_BARS, OUTPUT_BARS
+from sqrtdk.kv.forecast import checked_scale
+from sqrtdk.kv.formats import limit_of
 from sqrtdk.kv.grains import bounds
 from sqrtdk.kv.ways import stored
 from sqrtdk.tracing import Trace
@@ -106,6 +108,17 @@ def test_a_fixed_scale_is_that_of_every_number(dtype: str, scale: float) -> None
     assert call.stored.name == f"{scale:g}"
     assert [way.name for way in call.others][:2] == ["tensor", "head"]
     assert (call.keys[0].cut_off > 0) is (scale != 1)
+
+
+def test_a_fixed_scale_has_all_of_its_digits() -> None:
+    assert checked_scale("int8", 0.0123456789) == "0.0123456789"
+    assert limit_of("int8", checked_scale("int8", 0.0123456789)) == 127 * 0.0123456789
+
+
+def test_a_fixed_scale_may_reach_beyond_float16() -> None:
+    model, x = Plain(is_causal=True).half(), torch.randn(1, 8, 64).half()
+    (call,) = kv_forecast(model, (x,), kv_dtype="fp8_e5m2", kv_scale=2.0).calls  # up to 114688
+    assert all(math.isfinite(head.kl_mean_nats) for head in call.stored.heads)
 
 
 def test_hidden_keys_and_blind_rows_do_not_count() -> None:

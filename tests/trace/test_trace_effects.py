@@ -7,7 +7,7 @@ import torch
 
 import sqrtdk
 from sqrtdk.tracing import AttentionCall
-from tests.attentions.asked import READ, UNREAD, WIDTH, Asked, B, L, Middle
+from tests.attentions.asked import READ, ROOT, UNREAD, WIDTH, Asked, B, L, Middle, on_both, on_logits
 
 
 def read(middle: Middle, dtype: torch.dtype = torch.float32) -> AttentionCall:
@@ -54,6 +54,27 @@ def test_the_factor_says_what_gave_it_and_one_of_1_is_none(name: str, effects: l
     call = read(READ[name][0])
     assert [factor.source for factor in call.scale.factors if factor.source.startswith("effect")] == effects
     assert [stage.detail for stage in call.stages if stage.name == "norm"] == norms
+
+
+def test_what_is_straight_near_0_alone_is_no_factor() -> None:
+    """min(x, 2 x + 8) is x above -8, where all of these q and k lie."""
+    call = read(on_both(lambda x: torch.minimum(x, 2 * x + 8)))
+    assert "minimum" in " ".join(call.unknown)
+    assert call.scale.effective is None
+
+
+def test_the_larger_of_logits_and_their_double_is_no_bound() -> None:
+    call = read(on_logits(lambda z: torch.maximum(z, 2 * z)))
+    assert "maximum" in " ".join(call.unknown)
+    assert call.scale.effective is None
+
+
+def test_a_cap_whose_factor_is_not_that_of_its_division_scales() -> None:
+    """3 tanh(z / 2) has slope 3/2 at 0."""
+    call = read(on_logits(lambda z: 3 * torch.tanh(z / 2)))
+    assert call.softcap == pytest.approx(3.0)
+    assert call.scale.effective == pytest.approx(1.5 * ROOT)
+    assert call.scale.agree is True
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

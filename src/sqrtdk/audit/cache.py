@@ -44,8 +44,8 @@ class StoredWay:
     """One way to store k and v, and what it does to each query head.
 
     `name` is the grain of the scales ("tensor", "head", "group", "token", "channel", "block"), or the number that they
-    are fixed to; "fold": a channel's
-    scale is moved from k into q first; "qk_norm": the attention with q and k normalised, stored at the same grain.
+    are fixed to; "fold": a channel's scale is moved from k into q first; "qk_norm": the attention with q and k
+    normalised, stored at the same grain.
     """
 
     name: str

@@ -92,8 +92,11 @@ def blamed(
         bad = [i for i in mine if seeing[i] and level(stored.heads[i]) is not None]
         if bad:
             by_kl = any(kl_level(stored.heads[i]) for i in bad)
-            if limit is not None and _is_of_the_scale(bad, stored, others, by_kl=by_kl):
-                place = head.head, CUT_OFF if (head.cut_off if by_kl else head.cut_off_values) else COARSE
+            of_the_scale = limit is not None and _is_of_the_scale(bad, stored, others, by_kl=by_kl)
+            if of_the_scale and (head.cut_off if by_kl else head.cut_off_values):
+                place = head.head, CUT_OFF
+            elif of_the_scale and by_kl:
+                place = head.head, COARSE
             else:
                 place = _cause(head, bad, stored, others, keys) if by_kl else (head.head, VALUES)
             suffering.setdefault(place, []).extend(bad)

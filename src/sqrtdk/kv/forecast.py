@@ -134,7 +134,7 @@ def checked_scale(kv_dtype: str, kv_scale: str | float | None) -> str:
     if number is not None and form.most is not None:
         if not 0 < number < math.inf:
             raise InvalidValueError(f"kv_scale is {kv_scale}", hint="A fixed scale is above 0, and finite.")
-        return f"{number:g}"
+        return str(number).removesuffix(".0")  # all of its digits: the text is what stores with it read
     if kv_scale in form.grains and len(form.grains) > 1:
         return str(kv_scale)
     if len(form.grains) == 1:

@@ -63,7 +63,8 @@ def stored(x: Tensor, dtype: str, scale: str, first: int, by: Tensor | None = No
         one = x[batch : batch + 1, head : head + 1]
         part = taken(one[:, :, :first], slice(head, head + 1))
         if limit is not None:
-            low, high = part.new_tensor(-limit), part.new_tensor(limit)
+            high = part.new_tensor(limit, dtype=torch.float64)  # it may be beyond what k in float16 holds
+            low = -high
         elif shared is None:
             low, high = bounds(part, grain)
         else:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MOST_E4M3, MOST_E5M2 = 448.0, 57344.0
+MOST_E4M3, MOST_E5M2 = (torch.finfo(dtype).max for dtype in (torch.float8_e4m3fn, torch.float8_e5m2))
 SOURCE = "FP8 (Micikevicius et al. 2022); scale max|x| / largest as in transformers' Fp8QuantizedLayer"
 
 

@@ -22,13 +22,12 @@ from sqrtdk.tracing.records import BY_DATA, Factor, Stage
 from sqrtdk.tracing.spine import pieces
 from sqrtdk.tracing.spine.factors import multiplied, tensor_factor
 from sqrtdk.tracing.spine.rotations import repeats, rotated, turned_by_matrix
-from sqrtdk.tracing.spine.side import Follow, Side
+from sqrtdk.tracing.spine.side import TURNS, Follow, Side
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import ancestors, replay
 from sqrtdk.tracing.tape.node import Node
 
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten"})
-_TURNS = ("rope", "xpos")
 _MOST_UNKNOWN = 4  # operations without readers on one way; a recurrence has more, and is none of these
 _PICKS = frozenset({"gather", "index", "index_select"})
 
@@ -144,7 +143,7 @@ def _normalised(node: Node, where: str) -> Side | None:
     norm = norm_at(node)
     if norm is None or node.value is None:
         return None
-    turns = [stage for stage in follow(norm.part.source, where).stages if stage.name in _TURNS]
+    turns = [stage for stage in follow(norm.part.source, where).stages if stage.name in TURNS]
     side = follow(min(node.roots, key=lambda n: n.serial), where).then(*turns)
     return _normed(side, norm, node.value, where, "number")
 
@@ -196,7 +195,7 @@ def _view(node: Node, main: Node, where: str, follow: Follow) -> Side:
     if node.op in _RESHAPES and main.shape and node.shape and main.shape[-1] > node.shape[-1]:
         side = replace(side, folded_heads=main.shape[-1])
     if side.pads:
-        side = replace(side, pads=pieces.moved(side.pads, main, node))
+        side = replace(side, pads=pieces.pads_after(side.pads, main, node))
     if side.basis is None:
         return side
     try:
@@ -214,6 +213,8 @@ def _cached(node: Node, main: Node, where: str, follow: Follow) -> Side:
 
 
 def _clamped(node: Node, main: Node, where: str, follow: Follow) -> Side:
+    if sum(p.act for p in node.parents()) > 1:  # min(x, 2 x + 8): no bound, a curve of x
+        return _unknown(node, main, where, follow)
     return follow(main, where).then(Stage(where, "clamp", node.op))
 
 

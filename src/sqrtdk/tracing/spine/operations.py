@@ -264,6 +264,8 @@ def _written(link: Link) -> tuple[Step, ...]:
 def _clamped(link: Link) -> tuple[Step, ...]:
     """A clamp that can bite; one at finfo.min only keeps infinities out."""
     node = link.node
+    if sum(_same_lineage(parent, link.main) for parent in node.parents()) > 1:  # max(z, 2 z): no bound, a curve of z
+        return unknown(link)
     low = node.number(1) if node.op in ("clamp", "clamp_min", "maximum") else None
     high = node.number(2 if node.op == "clamp" else 1) if node.op in ("clamp", "clamp_max", "minimum") else None
     bounds = [f"{bound:.4g}" if bound is not None and abs(bound) < -HIDDEN else "" for bound in (low, high)]

@@ -66,7 +66,7 @@ def joined(node: Node, main: Node, where: str, follow: Follow) -> Side:
     return together(sides, basis=torch.cat(bases, dim) if len(bases) == len(sides) else None)
 
 
-def moved(pads: tuple[tuple[int, int], ...], before: Node, view: Node) -> tuple[tuple[int, int], ...]:
+def pads_after(pads: tuple[tuple[int, int], ...], before: Node, view: Node) -> tuple[tuple[int, int], ...]:
     """Pads after a view of the padded tensor; those that it cut off are gone."""
     return tuple((axis, count) for old, count in pads if (axis := _axis_after(old, before, view)) is not None)
 

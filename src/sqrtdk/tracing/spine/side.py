@@ -13,7 +13,7 @@ from sqrtdk.tracing.records import BY_DATA, Factor, Stage
 from sqrtdk.tracing.tape import places
 from sqrtdk.tracing.tape.node import Node, Root
 
-_TURNS = ("rope", "xpos")
+TURNS = ("rope", "xpos")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +76,7 @@ class Side:
     @property
     def turned(self) -> bool:
         """Whether it was rotated, be it before a normalisation."""
-        return any(stage.name in _TURNS for stage in self.stages)
+        return any(stage.name in TURNS for stage in self.stages)
 
     def times(self, factor: Factor, *stages: Stage) -> Side:
         """The side after a multiplication."""

@@ -23,8 +23,6 @@ from sqrtdk.tracing.tape.places import Place
 
 _SERIAL = count()
 EXTREMES = frozenset({"amax", "max", "logsumexp"})  # of a row of logits: the softmax does not see it
-
-
 _EQUAL = 1e-3  # a factor this near to 1 changes no weight
 
 
