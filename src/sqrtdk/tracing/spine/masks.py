@@ -34,12 +34,14 @@ def reach(visible: Tensor, stands: int = 1) -> dict[str, Any]:
     """
     rows, columns = visible.shape[-2:]
     matrices = visible.reshape(-1, rows, columns)
-    i = torch.arange(rows, device=visible.device)[:, None]
-    distance = i - torch.arange(columns, device=visible.device)[None, :]
-    distances = distance[matrices.any(0)]
-    if not distances.numel():
+    i, j = (torch.arange(count, device=visible.device, dtype=torch.int32) for count in (rows, columns))
+    distance = i[:, None] - j
+    shown = matrices.any(0).byte()
+    seeing = shown.any(-1)
+    if not bool(seeing.any()):
         return {}
-    least, greatest = int(distances.min()), int(distances.max())
+    first, last = shown.argmax(-1), columns - 1 - shown.flip(-1).argmax(-1)
+    least, greatest = int((i - last)[seeing].min()), int((i - first)[seeing].max())
     live, blind = matrices.any(-2, keepdim=True), ~matrices.any(-1, keepdim=True)
     between = (distance >= least) & (distance <= greatest) & live
     shifted = ((matrices == ((distance >= -1) & live)) | blind).all((-1, -2))
