@@ -36,8 +36,8 @@ def reach(visible: Tensor, stands: int = 1) -> dict[str, Any]:
     matrices = visible.reshape(-1, rows, columns)
     i, j = (torch.arange(count, device=visible.device, dtype=torch.int32) for count in (rows, columns))
     distance = i[:, None] - j
-    shown = matrices.any(0).byte()
-    seeing = shown.any(-1)
+    shown = matrices.any(0)
+    seeing, shown = shown.any(-1), shown.byte()
     if not bool(seeing.any()):
         return {}
     first, last = shown.argmax(-1), columns - 1 - shown.flip(-1).argmax(-1)
