@@ -26,7 +26,6 @@ MUTANTS: dict[str, Planted] = {
         MOVED, Change("A.long().flatten() - 1", "(A.long().flatten() - 2).clamp_min(0)")
     ),
     "an effect on logits may move them": plant(BY_EFFECT, Change("if A.in_place: return A", "return A")),
-    "an effect may pass the product": plant(BY_EFFECT, Change("any(_is_product(A) or A is B for A in C)", "False")),
     "random numbers are run again": plant(BETWEEN, Change("A.op in _UNREPEATABLE", "False")),
     "a write in place reaches the graph's own tensors": plant(RAN, Change("A is not None and A.is_mutable", "False")),
     # projection, product, values
