@@ -249,3 +249,28 @@ def test_the_compiler_is_imported_by_models_alone_and_passes_over_the_trace(how:
     assert done.stdout.split("] ")[0] == "['softmax(0.25 * q.k)'"
     assert done.stdout.endswith(f"{how == 'compiled'}\n")
     assert "recompile" not in done.stderr
+
+
+def test_what_is_tried_on_other_numbers_draws_none() -> None:
+    """An effect that no reader knows is replayed on other values: not where it draws, as the model's draws follow."""
+
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q = torch.normal(self.q(x), 0.0)
+            return (q @ self.k(x).mT / 8**0.5).softmax(-1) @ x
+
+    torch.manual_seed(0)
+    model, x = Noisy(), torch.randn(1, 5, 8)
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        model(x)
+        plain = torch.get_rng_state()
+        torch.set_rng_state(state)
+        with sqrtdk.trace(model) as run:
+            model(x)
+    assert len(run.calls) == 1
+    assert torch.equal(torch.get_rng_state(), plain)
