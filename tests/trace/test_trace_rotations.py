@@ -1,4 +1,4 @@
-"""Rotations of q and k, however they are written, and the decays beside them."""
+"""Rotations of q and k, however they are written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from sqrtdk.tracing.trace import Trace
 from tests.attentions.each import each
@@ -20,11 +19,9 @@ from tests.trace.sides_by_hand import (
     E,
     H,
     L,
-    Turn,
     everywhere,
     reads,
     rms,
-    scales,
     scores,
     softmax_of,
     table,
@@ -335,75 +332,38 @@ def test_an_operation_that_is_not_seen_is_named_else(op: Any, meta: bool) -> Non
     assert call.scale.effective is None
 
 
-# -- decays ------------------------------------------------------------------------------------------------------------
+class OfPositions(nn.Module):
+    """Positions are an input, so that the rotation's matrices are data as well."""
+
+    def __init__(self, turn: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.turn, (self.query, self.key, self.value) = turn, (nn.Linear(DIM, H * E) for _ in range(3))
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (H, E)).transpose(1, 2) for p in (self.query, self.key, self.value))
+        angle = positions[..., None] * 0.1 ** torch.arange(E // 2)
+        return scores(self.turn(q, angle), self.turn(k, angle), v, ROOT)
 
 
-def xpos_scale(x: Tensor) -> Tensor:
-    """(L, E), as Sun et al. 2022 have it, about the middle of the sequence."""
-    base = (torch.arange(0, E, 2, device=x.device) / E + 0.4) / 1.4
-    scale = base ** ((torch.arange(L, device=x.device) - L // 2)[:, None] / 4)
-    return torch.cat([scale, scale], -1)
+def by_small_matrices(x: Tensor, angle: Tensor) -> Tensor:
+    c, s = angle.cos(), angle.sin()
+    turn = torch.stack([torch.stack([c, -s], -1), torch.stack([s, c], -1)], -2)[:, None]
+    return (turn @ x.unflatten(-1, (-1, 2, 1))).flatten(-3)
 
 
-def in_the_tables(x: Tensor, scale: Tensor) -> Tensor:
-    angle = torch.cat([table(x)] * 2, -1)
-    a, b = x.chunk(2, -1)
-    return x * (angle.cos() * scale) + torch.cat([-b, a], -1) * (angle.sin() * scale)
+def by_blocks_in_a_matrix(x: Tensor, angle: Tensor) -> Tensor:
+    c, s = angle.cos(), angle.sin()
+    turn = torch.zeros(*angle.shape[:-1], E, E)
+    for i in range(0, E, 2):
+        a, b = c[..., i // 2], s[..., i // 2]
+        turn[..., i : i + 2, i : i + 2] = torch.stack([a, -b, b, a], -1).unflatten(-1, (2, 2))
+    return (turn[:, None] @ x[..., None]).squeeze(-1)
 
 
-def after_the_tables(x: Tensor, scale: Tensor) -> Tensor:
-    angle = torch.cat([table(x)] * 2, -1)
-    a, b = x.chunk(2, -1)
-    return x * angle.cos() * scale + torch.cat([-b, a], -1) * angle.sin() * scale
-
-
-def after_the_rotation(x: Tensor, scale: Tensor) -> Tensor:
-    return turned_as_a_whole(x, table(x)) * scale
-
-
-def in_the_points(x: Tensor, scale: Tensor) -> Tensor:
-    return torch.view_as_real(points(x) * (circle(x) * scale[..., : E // 2])).flatten(-2)
-
-
-DECAYS = [in_the_tables, after_the_tables, after_the_rotation, in_the_points]
-
-
-@everywhere
-@scales
-@each("fused", [False, True])
-@pytest.mark.parametrize("turn", DECAYS)
-def test_decays_that_cancel_are_xpos(turn: Turn, fused: bool, scale: float, meta: bool) -> None:
-    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        by = xpos_scale(q)
-        q, k = turn(q, by), turn(k, 1 / by)
-        return functional.scaled_dot_product_attention(q, k, v, scale=scale) if fused else scores(q, k, v, scale)
-
-    call = traced(attend, meta=meta)
-    reads(call, softmax_of("xpos(q).xpos(k)", scale), scale, meta=meta)
-    assert call.rope
-
-
-@everywhere
-@pytest.mark.parametrize("turn", DECAYS)
-@each("on_k", [1.0, -1.0])
-def test_decays_that_do_not_cancel_are_no_scale(turn: Turn, on_k: float, meta: bool) -> None:
-    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        by = xpos_scale(q)
-        return scores(turn(q, by), turn(k, by if on_k > 0 else torch.ones_like(by)), v)
-
-    call = traced(attend, meta=meta)
-    assert call.unknown == ("a decay that the other side does not cancel",)
-    assert call.scale.effective is None
-
-
-@everywhere
-@scales
-def test_a_decay_a_head_without_a_rotation(scale: float, meta: bool) -> None:
-    """The powers of one number for each head, on q and inverse on k, as retention has them."""
-
-    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        rate = torch.linspace(0.8, 0.95, H, device=q.device)[:, None, None]
-        by = rate ** torch.arange(L, device=q.device)[:, None]
-        return scores(q * by, k / by, v, scale)
-
-    reads(traced(attend, meta=meta), softmax_of("decay(q).decay(k)", scale), scale, meta=meta)
+@each("turn", [by_small_matrices, by_blocks_in_a_matrix])
+def test_matrices_of_positions_that_are_an_input(turn: Callable[[Tensor, Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    with torch.no_grad(), Trace() as run:
+        OfPositions(turn)(torch.randn(B, L, DIM), torch.arange(float(L)).expand(B, L))
+    (call,) = run.calls
+    reads(call, "softmax(0.25 * rope(q).rope(k))", ROOT, meta=False)

@@ -164,8 +164,11 @@ def _is_of_inputs(node: Node, projected: Container[Node]) -> bool:
 
 
 def holds_angles(node: Node) -> bool:
-    """Whether a tensor holds cosines and sines, and nothing but."""
-    return origin(node, _TO_TABLE).op in _ANGLES
+    """Whether a tensor holds cosines and sines, and nothing but, also as blocks that were written into a matrix."""
+    table = origin(node, _TO_TABLE)
+    while table.op in ("overwrite", "copy"):  # both have what was there before, then what was written
+        table = origin(table.args[1], _TO_TABLE)
+    return table.op in _ANGLES
 
 
 def _is_gate(node: Node, product: Node) -> bool:
