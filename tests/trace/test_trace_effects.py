@@ -77,6 +77,14 @@ def test_a_cap_whose_factor_is_not_that_of_its_division_scales() -> None:
     assert call.scale.agree is True
 
 
+@pytest.mark.parametrize(("bias_first", "scale"), [(True, 0.5 * ROOT), (False, ROOT)])
+def test_the_alpha_of_an_addition_is_a_factor_of_the_second(bias_first: bool, scale: float) -> None:
+    bias = torch.arange(float(L)).sin().expand(L, L).tril()
+    call = read(on_logits(lambda z: torch.add(bias, z, alpha=0.5) if bias_first else torch.add(z, bias, alpha=0.5)))
+    assert call.scale.effective == pytest.approx(scale)
+    assert call.scale.agree is True
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_in_another_dtype(dtype: torch.dtype) -> None:
     middle, scale = READ["lerp"]
