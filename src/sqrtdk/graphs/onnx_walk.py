@@ -24,6 +24,7 @@ from sqrtdk.graphs.onnx_ops import OPERATIONS
 from sqrtdk.graphs.onnx_step import DTYPES, Step, dtype_of
 from sqrtdk.graphs.onnx_weights import find_weights
 from sqrtdk.graphs.quantised import without_quantisation
+from sqrtdk.models.modules import is_finite
 from sqrtdk.models.records import LoadedModel
 
 MOST_FOLDED = 2**12  # elements of a constant that is computed with in the first walk
@@ -253,7 +254,7 @@ class Walk:
         """Names of weights that hold NaN or infinity, among those that are read and lie in memory once more."""
         used = {name for node in self._readable for name in node.inputs if name in self.learned}
         small = [name for name in used if name in self._empty and self._empty[name].numel() <= MOST_LOOKED_AT]
-        sick = [name for name in small if not places.is_finite(self.graph.tensor(name))]
+        sick = [name for name in small if not is_finite(self.graph.tensor(name))]
         return tuple(sorted(self._names.get(name, name) for name in sick))
 
     def operators(self) -> dict[str, tuple[str, ...]]:

@@ -13,7 +13,6 @@ from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sqrtdk.graphs.graph import Missing
@@ -142,14 +141,6 @@ def place_tensor(modules: Mapping[str, nn.Module], name: str, tensor: Tensor) ->
 def is_looked_at(tensor: Tensor) -> bool:
     """Whether the values of a constant are read: of gains and temperatures, and of what a trace may compute with."""
     return tensor.numel() <= (MOST_LEARNED if isinstance(tensor, nn.Parameter) else LARGEST)
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether all numbers of a weight are finite; one whose dtype has no such numbers is."""
-    if not tensor.is_floating_point() or tensor.is_meta or tensor.layout is not torch.strided:
-        return True
-    values = tensor.detach()
-    return bool(torch.isfinite(values.float() if values.dtype.itemsize == 1 else values).all())
 
 
 def _here(run: Callable[..., Any], *args: Any) -> Any:

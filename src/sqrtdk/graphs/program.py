@@ -26,6 +26,7 @@ from sqrtdk.graphs.guards import Bounds, meet, read_guards
 from sqrtdk.graphs.inputs import MASK, by_name, number_for, shown_sizes
 from sqrtdk.graphs.program_file import refuse_code
 from sqrtdk.models.alone import alone
+from sqrtdk.models.modules import is_finite
 from sqrtdk.models.records import Inputs, LoadedModel
 
 _LOGGERS = ("torch.export", "torch.export.pt2_archive._package", "torch._export.serde.serialize")
@@ -217,7 +218,7 @@ def walk_program(
     sick = []
     for name, tensor in tensors.items():
         learned = isinstance(tensor, nn.Parameter)
-        sick += [name] if learned and not places.is_finite(tensor) else []
+        sick += [name] if learned and not is_finite(tensor) else []
         twin = torch.empty_like(tensor, device="meta")
         twin = nn.Parameter(twin, requires_grad=False) if learned else twin
         placed = places.place_tensor(walker.modules, name, twin)
