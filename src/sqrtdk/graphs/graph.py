@@ -28,32 +28,19 @@ MOST_NODES = 2**15  # operations that are walked: some 10 ms each, with all walk
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """One operation.
+    """One operation."""
 
-    Attributes:
-        number: where it stands in the graph, which is in an order in which it can run.
-        op: its operator, "MatMul".
-        domain: of the operator, "" for ONNX's own.
-        name: its own; may be "".
-        inputs: names of tensors, "" for one that is left out.
-        outputs: the same.
-        attributes: by name; tensors are arrays.
-        scope: module path, where the exporter wrote it.
-        kind: class of the module there, where it wrote that; else "".
-        stack: traceback of the model's code, where it wrote that; else "".
-        inner: domains and operators in its branches, or in the body of its loop: they are not read.
-    """
-
-    number: int
-    op: str
-    domain: str
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: dict[str, Any]
-    scope: str | None
-    kind: str = ""
-    stack: str = ""
+    number: int  # where it stands in the graph, which is in an order in which it can run
+    op: str  # its operator, "MatMul"
+    domain: str  # of the operator, "" for ONNX's own
+    name: str  # its own; may be ""
+    inputs: tuple[str, ...]  # names of tensors, "" for one that is left out
+    outputs: tuple[str, ...]  # the same
+    attributes: dict[str, Any]  # by name; tensors are arrays
+    scope: str | None  # module path, where the exporter wrote it
+    kind: str = ""  # class of the module there, where it wrote that; else ""
+    stack: str = ""  # traceback of the model's code, where it wrote that; else ""
+    # domains and operators in its branches, or in the body of its loop: they are not read
     inner: tuple[tuple[str, str], ...] = ()
 
     def input(self, index: int) -> str:
@@ -68,62 +55,39 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Computed:
-    """A constant that is computed of others when it is asked for, in the place of a tensor of the file.
+    """A constant that is computed of others when it is asked for, in the place of a tensor of the file."""
 
-    Attributes:
-        name: its own.
-        dims: its shape.
-        data_type: ONNX's number for its dtype.
-        compute: its values.
-    """
-
-    name: str
-    dims: tuple[int, ...]
-    data_type: int
-    compute: Callable[[], np.ndarray[Any, Any]]
+    name: str  # its own
+    dims: tuple[int, ...]  # its shape
+    data_type: int  # ONNX's number for its dtype
+    compute: Callable[[], np.ndarray[Any, Any]]  # its values
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A softmax, or an operator, that is an attention and could not be read.
+    """A softmax, or an operator, that is an attention and could not be read."""
 
-    Attributes:
-        site: module path, or name of the node.
-        reason: half a sentence, with what could not be followed.
-    """
-
-    site: str
-    reason: str
+    site: str  # module path, or name of the node
+    reason: str  # half a sentence, with what could not be followed
 
 
 @dataclass(slots=True, eq=False)
 class Graph:
     """A graph.
 
-    Attributes:
-        nodes: in order.
-        initializers: constants of the file.
-        model: the `onnx.ModelProto`.
-        inputs: what the caller gives.
-        folder: in which tensors lie that are not in the file.
-        opset: version of ONNX's own operators.
-        root_class: class of the whole model, where the exporter wrote it; else "".
-        made_by: the node that makes a tensor.
-        taken_by: the nodes that take it, in order.
-
     Raises:
         ModelError: nodes are not in an order in which they can run, or two make one tensor.
     """
 
-    nodes: tuple[Node, ...]
-    initializers: dict[str, Any]
-    model: Any
-    inputs: tuple[Any, ...]
-    folder: Path
-    opset: int
-    root_class: str = ""
-    made_by: dict[str, Node] = field(init=False)
-    taken_by: dict[str, list[Node]] = field(init=False)
+    nodes: tuple[Node, ...]  # in order
+    initializers: dict[str, Any]  # constants of the file
+    model: Any  # the `onnx.ModelProto`
+    inputs: tuple[Any, ...]  # what the caller gives
+    folder: Path  # in which tensors lie that are not in the file
+    opset: int  # version of ONNX's own operators
+    root_class: str = ""  # class of the whole model, where the exporter wrote it; else ""
+    made_by: dict[str, Node] = field(init=False)  # the node that makes a tensor
+    taken_by: dict[str, list[Node]] = field(init=False)  # the nodes that take it, in order
 
     def __post_init__(self) -> None:
         self.made_by, self.taken_by = {}, defaultdict(list)

@@ -42,17 +42,11 @@ class _Unread(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """Conditions on sizes.
+    """Conditions on sizes."""
 
-    Attributes:
-        read: those that can be worked out, by their text.
-        unread: how many can't.
-        nodes: of the trees of those that can.
-    """
-
-    read: tuple[tuple[str, Condition], ...] = ()
-    unread: int = 0
-    nodes: int = 0
+    read: tuple[tuple[str, Condition], ...] = ()  # those that can be worked out, by their text
+    unread: int = 0  # how many can't
+    nodes: int = 0  # of the trees of those that can
 
     def broken(self, shapes: Shapes) -> str | None:
         """The first condition that sizes do not meet; None where they meet all that can be worked out."""

@@ -36,27 +36,17 @@ _LAST_DIGITS = 8.0  # roundings of the largest number of a tensor: where the wal
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphRun:
-    """One run of a graph.
+    """One run of a graph."""
 
-    Attributes:
-        calls: the attentions, in the order in which the graph lists them.
-        outputs: of the graph itself, by name; what onnxruntime gave.
-        missing: attentions that could not be read.
-        producer: what wrote the file, "pytorch 2.13.0".
-        opset: version of each operator set by its domain; ONNX's own is "ai.onnx".
-        ir_version: of the file format.
-        versions: of onnxruntime and onnx.
-        forwards: how often the graph ran.
-    """
-
-    calls: tuple[CallTensors, ...]
-    outputs: Mapping[str, Tensor]
-    missing: tuple[Missing, ...] = ()
-    producer: str = ""
+    calls: tuple[CallTensors, ...]  # the attentions, in the order in which the graph lists them
+    outputs: Mapping[str, Tensor]  # of the graph itself, by name; what onnxruntime gave
+    missing: tuple[Missing, ...] = ()  # attentions that could not be read
+    producer: str = ""  # what wrote the file, "pytorch 2.13.0"
+    # version of each operator set by its domain; ONNX's own is "ai.onnx"
     opset: Mapping[str, int] = field(default_factory=dict)
-    ir_version: int = 0
-    versions: Mapping[str, str] = field(default_factory=dict)
-    forwards: int = 1
+    ir_version: int = 0  # of the file format
+    versions: Mapping[str, str] = field(default_factory=dict)  # of onnxruntime and onnx
+    forwards: int = 1  # how often the graph ran
 
 
 def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[Any, ...]) -> GraphRun:

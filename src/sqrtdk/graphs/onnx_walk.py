@@ -20,7 +20,7 @@ from sqrtdk.graphs import places
 from sqrtdk.graphs.graph import Graph, Missing, Node, load_graph, refuse_many
 from sqrtdk.graphs.inputs import MASK, shape_of, shown_sizes
 from sqrtdk.graphs.onnx_attention import ATTENTIONS
-from sqrtdk.graphs.onnx_ops import OPERATIONS
+from sqrtdk.graphs.onnx_ops import OPERATIONS, operate
 from sqrtdk.graphs.onnx_step import DTYPES, Step, dtype_of
 from sqrtdk.graphs.onnx_weights import find_weights
 from sqrtdk.graphs.quantised import without_quantisation
@@ -298,9 +298,7 @@ class Walk:
             given = tuple(None if tensor is None else _wide(tensor) for tensor in given)
         device = "cpu" if folds or self._values is not None else "meta"
         step = Step(node, self.graph, given, self._known, device, self.learned, as_numbers=not folds)
-        result = OPERATIONS[node.domain, node.op](step)
-        results = result if isinstance(result, tuple) else (result,)
-        made = {name: tensor for name, tensor in zip(node.outputs, results, strict=False) if name}
+        made = operate(step)
         return {name: _wide(tensor) for name, tensor in made.items()} if wide else made
 
     def _tensor(self, name: str) -> Tensor:

@@ -30,23 +30,16 @@ _CLASS = re.compile(r"[A-Za-z_]\w{0,100}")
 
 @dataclass(frozen=True, slots=True)
 class Walked:
-    """A graph as a model whose forward walks it on the meta device.
+    """A graph as a model whose forward walks it on the meta device."""
 
-    Attributes:
-        loaded: the model, its inputs without values, and values of its constants.
-        missing: attentions that are not read.
-        sizes: numbers that stand for the sizes which the graph leaves free.
-        operators: of ONNX by site, in order: "Softmax", or one that is an attention by itself.
-        unread: operators, and attributes of operators, that are not read.
-        sick: names of weights that hold NaN or infinity.
-    """
-
-    loaded: LoadedModel
-    missing: tuple[Missing, ...] = ()
+    loaded: LoadedModel  # the model, its inputs without values, and values of its constants
+    missing: tuple[Missing, ...] = ()  # attentions that are not read
+    # numbers that stand for the sizes which the graph leaves free
     sizes: Mapping[str, int] = field(default_factory=dict)
+    # of ONNX by site, in order: "Softmax", or one that is an attention by itself
     operators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    unread: tuple[str, ...] = ()
-    sick: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()  # operators, and attributes of operators, that are not read
+    sick: tuple[str, ...] = ()  # names of weights that hold NaN or infinity
 
 
 class Place(nn.Module):

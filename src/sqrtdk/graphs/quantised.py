@@ -24,20 +24,15 @@ from sqrtdk.graphs.rewriting import DOMAINS, PRODUCT, Array, Rewriting, Unread, 
 
 
 class _Row(NamedTuple):
-    """What an operator on integers is of floating-point numbers.
+    """What an operator on integers is of floating-point numbers."""
 
-    Attributes:
-        op: the operator.
-        operands: numbers of its inputs: one of a tensor, three of integers with their scale and zero point.
-        result: numbers of the inputs that are scale and zero point of the result; () where it is not rounded.
-        axis: along which the scales of a weight differ.
-        bias: numbers of the inputs that are a bias of integers, and the two scales in whose product it is counted.
-    """
-
-    op: str
+    op: str  # the operator
+    # numbers of its inputs: one of a tensor, three of integers with their scale and zero point
     operands: tuple[int | tuple[int, int, int], ...]
+    # numbers of the inputs that are scale and zero point of the result; () where it is not rounded
     result: tuple[int, ...] = ()
-    axis: int = 0
+    axis: int = 0  # along which the scales of a weight differ
+    # numbers of the inputs that are a bias of integers, and the two scales in whose product it is counted
     bias: tuple[int, ...] = ()
 
 

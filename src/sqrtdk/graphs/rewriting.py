@@ -26,25 +26,17 @@ class Unread(Exception):
 
 @dataclass(slots=True, eq=False)
 class Rewriting:
-    """The nodes so far.
+    """The nodes so far."""
 
-    Attributes:
-        graph: as it is in the file.
-        rewrites: by operator, what it is of floating-point numbers.
-        initializers: with the weights that were dequantised.
-        nodes: of the new graph.
-        carried: names of integer tensors that are floating-point ones now, each with the name of its scale.
-        dropped: multiplications by scales of rounding alone, and whether it is the last of a product.
-        of_scales: products of scales.
-    """
-
-    graph: Graph
-    rewrites: Mapping[str, Callable[[Rewriting, Node], None]]
-    initializers: dict[str, Any]
-    nodes: list[Node] = field(default_factory=list)
+    graph: Graph  # as it is in the file
+    rewrites: Mapping[str, Callable[[Rewriting, Node], None]]  # by operator, what it is of floating-point numbers
+    initializers: dict[str, Any]  # with the weights that were dequantised
+    nodes: list[Node] = field(default_factory=list)  # of the new graph
+    # names of integer tensors that are floating-point ones now, each with the name of its scale
     carried: dict[str, str] = field(default_factory=dict)
+    # multiplications by scales of rounding alone, and whether it is the last of a product
     dropped: dict[Node, bool] = field(default_factory=dict)
-    of_scales: set[Node] = field(default_factory=set)
+    of_scales: set[Node] = field(default_factory=set)  # products of scales
     _weights: dict[tuple[str, ...], str] = field(default_factory=dict)
 
     def take(self, node: Node) -> None:
