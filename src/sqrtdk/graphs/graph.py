@@ -73,11 +73,7 @@ class Missing:
 
 @dataclass(slots=True, eq=False)
 class Graph:
-    """A graph.
-
-    Raises:
-        ModelError: nodes are not in an order in which they can run, or two make one tensor.
-    """
+    """A graph, whose nodes are in an order in which they can run, and of which no two make one tensor."""
 
     nodes: tuple[Node, ...]  # in order
     initializers: dict[str, Any]  # constants of the file
@@ -122,21 +118,12 @@ class Graph:
 
 
 def load_graph(path: str | os.PathLike[str]) -> Graph:
-    """The graph in a file.
-
-    Raises:
-        MissingExtraError: onnx is not installed.
-        ModelError: the file can't be read, is no ONNX file, or is not to be trusted.
-    """
+    """The graph in a file; see `load_file`."""
     return read_graph(load_file(path), folder_of(path))
 
 
 def read_graph(model: Any, folder: Path) -> Graph:
-    """Index the graph of a model, an `onnx.ModelProto` whose file lies in `folder`.
-
-    Raises:
-        ModelError: nodes are not in an order in which they can run, or two make one tensor.
-    """
+    """Index the graph of a model, an `onnx.ModelProto` whose file lies in `folder`."""
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     return Graph(
         tuple(_node(number, proto, folder) for number, proto in enumerate(model.graph.node)),
@@ -150,11 +137,7 @@ def read_graph(model: Any, folder: Path) -> Graph:
 
 
 def refuse_many(count: int) -> None:
-    """Refuse more operations than are walked.
-
-    Raises:
-        ModelError: there are more.
-    """
+    """Refuse more operations than are walked."""
     if count > MOST_NODES:
         raise ModelError(
             f"the graph has {count} operations; at most {MOST_NODES} are read", hint="Export a smaller part of it."
@@ -244,11 +227,7 @@ def _scope(properties: dict[str, str], name: str) -> str | None:
 
 
 def to_tensor(array: Any) -> Tensor:
-    """An array of onnxruntime, or of the file, as a tensor.
-
-    Raises:
-        ModelError: of a dtype that torch does not have.
-    """
+    """An array of onnxruntime, or of the file, as a tensor."""
     array = np.asarray(array)
     try:
         if array.dtype.name == "bfloat16":

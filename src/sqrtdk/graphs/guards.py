@@ -87,13 +87,9 @@ def meet(
     shapes: Callable[[Mapping[str, int]], Shapes],
     bounds: Mapping[str, Bounds] | None = None,
 ) -> dict[str, int]:
-    """Sizes near the wanted ones that meet the conditions; the wanted ones where none of those tried does.
+    """Sizes by symbol, near the wanted ones, that meet the conditions; the wanted ones where none of those tried does.
 
-    Args:
-        guards: the conditions.
-        wanted: numbers by symbol.
-        shapes: of the inputs, for numbers of the symbols.
-        bounds: the least and the largest number of a symbol, None where it has none.
+    `shapes` are those of the inputs, for sizes of the symbols.
 
     Example:
         >>> guards = read_guards(["(L['x'].size()[1] % 4) == 0"])
@@ -128,11 +124,7 @@ def _steps(number: int, beyond: int, limits: Bounds) -> list[int]:
 
 
 def _condition(tree: ast.expr) -> Condition:
-    """A tree as a function of shapes; it calls nothing but the operators above.
-
-    Raises:
-        _Unread: the tree holds anything else.
-    """
+    """A tree as a function of shapes; it calls nothing but the operators above, and of anything else is `_Unread`."""
     match tree:
         case ast.Subscript(  # L['x'].size()[1]
             value=ast.Call(

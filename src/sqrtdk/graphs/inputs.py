@@ -28,11 +28,7 @@ _VIEWS = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze")
 
 
 def by_name(what: str, names: Sequence[str], tensors: Any, hint: str) -> dict[str, Any]:
-    """Inputs by name, of a mapping or a tuple in the order of `names`, without those that say nothing.
-
-    Raises:
-        ModelError: there are more than names.
-    """
+    """Inputs by name, of a mapping or a tuple in the order of `names`, without those that say nothing."""
     if isinstance(tensors, tuple):
         if len(tensors) > len(names):
             raise ModelError(f"the {what} takes {len(names)} inputs, got {len(tensors)}", hint=hint)
@@ -51,18 +47,10 @@ def _says_nothing(name: str, value: Any) -> bool:
 
 
 def feeds(inputs: tuple[Any, ...], tensors: Mapping[str, Any] | tuple[Any, ...]) -> dict[str, np.ndarray[Any, Any]]:
-    """What a graph is run with.
+    """Arrays that a graph is run with, by name, of tensors by name or in the order of its inputs, `ValueInfoProto`s.
 
-    Args:
-        inputs: of the graph, `ValueInfoProto`s.
-        tensors: by the names that forward has for them, or in the order of the graph's inputs.
-
-    Returns:
-        Arrays by name. Whole numbers get the dtype that the graph takes, where they fit into it; so do bools and
-        floating-point numbers among themselves.
-
-    Raises:
-        ModelError: an input is missing, or is not the graph's, or has another shape, or another kind of numbers.
+    Whole numbers get the dtype that the graph takes, where they fit into it; so do bools and floating-point numbers
+    among themselves. A `ModelError` says what is missing, or of another shape or kind of numbers.
     """
     names = [value.name for value in inputs]
     listed = ", ".join(f"{value.name[:60]} {_shown(_sizes(value))}" for value in inputs[:_SHOWN])
@@ -93,12 +81,7 @@ def _empty_caches(inputs: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str
 
 
 def usual_inputs(path: str | os.PathLike[str], given: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Positions and types of tokens, where a graph takes them and they were not given: 0, 1, 2, ... and 0.
-
-    Raises:
-        MissingExtraError: onnx is not installed.
-        ModelError: the file can't be read.
-    """
+    """Positions and types of tokens, where a graph takes them and they were not given: 0, 1, 2, ... and 0."""
     names = {value.name for value in load_graph(path).inputs}
     ids = given.get("input_ids")
     if not isinstance(ids, Tensor) or ids.dim() != 2:
@@ -108,12 +91,7 @@ def usual_inputs(path: str | os.PathLike[str], given: Mapping[str, Any]) -> dict
 
 
 def fixed_sizes(path: str | os.PathLike[str]) -> tuple[int | None, int | None]:
-    """Rows and tokens that a graph was exported for; None where they are free, or not told.
-
-    Raises:
-        MissingExtraError: onnx is not installed.
-        ModelError: the file can't be read.
-    """
+    """Rows and tokens that a graph was exported for; None where they are free, or not told."""
     sizes = next((_sizes(value) for value in load_graph(path).inputs if value.name == "input_ids"), None)
     if sizes is None or len(sizes) != 2:
         return None, None
@@ -206,14 +184,7 @@ def shape_of(value: Any, sizes: dict[str, int], larger: bool = False) -> list[in
 
 
 def size_of(symbol: str, of: str, axis: int, sizes: dict[str, int], larger: bool) -> int:
-    """A number for a size that is free; kept in `sizes` by its name.
-
-    Args:
-        symbol: its name; "" where it has none.
-        of: the input.
-        axis: of the input.
-        sizes: those that have a number already.
-        larger: choose other numbers than otherwise.
+    """A number for a size that is free, of an axis of an input; kept in `sizes` by its name, if it has one.
 
     Example:
         >>> sizes = {}
@@ -238,11 +209,7 @@ def size_of(symbol: str, of: str, axis: int, sizes: dict[str, int], larger: bool
 
 
 def made_up(graph: Graph, seed: int) -> dict[str, Tensor]:
-    """Random ids and features, masks of ones, positions in order, for a graph that is run and was given none.
-
-    Raises:
-        ModelError: an input is no tensor, or too large.
-    """
+    """Random ids and features, masks of ones, positions in order, for a graph that is run and was given none."""
     generator = torch.Generator().manual_seed(seed)
     sizes: dict[str, int] = {}
     made: dict[str, Tensor] = {}

@@ -94,11 +94,7 @@ def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[An
 
 
 def _traced(walk: Walk) -> Trace:
-    """Both walks of a graph on values; the trace of the second.
-
-    Raises:
-        ModelError: torch fails at an operation.
-    """
+    """Both walks of a graph on values; the trace of the second."""
     try:
         with torch.no_grad():
             walk.first()
@@ -149,12 +145,7 @@ def _product_after(graph: Graph, name: str) -> list[str]:
 
 
 def _run_exposed(graph: Graph, given: Arrays, names: list[str]) -> Arrays:
-    """Tensors of a graph by name, as they stand there: without any rewriting of it.
-
-    Raises:
-        MissingExtraError: onnxruntime is not installed.
-        ModelError: onnxruntime refuses the graph, or fails to run it.
-    """
+    """Tensors of a graph by name, as they stand there: without any rewriting of it."""
     proto, runtime = _extras.load("onnx", EXTRA), _extras.load("onnxruntime", EXTRA)
     options = runtime.SessionOptions()
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -197,10 +188,7 @@ def _difference(walk: Walk, ran: Arrays, names: tuple[str, ...]) -> str | None:
 
 
 def _beyond_rounding(theirs: Tensor, ours: Tensor, exact: Tensor) -> float | None:
-    """By how much two results differ; None where that is rounding.
-
-    Rounding goes by rows: a row that sees no key holds what float64 does not have.
-    """
+    """By how much two results differ; None where that is rounding, of each row: one that sees no key is not finite."""
     if theirs.shape != ours.shape:
         return float("inf")
     if not theirs.numel():

@@ -237,11 +237,11 @@ def _fused_gemm(step: Step) -> Tensor:
     return _activated(step, product(step), [number for number in numbers if number is not None])
 
 
-def _bias_softmax(step: Step) -> Tensor:
-    """The softmax of logits and of what is added to them: a mask, as a rule."""
-    logits = step.tensor(0) + step.tensor(1)
-    axis = step.attribute("axis", 1) % logits.dim()
-    return logits.flatten(axis).softmax(-1).reshape(logits.shape) if axis < logits.dim() - 1 else logits.softmax(-1)
+def _bias_softmax(x: Tensor, added: Tensor, axis: int) -> Tensor:
+    logits = x + added
+    return (
+        logits.flatten(axis).softmax(-1).reshape(logits.shape) if axis % x.dim() < x.dim() - 1 else logits.softmax(-1)
+    )
 
 
 def _gelu(approximate: str) -> Operation:
@@ -254,7 +254,7 @@ FUSED: dict[tuple[str, str], Operation] = {
     ("", "RotaryEmbedding"): _rotary,
     (MICROSOFT, "RotaryEmbedding"): _rotary,
     (MICROSOFT, "BiasGelu"): _gelu("none"),
-    (MICROSOFT, "BiasSoftmax"): _bias_softmax,
+    (MICROSOFT, "BiasSoftmax"): of_torch(_bias_softmax, 2, axis=1),
     (MICROSOFT, "EmbedLayerNormalization"): _embed_norm,
     (MICROSOFT, "FastGelu"): _gelu("tanh"),
     (MICROSOFT, "FusedConv"): _fused_conv,

@@ -29,7 +29,7 @@ _PLACES: dict[str, Callable[[Tensor, float, int, int], Tensor]] = {
     "half_pixel": lambda at, factor, n, m: (at + 0.5) / factor - 0.5,
     "half_pixel_symmetric": lambda at, factor, n, m: n / 2 * (1 - m / (n * factor)) + (at + 0.5) / factor - 0.5,
     "pytorch_half_pixel": lambda at, factor, n, m: (at + 0.5) / factor - 0.5 if m > 1 else 0 * at,
-    "align_corners": lambda at, factor, n, m: at * (n - 1) / (factor * n - 1) if m > 1 else 0 * at,
+    "align_corners": lambda at, factor, n, m: at * (n - 1) / (m - 1) if m > 1 else 0 * at,
     "asymmetric": lambda at, factor, n, m: at / factor,
 }
 _NEAREST: dict[str, Callable[[Tensor], Tensor]] = {
@@ -69,6 +69,14 @@ def _listed(step: Step, name: str, rank: int, default: int) -> tuple[int, ...]:
     return found
 
 
+def _pads(step: Step, rank: int) -> tuple[str, list[int]]:
+    """How the padding is found, and that which is written out."""
+    auto, pads = step.attribute("auto_pad", "NOTSET") or "NOTSET", [*step.attribute("pads", [0] * 2 * rank)]
+    if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+        raise UnsupportedError(f"{step.node.op} with auto_pad = {auto[:40]}")
+    return auto, pads if auto == "NOTSET" else [0] * 2 * rank
+
+
 def _padded(
     step: Step, x: Tensor, size: tuple[int, ...], value: float, beyond: float | None = None
 ) -> tuple[Tensor, dict[str, tuple[int, ...]]]:
@@ -80,11 +88,7 @@ def _padded(
     if not 1 <= rank <= 3 or len(size) != rank or min(size) < 1:
         raise UnsupportedError(f"{step.node.op} with a window {[*size]} on {rank} axes")
     strides, dilations = _listed(step, "strides", rank, 1), _listed(step, "dilations", rank, 1)
-    auto = step.attribute("auto_pad", "NOTSET") or "NOTSET"
-    if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
-        raise UnsupportedError(f"{step.node.op} with auto_pad = {auto[:40]}")
-    pads, rounds_up = [*step.attribute("pads", [0] * 2 * rank)], step.attribute("ceil_mode", 0)
-    pads = pads if auto == "NOTSET" else [0] * 2 * rank
+    (auto, pads), rounds_up = _pads(step, rank), step.attribute("ceil_mode", 0)
     if len(pads) != 2 * rank or not all(0 <= pad <= _MAX_PADS for pad in pads):
         raise UnsupportedError(f"{step.node.op} with pads = {pads[:8]}")
     around: list[int] = []
@@ -122,11 +126,10 @@ def _conv_transpose(step: Step) -> Tensor:
     if not 1 <= rank <= 3:
         raise UnsupportedError(f"ConvTranspose on {rank} axes")
     strides, dilations = _listed(step, "strides", rank, 1), _listed(step, "dilations", rank, 1)
-    more, auto = _listed(step, "output_padding", rank, 0), step.attribute("auto_pad", "NOTSET") or "NOTSET"
-    sizes, none = step.attribute("output_shape", None), [0] * 2 * rank
+    more, sizes = _listed(step, "output_padding", rank, 0), step.attribute("output_shape", None)
+    auto, pads = _pads(step, rank)
     made: Tensor = _SPREAD[rank - 1](x, kernel, None, strides, groups=step.attribute("group", 1), dilation=dilations)
-    pads, flat = step.attribute("pads", none), []
-    pads = pads if auto == "NOTSET" else none
+    flat: list[int] = []
     for axis in reversed(range(rank)):
         full, before, behind = made.shape[2 + axis] + more[axis], pads[axis], pads[rank + axis]
         wanted = x.shape[2 + axis] * strides[axis] if auto.startswith("SAME") else None
@@ -190,10 +193,10 @@ def _resize(step: Step) -> Tensor:
         sizes[axis] = size
     if step.device == "meta":  # where it lies does not matter to a shape
         return torch.empty(sizes, dtype=x.dtype, device=x.device) * x.mean()
-    if mode == "nearest" and place in _PLACES and not odd:
+    if mode == "nearest" and place in _PLACES and rounding in _NEAREST and not odd:
         for axis, factor in zip(axes, factors, strict=True):
             n, m = x.shape[axis], sizes[axis]
-            at = _PLACES[place](torch.arange(m, dtype=torch.float64), factor, n, m)
+            at = _PLACES[place](torch.arange(m, dtype=torch.float32), factor, n, m)
             at = _NEAREST["floor" if old else rounding](at).clamp(0, n - 1)
             x = x.index_select(axis, at.long()) if factor != 1 else x
         return x
@@ -202,6 +205,7 @@ def _resize(step: Step) -> Tensor:
     fits = fits or (place == "pytorch_half_pixel" and min(sizes[2:]) > 1)
     how = _RESIZED.get((mode, x.dim()))
     if odd or how is None or not fits or not whole or sizes[:2] != [*x.shape[:2]]:
+        odd += [f"nearest_mode = {rounding[:20]}"] * (mode == "nearest" and rounding not in _NEAREST)
         more = "".join(f", {name}" for name in odd) + ("" if whole else ", scales that give no whole size")
         raise UnsupportedError(
             f"{step.node.op} {step.node.site[:60]!r} of the mode {mode[:20]}, {place[:30]}{more}, on {x.dim() - 2} "
@@ -231,14 +235,13 @@ def rounded(x: Tensor, scale: Any, zero: Any, fixed: bool) -> Tensor:
     """
     if x.is_meta:
         return x
-    if fixed and (scale is None or scale.size > 1):
+    if fixed and (scale is None or zero is None or scale.size > 1):
         raise UnsupportedError("QuantizeLinear by scales that are computed, or one a channel")
     made = x.clone()
     with unseen():
         exact = x.detach().double()
         if fixed:
-            kind = np.iinfo(np.uint8 if zero is None else zero.dtype)
-            size, shift, least, most = float(scale), 0.0 if zero is None else float(zero), kind.min, kind.max
+            size, shift, least, most = float(scale), float(zero), np.iinfo(zero.dtype).min, np.iinfo(zero.dtype).max
         else:
             low, high = min(0.0, float(exact.min())), max(0.0, float(exact.max()))
             size, least, most = float(np.float32(high - low) / np.float32(255)), 0, 255

@@ -128,7 +128,7 @@ _OF_ONE: dict[str, Callable[[Tensor], Tensor]] = {
 _OF_TWO: dict[str, Callable[[Any, Any], Tensor]] = {
     "Add": torch.add, "And": torch.logical_and, "Div": _divide, "Equal": torch.eq, "Greater": torch.gt,
     "GreaterOrEqual": torch.ge, "Less": torch.lt, "LessOrEqual": torch.le, "Max": torch.maximum, "Min": torch.minimum,
-    "Mul": torch.mul, "Or": torch.logical_or, "Pow": torch.pow, "Sub": torch.sub, "Sum": torch.add,
+    "Mul": torch.mul, "Or": torch.logical_or, "Sub": torch.sub, "Sum": torch.add,
     "Xor": torch.logical_xor,
 }  # fmt: skip
 _OVER_AXES: dict[str, Callable[..., Tensor]] = {
@@ -163,6 +163,7 @@ _OTHERS: dict[str, Operation] = {
     "LogSoftmax": _softmax(torch.log_softmax),
     "Mean": lambda step: torch.div(_pairs(torch.add)(step), len(step.inputs)),  # type: ignore[arg-type]
     "Mod": lambda step: _pairs(torch.fmod if step.attribute("fmod", 0) else torch.remainder)(step),
+    "Pow": lambda step: _pairs(torch.pow)(step).to(step.tensor(0).dtype),  # type: ignore[union-attr]
     "PRelu": of_torch(lambda x, slope: torch.where(x < 0, x * slope, x), 2),
     "Range": _range,
     "Selu": of_torch(

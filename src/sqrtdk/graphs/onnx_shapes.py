@@ -69,14 +69,22 @@ def _slice(step: Step) -> Tensor:
 
 
 def _to_space(x: Tensor, size: int, mode: str) -> Tensor:
-    if mode == "DCR":
-        x = x.reshape(x.shape[0], size**2, -1, *x.shape[2:]).transpose(1, 2).flatten(1, 2)
-    return functional.pixel_shuffle(x, size)
+    return functional.pixel_shuffle(_swapped(x, size**2, -1) if _depth_first(mode) else x, size)
 
 
 def _to_depth(x: Tensor, size: int, mode: str) -> Tensor:
     x = functional.pixel_unshuffle(x, size)
-    return x.reshape(x.shape[0], -1, size**2, *x.shape[2:]).transpose(1, 2).flatten(1, 2) if mode == "DCR" else x
+    return _swapped(x, -1, size**2) if _depth_first(mode) else x
+
+
+def _depth_first(mode: str) -> bool:
+    if mode not in ("DCR", "CRD"):
+        raise UnsupportedError(f"blocks of pixels of the mode {mode[:40]}")
+    return mode == "DCR"
+
+
+def _swapped(x: Tensor, first: int, second: int) -> Tensor:
+    return x.reshape(x.shape[0], first, second, *x.shape[2:]).transpose(1, 2).flatten(1, 2)
 
 
 def _pad(step: Step) -> Tensor:

@@ -21,12 +21,13 @@ DTYPES = {
 _ONLY_TENSORS = (torch.maximum, torch.minimum, torch.logical_and, torch.logical_or, torch.logical_xor, torch.remainder,
                  torch.fmod)  # fmt: skip
 # Attributes that change no number here: hints on memory and precision, what training alone reads (a graph is read as it
-# is used, not trained), how numbers get into float8 (which is not read), and what the shapes of inputs or the count of
-# outputs say as well.
+# is used, not trained), how numbers get into float8 (which is not read), what the shapes of inputs or the count of
+# outputs say as well, and what counts beside inputs or outputs that are refused.
 IDLE = frozenset((
     "consumed_inputs", "past_present_share_buffer", "stash_type", "softmax_precision", "momentum", "is_test", "ratio",
     "seed", "saturate", "round_mode", "broadcast", "is_inner_broadcast", "kernel_shape", "num_outputs",
-    "rotary_embedding_dim", "mask_index_type", "storage_order", "sorted",
+    "rotary_embedding_dim", "mask_index_type", "storage_order", "sorted", "q_norm_epsilon", "k_norm_epsilon",
+    "qk_norm_epsilon",
 ))  # fmt: skip
 
 
@@ -120,7 +121,7 @@ class Step:
                     helper.get_attribute_value(known.default_value) if known and known.default_value.name else None
                 )
             default = default.decode() if isinstance(default, bytes) else default
-            nothing = (0, 0.0, "", "NONE", []) if default is None and node.domain else (default,)
+            nothing: tuple[Any, ...] = (0, -1, 0.0, "", "NONE", []) if default is None and node.domain else (default,)
             if not any(type(value) is type(one) and value == one for one in nothing):
                 yield f"{name} = {str(value)[:40]}"
         yield from (f"its input {i}" for i, x in enumerate(self.inputs) if x is not None and i not in self.read)

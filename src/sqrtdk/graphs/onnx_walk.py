@@ -33,11 +33,7 @@ MOST_ELEMENTS = 2**40  # of a tensor without values
 
 
 def walkable(file: Graph) -> Graph:
-    """A graph of a file as it is walked: in floating-point numbers.
-
-    Raises:
-        ModelError: it has too many operations, or they are newer than those which the installed onnx knows.
-    """
+    """A graph of a file as it is walked: in floating-point numbers, of operators that the installed onnx knows."""
     from onnx.defs import onnx_opset_version
 
     refuse_many(len(file.nodes))
@@ -51,12 +47,7 @@ def walkable(file: Graph) -> Graph:
 
 
 def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> places.Walked:
-    """An ONNX graph as a model whose forward walks it on the meta device.
-
-    Raises:
-        MissingExtraError: onnx is not installed.
-        ModelError: the file can't be read.
-    """
+    """An ONNX graph as a model whose forward walks it on the meta device; see `sqrtdk.graphs.opening.open_graph`."""
     walk = Walk(walkable(load_graph(path)), larger=larger)
     walk.first()
     root = places.class_of(walk.graph.root_class, places.GraphRoot)(walk.again, config)
@@ -77,24 +68,9 @@ def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> places
 
 
 class Walk:
-    """The two walks of a graph.
+    """The two walks of a graph in floating-point numbers: on the meta device, or on values of the inputs.
 
-    Args:
-        graph: in floating-point numbers.
-        larger: give what the graph leaves free other sizes than otherwise.
-        values: of the inputs, by name; None: the walks are on the meta device.
-        wanted: names of tensors to keep.
-
-    Attributes:
-        inputs: of the graph, and constants that are queries; without values where the walks are on the meta device.
-        masks: inputs that are taken as ones, without values.
-        sizes: numbers for what the graph leaves free.
-        missing: attentions that are not read.
-        unread: operators that are not.
-        learned: names of constants that are weights.
-        folded: names of constants that are queries.
-        exact: tensors that are wanted, by the first walk: in float64 where it is on values.
-        made: the same by the second walk, in the dtypes of the file.
+    `wanted` are names of tensors to keep; with `larger` what the graph leaves free gets other sizes than otherwise.
     """
 
     def __init__(
@@ -106,15 +82,15 @@ class Walk:
         wanted: Collection[str] = (),
     ) -> None:
         self.graph = graph
-        self.exact: dict[str, Tensor] = {}
-        self.made: dict[str, Tensor] = {}
-        self.inputs: dict[str, Tensor] = {}
-        self.masks: dict[str, Tensor] = {}
-        self.sizes: dict[str, int] = {}
-        self.missing: list[Missing] = []
-        self.unread: set[str] = set()
-        self.learned: set[str] = set()
-        self.folded: set[str] = set()
+        self.exact: dict[str, Tensor] = {}  # what is wanted, by the first walk: in float64 where it is on values
+        self.made: dict[str, Tensor] = {}  # the same by the second walk, in the dtypes of the file
+        self.inputs: dict[str, Tensor] = {}  # of the graph, and constants that are queries
+        self.masks: dict[str, Tensor] = {}  # inputs that are taken as ones, without values
+        self.sizes: dict[str, int] = {}  # numbers for what the graph leaves free
+        self.missing: list[Missing] = []  # attentions that are not read
+        self.unread: set[str] = set()  # operators that are not
+        self.learned: set[str] = set()  # names of constants that are weights
+        self.folded: set[str] = set()  # names of constants that are queries
         self._names: dict[str, str] = {}
         self._larger = larger
         self._values = values
@@ -156,11 +132,7 @@ class Walk:
                 self._env.pop(name, None)
 
     def _declared(self, what: str, name: str, shape: list[int], data_type: int) -> Tensor | None:
-        """A tensor of a shape and dtype that the file says, without values; None, and it is lost, without such a dtype.
-
-        Raises:
-            ModelError: no tensor has the shape.
-        """
+        """A tensor of a shape and dtype that the file says, without values; None, and lost, without such a dtype."""
         if data_type not in DTYPES:
             self._lost[name] = f"tensors of ONNX's type {data_type}"
             return None

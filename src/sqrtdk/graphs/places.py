@@ -51,12 +51,7 @@ class Place(nn.Module):
 
 
 class GraphRoot(nn.Module):
-    """The whole of a graph; its forward walks it.
-
-    Args:
-        walk: from the inputs on the meta device.
-        config: what is declared; None where nothing is.
-    """
+    """The whole of a graph; its forward walks it, from the inputs on the meta device."""
 
     def __init__(self, walk: Callable[..., Any], config: Any) -> None:
         super().__init__()
@@ -65,7 +60,7 @@ class GraphRoot(nn.Module):
             self.config = config
 
     def forward(self, *inputs: Tensor) -> Any:
-        """Walk the graph."""
+        """Walk."""
         return self._walk[0](*inputs)
 
 
@@ -92,14 +87,9 @@ def fits(path: str) -> bool:
 
 
 def place_modules(root: nn.Module, classes: Mapping[str, str]) -> dict[str, nn.Module]:
-    """Put modules at paths, and at those above them.
+    """Put modules of these class names ("": not known) at paths, and at those above them; the root's path is "".
 
-    Args:
-        root: gets them.
-        classes: class names by path; "" where a class is not known. Paths that `fits` refuses are left out.
-
-    Returns:
-        The modules by path, the root's is "".
+    Paths that `fits` refuses are left out.
     """
     made: dict[str, nn.Module] = {"": root}
     for path in sorted(filter(fits, classes), key=lambda path: path.count(".")):
@@ -114,20 +104,13 @@ def place_modules(root: nn.Module, classes: Mapping[str, str]) -> dict[str, nn.M
 
 
 def place_tensor(modules: Mapping[str, nn.Module], name: str, tensor: Tensor) -> str:
-    """Let the module that a tensor's name begins with hold it, as a parameter where it is one.
-
-    Returns:
-        Its name in the model: the same, or one of the root's own where the path is no module's.
-    """
+    """Let the module that a tensor's name begins with hold it, or the root under a name of its own; its name there."""
     path, _, last = name.rpartition(".")
     if path not in modules or not last or hasattr(modules[path], last) or not fits(name):
         number = len(modules[""]._buffers) + len(modules[""]._parameters)
         path, last = "", f"{name.replace('.', '_')[:MAX_NAME]}#{number}"
-    holder = modules[path]
-    if isinstance(tensor, nn.Parameter):
-        holder._parameters[last] = tensor
-    else:
-        holder._buffers[last] = tensor
+    held: Any = modules[path]._parameters if isinstance(tensor, nn.Parameter) else modules[path]._buffers
+    held[last] = tensor
     return f"{path}.{last}" if path else last
 
 
@@ -152,13 +135,8 @@ def run_inside(
 ) -> Any:
     """Run an operation so that a trace tells the module, and the line of the model's code, that it comes from.
 
-    Args:
-        modules: by path; the root stands for a path that has none.
-        path: of the module that the exporter noted.
-        stack: the traceback that it noted; the last frame counts that is no library's.
-        number: of the operation in the graph, from 1; told where there is no such frame.
-        run: the operation.
-        *args: of the operation.
+    The root stands for a path without a module. Of the traceback that the exporter noted the last frame counts that is
+    no library's; where there is none, the number of the operation in the graph, from 1, is told.
 
     Example:
         >>> import sys

@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -85,13 +85,12 @@ def read_exported(
 
 @alone()
 def _load_program(path: str | os.PathLike[str], trust_remote_code: bool) -> tuple[Any, Any]:
-    """The program in a file, and its module."""
     if not trust_remote_code:
         refuse_code(path)
-    logged = _Logged()
+    logged: list[BaseException] = []
     try:
         _import_outputs(path)
-        with logged:
+        with _silent(logged):
             program = torch.export.load(os.fspath(path))
             module = program.module(check_guards=not _guards_of(program))  # it would run them as code
     except INTERRUPTS:
@@ -99,7 +98,7 @@ def _load_program(path: str | os.PathLike[str], trust_remote_code: bool) -> tupl
     except BaseException as error:  # whatever torch, or a trusted file's own code, raises
         raise ModelError(
             f"torch {torch.__version__} does not load the program {str(path)[:200]!r}: "
-            f"{kind_and_text(logged.cause or error)}",
+            f"{kind_and_text((*logged, error)[0])}",
             hint="Files of torch.export are read by the version of torch that wrote them, and by few others.",
         ) from error
     return program, module
@@ -110,27 +109,21 @@ def _guards_of(program: Any) -> list[str]:
     return [line for line in getattr(program, "_guards_code", None) or () if isinstance(line, str)]
 
 
-class _Logged(logging.Filter):
-    """Keeps torch's log silent while a program is loaded, and the error that it tells there alone."""
+@contextlib.contextmanager
+def _silent(errors: list[BaseException]) -> Iterator[None]:
+    """Keep torch's log silent while a program is loaded, and the errors that it tells there alone."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.cause: BaseException | None = None
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Drop a record, and keep its error."""
-        if record.exc_info and record.exc_info[1] is not None:
-            self.cause = self.cause or record.exc_info[1]
+    def keep(record: logging.LogRecord) -> bool:
+        errors.extend(filter(None, (record.exc_info or (None, None))[1:2]))
         return False
 
-    def __enter__(self) -> _Logged:
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(keep)
+    try:
+        yield
+    finally:
         for name in _LOGGERS:
-            logging.getLogger(name).addFilter(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name in _LOGGERS:
-            logging.getLogger(name).removeFilter(self)
+            logging.getLogger(name).removeFilter(keep)
 
 
 def _import_outputs(path: str | os.PathLike[str]) -> None:
@@ -147,11 +140,7 @@ def _import_outputs(path: str | os.PathLike[str]) -> None:
 
 
 def _fit(names: tuple[str, ...], examples: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
-    """Inputs by the names of the exported forward's arguments.
-
-    Raises:
-        ModelError: some are missing, or are not its own; a tensor has another number of axes, or another dtype.
-    """
+    """Inputs by the names of the exported forward's arguments."""
     shown = (
         f"{name[:60]} {tuple(value.shape)}" if isinstance(value := examples.get(name), Tensor) else name[:60]
         for name in names[:12]
@@ -186,18 +175,7 @@ def _fit(names: tuple[str, ...], examples: Mapping[str, Any], inputs: Inputs) ->
 def walk_program(
     path: str | os.PathLike[str], config: Any = None, *, trust_remote_code: bool = False, larger: bool = False
 ) -> places.Walked:
-    """A program as a model whose forward walks it on the meta device.
-
-    Args:
-        path: of the file.
-        config: what is declared; None where nothing is.
-        trust_remote_code: load it also where that could run code of its author.
-        larger: give what the program leaves free other sizes than otherwise.
-
-    Raises:
-        ModelError: the file can't be read, could run code, or is of another version of torch; it has too many
-            operations.
-    """
+    """A program as a model whose forward walks it on the meta device; see `sqrtdk.graphs.opening.open_graph`."""
     program, module = _load_program(path, trust_remote_code)
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
     refuse_many(len(nodes))

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sqrtdk.graphs.graph import Graph, Node
-from sqrtdk.graphs.rewriting import DOMAINS, PRODUCT, Array, Rewriting, Unread, few_bits, integers
+from sqrtdk.graphs.rewriting import DOMAINS, PRODUCT, Array, Rewriting, Unread, few_bits, integers, without
 
 
 class _Row(NamedTuple):
@@ -75,8 +75,6 @@ def without_quantisation(graph: Graph) -> Graph:
 
 def _by_row(to: Rewriting, node: Node) -> None:
     row = _ROWS[node.op]
-    if node.attributes.get("channels_last", 0):
-        raise Unread("with channels last")
     axis = 0 if node.attributes.get("transB") else row.axis
     names = []
     for places in row.operands:
@@ -127,7 +125,12 @@ def _dequantize(to: Rewriting, node: Node) -> None:
     if name not in to.carried and to.graph.array(name) is None:
         to.nodes.append(node)  # integers that the caller gives: an image
         return
-    to.add(node, "Identity", (to.floating((name, node.input(1), node.input(2)), axis, block),), {})
+    to.add(
+        node,
+        "Identity",
+        (to.floating((name, node.input(1), node.input(2)), axis, block),),
+        without(node, "axis", "block_size"),
+    )
 
 
 def _integer_product(to: Rewriting, node: Node) -> None:
@@ -155,7 +158,7 @@ def _dynamic_product(to: Rewriting, node: Node) -> None:
     """`DynamicQuantizeMatMul(A, B, scale, zero, bias)`."""
     left, right = f"{node.outputs[0]}::rounded", to.floating((*node.inputs[1:3], node.input(3)), -1)
     to.rounded(replace(node, outputs=(left,)), node.inputs[0])
-    to.add(node, "MatMul", (left, right, node.input(4)), {})
+    to.add(node, "MatMul", (left, right, node.input(4)))
 
 
 def _nbits(to: Rewriting, node: Node) -> None:
@@ -173,7 +176,8 @@ def _nbits(to: Rewriting, node: Node) -> None:
         return few_bits(*arrays, rows=rows, columns=columns, bits=bits, block=block)
 
     weight = to.constant(packed, (rows, columns), to.dtype(node.input(2)), compute, (packed, node.input(2)))
-    to.add(node, "MatMul", (node.inputs[0], weight, node.input(5)), {})
+    rest = without(node, "K", "N", "bits", "block_size", "accuracy_level")  # the last is a bar for rounding
+    to.add(node, "MatMul", (node.inputs[0], weight, node.input(5)), rest)
 
 
 def _gather_blocks(to: Rewriting, node: Node) -> None:
@@ -183,7 +187,8 @@ def _gather_blocks(to: Rewriting, node: Node) -> None:
     if int(attributes.get("bits", 4)) == 4 and getattr(to.graph.array(node.inputs[0]), "dtype", None) == np.uint8:
         raise Unread("with two numbers in a byte")
     table = to.floating((node.inputs[0], node.input(2), node.input(3)), axis, block)
-    to.add(node, "Gather", (table, node.inputs[1]), {"axis": int(attributes.get("gather_axis", 0))})
+    rest = without(node, "bits", "block_size", "quantize_axis", "gather_axis")
+    to.add(node, "Gather", (table, node.inputs[1]), rest | {"axis": int(attributes.get("gather_axis", 0))})
 
 
 _REWRITES: dict[str, Callable[[Rewriting, Node], None]] = {

@@ -82,11 +82,16 @@ class Rewriting:
 
         On values it is rounded as the file rounds; no trace is shown how, as of a cast.
         """
+        from onnx.helper import tensor_dtype_to_np_dtype
+
         scale, zero = (self.graph.array(source) if source else None for source in (*of, "", "")[:2])
+        if not "".join(of[1:]):
+            zero = np.zeros((), tensor_dtype_to_np_dtype(int(node.attributes.get("output_dtype", 0)) or 2))
         attributes = {"scale": scale, "zero": zero, "fixed": bool(of)}
         domain, op = ROUNDED
-        made = replace(node, op=op, domain=domain, inputs=(name,), outputs=node.outputs[:1], attributes=attributes)
-        self.nodes.append(made)
+        self.nodes.append(
+            replace(node, op=op, domain=domain, inputs=(name,), outputs=node.outputs[:1], attributes=attributes)
+        )
 
     def requantised(self, node: Node, scale: str, zero: str) -> None:
         """Round what the last operator makes, to the scale and the zero point that the node has for it."""
@@ -96,15 +101,9 @@ class Rewriting:
         self.carry(node, scale)
 
     def floating(self, quantised: Sequence[str], axis: int = 0, block: int = 0) -> str:
-        """Name of the floating-point tensor that a quantised one stands for.
+        """Name of the floating-point tensor that integers stand for, with the names of their scale and zero point.
 
-        Args:
-            quantised: names of the integers, of their scale and of their zero point.
-            axis: along which scales differ.
-            block: how many values share a scale along it; 0 where all do.
-
-        Raises:
-            Unread: it is neither a constant nor a quantised activation.
+        Scales differ along an axis, in blocks of so many values; 0 where all of the axis share one.
         """
         name, scale, zero = quantised
         if name in self.carried:
@@ -160,11 +159,7 @@ class Rewriting:
         return None if self.graph.array(name) is None else [name]
 
     def weight_scale(self, node: Node, own: set[str], wanted: int) -> list[str]:
-        """Scales of the constants in a product of integers: found where the product is multiplied by them.
-
-        Raises:
-            Unread: it is multiplied by something else, or not at all.
-        """
+        """Scales of the constants in a product of integers: found where the product is multiplied by them."""
         found: list[str] = []
         name, dropped = node.outputs[0], []
         for _ in range(_MOST_STEPS):
@@ -191,27 +186,22 @@ class Rewriting:
 # -- integers as the numbers that they stand for, in numpy -------------------------------------------------------------
 
 
-def integers(array: Any) -> Array:
-    """Whole numbers of any width, of 4 bits as well, as 32 bits; floating-point ones of 8 bits as float32.
+def without(node: Node, *names: str) -> dict[str, Any]:
+    """Attributes of a node but for some that were read."""
+    return {name: value for name, value in node.attributes.items() if name not in names}
 
-    Example:
-        >>> integers(np.array([250], np.uint8)).dtype
-        dtype('int32')
-    """
+
+def integers(array: Any) -> Array:
+    """Whole numbers of any width, of 4 bits as well, as 32 bits; floating-point ones of 8 bits as float32."""
     array = np.asarray(array)
     made: Array = array.astype(np.float32 if "float" in array.dtype.name else np.int32)
     return made
 
 
 def blocks(values: Array, scale: Any, zero: Any, axis: int, block: int) -> Array:
-    """`(values - zero) * scale`, with one scale for all, one an index of an axis, or one a block along it.
+    """`(values - zero) * scale`; zero is of the scale's shape, or 0.
 
-    Args:
-        values: of the weight.
-        scale: one number; (n,) for an axis of n; of the weight's rank for blocks.
-        zero: of the scale's shape, or 0.
-        axis: along which scales differ.
-        block: how many values share a scale along the axis; 0 where scales are not in blocks.
+    The scale is one number; (n,) for an axis of n; of the weight's rank where `block` values of the axis share one.
 
     Example:
         >>> blocks(np.array([[1, 2], [3, 4]]), np.array([0.5, 1.0]), 0, -1, 0).tolist()
@@ -238,15 +228,8 @@ def few_bits(
 ) -> Array:
     """The weight (K, N) of a `MatMulNBits`: 2, 4 or 8 bits a number, the lowest bits of a byte first.
 
-    Args:
-        packed: (N, blocks, bytes of a block).
-        scales: one a column and block.
-        zeros: the same, packed as the weight is, or of the scales' dtype; None is the middle of the range.
-        groups: block of each of the K rows; None where they follow one another.
-        rows: K.
-        columns: N.
-        bits: of a number.
-        block: numbers that share a scale.
+    `packed` is (N, blocks, bytes of a block), with one scale a column and block. Zero points are packed alike, or of
+    the scales' dtype; None is the middle of the range. `groups` is the block of each row, None where they follow.
     """
     count = -(-rows // block)
     values = _unpacked(np.asarray(packed).reshape(columns, count, -1), bits)[..., :block]
