@@ -146,9 +146,8 @@ def refuse_many(count: int) -> None:
 
 def _root_class(proto: Any) -> str:
     """Class of the whole model, as one node tells it; a hook of the exporter's own is none."""
-    told = next((prop.value for prop in proto.metadata_props if prop.key == _CLASSES), "")
-    name = next(iter(_listed(told)[:-1]), "")
-    return "" if name.startswith("_") else name
+    classes = _listed(next((prop.value for prop in proto.metadata_props if prop.key == _CLASSES), ""))
+    return "" if len(classes) < 2 or classes[0].startswith("_") else classes[0]
 
 
 def _node(number: int, proto: Any, folder: Path) -> Node:
@@ -157,19 +156,14 @@ def _node(number: int, proto: Any, folder: Path) -> Node:
         for attribute in proto.attribute
         if not attribute.HasField("g") and not attribute.graphs
     }
+    inner = [graph for attribute in proto.attribute if attribute.HasField("g") for graph in graphs_of(attribute.g)]
     properties = {prop.key: prop.value for prop in proto.metadata_props}
     return Node(
         number, proto.op_type, "" if proto.domain == "ai.onnx" else proto.domain, proto.name, (*proto.input,),
         (*proto.output,), attributes, _scope(properties, proto.name),
         kind=next(iter(_listed(properties.get(_CLASSES, ""))[-2:-1]), ""), stack=properties.get(_STACK, ""),
-        inner=_inner_ops(proto),
+        inner=tuple((node.domain, node.op_type) for graph in inner for node in graph.node),
     )  # fmt: skip
-
-
-def _inner_ops(proto: Any) -> tuple[tuple[str, str], ...]:
-    """Domains and operators in the branches, or the body, of a node."""
-    inner = [graph for attribute in proto.attribute if attribute.HasField("g") for graph in graphs_of(attribute.g)]
-    return tuple((node.domain, node.op_type) for graph in inner for node in graph.node)
 
 
 def _value(attribute: Any, folder: Path) -> Any:

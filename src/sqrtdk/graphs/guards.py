@@ -48,11 +48,6 @@ class Guards:
     unread: int = 0  # how many can't
     nodes: int = 0  # of the trees of those that can
 
-    def broken(self, shapes: Shapes) -> str | None:
-        """The first condition that sizes do not meet; None where they meet all that can be worked out."""
-        place = self.broken_at(shapes)
-        return None if place is None else self.read[place][0]
-
     def broken_at(self, shapes: Shapes, first: int = 0) -> int | None:
         """The place of a condition that is not met, the one at `first` looked at before the others."""
         places = itertools.chain(range(len(self.read))[first : first + 1], range(len(self.read)))
@@ -141,10 +136,8 @@ def _condition(tree: ast.expr) -> Condition:
             return lambda _: value
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             return _applied(_BINARY[type(op)], [left, right])
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return _applied(operator.neg, [operand])
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return _applied(operator.not_, [operand])
+        case ast.UnaryOp(op=ast.USub() | ast.Not() as op, operand=operand):
+            return _applied(operator.neg if isinstance(op, ast.USub) else operator.not_, [operand])
         case ast.BoolOp(op=op, values=values):
             join, parts = all if isinstance(op, ast.And) else any, [*map(_condition, values)]
             return lambda shapes: join(part(shapes) for part in parts)

@@ -37,10 +37,7 @@ def by_name(what: str, names: Sequence[str], tensors: Any, hint: str) -> dict[st
 
 
 def _says_nothing(name: str, value: Any) -> bool:
-    """Whether a graph without this input computes the same: a mask that hides nothing, or what is no tensor.
-
-    What is no tensor (use_cache, return_dict) was fixed when the graph was exported.
-    """
+    """Whether a graph without this input computes the same: a mask that hides nothing, or a switch (use_cache)."""
     if isinstance(value, Tensor):
         return name == "attention_mask" and value.dim() == 2 and not value.is_meta and bool((value == 1).all())
     return not isinstance(value, np.ndarray | list | tuple)
@@ -123,12 +120,8 @@ def _fit(value: Any, tensor: Any) -> np.ndarray[Any, Any]:
     if tensor.is_meta or tensor.is_nested or tensor.layout is not torch.strided:
         raise ModelError(f"the input {name!r} has no plain values to run a graph with", hint="Give a plain tensor.")
     wanted, shape = _sizes(value), tuple(tensor.shape)
-    sizes = (
-        shape
-        if wanted is None
-        else tuple(have if isinstance(size, str) else size for size, have in zip(wanted, shape, strict=False))
-    )
-    if wanted is not None and (len(wanted) != len(shape) or sizes != shape):
+    pairs = zip(wanted or shape, shape, strict=False)
+    if wanted is not None and not (len(wanted) == len(shape) and all(isinstance(s, str) or s == n for s, n in pairs)):
         raise ModelError(
             f"the input {name!r} is {shape}, and the graph was exported for {_shown(wanted)}",
             hint="Give inputs of that size (--batch, --seq-len), or export with dynamic_shapes.",
@@ -154,18 +147,10 @@ def _fit(value: Any, tensor: Any) -> np.ndarray[Any, Any]:
 
 
 def shown_sizes(sizes: Mapping[str, int]) -> str:
-    """A sentence on sizes that are free.
-
-    Example:
-        >>> shown_sizes({"batch": 2, "tokens": 24})
-        'sizes that the graph leaves free: batch, tokens (read at 2, 24)'
-    """
-    names = [name[:40] for name in sizes][:8]
+    """A sentence on sizes that are free."""
+    names, numbers = ", ".join(name[:40] for name in [*sizes][:8]), ", ".join(map(str, [*sizes.values()][:8]))
     more = f" and {len(sizes) - 8} more" if len(sizes) > 8 else ""
-    return (
-        f"sizes that the graph leaves free: {', '.join(names)}{more} "
-        f"(read at {', '.join(str(size) for size in [*sizes.values()][:8])})"
-    )
+    return f"sizes that the graph leaves free: {names}{more} (read at {numbers})"
 
 
 def number_for(axis: int, sizes: Mapping[str, int], larger: bool) -> int:
@@ -234,12 +219,7 @@ def made_up(graph: Graph, seed: int) -> dict[str, Tensor]:
 
 
 def told_inputs(made: Mapping[str, Tensor]) -> str:
-    """What the inputs hold, for a reader.
-
-    Example:
-        >>> told_inputs({"input_ids": torch.tensor([[3, 1]]), "attention_mask": torch.ones(1, 2)})
-        'input_ids (1, 2), attention_mask (1, 2) of ones'
-    """
+    """What the inputs hold, for a reader: "input_ids (1, 2), attention_mask (1, 2) of ones"."""
     shown = []
     for name, tensor in [*made.items()][:6]:
         alike = tensor.numel() > 0 and bool((tensor == tensor.flatten()[0]).all())

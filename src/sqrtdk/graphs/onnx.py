@@ -172,19 +172,13 @@ def _run_exposed(graph: Graph, given: Arrays, names: list[str]) -> Arrays:
 
 def _difference(walk: Walk, ran: Arrays, names: tuple[str, ...]) -> str | None:
     """Why nothing is concluded; None where the walk gives what onnxruntime gave."""
-    compared = False
-    for name in names:
-        theirs = ran.get(name)
-        if name not in walk.made or not isinstance(theirs, np.ndarray):
-            continue
-        right = to_tensor(theirs)
-        if not right.is_floating_point():
-            continue
-        compared = True
+    both = {name: ran[name] for name in names if name in walk.made and isinstance(ran.get(name), np.ndarray)}
+    rights = {name: right for name, array in both.items() if (right := to_tensor(array)).is_floating_point()}
+    for name, right in rights.items():
         off = _beyond_rounding(right, walk.made[name], walk.exact[name])
         if off is not None:
             return f"the walk gives other outputs than onnxruntime (largest difference {off:.3g}, of {name[:60]})"
-    return None if compared else "no output of it could be compared with onnxruntime's"
+    return None if rights else "no output of it could be compared with onnxruntime's"
 
 
 def _beyond_rounding(theirs: Tensor, ours: Tensor, exact: Tensor) -> float | None:

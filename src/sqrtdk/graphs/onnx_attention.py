@@ -217,24 +217,18 @@ _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def _activated(step: Step, made: Tensor, numbers: list[float]) -> Tensor:
-    name = step.attribute("activation", "")
-    if name not in _ACTIVATIONS:
-        raise UnsupportedError(f"{step.node.op} with the activation {name[:40]}")
-    return _ACTIVATIONS[name](made, *numbers)
+def _activated(of: Operation) -> Operation:
+    """An operator with an activation after it."""
 
+    def run(step: Step) -> Tensor:
+        made, name = of(step), step.attribute("activation", "")
+        parts = [step.attribute(f"activation_{part}", None) for part in ("alpha", "beta", "gamma")]
+        numbers = step.attribute("activation_params", [part for part in parts if part is not None])
+        if name not in _ACTIVATIONS:
+            raise UnsupportedError(f"{step.node.op} with the activation {name[:40]}")
+        return _ACTIVATIONS[name](made, *numbers)
 
-def _fused_conv(step: Step) -> Tensor:
-    """A convolution, to which another tensor is added, and an activation."""
-    made = conv(step)
-    made = made + step.tensor(3) if step.given(3) else made
-    return _activated(step, made, step.attribute("activation_params", []))
-
-
-def _fused_gemm(step: Step) -> Tensor:
-    """A product with its activation."""
-    numbers = [step.attribute(f"activation_{name}", None) for name in ("alpha", "beta", "gamma")]
-    return _activated(step, product(step), [number for number in numbers if number is not None])
+    return run
 
 
 def _bias_softmax(x: Tensor, added: Tensor, axis: int) -> Tensor:
@@ -257,8 +251,8 @@ FUSED: dict[tuple[str, str], Operation] = {
     (MICROSOFT, "BiasSoftmax"): of_torch(_bias_softmax, 2, axis=1),
     (MICROSOFT, "EmbedLayerNormalization"): _embed_norm,
     (MICROSOFT, "FastGelu"): _gelu("tanh"),
-    (MICROSOFT, "FusedConv"): _fused_conv,
-    (MICROSOFT, "FusedGemm"): _fused_gemm,
+    (MICROSOFT, "FusedConv"): _activated(conv),
+    (MICROSOFT, "FusedGemm"): _activated(product),
     (MICROSOFT, "FusedMatMul"): product,
     (MICROSOFT, "Gelu"): _gelu("none"),
     (MICROSOFT, "QuickGelu"): of_torch(lambda x, a: x * torch.sigmoid(x * a), alpha=1.702),

@@ -112,11 +112,11 @@ def _padded(
 
 
 def conv(step: Step) -> Tensor:
-    """A convolution over one to three axes."""
+    """A convolution over one to three axes, to which onnxruntime's fused one adds another tensor."""
     kernel = step.tensor(1)
     x, moves = _padded(step, step.tensor(0), tuple(kernel.shape[2:]), 0.0)
     made: Tensor = _CONVOLVE[x.dim() - 3](x, kernel, step.optional(2), groups=step.attribute("group", 1), **moves)
-    return made
+    return made + step.tensor(3) if step.given(3) else made
 
 
 def _conv_transpose(step: Step) -> Tensor:
@@ -252,15 +252,12 @@ def rounded(x: Tensor, scale: Any, zero: Any, fixed: bool) -> Tensor:
     return made
 
 
-RMS_NORM = of_torch(
-    lambda x, gain, axis, eps: functional.rms_norm(x, x.shape[axis:], gain, eps), 2, axis=-1, epsilon=1e-5
-)
+_EPS = {"epsilon": 1e-5}
+_RMS = of_torch(lambda x, gain, axis, eps: functional.rms_norm(x, x.shape[axis:], gain, eps), 2, axis=-1, **_EPS)
 LAYERS: dict[str, Operation] = {
     "AveragePool": _average_pool,
     "BatchNormalization": of_torch(
-        lambda x, gain, shift, mean, variance, eps: functional.batch_norm(x, mean, variance, gain, shift, eps=eps),
-        5,
-        epsilon=1e-5,
+        lambda x, gain, shift, mean, var, eps: functional.batch_norm(x, mean, var, gain, shift, eps=eps), 5, **_EPS
     ),
     "Conv": conv,
     "ConvTranspose": _conv_transpose,
@@ -268,22 +265,19 @@ LAYERS: dict[str, Operation] = {
     "Gemm": product,
     "GlobalAveragePool": of_torch(lambda x: x.mean((*range(2, x.dim()),), keepdim=True)),
     "GlobalMaxPool": of_torch(lambda x: x.amax((*range(2, x.dim()),), keepdim=True)),
-    "GroupNormalization": of_torch(_group_norm, 3, num_groups=1, epsilon=1e-5),
+    "GroupNormalization": of_torch(_group_norm, 3, num_groups=1, **_EPS),
     "InstanceNormalization": of_torch(
-        lambda x, gain, shift, eps: functional.instance_norm(x, weight=gain, bias=shift, eps=eps), 3, epsilon=1e-5
+        lambda x, gain, shift, eps: functional.instance_norm(x, weight=gain, bias=shift, eps=eps), 3, **_EPS
     ),
     "LayerNormalization": of_torch(
-        lambda x, gain, shift, axis, eps: functional.layer_norm(x, x.shape[axis:], gain, shift, eps),
-        3,
-        axis=-1,
-        epsilon=1e-5,
+        lambda x, gain, shift, axis, eps: functional.layer_norm(x, x.shape[axis:], gain, shift, eps), 3, axis=-1, **_EPS
     ),
     "LpNormalization": of_torch(functional.normalize, p=2, axis=-1),
     "LpPool": _lp_pool,
     "MatMul": product,
     "MaxPool": _max_pool,
     "Resize": _resize,
-    "RMSNormalization": RMS_NORM,
-    "SimplifiedLayerNormalization": RMS_NORM,
+    "RMSNormalization": _RMS,
+    "SimplifiedLayerNormalization": _RMS,
     "Upsample": _resize,
 }

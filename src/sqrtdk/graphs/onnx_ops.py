@@ -105,12 +105,6 @@ def _dropout(step: Step) -> Result:
     return (x, torch.ones_like(x, dtype=torch.bool)) if len(step.node.outputs) > 1 else x
 
 
-def _infinite(step: Step) -> Tensor:
-    x, found = step.tensor(0), torch.isinf(step.tensor(0))
-    found = found if step.attribute("detect_negative", 1) else found & (x > 0)
-    return found if step.attribute("detect_positive", 1) else found & (x < 0)
-
-
 def _product(x: Tensor, axes: tuple[int, ...], keepdim: bool) -> Tensor:
     for axis in sorted((axis % x.dim() for axis in axes), reverse=True):
         x = x.prod(axis, keepdim)
@@ -158,7 +152,10 @@ _OTHERS: dict[str, Operation] = {
     "Gelu": of_torch(lambda x, how: functional.gelu(x, approximate=how), approximate="none"),
     "HardSigmoid": of_torch(lambda x, a, b: torch.clamp(x * a + b, 0.0, 1.0), alpha=0.2, beta=0.5),
     "Identity": of_torch(lambda x: x),
-    "IsInf": _infinite,
+    "IsInf": of_torch(
+        lambda x, below, above: torch.isinf(x) & ((x > 0) | bool(below)) & ((x < 0) | bool(above)), detect_negative=1,
+        detect_positive=1,
+    ),
     "LeakyRelu": of_torch(functional.leaky_relu, alpha=0.01),
     "LogSoftmax": _softmax(torch.log_softmax),
     "Mean": lambda step: torch.div(_pairs(torch.add)(step), len(step.inputs)),  # type: ignore[arg-type]

@@ -35,11 +35,6 @@ def _unsqueeze(step: Step) -> Tensor:
     return x
 
 
-def _expand(step: Step) -> Tensor:
-    x = step.tensor(0)
-    return x.expand(torch.broadcast_shapes(x.shape, tuple(step.numbers(1))))  # type: ignore[no-untyped-call]
-
-
 def _concat(step: Step) -> Tensor:
     axis, parts = step.attribute("axis", 0), step.tensors()
     full = [part for part in parts if part.shape[axis]]  # without a cache that is empty
@@ -176,7 +171,7 @@ SHAPES: dict[str, Operation] = {
     "Concat": _concat,
     "CumSum": _cumsum,
     "DepthToSpace": of_torch(_to_space, blocksize=1, mode="DCR"),
-    "Expand": _expand,
+    "Expand": lambda step: step.tensor(0).expand(torch.broadcast_shapes(step.tensor(0).shape, (*step.numbers(1),))),  # type: ignore[no-untyped-call]
     "Flatten": of_torch(lambda x, axis: x.reshape(math.prod(x.shape[:axis]), -1), axis=1),
     "Gather": _gather,
     "GatherElements": of_torch(lambda x, at, axis: x.gather(axis, _from_start(at, x.shape[axis])), 2, axis=0),

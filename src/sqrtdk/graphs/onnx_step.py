@@ -32,11 +32,7 @@ IDLE = frozenset((
 
 
 def dtype_of(number: int) -> torch.dtype:
-    """The dtype that ONNX gives a number.
-
-    Raises:
-        UnsupportedError: torch has none for it here.
-    """
+    """The dtype that ONNX gives a number; an `UnsupportedError` where torch has none for it here."""
     if number not in DTYPES:
         raise UnsupportedError(f"tensors of ONNX's type {number}")
     return DTYPES[number]
@@ -123,7 +119,7 @@ class Step:
             default = default.decode() if isinstance(default, bytes) else default
             nothing: tuple[Any, ...] = (0, -1, 0.0, "", "NONE", []) if default is None and node.domain else (default,)
             if not any(type(value) is type(one) and value == one for one in nothing):
-                yield f"{name} = {str(value)[:40]}"
+                yield f"{name} = {value[:40]}" if isinstance(value, str) else name
         yield from (f"its input {i}" for i, x in enumerate(self.inputs) if x is not None and i not in self.read)
 
 

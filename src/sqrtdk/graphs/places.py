@@ -65,12 +65,7 @@ class GraphRoot(nn.Module):
 
 
 def class_of(name: str, base: type[nn.Module] = Place) -> type[nn.Module]:
-    """An empty class of a module's own name; `base` where the name is none.
-
-    Example:
-        >>> class_of("transformers.models.bert.modeling_bert.BertSelfAttention").__name__, class_of("a b").__name__
-        ('BertSelfAttention', 'Place')
-    """
+    """An empty class of a module's own name, the last of a dotted one; `base` where the name is none."""
     last = name.rpartition(".")[2]
     return type(last, (base,), {}) if _CLASS.fullmatch(last) else base
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.graphs import places
 from sqrtdk.graphs.graph import refuse_many
-from sqrtdk.graphs.guards import Bounds, meet, read_guards
+from sqrtdk.graphs.guards import Bounds, Guards, meet, read_guards
 from sqrtdk.graphs.inputs import MASK, by_name, number_for, shown_sizes
 from sqrtdk.graphs.program_file import refuse_code
 from sqrtdk.models.alone import alone
@@ -55,7 +55,7 @@ def read_exported(
         ModelError: the file can't be read, could run code, or is of another version of torch; the inputs are not those
             of the exported forward.
     """
-    program, module = _load_program(path, trust_remote_code)
+    program, module, guards = _load_program(path, trust_remote_code)
     for parameter in module.parameters():
         parameter.requires_grad_(False)
     args, kwargs = program.example_inputs if program.example_inputs else ((), {})
@@ -68,23 +68,20 @@ def read_exported(
         raise ModelError("the program holds no inputs, and none were given", hint="Give them with --input FILE.")
     given = examples if inputs is None else _fit(tuple(names), examples, inputs)
     shapes = {name: tuple(value.shape) for name, value in given.items() if isinstance(value, Tensor)}
-    broken = read_guards(_guards_of(program)).broken(shapes)
+    broken = guards.broken_at(shapes)
     if broken is not None:
         raise ModelError(
-            f"the program was exported for sizes with {broken[:120]}; the inputs are "
+            f"the program was exported for sizes with {guards.read[broken][0][:120]}; the inputs are "
             f"{', '.join(f'{name[:60]} {shape}' for name, shape in [*shapes.items()][:8])}",
             hint="Give inputs of such sizes (--input).",
         )
-    chosen: Inputs = given
-    if inputs is None and not kwargs:
-        chosen = tuple(args)
-    elif inputs is not None and len(names) == len(args):
-        chosen = tuple(given.values())
-    return LoadedModel(module=module, inputs=chosen, id=str(path), kind="exported")
+    in_order = not kwargs if inputs is None else len(names) == len(args)
+    return LoadedModel(module, tuple(given.values()) if in_order else given, str(path), "exported")
 
 
 @alone()
-def _load_program(path: str | os.PathLike[str], trust_remote_code: bool) -> tuple[Any, Any]:
+def _load_program(path: str | os.PathLike[str], trust_remote_code: bool) -> tuple[Any, Any, Guards]:
+    """The program in a file, its module, and what it asks of free sizes: lines of code, which are never run."""
     if not trust_remote_code:
         refuse_code(path)
     logged: list[BaseException] = []
@@ -92,7 +89,8 @@ def _load_program(path: str | os.PathLike[str], trust_remote_code: bool) -> tupl
         _import_outputs(path)
         with _silent(logged):
             program = torch.export.load(os.fspath(path))
-            module = program.module(check_guards=not _guards_of(program))  # it would run them as code
+            lines = [line for line in getattr(program, "_guards_code", None) or () if isinstance(line, str)]
+            module = program.module(check_guards=not lines)  # it would run them as code
     except INTERRUPTS:
         raise
     except BaseException as error:  # whatever torch, or a trusted file's own code, raises
@@ -101,12 +99,7 @@ def _load_program(path: str | os.PathLike[str], trust_remote_code: bool) -> tupl
             f"{kind_and_text((*logged, error)[0])}",
             hint="Files of torch.export are read by the version of torch that wrote them, and by few others.",
         ) from error
-    return program, module
-
-
-def _guards_of(program: Any) -> list[str]:
-    """Lines of code in which a program says what it asks of free sizes; they are never run."""
-    return [line for line in getattr(program, "_guards_code", None) or () if isinstance(line, str)]
+    return program, module, read_guards(lines)
 
 
 @contextlib.contextmanager
@@ -176,14 +169,13 @@ def walk_program(
     path: str | os.PathLike[str], config: Any = None, *, trust_remote_code: bool = False, larger: bool = False
 ) -> places.Walked:
     """A program as a model whose forward walks it on the meta device; see `sqrtdk.graphs.opening.open_graph`."""
-    program, module = _load_program(path, trust_remote_code)
+    program, module, guards = _load_program(path, trust_remote_code)
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
     refuse_many(len(nodes))
-    inputs, sizes = _inputs(program, module, larger)
+    inputs, sizes = _inputs(program, module, guards, larger)
     notes: tuple[str, ...] = (shown_sizes(sizes),) if sizes else ()
-    unread = read_guards(_guards_of(program)).unread
-    if unread:
-        what = "1 condition" if unread == 1 else f"{unread} conditions"
+    if guards.unread:
+        what = "1 condition" if guards.unread == 1 else f"{guards.unread} conditions"
         notes += (f"{what} on sizes could not be read, so the program may refuse the sizes used here",)
     scopes = {node: _scope(node) for node in nodes}
     classes = {place: kind for stack in scopes.values() for place, kind in stack}
@@ -283,7 +275,9 @@ def _scope(node: torch.fx.Node) -> list[tuple[str, str]]:
     return found
 
 
-def _inputs(program: Any, module: torch.fx.GraphModule, larger: bool) -> tuple[dict[str, Any], dict[str, int]]:
+def _inputs(
+    program: Any, module: torch.fx.GraphModule, guards: Guards, larger: bool
+) -> tuple[dict[str, Any], dict[str, int]]:
     """What the program takes, without values, and numbers for the sizes that it leaves free."""
     values = {str(n.target): n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"}
     tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
@@ -302,7 +296,6 @@ def _inputs(program: Any, module: torch.fx.GraphModule, larger: bool) -> tuple[d
     def shapes(numbers: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         return {name: tuple(_number(size, numbers) for size in value.shape) for name, value in tensors.items()}
 
-    guards = read_guards(_guards_of(program))
     if sizes and guards.read:
         sizes = meet(guards, sizes, shapes, bounds)
     empty = {
@@ -316,8 +309,6 @@ def _number(size: Any, sizes: Mapping[str, int]) -> Any:
     if not isinstance(size, torch.SymInt):
         return size
     expression = size.node.expr
-    if expression.is_Symbol:
-        return sizes[str(expression)]
     return int(expression.subs({symbol: sizes[str(symbol)] for symbol in expression.free_symbols}))
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sqrtdk.graphs.graph import Graph, Node
+from sqrtdk.graphs.graph import Computed, Graph, Node
 from sqrtdk.graphs.rewriting import DOMAINS, PRODUCT, Array, Rewriting, Unread, few_bits, integers, without
 
 
@@ -114,8 +114,9 @@ def _dynamic(to: Rewriting, node: Node) -> None:
     """`DynamicQuantizeLinear(x)` is x, rounded; its scale is 1 here, and its zero point 0."""
     to.rounded(node, node.inputs[0])
     to.carry(node, node.outputs[1])
-    for name, number in zip(node.outputs[1:], (np.float32(1.0), np.uint8(0)), strict=False):
-        to.number(name, number)
+    constants: tuple[tuple[int, Array], ...] = ((1, np.ones((), np.float32)), (2, np.zeros((), np.uint8)))
+    for name, (dtype, number) in zip(node.outputs[1:], constants, strict=False):
+        to.initializers[name] = Computed(name, (), dtype, number.copy)
 
 
 def _dequantize(to: Rewriting, node: Node) -> None:

@@ -53,7 +53,7 @@ class Rewriting:
                 rewrite(self, node)
             except Unread as error:
                 self.nodes.append(replace(node, op=f"{node.op} {error}"))
-        elif source is not None and not (node.op == "Cast" and self._is_sum(node)):
+        elif source is not None and not (node.op == "Cast" and self.carried.get(node.inputs[0]) == PRODUCT):
             moves = node.op in _MOVES and not node.domain
             self.nodes.append(node if moves else replace(node, op=f"{node.op} of quantised integers"))
             self.carried |= {name: self.carried[source] for name in node.outputs if name and moves}
@@ -61,9 +61,6 @@ class Rewriting:
             self.nodes.append(node)
             if source is not None:  # a Cast of a product of integers, whose scales come next
                 self.carried[node.outputs[0]] = self.carried[source]
-
-    def _is_sum(self, node: Node) -> bool:
-        return self.carried.get(node.inputs[0]) == PRODUCT
 
     # -- what the rewrites of operators are made of --------------------------------------------------------------------
 
@@ -78,20 +75,15 @@ class Rewriting:
         self.nodes.append(replace(node, op=op, domain=domain, inputs=tuple(names), outputs=outputs, attributes=given))
 
     def rounded(self, node: Node, name: str, of: Sequence[str] = ()) -> None:
-        """Put what a node makes as `name`, rounded: to a scale and a zero point, or to those of its own values.
-
-        On values it is rounded as the file rounds; no trace is shown how, as of a cast.
-        """
+        """Put what a node makes as `name`, rounded: to a scale and a zero point, or to those of its own values."""
         from onnx.helper import tensor_dtype_to_np_dtype
 
         scale, zero = (self.graph.array(source) if source else None for source in (*of, "", "")[:2])
         if not "".join(of[1:]):
             zero = np.zeros((), tensor_dtype_to_np_dtype(int(node.attributes.get("output_dtype", 0)) or 2))
         attributes = {"scale": scale, "zero": zero, "fixed": bool(of)}
-        domain, op = ROUNDED
-        self.nodes.append(
-            replace(node, op=op, domain=domain, inputs=(name,), outputs=node.outputs[:1], attributes=attributes)
-        )
+        made = replace(node, inputs=(name,), outputs=node.outputs[:1], attributes=attributes)
+        self.nodes.append(replace(made, domain=ROUNDED[0], op=ROUNDED[1]))
 
     def requantised(self, node: Node, scale: str, zero: str) -> None:
         """Round what the last operator makes, to the scale and the zero point that the node has for it."""
@@ -131,11 +123,6 @@ class Rewriting:
             self.initializers[self._weights[key]] = Computed(self._weights[key], tuple(dims), dtype, compute)
         return self._weights[key]
 
-    def number(self, name: str, value: Any) -> None:
-        """Make a tensor a constant of one number."""
-        array = np.asarray(value)
-        self.initializers[name] = Computed(name, (), 1 if array.dtype == np.float32 else 2, lambda: array)
-
     def dtype(self, name: str) -> int:
         """ONNX's number for the dtype of a scale, which is that of what it scales; float32 where it is not known."""
         proto = self.graph.initializers.get(name)
@@ -163,10 +150,9 @@ class Rewriting:
         found: list[str] = []
         name, dropped = node.outputs[0], []
         for _ in range(_MOST_STEPS):
-            takers = self.graph.taken_by.get(name, [])
-            if len(takers) != 1:
+            taker, *more = self.graph.taken_by.get(name) or (None,)
+            if taker is None or more:
                 break
-            taker = takers[0]
             if taker.op == "Mul":
                 factor = taker.inputs[1] if taker.inputs[0] == name else taker.inputs[0]
                 scales = self.scales_of(factor, own)
@@ -202,10 +188,6 @@ def blocks(values: Array, scale: Any, zero: Any, axis: int, block: int) -> Array
     """`(values - zero) * scale`; zero is of the scale's shape, or 0.
 
     The scale is one number; (n,) for an axis of n; of the weight's rank where `block` values of the axis share one.
-
-    Example:
-        >>> blocks(np.array([[1, 2], [3, 4]]), np.array([0.5, 1.0]), 0, -1, 0).tolist()
-        [[0.5, 2.0], [1.5, 4.0]]
     """
     factor, offset = (_placed(np.asarray(part), values.shape, axis, block) for part in (scale, zero))
     made: Array = (values - offset) * factor
