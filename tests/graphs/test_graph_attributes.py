@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sqrtdk.graphs.graph import Graph, Node
+from sqrtdk.graphs.graph import Graph, Node, read_graph
 from sqrtdk.graphs.onnx_ops import OPERATIONS, operate
 from sqrtdk.graphs.onnx_step import IDLE, Step
+from sqrtdk.graphs.quantised import _REWRITES, _ROWS, without_quantisation
 from tests.graphs.files import MICROSOFT, model_of, onnx
 from tests.support.optional import optional
 
@@ -89,19 +91,17 @@ TRIED: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-def schemas() -> dict[tuple[str, str], dict[str, str]]:
-    """By operator that we implement the kinds of its attributes, in all its versions."""
+def every_attribute(operators: Collection[Any]) -> list[tuple[str, str, str, str]]:
+    """Domain, operator, name and kind of the attributes of operators that we implement, in all their versions."""
     from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
-    found: dict[tuple[str, str], dict[str, str]] = {}
-    for schema in (*onnx.defs.get_all_schemas_with_history(), *get_all_operator_schema()):
-        if (schema.domain, schema.name) in OPERATIONS:
-            kinds = {name: str(entry.type).rpartition(".")[2] for name, entry in schema.attributes.items()}
-            found.setdefault((schema.domain, schema.name), {}).update(kinds)
-    return found
-
-
-ATTRIBUTES = [(*key, name, kind) for key, kinds in schemas().items() for name, kind in sorted(kinds.items())]
+    found = {
+        (schema.domain, schema.name, name, str(entry.type).rpartition(".")[2])
+        for schema in (*onnx.defs.get_all_schemas_with_history(), *get_all_operator_schema())
+        if schema.domain in ("", MICROSOFT) and not {(schema.domain, schema.name), schema.name}.isdisjoint(operators)
+        for name, entry in schema.attributes.items()
+    }
+    return sorted(found)
 
 
 def made(domain: str, op: str, **attributes: Any) -> list[Tensor]:
@@ -122,7 +122,7 @@ def test_an_operator_runs_with_its_defaults(domain: str, op: str) -> None:
         assert made(domain, op)
 
 
-@pytest.mark.parametrize(("domain", "op", "name", "kind"), ATTRIBUTES)
+@pytest.mark.parametrize(("domain", "op", "name", "kind"), every_attribute(OPERATIONS))
 def test_an_attribute_is_read_or_refused(domain: str, op: str, name: str, kind: str) -> None:
     if (name in IDLE and (name, "Pool" in op) != ("kernel_shape", True)) or kind == "SPARSE_TENSOR":
         return
@@ -136,3 +136,27 @@ def test_an_attribute_is_read_or_refused(domain: str, op: str, name: str, kind: 
         if len(now) != len(plain) or not all(map(torch.equal, now, plain)):
             return
     pytest.fail(f"{op}: nothing follows from {name}")
+
+
+# What the rewriting of an operator on integers reads itself; the rest is the floating-point operator's to read.
+READ = {
+    "QuantizeLinear": {"axis", "block_size", "output_dtype", "precision"},  # the last is that of a division
+    "DequantizeLinear": {"axis", "block_size", "output_dtype"},
+    "MatMulNBits": {"K", "N", "bits", "block_size", "accuracy_level"},
+    "GatherBlockQuantized": {"bits", "block_size", "gather_axis", "quantize_axis"},
+}
+
+
+@pytest.mark.parametrize(("domain", "op", "name", "kind"), every_attribute(_REWRITES))
+def test_an_attribute_of_an_operator_on_integers(domain: str, op: str, name: str, kind: str) -> None:
+    if name in IDLE | READ.get(op, set()):
+        return
+    numbers = {"whole": np.zeros((4, 4), np.int8), "scale": np.float32(1), "zero": np.int8(0)}
+    inputs = [("whole", "scale", "zero")[index % 3] for index in range(18)]
+    if op in _ROWS:  # three inputs of each operand, in any order
+        for operand in (operand for operand in _ROWS[op].operands if not isinstance(operand, int)):
+            for index, kind_of in zip(operand, numbers, strict=True):
+                inputs[index] = kind_of
+    node = onnx.helper.make_node(op, inputs, ["y"], domain=domain, **{name: TRIED[kind][0]})
+    graph = without_quantisation(read_graph(model_of([node], [], numbers), Path()))
+    assert any(name in node.attributes or " " in node.op for node in graph.nodes)

@@ -108,17 +108,15 @@ class Step:
         """What the operation was given and nobody looked at, but for attributes that change nothing."""
         from onnx import defs, helper
 
-        node = self.node
-        for name in sorted({*node.attributes} - self.read - IDLE):
-            value, default = node.attributes[name], None
-            if not node.domain and defs.has(node.op, self.graph.opset):
-                known = defs.get_schema(node.op, self.graph.opset).attributes.get(name)
-                default = (
-                    helper.get_attribute_value(known.default_value) if known and known.default_value.name else None
-                )
-            default = default.decode() if isinstance(default, bytes) else default
-            nothing: tuple[Any, ...] = (0, -1, 0.0, "", "NONE", []) if default is None and node.domain else (default,)
-            if not any(type(value) is type(one) and value == one for one in nothing):
+        node, opset, names = self.node, self.graph.opset, sorted({*self.node.attributes} - self.read - IDLE)
+        schema = defs.get_schema(node.op, opset) if names and not node.domain and defs.has(node.op, opset) else None
+        for name in names:
+            value, nothing = node.attributes[name], [0, -1, 0.0, b"", b"NONE", []]  # as onnxruntime's own have it
+            if schema is not None and name in schema.attributes:
+                default = schema.attributes[name].default_value
+                nothing = [helper.get_attribute_value(default)] if default.name else []
+            plain = value.encode() if isinstance(value, str) else value
+            if not any(type(plain) is type(one) and plain == one for one in nothing):
                 yield f"{name} = {value[:40]}" if isinstance(value, str) else name
         yield from (f"its input {i}" for i, x in enumerate(self.inputs) if x is not None and i not in self.read)
 

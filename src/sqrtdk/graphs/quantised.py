@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sqrtdk.graphs.graph import Computed, Graph, Node
-from sqrtdk.graphs.rewriting import DOMAINS, PRODUCT, Array, Rewriting, Unread, few_bits, integers, without
+from sqrtdk.graphs.rewriting import DOMAINS, PRODUCT, Array, Rewriting, Unread, few_bits, integers
 
 
 class _Row(NamedTuple):
@@ -121,17 +121,15 @@ def _dynamic(to: Rewriting, node: Node) -> None:
 
 def _dequantize(to: Rewriting, node: Node) -> None:
     """`DequantizeLinear` of a constant is a weight; of an activation it is the activation."""
-    axis, block = int(node.attributes.get("axis", 1)), int(node.attributes.get("block_size", 0))
+    axis, block, kind = (
+        int(node.attributes.get(*entry)) for entry in (("axis", 1), ("block_size", 0), ("output_dtype", 0))
+    )
     name = node.inputs[0]
     if name not in to.carried and to.graph.array(name) is None:
         to.nodes.append(node)  # integers that the caller gives: an image
         return
-    to.add(
-        node,
-        "Identity",
-        (to.floating((name, node.input(1), node.input(2)), axis, block),),
-        without(node, "axis", "block_size"),
-    )
+    names = (to.floating((name, node.input(1), node.input(2)), axis, block),)
+    to.add(node, "Cast" if kind else "Identity", names, {"to": kind} if kind else {})
 
 
 def _integer_product(to: Rewriting, node: Node) -> None:
@@ -177,7 +175,8 @@ def _nbits(to: Rewriting, node: Node) -> None:
         return few_bits(*arrays, rows=rows, columns=columns, bits=bits, block=block)
 
     weight = to.constant(packed, (rows, columns), to.dtype(node.input(2)), compute, (packed, node.input(2)))
-    rest = without(node, "K", "N", "bits", "block_size", "accuracy_level")  # the last is a bar for rounding
+    read = ("K", "N", "bits", "block_size", "accuracy_level")  # the last is a bar for rounding
+    rest = {name: value for name, value in attributes.items() if name not in read}
     to.add(node, "MatMul", (node.inputs[0], weight, node.input(5)), rest)
 
 
@@ -188,8 +187,7 @@ def _gather_blocks(to: Rewriting, node: Node) -> None:
     if int(attributes.get("bits", 4)) == 4 and getattr(to.graph.array(node.inputs[0]), "dtype", None) == np.uint8:
         raise Unread("with two numbers in a byte")
     table = to.floating((node.inputs[0], node.input(2), node.input(3)), axis, block)
-    rest = without(node, "bits", "block_size", "quantize_axis", "gather_axis")
-    to.add(node, "Gather", (table, node.inputs[1]), rest | {"axis": int(attributes.get("gather_axis", 0))})
+    to.add(node, "Gather", (table, node.inputs[1]), {"axis": int(attributes.get("gather_axis", 0))})
 
 
 _REWRITES: dict[str, Callable[[Rewriting, Node], None]] = {

@@ -172,11 +172,6 @@ class Rewriting:
 # -- integers as the numbers that they stand for, in numpy -------------------------------------------------------------
 
 
-def without(node: Node, *names: str) -> dict[str, Any]:
-    """Attributes of a node but for some that were read."""
-    return {name: value for name, value in node.attributes.items() if name not in names}
-
-
 def integers(array: Any) -> Array:
     """Whole numbers of any width, of 4 bits as well, as 32 bits; floating-point ones of 8 bits as float32."""
     array = np.asarray(array)
