@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.graphs.graph import read_graph, to_tensor
-from sqrtdk.graphs.onnx_ops import OPERATIONS
+from sqrtdk.graphs.onnx_ops import operate
 from sqrtdk.graphs.onnx_step import Step
 from sqrtdk.graphs.quantised import without_quantisation
 from tests.support.optional import optional
@@ -25,9 +25,7 @@ def ours(model: Any, given: dict[str, Array]) -> dict[str, Tensor]:
     known |= {name: to_tensor(graph.array(name)) for name in graph.initializers}
     for node in graph.nodes:
         inputs = tuple(known[name] if name else None for name in node.inputs)
-        made = OPERATIONS[node.domain, node.op](Step(node, graph, inputs, known, "cpu", set()))
-        results = made if isinstance(made, tuple) else (made,)
-        known |= {name: tensor for name, tensor in zip(node.outputs, results, strict=False) if name}
+        known |= operate(Step(node, graph, inputs, known, "cpu", set()))
     return known
 
 

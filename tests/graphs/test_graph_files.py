@@ -228,6 +228,18 @@ def test_rounding_goes_by_what_the_walk_itself_rounds() -> None:
     assert _beyond_rounding(ours[1:], ours, exact) == float("inf")
 
 
+def test_an_attention_after_a_resize_that_torch_has_not(tmp_path: Path) -> None:
+    """Its values would be those of uninitialised memory: the node and its mode are told, and what is computed."""
+    logits = [
+        make("Constant", [], ["factors"], value_floats=[1.0, 1.0, 1.0]),
+        make("Resize", ["scaled", "", "factors"], ["z"], mode="linear", coordinate_transformation_mode="asymmetric"),
+    ]
+    run = read_onnx(write(attention_model(logits=logits), tmp_path / "m.onnx"), X)
+    assert run.calls == ()
+    reason = "Softmax comes after what is not read: Resize 'z' of the mode linear, asymmetric, on 1 axes: nearest is"
+    assert run.missing[0].reason.startswith(reason)
+
+
 def test_an_operator_that_onnxruntime_lacks_is_an_error(tmp_path: Path) -> None:
     assert "onnxruntime" in str(refused(write(attention_model(extra=[make("No", ["y"], ["n"])]), tmp_path / "m.onnx")))
 

@@ -155,7 +155,7 @@ def test_a_condition_is_what_python_makes_of_it(line: str) -> None:
     assert guards.unread == 0
     for shape in itertools.product(range(2, 12), range(2, 14)):
         right = bool(eval(line, {}, {"L": {"x": torch.empty(shape, device="meta")}, "max": max}))
-        assert (guards.broken({"x": shape}) is None) is right
+        assert (guards.broken_at({"x": shape}) is None) is right
 
 
 def test_sizes_that_meet_a_condition_are_near_those_that_are_wanted() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from sqrtdk.errors import UnsupportedError
 from tests.graphs.computed import ours, theirs
 from tests.graphs.files import MICROSOFT, onnx
 from tests.tolerances import complaint
@@ -279,3 +280,34 @@ def test_an_operator_with_its_attributes(case: str) -> None:
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
 def test_an_old_softmax_is_over_all_axes_from_one_on(op: str) -> None:
     same([make(op, ["x"], ["y"], axis=1)], {"x": X}, opset=11)
+
+
+PLACES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric", "strange")
+NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+FACTORS = {"larger": [1, 1, 2, 3], "not whole": [1, 1, 0.5, 0.7], "whole": [1, 1, 0.5, 2]}
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("factors", FACTORS)
+@pytest.mark.parametrize("rounding", NEAREST)
+@pytest.mark.parametrize("place", PLACES[:-1])
+def test_the_nearest_of_a_resize(place: str, rounding: str, factors: str) -> None:
+    node = make(
+        "Resize", ["x", "", "r"], ["y"], mode="nearest", coordinate_transformation_mode=place, nearest_mode=rounding
+    )
+    same([node], {"x": normal(2, 3, 4, 5)}, {"r": np.float32(FACTORS[factors])})
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("factors", FACTORS)
+@pytest.mark.parametrize("mode", ["linear", "cubic", "strange"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_resize_is_right_or_refused(place: str, mode: str, factors: str) -> None:
+    """A way that torch has not is no uninitialised memory."""
+    node = make("Resize", ["x", "", "r"], ["y"], mode=mode, coordinate_transformation_mode=place)
+    given, constants = {"x": normal(2, 3, 4, 5)}, {"r": np.float32(FACTORS[factors])}
+    if "strange" in (mode, place) or place == "asymmetric" or factors == "not whole":
+        with pytest.raises(UnsupportedError, match=rf"'y' of the mode {mode}, {place}.*nearest is computed"):
+            ours(model([node], given, constants, 22, ["y"]), given)
+    else:
+        same([node], given, constants)

@@ -8,7 +8,7 @@ from sqrtdk._shown import Saved
 from sqrtdk.tracing.records import NotMeasured
 
 FOLD, QK_NORM = "fold", "qk_norm"  # ways to store that change more than the grain of the scales
-OUTLIERS, ROWS, OTHER_HEAD, PRECISION, VALUES, CUT_OFF, COARSE = (
+OUTLIERS, ROWS, OTHER_HEAD, PRECISION, VALUES, CUT_OFF, COARSE = CAUSES = (
     "outlier channels",
     "large rows",
     "another head's scale",
@@ -17,26 +17,17 @@ OUTLIERS, ROWS, OTHER_HEAD, PRECISION, VALUES, CUT_OFF, COARSE = (
     "cut off",
     "coarse scale",
 )
-CAUSES = (OUTLIERS, ROWS, OTHER_HEAD, PRECISION, VALUES, CUT_OFF, COARSE)
 
 
 @dataclass(frozen=True, slots=True)
 class HeadError:
-    """What storing k and v so does to one query head, over its rows that see a key.
+    """What storing k and v so does to one query head, over its rows that see a key."""
 
-    Attributes:
-        kl_mean_nats: mean over the rows of KL(p || p_stored), p the weights, sinks among the outcomes.
-        kl_median_nats: the median.
-        kl_max_nats: the largest.
-        changed_rows: rows in which a key has the largest weight that had not before.
-        output_error: |o_stored - o| / |o|, Euclidean norms over all rows; NaN where o is 0.
-    """
-
-    kl_mean_nats: float
-    kl_median_nats: float
-    kl_max_nats: float
-    changed_rows: int
-    output_error: float
+    kl_mean_nats: float  # mean over the rows of KL(p || p_stored), p the weights, sinks among the outcomes
+    kl_median_nats: float  # the median
+    kl_max_nats: float  # the largest
+    changed_rows: int  # rows in which a key has the largest weight that had not before
+    output_error: float  # |o_stored - o| / |o|, Euclidean norms over all rows; NaN where o is 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,93 +50,53 @@ class StoredWay:
 
 @dataclass(frozen=True, slots=True)
 class KeyHead:
-    """What the stored keys of one key head are like.
+    """What the stored keys of one key head are like."""
 
-    Attributes:
-        head: its number.
-        largest: largest |k|.
-        channel: the one with the largest share of the squared norm.
-        channel_share: that share; 1 / E where all channels are alike.
-        channel_ratio: largest |k| of the largest channel over that of the median channel.
-        outliers: channels whose largest |k| is at least `sqrtdk.kv.OUTLIER` times that of the median channel.
-        row: the key, 0-based, with the largest |k|.
-        row_ratio: its largest |k| over that of the median key.
-        head_ratio: `largest` over that of the median key head.
-        cut_off: share of the numbers of its k beyond the largest that a fixed scale lets the format store.
-        cut_off_values: the same of its v.
-    """
-
-    head: int
-    largest: float
-    channel: int
-    channel_share: float
-    channel_ratio: float
+    head: int  # its number
+    largest: float  # largest |k|
+    channel: int  # the one with the largest share of the squared norm
+    channel_share: float  # that share; 1 / E where all channels are alike
+    channel_ratio: float  # largest |k| of the largest channel over that of the median channel
+    # channels whose largest |k| is at least `sqrtdk.kv.OUTLIER` times that of the median channel
     outliers: tuple[int, ...]
-    row: int
-    row_ratio: float
-    head_ratio: float
-    cut_off: float = 0.0
-    cut_off_values: float = 0.0
+    row: int  # the key, 0-based, with the largest |k|
+    row_ratio: float  # its largest |k| over that of the median key
+    head_ratio: float  # `largest` over that of the median key head
+    cut_off: float = 0.0  # share of the numbers of its k beyond the largest that a fixed scale lets the format store
+    cut_off_values: float = 0.0  # the same of its v
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A key head that is at fault, why, and what mends it.
+    """A key head that is at fault, why, and what mends it."""
 
-    Attributes:
-        key_head: its number.
-        cause: one of `CAUSES`.
-        heads: the query heads that suffer.
-        severity: of the worst of them.
-        text: the cause in numbers.
-        mended_by: ways to store, by `StoredWay.name`, that bring those heads below every bar.
-        helped_by: ways that at least halve the largest mean KL, and leave it above the bar.
-    """
-
-    key_head: int
-    cause: str
-    heads: tuple[int, ...]
-    severity: str
-    text: str
-    mended_by: tuple[str, ...]
-    helped_by: tuple[str, ...]
+    key_head: int  # its number
+    cause: str  # one of `CAUSES`
+    heads: tuple[int, ...]  # the query heads that suffer
+    severity: str  # of the worst of them
+    text: str  # the cause in numbers
+    mended_by: tuple[str, ...]  # ways to store, by `StoredWay.name`, that bring those heads below every bar
+    helped_by: tuple[str, ...]  # ways that at least halve the largest mean KL, and leave it above the bar
 
 
 @dataclass(frozen=True, slots=True)
 class CacheCall:
-    """The forecast for one attention.
+    """The forecast for one attention."""
 
-    Attributes:
-        site: module path.
-        index: 0-based count of the attentions at this site.
-        kv_heads: key heads; query head i reads key head i // (heads / kv_heads).
-        head_dim: E.
-        key_len: S.
-        stored_keys: how many of them, from the first, are stored so; the others are in full precision.
-        rows: (batch, position) rows that were computed, evenly spread, the last among them.
-        rows_of: of so many.
-        seeing_rows: of each query head, those of `rows` that see a key; only these count.
-        stored: as it was asked for.
-        others: the other grains of the dtype, from coarse to fine, and the remedies.
-        keys: one a key head.
-        blame: empty if every head is below the bars.
-        folded: what channels share a scale when it is folded: "pairs" of a rotation, else "channels".
-    """
-
-    site: str
-    index: int
-    kv_heads: int
-    head_dim: int
-    key_len: int
-    stored_keys: int
-    rows: int
-    rows_of: int
-    seeing_rows: tuple[int, ...]
-    stored: StoredWay
-    others: tuple[StoredWay, ...]
-    keys: tuple[KeyHead, ...]
-    blame: tuple[Blame, ...]
-    folded: str
+    site: str  # module path
+    index: int  # 0-based count of the attentions at this site
+    kv_heads: int  # key heads; query head i reads key head i // (heads / kv_heads)
+    head_dim: int  # E
+    key_len: int  # S
+    stored_keys: int  # how many of them, from the first, are stored so; the others are in full precision
+    rows: int  # (batch, position) rows that were computed, evenly spread, the last among them
+    rows_of: int  # of so many
+    seeing_rows: tuple[int, ...]  # of each query head, those of `rows` that see a key; only these count
+    stored: StoredWay  # as it was asked for
+    others: tuple[StoredWay, ...]  # the other grains of the dtype, from coarse to fine, and the remedies
+    keys: tuple[KeyHead, ...]  # one a key head
+    blame: tuple[Blame, ...]  # empty if every head is below the bars
+    folded: str  # what channels share a scale when it is folded: "pairs" of a rotation, else "channels"
 
     def way(self, name: str) -> StoredWay | None:
         """The way of this name, where it was computed."""
@@ -154,22 +105,13 @@ class CacheCall:
 
 @dataclass(frozen=True, slots=True)
 class CacheForecast(Saved):
-    """The forecast for every attention that ran.
+    """The forecast for every attention that ran."""
 
-    Attributes:
-        dtype: "fp8_e4m3", "fp8_e5m2", "int8", "q8_0" or "int4".
-        scale: the grain of its scales, or the number that they are fixed to.
-        bits: of one stored number; with its share of a scale where 64 numbers or fewer share one of the format's own.
-        source: where the format is defined.
-        calls: one for every attention that was computed.
-        not_measured: attentions that could not be judged, and why.
-        without_cache: those that keep no cache, as every row sees every key.
-    """
-
-    dtype: str
-    scale: str
+    dtype: str  # "fp8_e4m3", "fp8_e5m2", "int8", "q8_0" or "int4"
+    scale: str  # the grain of its scales, or the number that they are fixed to
+    # of one stored number; with its share of a scale where 64 numbers or fewer share one of the format's own
     bits: float
-    source: str
-    calls: tuple[CacheCall, ...]
-    not_measured: tuple[NotMeasured, ...] = ()
-    without_cache: tuple[NotMeasured, ...] = ()
+    source: str  # where the format is defined
+    calls: tuple[CacheCall, ...]  # one for every attention that was computed
+    not_measured: tuple[NotMeasured, ...] = ()  # attentions that could not be judged, and why
+    without_cache: tuple[NotMeasured, ...] = ()  # those that keep no cache, as every row sees every key

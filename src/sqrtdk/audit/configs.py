@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -70,6 +70,14 @@ def held(config: Any) -> Mapping[str, Any]:
     """What an object holds in its own `__dict__`; empty where it has none."""
     attributes = field(config, "__dict__")
     return attributes if isinstance(attributes, Mapping) else {}
+
+
+def contexts(owner: Any) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Names and values of fields that hold the keys before and after a row's own, as NeMo and flash attention do."""
+    for name in ("window_size", "att_context_size"):
+        pair = field(owner, name)
+        if isinstance(pair, list | tuple) and len(pair) == 2:
+            yield name, pair
 
 
 def module_at(model: nn.Module, site: str) -> nn.Module | None:

@@ -192,21 +192,17 @@ def declared(
     None when they say nothing usable. A loose switch looks at the scale of the call, which is else what is explained;
     of the module its layer type and the length that it was trained on count, `layer` is its 0-based number.
     """
-    try:
-        declaration = _combined(call, module, config, layer) if call.head_dim > 0 else None
-    except (ArithmeticError, ValueError):  # numbers of the config overflow, divide by zero, or have no logarithm
+    if call.head_dim <= 0:
         return None
-    return declaration if declaration is None or all(map(math.isfinite, declaration.values)) else None
-
-
-def _combined(call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None) -> Declaration | None:
-    base = _base(call, config)
-    factors = list(multipliers(call, module, config, layer))
-    if base is None and not factors:
+    try:
+        base, factors = _base(call, config), list(multipliers(call, module, config, layer))
+    except (ArithmeticError, ValueError):  # numbers of the config overflow, divide by zero, or have no logarithm
         return None
     values, by = base if base is not None else ((inverse_root(call.head_dim),), "")
     for factor in factors:
         values = tuple(value * multiple for value in values for multiple in factor.values)
+    if (base is None and not factors) or not all(map(math.isfinite, values)):
+        return None
     texts = ([by] if by else []) + [factor.by for factor in factors]
     length = next((factor.values[-1] for factor in factors if factor.kind == "length"), 1.0)
     layered = next((factor.values[0] for factor in factors if factor.kind == "layer"), 1.0)

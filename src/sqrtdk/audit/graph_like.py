@@ -92,10 +92,7 @@ def _judged(judged: JudgedCall, other: JudgedCall, model: str) -> JudgedCall:
 
 
 def _others(
-    calls: Sequence[JudgedCall],
-    pairs: Sequence[JudgedCall | None],
-    others: Sequence[JudgedCall],
-    model: str,
+    calls: Sequence[JudgedCall], pairs: Sequence[JudgedCall | None], others: Sequence[JudgedCall], model: str
 ) -> Iterator[Finding]:
     """What differs beside the scale, and calls without a partner."""
     for judged, pair in zip(calls, pairs, strict=True):
@@ -133,11 +130,11 @@ def ask_for_config(run: ModelRun, model: nn.Module) -> ModelRun:
         for judged in run.calls
         if judged.verdict == "unexplained" and _is_right(judged.call, rule)
     }
-    return without_verdicts(run, reasons, _asks) if reasons else run
 
+    def asks(judged: JudgedCall) -> Finding:
+        return Finding(UNMEASURED, "warn", judged.call.site, None, None, judged.reason or "", FIX, SOURCE)
 
-def _asks(judged: JudgedCall) -> Finding:
-    return Finding(UNMEASURED, "warn", judged.call.site, None, None, judged.reason or "", FIX, SOURCE)
+    return without_verdicts(run, reasons, asks) if reasons else run
 
 
 def _is_right(call: AttentionCall, rule: Family | None) -> bool:

@@ -163,12 +163,12 @@ def _without_sizes(run: ModelRun, walked: Walked, again: tuple[AttentionCall, ..
         if here is not None and other is not None and not close(here, other):
             sizes = f"{here:.4g} at one, {other:.4g} at another"
             reasons[judged.key] = f"the scale follows a size that the graph leaves free: {sizes}"
-    return without_verdicts(run, reasons, _follows_a_size)
 
+    def follows_a_size(judged: JudgedCall) -> Finding:
+        call = judged.call
+        return not_read(NotMeasured(call.site, judged.reason or "", call.formula, call.product_at))
 
-def _follows_a_size(judged: JudgedCall) -> Finding:
-    call = judged.call
-    return not_read(NotMeasured(call.site, judged.reason or "", call.formula, call.product_at))
+    return without_verdicts(run, reasons, follows_a_size)
 
 
 def _run_program(path: str, config: Any, options: LoadOptions) -> ModelRun:

@@ -17,6 +17,7 @@ from sqrtdk.audit.configs import field, held, is_transformers, mapping, model_ty
 from sqrtdk.audit.families import MLA_YARN
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.tolerance import close, inverse_root, matches, scales_of
+from sqrtdk.scales import yarn_mscale
 from sqrtdk.tracing.records import AttentionCall
 
 
@@ -68,8 +69,12 @@ GROWING: dict[str, tuple[str, str, Callable[[float, float, int], float], str]] =
 
 def multipliers(call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None) -> Iterator[Multiplier]:
     """Every factor that config and module declare for a call."""
-    if (by_rope := rope_length(call, module, config, layer)) is not None:
-        yield by_rope
+    block = rope_block(config, module, layer)
+    if block is not None:
+        stated = block.mscale is not None or block.all_dim is not None
+        others = _by_mscale(block) if stated else _by_rotation(block, call)
+        by_rope = _by_transformers(block, call, config) if is_transformers(config) else others
+        yield from filter(None, (by_rope,))
     if layer is not None and field(config, LAYER_SWITCH) is True:
         yield Multiplier((1.0 / (layer + 1),), f"config.{LAYER_SWITCH}: 1/{layer + 1}", "layer")
     if (proportional := by_base_length(call, module, config)) is not None:
@@ -112,16 +117,7 @@ class RopeBlock:
     @property
     def extension(self) -> float:
         """By how much the context was lengthened; 1 where nothing says so."""
-        return self.factor or (self.longest / self.original if self.longest and self.original else 1.0)
-
-
-def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
-    """YaRN's attention temperature `0.1 mscale ln(factor) + 1` (Peng et al. 2023, section 3.4 of version 2).
-
-    >>> round(yarn_mscale(40.0, 1.0), 4)
-    1.3689
-    """
-    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+        return max(self.factor or (self.longest / self.original if self.longest and self.original else 1.0), 1.0)
 
 
 def _yarn(block: RopeBlock) -> float:
@@ -194,21 +190,9 @@ def rope_block(config: Any, module: nn.Module | None, layer: int | None) -> Rope
     )
 
 
-def rope_length(call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None) -> Multiplier | None:
-    """The factor that the RoPE block of a config declares for a call, or None."""
-    block = rope_block(config, module, layer)
-    if block is None:
-        return None
-    if is_transformers(config):
-        return _by_transformers(block, call, config)
-    if block.mscale is not None or block.all_dim is not None:
-        return _by_mscale(block)
-    return _by_rotation(block, call)
-
-
 def _by_transformers(block: RopeBlock, call: AttentionCall, config: Any) -> Multiplier | None:
     """As transformers' own code applies it: on cos and sin, and in DeepSeek's family on the softmax's scale."""
-    softmax = yarn_mscale(block.factor, block.all_dim) ** 2 if block.factor and block.all_dim else 1.0
+    softmax = yarn_mscale(block.extension, block.all_dim) ** 2 if block.factor and block.all_dim else 1.0
     if model_type(config) not in MLA_YARN or block.rope_type in (None, "default"):
         softmax = 1.0
     sides = _lengthened(call) if call.rope else 0
@@ -243,7 +227,7 @@ def _attention_factor(gain: float, sides: int) -> str:
 def _by_mscale(block: RopeBlock) -> Multiplier | None:
     """As DeepSeek's own code applies it, and what follows that: on the softmax's scale, by either name."""
     temperatures = [mscale for mscale in (block.all_dim, block.mscale) if mscale]
-    squares = [yarn_mscale(block.factor, m) ** 2 if block.factor else m * m for m in temperatures]
+    squares = [yarn_mscale(block.extension, m) ** 2 if block.factor else m * m for m in temperatures]
     squares = [square for square in squares if square != 1.0]
     if not squares:
         return None

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import nn
 
-from sqrtdk.audit.configs import as_number, field, model_type, number
+from sqrtdk.audit.configs import as_number, contexts, field, model_type, number
 from sqrtdk.tracing.records import BY_DATA, AttentionCall, Mask
 
 WEIGHT = 1e-4
@@ -52,15 +52,13 @@ _DECLARES: tuple[tuple[tuple[str, ...], Callable[[Any], bool]], ...] = (
 _LOOKAHEAD = (  # keys after its own that every row of a streaming encoder sees
     "right_context", "right_context_length", "future_context", "lookahead", "look_ahead", "num_lookahead",
 )  # fmt: skip
-_CONTEXTS = ("att_context_size", "window_size")  # [left, right]: NeMo, flash attention
 _IMAGES = ("image_token_id", "image_token_index", "vision_config")  # image tokens see one another: PaliGemma, Gemma 3
 
 
 def lookahead(owners: tuple[Any, ...]) -> float:
     """How many keys after its own a row sees by declaration; 0 where nothing declares any."""
     counts = [number(owner, name) or 0.0 for owner in owners for name in _LOOKAHEAD]
-    pairs = [field(owner, name) for owner in owners for name in _CONTEXTS]
-    counts += [as_number(pair[1]) or 0.0 for pair in pairs if isinstance(pair, list | tuple) and len(pair) == 2]
+    counts += [as_number(right) or 0.0 for owner in owners for _, (_, right) in contexts(owner)]
     return max(counts, default=0.0)
 
 

@@ -152,11 +152,10 @@ def sources(
     """Where the files lie that the records of a run name, each once, those that are known."""
     top = root()
     config = {} if loaded.home is None else {config_file(loaded.home): str(config_path(loaded.home))}
-    texts = (
-        named_at(loaded),
-        *(at for judged in calls for at in (*_of_call(judged.call), judged.declared_at)),
-        *(entry.at for entry in (*findings, *missed)),
-    )
+    texts = [named_at(loaded), *(entry.at for entry in (*findings, *missed))]
+    for judged in calls:
+        call = judged.call
+        texts += (call.product_at, call.softmax_at, *(f.at for f in call.scale.factors), judged.declared_at)
     files = dict.fromkeys(file for text in texts for file, _ in each(text))
     found = ((file, config.get(file) or _in_directory(file_of(file), loaded.home)) for file in files)
     return tuple(source_of(file, path, top) for file, path in found if path is not None)
@@ -181,10 +180,6 @@ def source_of(file: str, path: str, top: str) -> Source:
     if not os.path.isabs(file) and file_of(file) == path:
         return Source(file, file, "packages")
     return Source(file, real.replace(os.sep, "/"), "elsewhere")
-
-
-def _of_call(call: AttentionCall) -> Iterable[str | None]:
-    return (call.product_at, call.softmax_at, *(factor.at for factor in call.scale.factors))
 
 
 def named_at(loaded: LoadedModel) -> str | None:

@@ -24,14 +24,7 @@ Value = str | int | float | bool
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Value]:
-    """Names and values of a GGUF file, without its arrays.
-
-    Args:
-        path: of the file; version 2 or 3, little-endian.
-
-    Raises:
-        ModelError: it can't be read, is of another version, is cut off, or beyond a limit.
-    """
+    """Names and values of a GGUF file of version 2 or 3, little-endian, without its arrays."""
     shown = str(path)[:200]
     try:
         check_file(os.fspath(path), f"the file {shown!r}", MAX_BYTES)

@@ -28,32 +28,19 @@ MOST_NODES = 2**15  # operations that are walked: some 10 ms each, with all walk
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """One operation.
+    """One operation."""
 
-    Attributes:
-        number: where it stands in the graph, which is in an order in which it can run.
-        op: its operator, "MatMul".
-        domain: of the operator, "" for ONNX's own.
-        name: its own; may be "".
-        inputs: names of tensors, "" for one that is left out.
-        outputs: the same.
-        attributes: by name; tensors are arrays.
-        scope: module path, where the exporter wrote it.
-        kind: class of the module there, where it wrote that; else "".
-        stack: traceback of the model's code, where it wrote that; else "".
-        inner: domains and operators in its branches, or in the body of its loop: they are not read.
-    """
-
-    number: int
-    op: str
-    domain: str
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: dict[str, Any]
-    scope: str | None
-    kind: str = ""
-    stack: str = ""
+    number: int  # where it stands in the graph, which is in an order in which it can run
+    op: str  # its operator, "MatMul"
+    domain: str  # of the operator, "" for ONNX's own
+    name: str  # its own; may be ""
+    inputs: tuple[str, ...]  # names of tensors, "" for one that is left out
+    outputs: tuple[str, ...]  # the same
+    attributes: dict[str, Any]  # by name; tensors are arrays
+    scope: str | None  # module path, where the exporter wrote it
+    kind: str = ""  # class of the module there, where it wrote that; else ""
+    stack: str = ""  # traceback of the model's code, where it wrote that; else ""
+    # domains and operators in its branches, or in the body of its loop: they are not read
     inner: tuple[tuple[str, str], ...] = ()
 
     def input(self, index: int) -> str:
@@ -68,62 +55,35 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Computed:
-    """A constant that is computed of others when it is asked for, in the place of a tensor of the file.
+    """A constant that is computed of others when it is asked for, in the place of a tensor of the file."""
 
-    Attributes:
-        name: its own.
-        dims: its shape.
-        data_type: ONNX's number for its dtype.
-        compute: its values.
-    """
-
-    name: str
-    dims: tuple[int, ...]
-    data_type: int
-    compute: Callable[[], np.ndarray[Any, Any]]
+    name: str  # its own
+    dims: tuple[int, ...]  # its shape
+    data_type: int  # ONNX's number for its dtype
+    compute: Callable[[], np.ndarray[Any, Any]]  # its values
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A softmax, or an operator, that is an attention and could not be read.
+    """A softmax, or an operator, that is an attention and could not be read."""
 
-    Attributes:
-        site: module path, or name of the node.
-        reason: half a sentence, with what could not be followed.
-    """
-
-    site: str
-    reason: str
+    site: str  # module path, or name of the node
+    reason: str  # half a sentence, with what could not be followed
 
 
 @dataclass(slots=True, eq=False)
 class Graph:
-    """A graph.
+    """A graph, whose nodes are in an order in which they can run, and of which no two make one tensor."""
 
-    Attributes:
-        nodes: in order.
-        initializers: constants of the file.
-        model: the `onnx.ModelProto`.
-        inputs: what the caller gives.
-        folder: in which tensors lie that are not in the file.
-        opset: version of ONNX's own operators.
-        root_class: class of the whole model, where the exporter wrote it; else "".
-        made_by: the node that makes a tensor.
-        taken_by: the nodes that take it, in order.
-
-    Raises:
-        ModelError: nodes are not in an order in which they can run, or two make one tensor.
-    """
-
-    nodes: tuple[Node, ...]
-    initializers: dict[str, Any]
-    model: Any
-    inputs: tuple[Any, ...]
-    folder: Path
-    opset: int
-    root_class: str = ""
-    made_by: dict[str, Node] = field(init=False)
-    taken_by: dict[str, list[Node]] = field(init=False)
+    nodes: tuple[Node, ...]  # in order
+    initializers: dict[str, Any]  # constants of the file
+    model: Any  # the `onnx.ModelProto`
+    inputs: tuple[Any, ...]  # what the caller gives
+    folder: Path  # in which tensors lie that are not in the file
+    opset: int  # version of ONNX's own operators
+    root_class: str = ""  # class of the whole model, where the exporter wrote it; else ""
+    made_by: dict[str, Node] = field(init=False)  # the node that makes a tensor
+    taken_by: dict[str, list[Node]] = field(init=False)  # the nodes that take it, in order
 
     def __post_init__(self) -> None:
         self.made_by, self.taken_by = {}, defaultdict(list)
@@ -158,21 +118,12 @@ class Graph:
 
 
 def load_graph(path: str | os.PathLike[str]) -> Graph:
-    """The graph in a file.
-
-    Raises:
-        MissingExtraError: onnx is not installed.
-        ModelError: the file can't be read, is no ONNX file, or is not to be trusted.
-    """
+    """The graph in a file; see `load_file`."""
     return read_graph(load_file(path), folder_of(path))
 
 
 def read_graph(model: Any, folder: Path) -> Graph:
-    """Index the graph of a model, an `onnx.ModelProto` whose file lies in `folder`.
-
-    Raises:
-        ModelError: nodes are not in an order in which they can run, or two make one tensor.
-    """
+    """Index the graph of a model, an `onnx.ModelProto` whose file lies in `folder`."""
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     return Graph(
         tuple(_node(number, proto, folder) for number, proto in enumerate(model.graph.node)),
@@ -186,11 +137,7 @@ def read_graph(model: Any, folder: Path) -> Graph:
 
 
 def refuse_many(count: int) -> None:
-    """Refuse more operations than are walked.
-
-    Raises:
-        ModelError: there are more.
-    """
+    """Refuse more operations than are walked."""
     if count > MOST_NODES:
         raise ModelError(
             f"the graph has {count} operations; at most {MOST_NODES} are read", hint="Export a smaller part of it."
@@ -199,9 +146,8 @@ def refuse_many(count: int) -> None:
 
 def _root_class(proto: Any) -> str:
     """Class of the whole model, as one node tells it; a hook of the exporter's own is none."""
-    told = next((prop.value for prop in proto.metadata_props if prop.key == _CLASSES), "")
-    name = next(iter(_listed(told)[:-1]), "")
-    return "" if name.startswith("_") else name
+    classes = _listed(next((prop.value for prop in proto.metadata_props if prop.key == _CLASSES), ""))
+    return "" if len(classes) < 2 or classes[0].startswith("_") else classes[0]
 
 
 def _node(number: int, proto: Any, folder: Path) -> Node:
@@ -210,19 +156,14 @@ def _node(number: int, proto: Any, folder: Path) -> Node:
         for attribute in proto.attribute
         if not attribute.HasField("g") and not attribute.graphs
     }
+    inner = [graph for attribute in proto.attribute if attribute.HasField("g") for graph in graphs_of(attribute.g)]
     properties = {prop.key: prop.value for prop in proto.metadata_props}
     return Node(
         number, proto.op_type, "" if proto.domain == "ai.onnx" else proto.domain, proto.name, (*proto.input,),
         (*proto.output,), attributes, _scope(properties, proto.name),
         kind=next(iter(_listed(properties.get(_CLASSES, ""))[-2:-1]), ""), stack=properties.get(_STACK, ""),
-        inner=_inner_ops(proto),
+        inner=tuple((node.domain, node.op_type) for graph in inner for node in graph.node),
     )  # fmt: skip
-
-
-def _inner_ops(proto: Any) -> tuple[tuple[str, str], ...]:
-    """Domains and operators in the branches, or the body, of a node."""
-    inner = [graph for attribute in proto.attribute if attribute.HasField("g") for graph in graphs_of(attribute.g)]
-    return tuple((node.domain, node.op_type) for graph in inner for node in graph.node)
 
 
 def _value(attribute: Any, folder: Path) -> Any:
@@ -280,11 +221,7 @@ def _scope(properties: dict[str, str], name: str) -> str | None:
 
 
 def to_tensor(array: Any) -> Tensor:
-    """An array of onnxruntime, or of the file, as a tensor.
-
-    Raises:
-        ModelError: of a dtype that torch does not have.
-    """
+    """An array of onnxruntime, or of the file, as a tensor."""
     array = np.asarray(array)
     try:
         if array.dtype.name == "bfloat16":

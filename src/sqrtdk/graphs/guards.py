@@ -42,22 +42,11 @@ class _Unread(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """Conditions on sizes.
+    """Conditions on sizes."""
 
-    Attributes:
-        read: those that can be worked out, by their text.
-        unread: how many can't.
-        nodes: of the trees of those that can.
-    """
-
-    read: tuple[tuple[str, Condition], ...] = ()
-    unread: int = 0
-    nodes: int = 0
-
-    def broken(self, shapes: Shapes) -> str | None:
-        """The first condition that sizes do not meet; None where they meet all that can be worked out."""
-        place = self.broken_at(shapes)
-        return None if place is None else self.read[place][0]
+    read: tuple[tuple[str, Condition], ...] = ()  # those that can be worked out, by their text
+    unread: int = 0  # how many can't
+    nodes: int = 0  # of the trees of those that can
 
     def broken_at(self, shapes: Shapes, first: int = 0) -> int | None:
         """The place of a condition that is not met, the one at `first` looked at before the others."""
@@ -93,13 +82,9 @@ def meet(
     shapes: Callable[[Mapping[str, int]], Shapes],
     bounds: Mapping[str, Bounds] | None = None,
 ) -> dict[str, int]:
-    """Sizes near the wanted ones that meet the conditions; the wanted ones where none of those tried does.
+    """Sizes by symbol, near the wanted ones, that meet the conditions; the wanted ones where none of those tried does.
 
-    Args:
-        guards: the conditions.
-        wanted: numbers by symbol.
-        shapes: of the inputs, for numbers of the symbols.
-        bounds: the least and the largest number of a symbol, None where it has none.
+    `shapes` are those of the inputs, for sizes of the symbols.
 
     Example:
         >>> guards = read_guards(["(L['x'].size()[1] % 4) == 0"])
@@ -134,11 +119,7 @@ def _steps(number: int, beyond: int, limits: Bounds) -> list[int]:
 
 
 def _condition(tree: ast.expr) -> Condition:
-    """A tree as a function of shapes; it calls nothing but the operators above.
-
-    Raises:
-        _Unread: the tree holds anything else.
-    """
+    """A tree as a function of shapes; it calls nothing but the operators above, and of anything else is `_Unread`."""
     match tree:
         case ast.Subscript(  # L['x'].size()[1]
             value=ast.Call(
@@ -155,10 +136,8 @@ def _condition(tree: ast.expr) -> Condition:
             return lambda _: value
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             return _applied(_BINARY[type(op)], [left, right])
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return _applied(operator.neg, [operand])
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return _applied(operator.not_, [operand])
+        case ast.UnaryOp(op=ast.USub() | ast.Not() as op, operand=operand):
+            return _applied(operator.neg if isinstance(op, ast.USub) else operator.not_, [operand])
         case ast.BoolOp(op=op, values=values):
             join, parts = all if isinstance(op, ast.And) else any, [*map(_condition, values)]
             return lambda shapes: join(part(shapes) for part in parts)

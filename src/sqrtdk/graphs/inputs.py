@@ -28,11 +28,7 @@ _VIEWS = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze")
 
 
 def by_name(what: str, names: Sequence[str], tensors: Any, hint: str) -> dict[str, Any]:
-    """Inputs by name, of a mapping or a tuple in the order of `names`, without those that say nothing.
-
-    Raises:
-        ModelError: there are more than names.
-    """
+    """Inputs by name, of a mapping or a tuple in the order of `names`, without those that say nothing."""
     if isinstance(tensors, tuple):
         if len(tensors) > len(names):
             raise ModelError(f"the {what} takes {len(names)} inputs, got {len(tensors)}", hint=hint)
@@ -41,28 +37,17 @@ def by_name(what: str, names: Sequence[str], tensors: Any, hint: str) -> dict[st
 
 
 def _says_nothing(name: str, value: Any) -> bool:
-    """Whether a graph without this input computes the same: a mask that hides nothing, or what is no tensor.
-
-    What is no tensor (use_cache, return_dict) was fixed when the graph was exported.
-    """
+    """Whether a graph without this input computes the same: a mask that hides nothing, or a switch (use_cache)."""
     if isinstance(value, Tensor):
         return name == "attention_mask" and value.dim() == 2 and not value.is_meta and bool((value == 1).all())
     return not isinstance(value, np.ndarray | list | tuple)
 
 
 def feeds(inputs: tuple[Any, ...], tensors: Mapping[str, Any] | tuple[Any, ...]) -> dict[str, np.ndarray[Any, Any]]:
-    """What a graph is run with.
+    """Arrays that a graph is run with, by name, of tensors by name or in the order of its inputs, `ValueInfoProto`s.
 
-    Args:
-        inputs: of the graph, `ValueInfoProto`s.
-        tensors: by the names that forward has for them, or in the order of the graph's inputs.
-
-    Returns:
-        Arrays by name. Whole numbers get the dtype that the graph takes, where they fit into it; so do bools and
-        floating-point numbers among themselves.
-
-    Raises:
-        ModelError: an input is missing, or is not the graph's, or has another shape, or another kind of numbers.
+    Whole numbers get the dtype that the graph takes, where they fit into it; so do bools and floating-point numbers
+    among themselves. A `ModelError` says what is missing, or of another shape or kind of numbers.
     """
     names = [value.name for value in inputs]
     listed = ", ".join(f"{value.name[:60]} {_shown(_sizes(value))}" for value in inputs[:_SHOWN])
@@ -93,12 +78,7 @@ def _empty_caches(inputs: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str
 
 
 def usual_inputs(path: str | os.PathLike[str], given: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Positions and types of tokens, where a graph takes them and they were not given: 0, 1, 2, ... and 0.
-
-    Raises:
-        MissingExtraError: onnx is not installed.
-        ModelError: the file can't be read.
-    """
+    """Positions and types of tokens, where a graph takes them and they were not given: 0, 1, 2, ... and 0."""
     names = {value.name for value in load_graph(path).inputs}
     ids = given.get("input_ids")
     if not isinstance(ids, Tensor) or ids.dim() != 2:
@@ -108,12 +88,7 @@ def usual_inputs(path: str | os.PathLike[str], given: Mapping[str, Any]) -> dict
 
 
 def fixed_sizes(path: str | os.PathLike[str]) -> tuple[int | None, int | None]:
-    """Rows and tokens that a graph was exported for; None where they are free, or not told.
-
-    Raises:
-        MissingExtraError: onnx is not installed.
-        ModelError: the file can't be read.
-    """
+    """Rows and tokens that a graph was exported for; None where they are free, or not told."""
     sizes = next((_sizes(value) for value in load_graph(path).inputs if value.name == "input_ids"), None)
     if sizes is None or len(sizes) != 2:
         return None, None
@@ -145,12 +120,8 @@ def _fit(value: Any, tensor: Any) -> np.ndarray[Any, Any]:
     if tensor.is_meta or tensor.is_nested or tensor.layout is not torch.strided:
         raise ModelError(f"the input {name!r} has no plain values to run a graph with", hint="Give a plain tensor.")
     wanted, shape = _sizes(value), tuple(tensor.shape)
-    sizes = (
-        shape
-        if wanted is None
-        else tuple(have if isinstance(size, str) else size for size, have in zip(wanted, shape, strict=False))
-    )
-    if wanted is not None and (len(wanted) != len(shape) or sizes != shape):
+    pairs = zip(wanted or shape, shape, strict=False)
+    if wanted is not None and not (len(wanted) == len(shape) and all(isinstance(s, str) or s == n for s, n in pairs)):
         raise ModelError(
             f"the input {name!r} is {shape}, and the graph was exported for {_shown(wanted)}",
             hint="Give inputs of that size (--batch, --seq-len), or export with dynamic_shapes.",
@@ -176,18 +147,10 @@ def _fit(value: Any, tensor: Any) -> np.ndarray[Any, Any]:
 
 
 def shown_sizes(sizes: Mapping[str, int]) -> str:
-    """A sentence on sizes that are free.
-
-    Example:
-        >>> shown_sizes({"batch": 2, "tokens": 24})
-        'sizes that the graph leaves free: batch, tokens (read at 2, 24)'
-    """
-    names = [name[:40] for name in sizes][:8]
+    """A sentence on sizes that are free."""
+    names, numbers = ", ".join(name[:40] for name in [*sizes][:8]), ", ".join(map(str, [*sizes.values()][:8]))
     more = f" and {len(sizes) - 8} more" if len(sizes) > 8 else ""
-    return (
-        f"sizes that the graph leaves free: {', '.join(names)}{more} "
-        f"(read at {', '.join(str(size) for size in [*sizes.values()][:8])})"
-    )
+    return f"sizes that the graph leaves free: {names}{more} (read at {numbers})"
 
 
 def number_for(axis: int, sizes: Mapping[str, int], larger: bool) -> int:
@@ -206,14 +169,7 @@ def shape_of(value: Any, sizes: dict[str, int], larger: bool = False) -> list[in
 
 
 def size_of(symbol: str, of: str, axis: int, sizes: dict[str, int], larger: bool) -> int:
-    """A number for a size that is free; kept in `sizes` by its name.
-
-    Args:
-        symbol: its name; "" where it has none.
-        of: the input.
-        axis: of the input.
-        sizes: those that have a number already.
-        larger: choose other numbers than otherwise.
+    """A number for a size that is free, of an axis of an input; kept in `sizes` by its name, if it has one.
 
     Example:
         >>> sizes = {}
@@ -238,11 +194,7 @@ def size_of(symbol: str, of: str, axis: int, sizes: dict[str, int], larger: bool
 
 
 def made_up(graph: Graph, seed: int) -> dict[str, Tensor]:
-    """Random ids and features, masks of ones, positions in order, for a graph that is run and was given none.
-
-    Raises:
-        ModelError: an input is no tensor, or too large.
-    """
+    """Random ids and features, masks of ones, positions in order, for a graph that is run and was given none."""
     generator = torch.Generator().manual_seed(seed)
     sizes: dict[str, int] = {}
     made: dict[str, Tensor] = {}
@@ -267,12 +219,7 @@ def made_up(graph: Graph, seed: int) -> dict[str, Tensor]:
 
 
 def told_inputs(made: Mapping[str, Tensor]) -> str:
-    """What the inputs hold, for a reader.
-
-    Example:
-        >>> told_inputs({"input_ids": torch.tensor([[3, 1]]), "attention_mask": torch.ones(1, 2)})
-        'input_ids (1, 2), attention_mask (1, 2) of ones'
-    """
+    """What the inputs hold, for a reader: "input_ids (1, 2), attention_mask (1, 2) of ones"."""
     shown = []
     for name, tensor in [*made.items()][:6]:
         alike = tensor.numel() > 0 and bool((tensor == tensor.flatten()[0]).all())

@@ -28,13 +28,7 @@ DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", 
 
 
 def load_file(path: str | os.PathLike[str]) -> Any:
-    """The model in a file, without the tensors that lie beside it; its functions are made part of the graph.
-
-    Args:
-        path: of the file.
-
-    Returns:
-        An `onnx.ModelProto`.
+    """The `onnx.ModelProto` in a file, without the tensors beside it; its functions are made part of the graph.
 
     Raises:
         MissingExtraError: onnx is not installed.
@@ -112,11 +106,7 @@ def _refuse_many_calls(model: Any) -> None:
 
 
 def graphs_of(graph: Any, depth: int = 0) -> Iterator[Any]:
-    """A graph, and those inside its nodes: branches and bodies of loops.
-
-    Raises:
-        ModelError: they are nested too deep.
-    """
+    """A graph, and those inside its nodes: branches and bodies of loops."""
     if depth > MAX_DEPTH:
         raise ModelError(f"graphs are nested {depth} deep; at most {MAX_DEPTH} are read", hint="Flatten the graph.")
     yield graph
@@ -186,11 +176,7 @@ def _tensors(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _size_beside(folder: Path, location: str) -> int:
-    """Bytes of a file in the folder.
-
-    Raises:
-        ModelError: the location leads out of it, or to what is no regular file.
-    """
+    """Bytes of a regular file in the folder."""
     parts = Path(location).parts
     if not location or "\0" in location or Path(location).is_absolute() or ".." in parts or "\\" in location:
         raise ModelError(
@@ -208,11 +194,7 @@ def _size_beside(folder: Path, location: str) -> int:
 
 
 def file_beside(folder: Path, name: str) -> Path:
-    """Where a file beside a graph lies, without links.
-
-    Raises:
-        ModelError: it is not there, or is a link out of the folder, and of the hub cache that it is a snapshot of.
-    """
+    """Where a file beside a graph lies; no link leads out of the folder, or of the hub cache that has a snapshot."""
     try:
         real = Path(os.path.realpath(folder / name, strict=True))
     except OSError as error:

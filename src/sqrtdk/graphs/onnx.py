@@ -36,27 +36,17 @@ _LAST_DIGITS = 8.0  # roundings of the largest number of a tensor: where the wal
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphRun:
-    """One run of a graph.
+    """One run of a graph."""
 
-    Attributes:
-        calls: the attentions, in the order in which the graph lists them.
-        outputs: of the graph itself, by name; what onnxruntime gave.
-        missing: attentions that could not be read.
-        producer: what wrote the file, "pytorch 2.13.0".
-        opset: version of each operator set by its domain; ONNX's own is "ai.onnx".
-        ir_version: of the file format.
-        versions: of onnxruntime and onnx.
-        forwards: how often the graph ran.
-    """
-
-    calls: tuple[CallTensors, ...]
-    outputs: Mapping[str, Tensor]
-    missing: tuple[Missing, ...] = ()
-    producer: str = ""
+    calls: tuple[CallTensors, ...]  # the attentions, in the order in which the graph lists them
+    outputs: Mapping[str, Tensor]  # of the graph itself, by name; what onnxruntime gave
+    missing: tuple[Missing, ...] = ()  # attentions that could not be read
+    producer: str = ""  # what wrote the file, "pytorch 2.13.0"
+    # version of each operator set by its domain; ONNX's own is "ai.onnx"
     opset: Mapping[str, int] = field(default_factory=dict)
-    ir_version: int = 0
-    versions: Mapping[str, str] = field(default_factory=dict)
-    forwards: int = 1
+    ir_version: int = 0  # of the file format
+    versions: Mapping[str, str] = field(default_factory=dict)  # of onnxruntime and onnx
+    forwards: int = 1  # how often the graph ran
 
 
 def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[Any, ...]) -> GraphRun:
@@ -104,11 +94,7 @@ def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[An
 
 
 def _traced(walk: Walk) -> Trace:
-    """Both walks of a graph on values; the trace of the second.
-
-    Raises:
-        ModelError: torch fails at an operation.
-    """
+    """Both walks of a graph on values; the trace of the second."""
     try:
         with torch.no_grad():
             walk.first()
@@ -159,12 +145,7 @@ def _product_after(graph: Graph, name: str) -> list[str]:
 
 
 def _run_exposed(graph: Graph, given: Arrays, names: list[str]) -> Arrays:
-    """Tensors of a graph by name, as they stand there: without any rewriting of it.
-
-    Raises:
-        MissingExtraError: onnxruntime is not installed.
-        ModelError: onnxruntime refuses the graph, or fails to run it.
-    """
+    """Tensors of a graph by name, as they stand there: without any rewriting of it."""
     proto, runtime = _extras.load("onnx", EXTRA), _extras.load("onnxruntime", EXTRA)
     options = runtime.SessionOptions()
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -191,26 +172,17 @@ def _run_exposed(graph: Graph, given: Arrays, names: list[str]) -> Arrays:
 
 def _difference(walk: Walk, ran: Arrays, names: tuple[str, ...]) -> str | None:
     """Why nothing is concluded; None where the walk gives what onnxruntime gave."""
-    compared = False
-    for name in names:
-        theirs = ran.get(name)
-        if name not in walk.made or not isinstance(theirs, np.ndarray):
-            continue
-        right = to_tensor(theirs)
-        if not right.is_floating_point():
-            continue
-        compared = True
+    both = {name: ran[name] for name in names if name in walk.made and isinstance(ran.get(name), np.ndarray)}
+    rights = {name: right for name, array in both.items() if (right := to_tensor(array)).is_floating_point()}
+    for name, right in rights.items():
         off = _beyond_rounding(right, walk.made[name], walk.exact[name])
         if off is not None:
             return f"the walk gives other outputs than onnxruntime (largest difference {off:.3g}, of {name[:60]})"
-    return None if compared else "no output of it could be compared with onnxruntime's"
+    return None if rights else "no output of it could be compared with onnxruntime's"
 
 
 def _beyond_rounding(theirs: Tensor, ours: Tensor, exact: Tensor) -> float | None:
-    """By how much two results differ; None where that is rounding.
-
-    Rounding goes by rows: a row that sees no key holds what float64 does not have.
-    """
+    """By how much two results differ; None where that is rounding, of each row: one that sees no key is not finite."""
     if theirs.shape != ours.shape:
         return float("inf")
     if not theirs.numel():

@@ -6,6 +6,7 @@ operator is given beyond that is refused by name.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 
@@ -15,7 +16,7 @@ from torch.nn import functional
 
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.graphs.onnx_layers import conv, product
-from sqrtdk.graphs.onnx_step import Operation, Result, Step
+from sqrtdk.graphs.onnx_step import Operation, Result, Step, of_torch
 
 MICROSOFT = "com.microsoft"
 _INPUTS = {  # of each attention, in order
@@ -27,7 +28,6 @@ _INPUTS = {  # of each attention, in order
     (MICROSOFT, "Attention"): "x weight bias padding past added past_sequence_length",
 }
 _REFUSED = ("nonpad_kv_seqlen", "cache_indirection", "position_ids", "k_scale", "v_scale", "past_sequence_length")
-_FLAGS = ("smooth_softmax", "do_rotary_interleaved", "qk_matmul_output_mode", "k_quant_type", "v_quant_type")
 Inputs = Mapping[str, Tensor]
 
 
@@ -38,20 +38,17 @@ def _heads(x: Tensor, heads: int) -> Tensor:
 
 def _attention(step: Step) -> Result:
     node, names = step.node, _INPUTS[step.node.domain, step.node.op].split()
-    given = {name: x for name, x in zip(names, step.inputs, strict=False) if x is not None}
-    odd = [name for name in given if name in _REFUSED]
-    odd += [name for name in _FLAGS if node.attributes.get(name) not in (None, 0, "NONE")]
-    projects = "weight" in names  # the operator holds the projections
-    if projects and node.attributes.get("do_rotary"):
-        odd.append("a rotation inside")
-    if odd:
+    given = {name: x for index, name in enumerate(names) if (x := step.optional(index)) is not None}
+    if odd := [name for name in given if name in _REFUSED]:
         raise UnsupportedError(f"{node.op} with {', '.join(odd)}")
+    projects = "weight" in names  # the operator holds the projections
     if projects and "past" in given and given["past"].shape[-2]:
         raise UnsupportedError("Attention with a cache of keys")
     q, k, v = _projected(step) if projects else _operands(step, given)
+    interleaved = bool(step.attribute("rotary_interleaved", 0))
     if not projects and step.attribute("do_rotary", 0):
         cos, sin = (step.tensor(index)[: q.shape[2]] for index in (7, 8))
-        q, k = (_turned(x, cos, sin, bool(step.attribute("rotary_interleaved", 0))) for x in (q, k))
+        q, k = (_turned(x, cos, sin, interleaved) for x in (q, k))
     past = given["past_k"].shape[-2] if "past_k" in given and "past_v" in given else 0
     if past:
         k, v = torch.cat((given["past_k"], k), 2), torch.cat((given["past_v"], v), 2)
@@ -60,21 +57,23 @@ def _attention(step: Step) -> Result:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scale = step.attribute("scale", 0.0) or 1 / math.sqrt(q.shape[-1])
     grouped = node.op == "GroupQueryAttention"
-    causal = next(
-        (node.attributes[n] for n in ("is_causal", "unidirectional", "causal") if n in node.attributes), grouped
-    )
-    cap = step.attribute("softcap", 0.0)
-    alone = not (
-        grouped or past or cap or "added" in given or "padding" in given or len([*filter(None, node.outputs)]) > 3
-    )
-    if causal and alone:  # as the flag of torch's function, which is aligned as ONNX's
+    causal = step.attribute("causal" if grouped else "unidirectional" if node.domain else "is_causal", int(grouped))
+    local, cap = step.attribute("local_window_size", -1), step.attribute("softcap", 0.0)
+    left = step.attribute("left_window_size", local - 1 if local > 0 else -1)
+    right, filler = step.attribute("right_window_size", -1), step.attribute("mask_filter_value", -10000.0)
+    right = 0 if causal else right
+    more = grouped or past or cap or "added" in given or "padding" in given or len([*filter(None, node.outputs)]) > 3
+    if causal and left < 0 and not more:  # as the flag of torch's function, which is aligned as ONNX's
         made = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
         results: tuple[Tensor, ...] = kept
     else:
-        logits = (q @ k.mT) * scale
-        logits = torch.tanh(logits / cap) * cap if cap else logits
-        logits = _masked(step, given, logits, past, bool(causal))
-        made, results = _weights(given, logits) @ v, (*kept, logits)
+        scaled = (q @ k.mT) * scale
+        logits = torch.tanh(scaled / cap) * cap if cap else scaled
+        logits = _masked(given, logits, filler)
+        ones = torch.ones(*logits.shape[-2:], dtype=torch.bool, device=logits.device)
+        hidden = [ones.triu(past + right + 1)] * (right >= 0) + [ones.tril(past - left - 1)] * (left >= 0)
+        logits = logits.masked_fill(functools.reduce(torch.logical_or, hidden), -math.inf) if hidden else logits
+        made, results = _weights(given, logits) @ v, (*kept, scaled) if not node.domain else kept
     if projects or step.tensor(0).dim() == 3:
         made = made.transpose(1, 2).flatten(2)
     return made, *results
@@ -121,20 +120,15 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return torch.cat((turned, rest), -1) if rest.shape[-1] else turned
 
 
-def _masked(step: Step, given: Inputs, logits: Tensor, past: int, causal: bool) -> Tensor:
-    """Logits with what is added to them, and with the keys hidden that the attributes hide."""
+def _masked(given: Inputs, logits: Tensor, filler: float) -> Tensor:
+    """Logits with what is added to them."""
     if "added" in given:
         added = given["added"]
         logits = logits.masked_fill(~added, -math.inf) if added.dtype is torch.bool else logits + added
     if "padding" in given:
         shown = _shown(given["padding"], logits.shape[0], logits.shape[-1])
-        logits = logits + torch.where(shown, 0.0, step.attribute("mask_filter_value", -10000.0))
-    if not causal:
-        return logits
-    ones = torch.ones(*logits.shape[-2:], dtype=torch.bool, device=logits.device)
-    hidden = ones.triu(past + 1)
-    window = step.attribute("local_window_size", -1)
-    return logits.masked_fill(hidden | ones.tril(past - window) if window > 0 else hidden, -math.inf)
+        logits = logits + torch.where(shown, 0.0, filler)
+    return logits
 
 
 def _shown(mask: Tensor, batch: int, keys: int) -> Tensor:
@@ -163,6 +157,8 @@ def _weights(given: Inputs, logits: Tensor) -> Tensor:
 def _rotary(step: Step) -> Tensor:
     """ONNX's, or onnxruntime's, rotation as an operator of its own: by positions, from tables of cosines and sines."""
     x, heads = step.tensor(0), step.attribute("num_heads", 0)
+    if step.attribute("scale", 1.0) not in (0.0, 1.0):
+        raise UnsupportedError("RotaryEmbedding with a scale")
     at = (2, 3, 1) if step.node.domain == MICROSOFT else (1, 2, 3)
     cos, sin, positions = step.tensor(at[0]), step.tensor(at[1]), step.optional(at[2])
     q = _heads(x, heads) if x.dim() == 3 and heads else x
@@ -181,20 +177,16 @@ def _rotary(step: Step) -> Tensor:
 # -- what onnxruntime's optimiser makes of several of ONNX's operators -------------------------------------------------
 
 
-def _skip_norm(rms: bool) -> Operation:
-    """A sum of two tensors, normalised: by its root mean square, or as a layer's; the sum is the fourth output."""
+def _skip_norm(x: Tensor, skip: Tensor, gain: Tensor, shift: Tensor | None, bias: Tensor | None, eps: float) -> Result:
+    """A sum, normalised as a layer's; the sum is the fourth output."""
+    total = x + skip if bias is None else x + skip + bias
+    return functional.layer_norm(total, total.shape[-1:], gain, shift, eps), total[..., 0], total[..., 0], total
 
-    def run(step: Step) -> Result:
-        total, bias = step.tensor(0) + step.tensor(1), step.optional(3 if rms else 4)
-        total = total if bias is None else total + bias
-        epsilon, shape = step.attribute("epsilon", 1e-5), total.shape[-1:]
-        if rms:
-            made = functional.rms_norm(total, shape, step.tensor(2), epsilon)
-        else:
-            made = functional.layer_norm(total, shape, step.tensor(2), step.optional(3), epsilon)
-        return made, total[..., 0], total[..., 0], total
 
-    return run
+def _skip_rms_norm(x: Tensor, skip: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> Result:
+    """The same, by its root mean square."""
+    total = x + skip if bias is None else x + skip + bias
+    return functional.rms_norm(total, total.shape[-1:], gain, eps), total[..., 0], total[..., 0], total
 
 
 def _embed_norm(step: Step) -> Result:
@@ -225,43 +217,30 @@ _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def _activated(step: Step, made: Tensor, numbers: list[float]) -> Tensor:
-    name = step.attribute("activation", "")
-    if name not in _ACTIVATIONS:
-        raise UnsupportedError(f"{step.node.op} with the activation {name[:40]}")
-    return _ACTIVATIONS[name](made, *numbers)
+def _activated(of: Operation) -> Operation:
+    """An operator with an activation after it."""
+
+    def run(step: Step) -> Tensor:
+        made, name = of(step), step.attribute("activation", "")
+        parts = [step.attribute(f"activation_{part}", None) for part in ("alpha", "beta", "gamma")]
+        numbers = step.attribute("activation_params", [part for part in parts if part is not None])
+        if name not in _ACTIVATIONS:
+            raise UnsupportedError(f"{step.node.op} with the activation {name[:40]}")
+        return _ACTIVATIONS[name](made, *numbers)
+
+    return run
 
 
-def _fused_conv(step: Step) -> Tensor:
-    """A convolution, to which another tensor is added, and an activation."""
-    made = conv(step)
-    made = made + step.tensor(3) if step.given(3) else made
-    return _activated(step, made, step.attribute("activation_params", []))
-
-
-def _fused_gemm(step: Step) -> Tensor:
-    """A product with its activation."""
-    numbers = [step.attribute(f"activation_{name}", None) for name in ("alpha", "beta", "gamma")]
-    return _activated(step, product(step), [number for number in numbers if number is not None])
-
-
-def _bias_softmax(step: Step) -> Tensor:
-    """The softmax of logits and of what is added to them: a mask, as a rule."""
-    logits = step.tensor(0) + step.tensor(1)
-    axis = step.attribute("axis", 1) % logits.dim()
-    return logits.flatten(axis).softmax(-1).reshape(logits.shape) if axis < logits.dim() - 1 else logits.softmax(-1)
-
-
-def _quick_gelu(step: Step) -> Tensor:
-    """`x sigmoid(alpha x)`."""
-    return step.tensor(0) * torch.sigmoid(step.tensor(0) * step.attribute("alpha", 1.702))
+def _bias_softmax(x: Tensor, added: Tensor, axis: int) -> Tensor:
+    logits = x + added
+    return (
+        logits.flatten(axis).softmax(-1).reshape(logits.shape) if axis % x.dim() < x.dim() - 1 else logits.softmax(-1)
+    )
 
 
 def _gelu(approximate: str) -> Operation:
     """Of x, or of x and a bias."""
-    return lambda step: functional.gelu(
-        step.tensor(0) + step.tensor(1) if step.given(1) else step.tensor(0), approximate=approximate
-    )
+    return of_torch(lambda x, bias: functional.gelu(x if bias is None else x + bias, approximate=approximate), 2)
 
 
 ATTENTIONS: dict[tuple[str, str], Operation] = dict.fromkeys(_INPUTS, _attention)
@@ -269,15 +248,15 @@ FUSED: dict[tuple[str, str], Operation] = {
     ("", "RotaryEmbedding"): _rotary,
     (MICROSOFT, "RotaryEmbedding"): _rotary,
     (MICROSOFT, "BiasGelu"): _gelu("none"),
-    (MICROSOFT, "BiasSoftmax"): _bias_softmax,
+    (MICROSOFT, "BiasSoftmax"): of_torch(_bias_softmax, 2, axis=1),
     (MICROSOFT, "EmbedLayerNormalization"): _embed_norm,
     (MICROSOFT, "FastGelu"): _gelu("tanh"),
-    (MICROSOFT, "FusedConv"): _fused_conv,
-    (MICROSOFT, "FusedGemm"): _fused_gemm,
+    (MICROSOFT, "FusedConv"): _activated(conv),
+    (MICROSOFT, "FusedGemm"): _activated(product),
     (MICROSOFT, "FusedMatMul"): product,
     (MICROSOFT, "Gelu"): _gelu("none"),
-    (MICROSOFT, "QuickGelu"): _quick_gelu,
-    (MICROSOFT, "SkipLayerNormalization"): _skip_norm(False),
-    (MICROSOFT, "SkipSimplifiedLayerNormalization"): _skip_norm(True),
+    (MICROSOFT, "QuickGelu"): of_torch(lambda x, a: x * torch.sigmoid(x * a), alpha=1.702),
+    (MICROSOFT, "SkipLayerNormalization"): of_torch(_skip_norm, 5, epsilon=1e-5),
+    (MICROSOFT, "SkipSimplifiedLayerNormalization"): of_torch(_skip_rms_norm, 4, epsilon=1e-5),
     (MICROSOFT, "TransposeMatMul"): product,
 }

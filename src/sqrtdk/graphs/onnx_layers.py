@@ -7,6 +7,7 @@ The padding of a side is written out before a window moves, so that what ONNX ma
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.graphs.onnx_step import Step
+from sqrtdk.graphs.onnx_step import Operation, Step, of_torch
 from sqrtdk.tracing.tape.recorder import unseen
 
 _MAX_PADS = 2**20
@@ -23,6 +24,20 @@ _CONVOLVE: Any = (functional.conv1d, functional.conv2d, functional.conv3d)
 _SPREAD: Any = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
 _LARGEST: Any = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
 _RESIZED = {("linear", 3): "linear", ("linear", 4): "bilinear", ("linear", 5): "trilinear", ("cubic", 4): "bicubic"}
+# Where the elements `at` of a side of m lie in the side of n that it is made of, with m = n factor.
+_PLACES: dict[str, Callable[[Tensor, float, int, int], Tensor]] = {
+    "half_pixel": lambda at, factor, n, m: (at + 0.5) / factor - 0.5,
+    "half_pixel_symmetric": lambda at, factor, n, m: n / 2 * (1 - m / (n * factor)) + (at + 0.5) / factor - 0.5,
+    "pytorch_half_pixel": lambda at, factor, n, m: (at + 0.5) / factor - 0.5 if m > 1 else 0 * at,
+    "align_corners": lambda at, factor, n, m: at * (n - 1) / (m - 1) if m > 1 else 0 * at,
+    "asymmetric": lambda at, factor, n, m: at / factor,
+}
+_NEAREST: dict[str, Callable[[Tensor], Tensor]] = {
+    "round_prefer_floor": lambda at: (at - 0.5).ceil(),
+    "round_prefer_ceil": lambda at: (at + 0.5).floor(),
+    "floor": torch.floor,
+    "ceil": torch.ceil,
+}
 
 
 def product(step: Step) -> Tensor:
@@ -38,31 +53,10 @@ def product(step: Step) -> Tensor:
     return made if bias is None else made + (bias if beta == 1.0 else bias * beta)
 
 
-def layer_norm(step: Step) -> Tensor:
-    """Normalise over the last axes, with gain and shift."""
-    x, epsilon = step.tensor(0), step.attribute("epsilon", 1e-5)
-    return functional.layer_norm(x, x.shape[step.attribute("axis", -1) :], step.tensor(1), step.optional(2), epsilon)
-
-
-def rms_norm(step: Step) -> Tensor:
-    """Divide by the root of the mean square over the last axes."""
-    x = step.tensor(0)
-    return functional.rms_norm(
-        x, x.shape[step.attribute("axis", -1) :], step.tensor(1), step.attribute("epsilon", 1e-5)
-    )
-
-
-def batch_norm(step: Step) -> Tensor:
-    """Normalise by the mean and variance that the file holds."""
-    x, gain, shift, mean, variance = (step.tensor(i) for i in range(5))
-    return functional.batch_norm(x, mean, variance, gain, shift, eps=step.attribute("epsilon", 1e-5))
-
-
-def group_norm(step: Step) -> Tensor:
-    """Normalise groups of channels of each sample; until opset 21 with one gain a group."""
-    x = step.tensor(0)
-    gain, shift = (part.repeat_interleave(x.shape[1] // part.shape[0]) for part in (step.tensor(1), step.tensor(2)))
-    return functional.group_norm(x, step.attribute("num_groups", 1), gain, shift, step.attribute("epsilon", 1e-5))
+def _group_norm(x: Tensor, gain: Tensor, shift: Tensor, groups: int, epsilon: float) -> Tensor:
+    """Until opset 21 there is one gain a group."""
+    gain, shift = (part.repeat_interleave(x.shape[1] // part.shape[0]) for part in (gain, shift))
+    return functional.group_norm(x, groups, gain, shift, epsilon)
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------
@@ -73,6 +67,14 @@ def _listed(step: Step, name: str, rank: int, default: int) -> tuple[int, ...]:
     if len(found) != rank:
         raise UnsupportedError(f"{step.node.op} with {name} of {len(found)} numbers on {rank} axes")
     return found
+
+
+def _pads(step: Step, rank: int) -> tuple[str, list[int]]:
+    """How the padding is found, and that which is written out."""
+    auto, pads = step.attribute("auto_pad", "NOTSET") or "NOTSET", [*step.attribute("pads", [0] * 2 * rank)]
+    if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+        raise UnsupportedError(f"{step.node.op} with auto_pad = {auto[:40]}")
+    return auto, pads if auto == "NOTSET" else [0] * 2 * rank
 
 
 def _padded(
@@ -86,10 +88,7 @@ def _padded(
     if not 1 <= rank <= 3 or len(size) != rank or min(size) < 1:
         raise UnsupportedError(f"{step.node.op} with a window {[*size]} on {rank} axes")
     strides, dilations = _listed(step, "strides", rank, 1), _listed(step, "dilations", rank, 1)
-    auto = step.attribute("auto_pad", "NOTSET") or "NOTSET"
-    if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
-        raise UnsupportedError(f"{step.node.op} with auto_pad = {auto[:40]}")
-    pads = [*step.attribute("pads", [0] * 2 * rank)] if auto == "NOTSET" else [0] * 2 * rank
+    (auto, pads), rounds_up = _pads(step, rank), step.attribute("ceil_mode", 0)
     if len(pads) != 2 * rank or not all(0 <= pad <= _MAX_PADS for pad in pads):
         raise UnsupportedError(f"{step.node.op} with pads = {pads[:8]}")
     around: list[int] = []
@@ -101,7 +100,7 @@ def _padded(
             total = max((-(-length // stride) - 1) * stride + span - length, 0)
             before = total // 2 if auto == "SAME_UPPER" else -(-total // 2)
             behind = total - before
-        elif step.attribute("ceil_mode", 0):
+        elif rounds_up:
             whole = length + before + behind
             last = -(-(whole - span) // stride) * stride  # where the last window begins
             last -= stride if last >= length + before else 0  # one in the padding alone is left out
@@ -113,24 +112,24 @@ def _padded(
 
 
 def conv(step: Step) -> Tensor:
-    """Convolve over one to three axes."""
+    """A convolution over one to three axes, to which onnxruntime's fused one adds another tensor."""
     kernel = step.tensor(1)
     x, moves = _padded(step, step.tensor(0), tuple(kernel.shape[2:]), 0.0)
     made: Tensor = _CONVOLVE[x.dim() - 3](x, kernel, step.optional(2), groups=step.attribute("group", 1), **moves)
-    return made
+    return made + step.tensor(3) if step.given(3) else made
 
 
-def conv_transpose(step: Step) -> Tensor:
+def _conv_transpose(step: Step) -> Tensor:
     """Spread a tensor by a kernel: what ONNX cuts off at the ends, or puts there, is worked out by its own rules."""
     x, kernel = step.tensor(0), step.tensor(1)
     rank = x.dim() - 2
     if not 1 <= rank <= 3:
         raise UnsupportedError(f"ConvTranspose on {rank} axes")
     strides, dilations = _listed(step, "strides", rank, 1), _listed(step, "dilations", rank, 1)
-    more, auto = _listed(step, "output_padding", rank, 0), step.attribute("auto_pad", "NOTSET") or "NOTSET"
-    sizes, none = step.attribute("output_shape", None), [0] * 2 * rank
+    more, sizes = _listed(step, "output_padding", rank, 0), step.attribute("output_shape", None)
+    auto, pads = _pads(step, rank)
     made: Tensor = _SPREAD[rank - 1](x, kernel, None, strides, groups=step.attribute("group", 1), dilation=dilations)
-    pads, flat = step.attribute("pads", none) if auto == "NOTSET" else none, []
+    flat: list[int] = []
     for axis in reversed(range(rank)):
         full, before, behind = made.shape[2 + axis] + more[axis], pads[axis], pads[rank + axis]
         wanted = x.shape[2 + axis] * strides[axis] if auto.startswith("SAME") else None
@@ -146,11 +145,8 @@ def conv_transpose(step: Step) -> Tensor:
     return made + step.tensor(2).reshape(-1, *[1] * rank) if step.given(2) else made
 
 
-def max_pool(step: Step) -> Tensor:
-    """Take the largest of a window."""
+def _max_pool(step: Step) -> Tensor:
     x, size = step.tensor(0), tuple(step.attribute("kernel_shape", []))
-    if len([name for name in step.node.outputs if name]) > 1:
-        raise UnsupportedError("MaxPool with indices as its output")
     x, moves = _padded(step, x, size, -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min)
     made: Tensor = _LARGEST[x.dim() - 3](x, size, **moves)
     return made
@@ -165,88 +161,123 @@ def _summed(step: Step, x: Tensor, value: float = 0.0) -> Tensor:
     return made.reshape(*x.shape[:2], *made.shape[2:])
 
 
-def average_pool(step: Step) -> Tensor:
+def _average_pool(step: Step) -> Tensor:
     """Average each window: over what lies in the tensor, or over its padding too (`count_include_pad`)."""
     x = step.tensor(0)
     return _summed(step, x) / _summed(step, torch.ones_like(x[:1, :1]), float(step.attribute("count_include_pad", 0)))
 
 
-def lp_pool(step: Step) -> Tensor:
-    """The p-norm of each window."""
+def _lp_pool(step: Step) -> Tensor:
     p = step.attribute("p", 2)
     made: Tensor = _summed(step, step.tensor(0).abs() ** p) ** (1 / p)
     return made
 
 
-def resize(step: Step) -> Tensor:
-    """Bring a tensor to other sizes."""
+def _resize(step: Step) -> Tensor:
+    """Any way to take the nearest; of what lies between, those that torch has."""
     x, sizes, old = step.tensor(0), [*step.tensor(0).shape], step.graph.opset < 11 or step.node.op == "Upsample"
-    policy, mode = step.attribute("keep_aspect_ratio_policy", "stretch"), step.attribute("mode", "nearest")
-    if policy != "stretch":
-        raise UnsupportedError(f"Resize with keep_aspect_ratio_policy = {policy[:40]}")
-    factors = step.listed(1 if old else 2, "scales")
-    axes = step.attribute("axes", range(x.dim()))
+    mode, rounding = step.attribute("mode", "nearest"), step.attribute("nearest_mode", "round_prefer_floor")
+    place = step.attribute("coordinate_transformation_mode", "asymmetric" if old else "half_pixel")
+    usual = {"antialias": 0, "exclude_outside": 0, "cubic_coeff_a": -0.75, "extrapolation_value": 0.0}
+    odd = [name for name, value in usual.items() if step.attribute(name, value) != value]
+    axes = [axis % x.dim() for axis in step.attribute("axes", range(x.dim()))]
+    factors, _ = step.listed(1 if old else 2, "scales"), step.optional(1)  # a region counts for what is refused
     if step.given(3):
         wanted = step.numbers(3)
+        factors = [size / x.shape[axis] for axis, size in zip(axes, wanted, strict=True)]
     elif factors is not None:
         wanted = [int(x.shape[axis] * factor) for axis, factor in zip(axes, factors, strict=True)]
     else:
         raise UnsupportedError(f"{step.node.op} without sizes")
     for axis, size in zip(axes, wanted, strict=True):
         sizes[axis] = size
-    place = step.attribute("coordinate_transformation_mode", "asymmetric" if old else "half_pixel")
-    corners: bool | None = None
-    if mode == "nearest":
-        how: str | None = "nearest" if place == "asymmetric" else "nearest-exact"
-    else:
-        how, corners = _RESIZED.get((mode, x.dim())), place == "align_corners"
-        how = how if place in ("half_pixel", "pytorch_half_pixel", "align_corners") else None
-    if step.device == "meta" or how is None or sizes[:2] != [*x.shape[:2]]:
-        return torch.empty(sizes, dtype=x.dtype, device=x.device) * x.mean()  # where it lies does not matter to a shape
-    return functional.interpolate(x, sizes[2:], mode=how, align_corners=corners)
+    if step.device == "meta":  # where it lies does not matter to a shape
+        return torch.empty(sizes, dtype=x.dtype, device=x.device) * x.mean()
+    if mode == "nearest" and place in _PLACES and rounding in _NEAREST and not odd:
+        for axis, factor in zip(axes, factors, strict=True):
+            n, m = x.shape[axis], sizes[axis]
+            at = _PLACES[place](torch.arange(m, dtype=torch.float32), factor, n, m)
+            at = _NEAREST["floor" if old else rounding](at).clamp(0, n - 1)
+            x = x.index_select(axis, at.long()) if factor != 1 else x
+        return x
+    whole = all(abs(x.shape[axis] * factor - sizes[axis]) < 1e-3 for axis, factor in zip(axes, factors, strict=True))
+    fits = place in ("align_corners", "half_pixel", "half_pixel_symmetric")
+    fits = fits or (place == "pytorch_half_pixel" and min(sizes[2:]) > 1)
+    how = _RESIZED.get((mode, x.dim()))
+    if odd or how is None or not fits or not whole or sizes[:2] != [*x.shape[:2]]:
+        odd += [f"nearest_mode = {rounding[:20]}"] * (mode == "nearest" and rounding not in _NEAREST)
+        more = "".join(f", {name}" for name in odd) + ("" if whole else ", scales that give no whole size")
+        raise UnsupportedError(
+            f"{step.node.op} {step.node.site[:60]!r} of the mode {mode[:20]}, {place[:30]}{more}, on {x.dim() - 2} "
+            "axes: nearest is computed, and on 1 to 3 axes linear, on 2 cubic, with half_pixel or align_corners"
+        )
+    return functional.interpolate(x, sizes[2:], mode=how, align_corners=place == "align_corners")
 
 
 # -- integers that stand for numbers -----------------------------------------------------------------------------------
 
 
-def dequantised(step: Step) -> Tensor:
+def _dequantised(step: Step) -> Tensor:
     """Integers that the caller gives, as the numbers that they stand for; weights are worked out before the walk."""
-    x, scale = step.tensor(0), step.tensor(1)
+    x, scale, axis = step.tensor(0), step.tensor(1), step.attribute("axis", 1)
     zero = step.tensor(2) if step.given(2) else torch.zeros_like(scale)
-    if step.attribute("block_size", 0):
-        raise UnsupportedError("DequantizeLinear of computed integers in blocks")
     if scale.dim() == 1 and scale.numel() > 1:
-        shape = [-1 if i == step.attribute("axis", 1) % x.dim() else 1 for i in range(x.dim())]
+        shape = [-1 if i == axis % x.dim() else 1 for i in range(x.dim())]
         scale, zero = scale.reshape(shape), zero.reshape(shape)
     return (x.to(scale.dtype) - zero.to(scale.dtype)) * scale
 
 
-def rounded(step: Step) -> Tensor:
+def rounded(x: Tensor, scale: Any, zero: Any, fixed: bool) -> Tensor:
     """What an activation is after it was quantised: on values rounded, out of a trace's sight.
 
-    A scale that the file holds goes with its zero point; otherwise both are those of `DynamicQuantizeLinear`, whose
-    range holds zero: 255 steps from the least to the largest.
+    A scale that the file holds is `fixed`, and goes with its zero point; otherwise both are those of
+    `DynamicQuantizeLinear`, whose range holds zero: 255 steps from the least to the largest.
     """
-    x = step.tensor(0)
-    if step.device == "meta":
+    if x.is_meta:
         return x
+    if fixed and (scale is None or zero is None or scale.size > 1):
+        raise UnsupportedError("QuantizeLinear by scales that are computed, or one a channel")
     made = x.clone()
     with unseen():
-        made.detach().numpy()[...] = _quantised(step, x.detach().double()).to(x.dtype).numpy()
+        exact = x.detach().double()
+        if fixed:
+            size, shift, least, most = float(scale), float(zero), np.iinfo(zero.dtype).min, np.iinfo(zero.dtype).max
+        else:
+            low, high = min(0.0, float(exact.min())), max(0.0, float(exact.max()))
+            size, least, most = float(np.float32(high - low) / np.float32(255)), 0, 255
+            shift = min(255.0, max(0.0, float(np.rint(-low / size)))) if size else 0.0
+        if size:
+            exact = ((exact / size).round() + shift).clamp(least, most).sub(shift).mul(size)
+        made.detach().numpy()[...] = exact.to(x.dtype).numpy()
     return made
 
 
-def _quantised(step: Step, x: Tensor) -> Tensor:
-    scale, zero = step.attribute("scale", None), step.attribute("zero", None)
-    if step.attribute("fixed", False):
-        if scale is None or scale.size > 1:
-            raise UnsupportedError("QuantizeLinear by scales that are computed, or one a channel")
-        kind = np.iinfo(np.uint8 if zero is None else zero.dtype)
-        step_size, shift, least, most = float(scale), 0.0 if zero is None else float(zero), kind.min, kind.max
-    else:
-        low, high = min(0.0, float(x.min())), max(0.0, float(x.max()))
-        step_size, least, most = float(np.float32(high - low) / np.float32(255)), 0, 255
-        shift = min(255.0, max(0.0, float(np.rint(-low / step_size)))) if step_size else 0.0
-    if not step_size:
-        return x
-    return ((x / step_size).round() + shift).clamp(least, most).sub(shift).mul(step_size)
+_EPS = {"epsilon": 1e-5}
+_RMS = of_torch(lambda x, gain, axis, eps: functional.rms_norm(x, x.shape[axis:], gain, eps), 2, axis=-1, **_EPS)
+LAYERS: dict[str, Operation] = {
+    "AveragePool": _average_pool,
+    "BatchNormalization": of_torch(
+        lambda x, gain, shift, mean, var, eps: functional.batch_norm(x, mean, var, gain, shift, eps=eps), 5, **_EPS
+    ),
+    "Conv": conv,
+    "ConvTranspose": _conv_transpose,
+    "DequantizeLinear": _dequantised,
+    "Gemm": product,
+    "GlobalAveragePool": of_torch(lambda x: x.mean((*range(2, x.dim()),), keepdim=True)),
+    "GlobalMaxPool": of_torch(lambda x: x.amax((*range(2, x.dim()),), keepdim=True)),
+    "GroupNormalization": of_torch(_group_norm, 3, num_groups=1, **_EPS),
+    "InstanceNormalization": of_torch(
+        lambda x, gain, shift, eps: functional.instance_norm(x, weight=gain, bias=shift, eps=eps), 3, **_EPS
+    ),
+    "LayerNormalization": of_torch(
+        lambda x, gain, shift, axis, eps: functional.layer_norm(x, x.shape[axis:], gain, shift, eps), 3, axis=-1, **_EPS
+    ),
+    "LpNormalization": of_torch(functional.normalize, p=2, axis=-1),
+    "LpPool": _lp_pool,
+    "MatMul": product,
+    "MaxPool": _max_pool,
+    "Resize": _resize,
+    "RMSNormalization": _RMS,
+    "SimplifiedLayerNormalization": _RMS,
+    "Upsample": _resize,
+}

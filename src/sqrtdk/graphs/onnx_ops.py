@@ -5,7 +5,6 @@ An operator that is not in `OPERATIONS` is not read; what comes after it is told
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,16 +14,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.graphs import onnx_layers as layers
-from sqrtdk.graphs import onnx_shapes as shapes
 from sqrtdk.graphs.graph import to_tensor
 from sqrtdk.graphs.onnx_attention import ATTENTIONS, FUSED
-from sqrtdk.graphs.onnx_step import Operation, Result, Step, binary, dtype_of
+from sqrtdk.graphs.onnx_layers import LAYERS, rounded
+from sqrtdk.graphs.onnx_shapes import SHAPES
+from sqrtdk.graphs.onnx_step import Operation, Result, Step, binary, dtype_of, of_torch
 from sqrtdk.graphs.rewriting import ROUNDED
-
-
-def _unary(function: Callable[[Tensor], Tensor]) -> Operation:
-    return lambda step: function(step.tensor(0))
 
 
 def _pairs(function: Callable[[Any, Any], Tensor]) -> Operation:
@@ -37,23 +32,14 @@ def _pairs(function: Callable[[Any, Any], Tensor]) -> Operation:
     return run
 
 
-def _parameters(function: Callable[..., Tensor], **defaults: float) -> Operation:
-    """An operator of one tensor with numbers as its attributes."""
-    return lambda step: function(step.tensor(0), *(step.attribute(name, value) for name, value in defaults.items()))
-
-
 def _reduce(function: Callable[..., Tensor]) -> Operation:
     def run(step: Step) -> Tensor:
-        x, axes = step.tensor(0), step.listed(1, "axes")
-        if not axes and step.attribute("noop_with_empty_axes", 0):
+        x, axes, keeps = step.tensor(0), step.listed(1, "axes"), bool(step.attribute("keepdims", 1))
+        if step.attribute("noop_with_empty_axes", 0) and not axes:
             return x
-        return function(x, tuple(axes or range(x.dim())), keepdim=bool(step.attribute("keepdims", 1)))
+        return function(x, tuple(axes or range(x.dim())), keepdim=keeps)
 
     return run
-
-
-def _arg(function: Callable[..., Tensor]) -> Operation:
-    return lambda step: function(step.tensor(0), step.attribute("axis", 0), bool(step.attribute("keepdims", 1)))
 
 
 def _softmax(function: Callable[[Tensor, int], Tensor]) -> Operation:
@@ -71,11 +57,6 @@ def _softmax(function: Callable[[Tensor, int], Tensor]) -> Operation:
 def _divide(left: Any, right: Any) -> Tensor:
     whole = all(not (x.is_floating_point() if isinstance(x, Tensor) else isinstance(x, float)) for x in (left, right))
     return torch.div(left, right, rounding_mode="trunc" if whole else None)
-
-
-def _modulo(step: Step) -> Result:
-    """By the divisor's sign, or by the dividend's (`fmod`)."""
-    return _pairs(torch.fmod if step.attribute("fmod", 0) else torch.remainder)(step)
 
 
 def _where(step: Step) -> Tensor:
@@ -109,21 +90,19 @@ def _filled(step: Step) -> Tensor:
 
 
 def _constant(step: Step) -> Tensor:
-    value = next((value for key, value in step.node.attributes.items() if key.startswith("value")), None)
-    if value is None or isinstance(value, str):
+    kinds = ("value", "value_float", "value_floats", "value_int", "value_ints")
+    value = next((value for kind in kinds if (value := step.attribute(kind, None)) is not None), None)
+    if value is None:
         raise UnsupportedError("a Constant of text, or of none")
     return to_tensor(value).to(step.device)
 
 
 def _dropout(step: Step) -> Result:
-    x = step.tensor(0)
+    x, rates = step.tensor(0), step.given(1)
+    trains = step.given(2) and step.device != "meta" and any(step.numbers(2))
+    if trains and any(step.numbers(1) if rates else [0.5]):
+        raise UnsupportedError("Dropout that trains: its numbers are random")
     return (x, torch.ones_like(x, dtype=torch.bool)) if len(step.node.outputs) > 1 else x
-
-
-def _infinite(step: Step) -> Tensor:
-    x, found = step.tensor(0), torch.isinf(step.tensor(0))
-    found = found if step.attribute("detect_negative", 1) else found & (x > 0)
-    return found if step.attribute("detect_positive", 1) else found & (x < 0)
 
 
 def _product(x: Tensor, axes: tuple[int, ...], keepdim: bool) -> Tensor:
@@ -143,7 +122,7 @@ _OF_ONE: dict[str, Callable[[Tensor], Tensor]] = {
 _OF_TWO: dict[str, Callable[[Any, Any], Tensor]] = {
     "Add": torch.add, "And": torch.logical_and, "Div": _divide, "Equal": torch.eq, "Greater": torch.gt,
     "GreaterOrEqual": torch.ge, "Less": torch.lt, "LessOrEqual": torch.le, "Max": torch.maximum, "Min": torch.minimum,
-    "Mul": torch.mul, "Or": torch.logical_or, "Pow": torch.pow, "Sub": torch.sub, "Sum": torch.add,
+    "Mul": torch.mul, "Or": torch.logical_or, "Sub": torch.sub, "Sum": torch.add,
     "Xor": torch.logical_xor,
 }  # fmt: skip
 _OVER_AXES: dict[str, Callable[..., Tensor]] = {
@@ -159,96 +138,62 @@ _OVER_AXES: dict[str, Callable[..., Tensor]] = {
     "ReduceSumSquare": lambda x, axes, keepdim: torch.sum(x * x, axes, keepdim),
 }
 _OTHERS: dict[str, Operation] = {
-    "ArgMax": _arg(torch.argmax),
-    "ArgMin": _arg(torch.argmin),
-    "AveragePool": layers.average_pool,
-    "BatchNormalization": layers.batch_norm,
-    "Cast": lambda step: step.tensor(0).to(dtype_of(step.attribute("to", 1))),
-    "CastLike": lambda step: step.tensor(0).to(step.tensor(1).dtype),
-    "Celu": _parameters(functional.celu, alpha=1.0),
+    "ArgMax": of_torch(lambda x, axis, keep: x.argmax(axis, bool(keep)), axis=0, keepdims=1),
+    "ArgMin": of_torch(lambda x, axis, keep: x.argmin(axis, bool(keep)), axis=0, keepdims=1),
+    "Cast": of_torch(lambda x, to: x.to(dtype_of(to)), to=1),
+    "CastLike": of_torch(lambda x, like: x.to(like.dtype), 2),
+    "Celu": of_torch(functional.celu, alpha=1.0),
     "Clip": _clip,
-    "Concat": shapes.concat,
     "Constant": _constant,
     "ConstantOfShape": _filled,
-    "Conv": layers.conv,
-    "ConvTranspose": layers.conv_transpose,
-    "CumSum": shapes.cumsum,
-    "DepthToSpace": shapes.to_space,
-    "DequantizeLinear": layers.dequantised,
     "Dropout": _dropout,
-    "Einsum": lambda step: torch.einsum(
-        step.attribute("equation", ""), *(step.tensor(i) for i in range(len(step.inputs)))
+    "Einsum": lambda step: torch.einsum(step.attribute("equation", ""), *step.tensors()),
+    "Elu": of_torch(functional.elu, alpha=1.0),
+    "Gelu": of_torch(lambda x, how: functional.gelu(x, approximate=how), approximate="none"),
+    "HardSigmoid": of_torch(lambda x, a, b: torch.clamp(x * a + b, 0.0, 1.0), alpha=0.2, beta=0.5),
+    "Identity": of_torch(lambda x: x),
+    "IsInf": of_torch(
+        lambda x, below, above: torch.isinf(x) & ((x > 0) | bool(below)) & ((x < 0) | bool(above)), detect_negative=1,
+        detect_positive=1,
     ),
-    "Elu": _parameters(functional.elu, alpha=1.0),
-    "Expand": shapes.expand,
-    "Flatten": lambda step: step.tensor(0).reshape(math.prod(step.tensor(0).shape[: step.attribute("axis", 1)]), -1),
-    "Gather": shapes.gather,
-    "GatherElements": lambda step: step.tensor(0).gather(step.attribute("axis", 0), step.tensor(1).long()),
-    "GatherND": shapes.gather_nd,
-    "Gelu": lambda step: functional.gelu(step.tensor(0), approximate=step.attribute("approximate", "none")),
-    "Gemm": layers.product,
-    "GlobalAveragePool": lambda step: step.tensor(0).mean((*range(2, step.tensor(0).dim()),), keepdim=True),
-    "GlobalMaxPool": lambda step: step.tensor(0).amax((*range(2, step.tensor(0).dim()),), keepdim=True),
-    "GroupNormalization": layers.group_norm,
-    "HardSigmoid": _parameters(lambda x, a, b: torch.clamp(x * a + b, 0.0, 1.0), alpha=0.2, beta=0.5),
-    "Identity": lambda step: step.tensor(0),
-    "InstanceNormalization": lambda step: functional.instance_norm(
-        step.tensor(0), weight=step.tensor(1), bias=step.tensor(2), eps=step.attribute("epsilon", 1e-5)
-    ),
-    "IsInf": _infinite,
-    "LayerNormalization": layers.layer_norm,
-    "LeakyRelu": _parameters(functional.leaky_relu, alpha=0.01),
+    "LeakyRelu": of_torch(functional.leaky_relu, alpha=0.01),
     "LogSoftmax": _softmax(torch.log_softmax),
-    "LpNormalization": lambda step: functional.normalize(
-        step.tensor(0), step.attribute("p", 2), step.attribute("axis", -1)
-    ),
-    "LpPool": layers.lp_pool,
-    "MatMul": layers.product,
-    "MaxPool": layers.max_pool,
     "Mean": lambda step: torch.div(_pairs(torch.add)(step), len(step.inputs)),  # type: ignore[arg-type]
-    "Mod": _modulo,
-    "OneHot": shapes.one_hot,
-    "Pad": shapes.pad,
-    "PRelu": lambda step: torch.where(step.tensor(0) < 0, step.tensor(0) * step.tensor(1), step.tensor(0)),
+    "Mod": lambda step: _pairs(torch.fmod if step.attribute("fmod", 0) else torch.remainder)(step),
+    "Pow": lambda step: _pairs(torch.pow)(step).to(step.tensor(0).dtype),  # type: ignore[union-attr]
+    "PRelu": of_torch(lambda x, slope: torch.where(x < 0, x * slope, x), 2),
     "Range": _range,
-    "Reshape": shapes.reshape,
-    "Resize": layers.resize,
-    "RMSNormalization": layers.rms_norm,
-    "ScatterElements": shapes.scatter,
-    "ScatterND": shapes.scatter_nd,
-    "Selu": _parameters(
-        lambda x, a, g: g * torch.where(x > 0, x, a * (torch.exp(x) - 1)),
-        alpha=1.6732632423543772,
+    "Selu": of_torch(
+        lambda x, a, g: g * torch.where(x > 0, x, a * (torch.exp(x) - 1)), alpha=1.6732632423543772,
         gamma=1.0507009873554805,
     ),
-    "Shape": lambda step: torch.tensor(
-        step.tensor(0).shape[step.attribute("start", 0) : step.attribute("end", None)],
-        dtype=torch.int64,
-        device=step.device,
-    ),
-    "SimplifiedLayerNormalization": layers.rms_norm,
-    "Size": lambda step: torch.tensor(step.tensor(0).numel(), device=step.device),
-    "Slice": shapes.cut,
     "Softmax": _softmax(torch.softmax),
-    "SpaceToDepth": shapes.to_depth,
-    "Split": shapes.split,
-    "Squeeze": shapes.squeeze,
-    "Swish": lambda step: step.tensor(0) * torch.sigmoid(step.tensor(0) * step.attribute("alpha", 1.0)),
-    "ThresholdedRelu": _parameters(lambda x, alpha: torch.where(x > alpha, x, 0.0), alpha=1.0),
-    "Tile": lambda step: step.tensor(0).repeat(step.numbers(1)),
-    "TopK": shapes.top_k,
-    "Transpose": lambda step: step.tensor(0).permute(step.attribute("perm", [*range(step.tensor(0).dim())][::-1])),
-    "Trilu": shapes.trilu,
-    "Unsqueeze": shapes.unsqueeze,
-    "Upsample": layers.resize,
+    "Swish": of_torch(lambda x, a: x * torch.sigmoid(x * a), alpha=1.0),
+    "ThresholdedRelu": of_torch(lambda x, alpha: torch.where(x > alpha, x, 0.0), alpha=1.0),
     "Where": _where,
-}
+}  # fmt: skip
 OPERATIONS: dict[tuple[str, str], Operation] = {
-    **{("", name): _unary(function) for name, function in _OF_ONE.items()},
+    **{("", name): of_torch(function) for name, function in _OF_ONE.items()},
     **{("", name): _pairs(function) for name, function in _OF_TWO.items()},
     **{("", name): _reduce(function) for name, function in _OVER_AXES.items()},
-    **{("", name): operation for name, operation in _OTHERS.items()},
+    **{("", name): operation for name, operation in (_OTHERS | SHAPES | LAYERS).items()},
     **FUSED,
     **ATTENTIONS,
-    ROUNDED: layers.rounded,
+    ROUNDED: of_torch(rounded, scale=None, zero=None, fixed=False),
 }
+
+
+def operate(step: Step) -> dict[str, Tensor]:
+    """What an operation gives, by name.
+
+    Raises:
+        UnsupportedError: it was given what it does not look at, or makes less than the graph takes: an attribute that
+            were ignored would be a wrong number without a word.
+    """
+    node = step.node
+    result = OPERATIONS[node.domain, node.op](step)
+    made = result if isinstance(result, tuple) else (result,)
+    lacks = [f"its output {node.outputs.index(n)}" for n in node.outputs[len(made) :] if n in step.graph.taken_by]
+    if odd := [*step.unread(), *lacks]:
+        raise UnsupportedError(f"{node.op} with {', '.join(odd)}")
+    return {name: tensor for name, tensor in zip(node.outputs, made, strict=False) if name}

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.graphs.onnx_step import Result, Step
+from sqrtdk.graphs.onnx_step import Operation, Result, Step, of_torch
 
 _PADS = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 _REDUCED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
-def reshape(step: Step) -> Tensor:
-    """Other axes for the same values."""
+def _reshape(step: Step) -> Tensor:
     x, sizes = step.tensor(0), step.listed(1, "shape", [])
     if not step.attribute("allowzero", 0):
         sizes = [x.shape[i] if size == 0 and i < x.dim() else size for i, size in enumerate(sizes)]
     return x.reshape(sizes)
 
 
-def squeeze(step: Step) -> Tensor:
-    """Without axes of one."""
+def _squeeze(step: Step) -> Tensor:
     axes = step.listed(1, "axes")
     return step.tensor(0).squeeze() if axes is None else step.tensor(0).squeeze(tuple(axes))
 
 
-def unsqueeze(step: Step) -> Tensor:
-    """With more axes of one."""
+def _unsqueeze(step: Step) -> Tensor:
     x, axes = step.tensor(0), step.listed(1, "axes", [])
     rank = x.dim() + len(axes)
     for axis in sorted(axis % rank for axis in axes):
@@ -36,30 +35,20 @@ def unsqueeze(step: Step) -> Tensor:
     return x
 
 
-def expand(step: Step) -> Tensor:
-    """Broadcast to a shape."""
-    x = step.tensor(0)
-    return x.expand(torch.broadcast_shapes(x.shape, tuple(step.numbers(1))))  # type: ignore[no-untyped-call]
-
-
-def concat(step: Step) -> Tensor:
-    """Tensors after one another."""
-    axis = step.attribute("axis", 0)
-    parts = [step.tensor(i) for i in range(len(step.inputs))]
+def _concat(step: Step) -> Tensor:
+    axis, parts = step.attribute("axis", 0), step.tensors()
     full = [part for part in parts if part.shape[axis]]  # without a cache that is empty
     return torch.cat(full, axis) if len(full) > 1 else (full or parts)[0]
 
 
-def split(step: Step) -> Result:
-    """Parts along an axis."""
+def _split(step: Step) -> Result:
     x, axis, count = step.tensor(0), step.attribute("axis", 0), len(step.node.outputs)
     most = -(-x.shape[axis] // count)
     equal = [min(most, x.shape[axis] - most * i) for i in range(count)]
     return torch.split(x, step.listed(1, "split", equal), axis)
 
 
-def cut(step: Step) -> Tensor:
-    """A part of each axis, in steps."""
+def _slice(step: Step) -> Tensor:
     x, starts, ends = step.tensor(0), step.listed(1, "starts", []), step.listed(2, "ends", [])
     axes = step.listed(3, "axes", range(len(starts)))
     strides = step.numbers(4) if step.given(4) else [1] * len(starts)
@@ -74,34 +63,36 @@ def cut(step: Step) -> Tensor:
     return x
 
 
-def to_space(step: Step) -> Tensor:
-    """Channels as blocks of pixels."""
-    x, size = step.tensor(0), step.attribute("blocksize", 1)
-    if step.attribute("mode", "DCR") == "DCR":
-        x = x.reshape(x.shape[0], size**2, -1, *x.shape[2:]).transpose(1, 2).flatten(1, 2)
-    return functional.pixel_shuffle(x, size)
+def _to_space(x: Tensor, size: int, mode: str) -> Tensor:
+    return functional.pixel_shuffle(_swapped(x, size**2, -1) if _depth_first(mode) else x, size)
 
 
-def to_depth(step: Step) -> Tensor:
-    """Blocks of pixels as channels."""
-    size = step.attribute("blocksize", 1)
-    x = functional.pixel_unshuffle(step.tensor(0), size)
-    return x.reshape(x.shape[0], -1, size**2, *x.shape[2:]).transpose(1, 2).flatten(1, 2)
+def _to_depth(x: Tensor, size: int, mode: str) -> Tensor:
+    x = functional.pixel_unshuffle(x, size)
+    return _swapped(x, -1, size**2) if _depth_first(mode) else x
 
 
-def pad(step: Step) -> Tensor:
-    """Put a constant, or a tensor's own values, around it."""
+def _depth_first(mode: str) -> bool:
+    if mode not in ("DCR", "CRD"):
+        raise UnsupportedError(f"blocks of pixels of the mode {mode[:40]}")
+    return mode == "DCR"
+
+
+def _swapped(x: Tensor, first: int, second: int) -> Tensor:
+    return x.reshape(x.shape[0], first, second, *x.shape[2:]).transpose(1, 2).flatten(1, 2)
+
+
+def _pad(step: Step) -> Tensor:
     x, pads = step.tensor(0), step.listed(1, "pads", [])
     axes = [axis % x.dim() for axis in step.numbers(3)] if step.given(3) else [*range(x.dim())]
     value = step.numbers(2)[0] if step.given(2) else step.attribute("value", 0.0)
     mode = step.attribute("mode", "constant")
-    if mode != "constant" and mode not in _PADS:
-        raise UnsupportedError(f"Pad of the mode {mode[:40]}")
     ends = {axis: (pads[i], pads[len(axes) + i]) for i, axis in enumerate(axes)}
     if mode == "constant":
-        return functional.pad(
-            x, [end for axis in reversed(range(x.dim())) for end in ends.get(axis, (0, 0))], value=value
-        )
+        flat = [end for axis in reversed(range(x.dim())) for end in ends.get(axis, (0, 0))]
+        return functional.pad(x, flat, value=value)
+    if mode not in _PADS:
+        raise UnsupportedError(f"Pad of the mode {mode[:40]}")
     for axis, both in ends.items():  # torch takes few axes
         if any(both):
             moved = x.movedim(axis, -1)
@@ -113,8 +104,7 @@ def pad(step: Step) -> Tensor:
 # -- picked or written by number ---------------------------------------------------------------------------------------
 
 
-def gather(step: Step) -> Tensor:
-    """Elements by their numbers along an axis."""
+def _gather(step: Step) -> Tensor:
     data, indices = step.tensor(0), step.tensor(1)
     axis = step.attribute("axis", 0) % max(data.dim(), 1)
     if step.known(1) and not indices.dim():
@@ -127,18 +117,13 @@ def gather(step: Step) -> Tensor:
     return data[(slice(None),) * axis + (indices,)]
 
 
-def gather_nd(step: Step) -> Tensor:
-    """Elements by their numbers along several axes."""
-    if step.attribute("batch_dims", 0):
-        raise UnsupportedError("GatherND with batch_dims")
-    return step.tensor(0)[tuple(step.tensor(1).long().unbind(-1))]
+def _from_start(indices: Tensor, size: int) -> Tensor:
+    """Numbers from 0 on, of those that may count from the end."""
+    return torch.where(indices < 0, indices + size, indices).long()
 
 
-def scatter(step: Step) -> Tensor:
-    """Write elements by their numbers along an axis, or add them to what is there."""
-    x, indices, updates = step.tensor(0), step.tensor(1).long(), step.tensor(2)
-    axis, how = step.attribute("axis", 0), step.attribute("reduction", "none")
-    indices = torch.where(indices < 0, indices + x.shape[axis], indices)
+def _scatter(x: Tensor, indices: Tensor, updates: Tensor, axis: int, how: str) -> Tensor:
+    indices = _from_start(indices, x.shape[axis])
     if how == "none":
         return x.scatter(axis, indices, updates)
     if how not in _REDUCED:
@@ -146,39 +131,65 @@ def scatter(step: Step) -> Tensor:
     return x.scatter_reduce(axis, indices, updates, _REDUCED[how])
 
 
-def scatter_nd(step: Step) -> Tensor:
-    """Write elements by their numbers along several axes, or add them to what is there."""
-    x, indices, how = step.tensor(0), step.tensor(1).long(), step.attribute("reduction", "none")
+def _scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, how: str) -> Tensor:
     if how not in ("none", "add"):
         raise UnsupportedError(f"ScatterND with reduction = {how[:40]}")
-    return x.index_put(tuple(indices.unbind(-1)), step.tensor(2), accumulate=how == "add")
+    return x.index_put(tuple(indices.long().unbind(-1)), updates, accumulate=how == "add")
 
 
-def top_k(step: Step) -> Result:
-    """The largest along an axis, and their numbers."""
-    values, indices = step.tensor(0).topk(
-        step.numbers(1)[0], step.attribute("axis", -1), bool(step.attribute("largest", 1))
-    )
+def _top_k(step: Step) -> Result:
+    axis, largest = step.attribute("axis", -1), bool(step.attribute("largest", 1))
+    values, indices = step.tensor(0).topk(step.numbers(1)[0], axis, largest)
     return values, indices
 
 
-def one_hot(step: Step) -> Tensor:
-    """Numbers as rows of one value, and another at the number."""
-    depth, axis = step.numbers(1)[0], step.attribute("axis", -1)
-    rows = functional.one_hot(step.tensor(0).long() % depth, depth).to(step.tensor(2).dtype)
-    rows = rows if axis == -1 else rows.movedim(-1, axis)
-    off, on = step.numbers(2) if step.known(2) else (0, 1)
+def _one_hot(step: Step) -> Tensor:
+    depth, axis, at = int(step.numbers(1)[0]), step.attribute("axis", -1), step.tensor(0)
+    rows = _from_start(at, depth)[..., None] == torch.arange(depth, device=at.device)
+    rows = (rows if axis == -1 else rows.movedim(-1, axis)).to(step.tensor(2).dtype)
+    off, on = step.numbers(2) if step.known(2) or step.device != "meta" else (0, 1)
     return rows if (off, on) == (0, 1) else rows * (on - off) + off
 
 
-def trilu(step: Step) -> Tensor:
-    """A triangle of a matrix."""
+def _trilu(step: Step) -> Tensor:
     diagonal = step.numbers(1)[0] if step.given(1) else 0
     return step.tensor(0).triu(diagonal) if step.attribute("upper", 1) else step.tensor(0).tril(diagonal)
 
 
-def cumsum(step: Step) -> Tensor:
-    """Sum up along an axis, from either end."""
+def _cumsum(step: Step) -> Tensor:
     x, axis = step.tensor(0), step.numbers(1)[0]
     made = x.flip(axis).cumsum(axis).flip(axis) if step.attribute("reverse", 0) else x.cumsum(axis)
     return (made - x if step.attribute("exclusive", 0) else made).to(x.dtype)
+
+
+def _shape(step: Step) -> Tensor:
+    shape = step.tensor(0).shape[step.attribute("start", 0) : step.attribute("end", None)]
+    return torch.tensor(shape, dtype=torch.int64, device=step.device)
+
+
+SHAPES: dict[str, Operation] = {
+    "Concat": _concat,
+    "CumSum": _cumsum,
+    "DepthToSpace": of_torch(_to_space, blocksize=1, mode="DCR"),
+    "Expand": lambda step: step.tensor(0).expand(torch.broadcast_shapes(step.tensor(0).shape, (*step.numbers(1),))),  # type: ignore[no-untyped-call]
+    "Flatten": of_torch(lambda x, axis: x.reshape(math.prod(x.shape[:axis]), -1), axis=1),
+    "Gather": _gather,
+    "GatherElements": of_torch(lambda x, at, axis: x.gather(axis, _from_start(at, x.shape[axis])), 2, axis=0),
+    "GatherND": of_torch(lambda x, at: x[tuple(at.long().unbind(-1))], 2),
+    "OneHot": _one_hot,
+    "Pad": _pad,
+    "Reshape": _reshape,
+    "ScatterElements": of_torch(_scatter, 3, axis=0, reduction="none"),
+    "ScatterND": of_torch(_scatter_nd, 3, reduction="none"),
+    "Shape": _shape,
+    "Size": lambda step: torch.tensor(step.tensor(0).numel(), device=step.device),
+    "Slice": _slice,
+    "SpaceToDepth": of_torch(_to_depth, blocksize=1, mode="DCR"),
+    "Split": _split,
+    "Squeeze": _squeeze,
+    "Tile": lambda step: step.tensor(0).repeat(step.numbers(1)),
+    "TopK": _top_k,
+    "Transpose": lambda step: step.tensor(0).permute(step.attribute("perm", [*range(step.tensor(0).dim())][::-1])),
+    "Trilu": _trilu,
+    "Unsqueeze": _unsqueeze,
+}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,23 +21,21 @@ from sqrtdk.graphs import places
 from sqrtdk.graphs.graph import Graph, Missing, Node, load_graph, refuse_many
 from sqrtdk.graphs.inputs import MASK, shape_of, shown_sizes
 from sqrtdk.graphs.onnx_attention import ATTENTIONS
-from sqrtdk.graphs.onnx_ops import OPERATIONS
+from sqrtdk.graphs.onnx_ops import OPERATIONS, operate
 from sqrtdk.graphs.onnx_step import DTYPES, Step, dtype_of
 from sqrtdk.graphs.onnx_weights import find_weights
 from sqrtdk.graphs.quantised import without_quantisation
+from sqrtdk.models.modules import is_finite
 from sqrtdk.models.records import LoadedModel
 
 MOST_FOLDED = 2**12  # elements of a constant that is computed with in the first walk
 MOST_LOOKED_AT = 2**28  # elements of a weight that is looked at for NaN
 MOST_ELEMENTS = 2**40  # of a tensor without values
+Tensors = dict[str, Tensor]
 
 
 def walkable(file: Graph) -> Graph:
-    """A graph of a file as it is walked: in floating-point numbers.
-
-    Raises:
-        ModelError: it has too many operations, or they are newer than those which the installed onnx knows.
-    """
+    """A graph of a file as it is walked: in floating-point numbers, of operators that the installed onnx knows."""
     from onnx.defs import onnx_opset_version
 
     refuse_many(len(file.nodes))
@@ -50,12 +49,7 @@ def walkable(file: Graph) -> Graph:
 
 
 def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> places.Walked:
-    """An ONNX graph as a model whose forward walks it on the meta device.
-
-    Raises:
-        MissingExtraError: onnx is not installed.
-        ModelError: the file can't be read.
-    """
+    """An ONNX graph as a model whose forward walks it on the meta device; see `sqrtdk.graphs.opening.open_graph`."""
     walk = Walk(walkable(load_graph(path)), larger=larger)
     walk.first()
     root = places.class_of(walk.graph.root_class, places.GraphRoot)(walk.again, config)
@@ -66,65 +60,41 @@ def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> places
         ops = ", ".join(sorted(walk.unread)[:5])
         notes += (f"not read: {ops}{' and more' if len(walk.unread) > 5 else ''}; nor what comes after",)
     if walk.folded:
-        notes += (
-            f"{len(walk.folded)} queries are constants that the exporter worked out: their projections are not in it",
-        )
+        lack = "queries are constants that the exporter worked out: their projections are not in it"
+        notes += (f"{len(walk.folded)} {lack}",)
     loaded = LoadedModel(root, tuple(walk.inputs.values()), str(path), "onnx", config, notes=notes, masks=values)
-    return places.Walked(
-        loaded, tuple(walk.missing), walk.sizes, walk.operators(), tuple(sorted(walk.unread)), walk.sick
-    )
+    unread = tuple(sorted(walk.unread))
+    return places.Walked(loaded, tuple(walk.missing), walk.sizes, walk.operators(), unread, walk.sick)
 
 
+@dataclass(eq=False)
 class Walk:
-    """The two walks of a graph.
+    """The two walks of a graph in floating-point numbers: on the meta device, or on values of the inputs.
 
-    Args:
-        graph: in floating-point numbers.
-        larger: give what the graph leaves free other sizes than otherwise.
-        values: of the inputs, by name; None: the walks are on the meta device.
-        wanted: names of tensors to keep.
-
-    Attributes:
-        inputs: of the graph, and constants that are queries; without values where the walks are on the meta device.
-        masks: inputs that are taken as ones, without values.
-        sizes: numbers for what the graph leaves free.
-        missing: attentions that are not read.
-        unread: operators that are not.
-        learned: names of constants that are weights.
-        folded: names of constants that are queries.
-        exact: tensors that are wanted, by the first walk: in float64 where it is on values.
-        made: the same by the second walk, in the dtypes of the file.
+    `wanted` are names of tensors to keep; with `larger` what the graph leaves free gets other sizes than otherwise.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        *,
-        larger: bool = False,
-        values: Mapping[str, Tensor] | None = None,
-        wanted: Collection[str] = (),
-    ) -> None:
-        self.graph = graph
-        self.exact: dict[str, Tensor] = {}
-        self.made: dict[str, Tensor] = {}
-        self.inputs: dict[str, Tensor] = {}
-        self.masks: dict[str, Tensor] = {}
-        self.sizes: dict[str, int] = {}
-        self.missing: list[Missing] = []
-        self.unread: set[str] = set()
-        self.learned: set[str] = set()
-        self.folded: set[str] = set()
-        self._names: dict[str, str] = {}
-        self._larger = larger
-        self._values = values
-        self._wanted = frozenset(wanted)
-        self._env: dict[str, Tensor] = {}  # tensors of the walk that is going on
-        self._known: dict[str, Tensor] = {}  # values of constants of few elements
-        self._empty: dict[str, Tensor] = {}  # constants of the file, without values
-        self._constants: dict[str, Tensor] = {}  # what the model holds
-        self._lost: dict[str, str] = {}  # tensors that are not known, and the operator that made them so
-        self._modules: dict[str, nn.Module] = {}
-        self._readable: list[Node] = []
+    graph: Graph
+    larger: bool = False
+    values: Mapping[str, Tensor] | None = None
+    wanted: Collection[str] = ()
+    exact: Tensors = field(default_factory=dict)  # what is wanted, by the first walk: in float64 where it is on values
+    made: Tensors = field(default_factory=dict)  # the same by the second walk, in the dtypes of the file
+    inputs: Tensors = field(default_factory=dict)  # of the graph, and constants that are queries
+    masks: Tensors = field(default_factory=dict)  # inputs that are taken as ones, without values
+    sizes: dict[str, int] = field(default_factory=dict)  # numbers for what the graph leaves free
+    missing: list[Missing] = field(default_factory=list)  # attentions that are not read
+    unread: set[str] = field(default_factory=set)  # operators that are not
+    learned: set[str] = field(default_factory=set)  # names of constants that are weights
+    folded: set[str] = field(default_factory=set)  # names of constants that are queries
+    _names: dict[str, str] = field(default_factory=dict)
+    _env: Tensors = field(default_factory=dict)  # tensors of the walk that is going on
+    _known: Tensors = field(default_factory=dict)  # values of constants of few elements
+    _empty: Tensors = field(default_factory=dict)  # constants of the file, without values
+    _constants: Tensors = field(default_factory=dict)  # what the model holds
+    _lost: dict[str, str] = field(default_factory=dict)  # tensors that are not known, and what made them so
+    _modules: dict[str, nn.Module] = field(default_factory=dict)
+    _readable: list[Node] = field(default_factory=list)
 
     # -- the first walk ------------------------------------------------------------------------------------------------
 
@@ -144,22 +114,17 @@ class Walk:
                 self._known[name] = self.graph.tensor(name)
         left = _last_uses(self.graph.nodes)
         for node in self.graph.nodes:
-            lost = next((self._lost[name] for name in node.inputs if name in self._lost), None)
-            lost = lost or self._sized(node)
+            lost = next((self._lost[name] for name in node.inputs if name in self._lost), None) or self._sized(node)
             if lost is None:
                 self._readable.append(node)
                 self._fold(node)
             else:
                 self._lose(node, lost)
-            for name in left.get(node, ()) if self._values is not None else ():
+            for name in left.get(node, ()) if self.values is not None else ():
                 self._env.pop(name, None)
 
     def _declared(self, what: str, name: str, shape: list[int], data_type: int) -> Tensor | None:
-        """A tensor of a shape and dtype that the file says, without values; None, and it is lost, without such a dtype.
-
-        Raises:
-            ModelError: no tensor has the shape.
-        """
+        """A tensor of a shape and dtype that the file says, without values; None, and lost, without such a dtype."""
         if data_type not in DTYPES:
             self._lost[name] = f"tensors of ONNX's type {data_type}"
             return None
@@ -169,13 +134,13 @@ class Walk:
 
     def _input(self, value: Any) -> None:
         name, kind = value.name, value.type.tensor_type
-        if self._values is not None:
-            self.inputs[name], self._env[name] = self._values[name], _wide(self._values[name])
+        if self.values is not None:
+            self.inputs[name], self._env[name] = self.values[name], _wide(self.values[name])
             return
         if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
             self._lost[name] = "an input that says no shape, or is no tensor"
             return
-        tensor = self._declared("input", name, shape_of(value, self.sizes, self._larger), int(kind.elem_type))
+        tensor = self._declared("input", name, shape_of(value, self.sizes, self.larger), int(kind.elem_type))
         if tensor is not None:
             (self.masks if MASK.search(name) and tensor.dim() == 2 else self.inputs)[name] = self._env[name] = tensor
 
@@ -185,7 +150,7 @@ class Walk:
             self.unread.add(f"{node.domain}::{node.op}"[:60] if node.domain else node.op[:60])
             return node.op
         try:
-            made = self._made(node, self._env, wide=self._values is not None)
+            made = self._made(node, self._env, wide=self.values is not None)
         except (*INTERRUPTS, ModelError):
             raise
         except Exception as error:  # whatever torch raises of shapes that do not fit
@@ -193,7 +158,7 @@ class Walk:
             self.unread.add(lost[:80])
             return lost
         self._env |= made
-        self.exact |= {name: tensor for name, tensor in made.items() if name in self._wanted}
+        self.exact |= {name: tensor for name, tensor in made.items() if name in self.wanted}
         return None
 
     def _lose(self, node: Node, why: str) -> None:
@@ -224,24 +189,19 @@ class Walk:
         self._env = {}
         classes = {node.scope: node.kind for node in self._readable if node.scope is not None}
         names = [self._names.get(name, name) for name in self.graph.initializers]
-        self._modules = places.place_modules(
-            root, {name.rpartition(".")[0]: "" for name in names if "." in name} | classes
-        )
+        holders = {name.rpartition(".")[0]: "" for name in names if "." in name}
+        self._modules = places.place_modules(root, holders | classes)
         used = {name for node in self._readable for name in node.inputs}
         held = [name for name in self._empty if name not in self.folded]
         held += [name for node in self._readable for name in node.outputs if name in self._known]
         values: dict[str, Tensor] = {}
-        for name in dict.fromkeys(held):
-            if name not in used:
-                continue
-            if self._values is not None or name in self._empty:
-                twin = self._tensor(name)
-            else:
-                twin = torch.empty_like(self._known[name], device="meta")
+        for name in filter(used.__contains__, dict.fromkeys(held)):
+            stored = self.values is not None or name in self._empty
+            twin = self._tensor(name) if stored else torch.empty_like(self._known[name], device="meta")
             twin = nn.Parameter(twin, requires_grad=False) if name in self.learned else twin
             self._constants[name] = twin
             label = places.place_tensor(self._modules, self._names.get(name, name), twin)
-            if self._values is None and (name in self._known or places.is_looked_at(twin)):
+            if self.values is None and (name in self._known or places.is_looked_at(twin)):
                 values[label] = self._known[name] if name in self._known else self.graph.tensor(name)
         for name, mask in self.masks.items():
             self._constants[name] = mask
@@ -253,8 +213,7 @@ class Walk:
         """Names of weights that hold NaN or infinity, among those that are read and lie in memory once more."""
         used = {name for node in self._readable for name in node.inputs if name in self.learned}
         small = [name for name in used if name in self._empty and self._empty[name].numel() <= MOST_LOOKED_AT]
-        sick = [name for name in small if not places.is_finite(self.graph.tensor(name))]
-        return tuple(sorted(self._names.get(name, name) for name in sick))
+        return tuple(sorted(self._names.get(name, name) for name in small if not is_finite(self.graph.tensor(name))))
 
     def operators(self) -> dict[str, tuple[str, ...]]:
         """By site the operators that attend there, in order: "Softmax", or one that is an attention by itself."""
@@ -277,7 +236,7 @@ class Walk:
             made = places.run_inside(self._modules, *at, self._made, node, self._env)
             for name, tensor in made.items():
                 self._env.setdefault(name, tensor)
-                if name in self._wanted:
+                if name in self.wanted:
                     self.made[name] = tensor
             for name in left.get(node, ()):
                 if name not in self._constants:
@@ -295,18 +254,16 @@ class Walk:
             return {node.outputs[0]: first}
         if wide and node.op != "Gather":  # of a table few rows are taken
             given = tuple(None if tensor is None else _wide(tensor) for tensor in given)
-        device = "cpu" if folds or self._values is not None else "meta"
+        device = "cpu" if folds or self.values is not None else "meta"
         step = Step(node, self.graph, given, self._known, device, self.learned, as_numbers=not folds)
-        result = OPERATIONS[node.domain, node.op](step)
-        results = result if isinstance(result, tuple) else (result,)
-        made = {name: tensor for name, tensor in zip(node.outputs, results, strict=False) if name}
+        made = operate(step)
         return {name: _wide(tensor) for name, tensor in made.items()} if wide else made
 
     def _tensor(self, name: str) -> Tensor:
         """A tensor of the walk, or a constant of the file: its values, or none on the meta device."""
         if name in self._env:
             return self._env[name]
-        if self._values is None:
+        if self.values is None:
             return self._empty[name]
         return self._known[name] if name in self._known else self.graph.tensor(name)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 
@@ -23,22 +22,14 @@ _FLOATING = (1, 10, 11, 16)  # ONNX's numbers of the floating-point dtypes that 
 def find_weights(graph: Graph) -> tuple[set[str], set[str], dict[str, str]]:
     """Find the weights: operands of projections, and floating-point constants that have the name of a parameter.
 
-    Returns:
-        Names of the weights; names of queries that the exporter has worked out, which are the same for all inputs; and
-        parameters' names of weights that the file calls otherwise: "onnx::MatMul_31" is "attn.q_proj.weight".
+    Names of queries that the exporter has worked out, which are the same for all inputs, are second; parameters' names
+    of weights that the file calls otherwise are third: "onnx::MatMul_31" is "attn.q_proj.weight".
     """
     initializers = graph.initializers
-    floating = {
-        name: proto
-        for name, proto in initializers.items()
-        if int(proto.data_type) in _FLOATING and "." in name and fits(name)
-    }
+    named = {name: proto for name, proto in initializers.items() if "." in name and fits(name)}
+    floating = {name: math.prod(proto.dims) for name, proto in named.items() if int(proto.data_type) in _FLOATING}
     places = _places(graph, floating)
-    learned = {
-        name
-        for name, proto in floating.items()
-        if math.prod(proto.dims) != 1 or _is_learned_number(graph, name, places)
-    }
+    learned = {name for name, size in floating.items() if size != 1 or _is_learned_number(graph, name, places)}
     names: dict[str, str] = {}
     for node in graph.nodes:
         for index in _WEIGHT_INPUTS.get(node.op, ()):
@@ -69,9 +60,9 @@ def _constants(graph: Graph) -> set[str]:
     return found
 
 
-def _places(graph: Graph, floating: Mapping[str, Any]) -> set[str]:
+def _places(graph: Graph, floating: Mapping[str, int]) -> set[str]:
     """Paths of modules: those that the exporter noted at operations, those of weights, and all above them."""
-    paths = {name.rpartition(".")[0] for name, proto in floating.items() if math.prod(proto.dims) > 1}
+    paths = {name.rpartition(".")[0] for name, size in floating.items() if size > 1}
     paths |= {node.scope for node in graph.nodes if node.scope}
     return {".".join(path.split(".")[:depth]) for path in paths for depth in range(1, path.count(".") + 2)}
 

@@ -18,17 +18,11 @@ from sqrtdk.models.names import graph_kind
 def open_graph(
     path: str | os.PathLike[str], config: Any = None, *, trust_remote_code: bool = False, larger: bool = False
 ) -> Walked:
-    """Read a graph.
-
-    Args:
-        path: of an .onnx or .pt2 file.
-        config: what is declared; None where nothing is.
-        trust_remote_code: load a program also where that could run code of its author.
-        larger: give what the graph leaves free other sizes than otherwise.
+    """Read the graph of an .onnx or .pt2 file; with `larger` what it leaves free gets other sizes than otherwise.
 
     Raises:
         MissingExtraError: onnx is not installed.
-        ModelError: the file can't be read, or would run code.
+        ModelError: the file can't be read, or would run code of its author and `trust_remote_code` is not given.
     """
     try:
         if graph_kind(os.fspath(path)) == ".pt2":
@@ -44,13 +38,7 @@ def open_graph(
 
 
 def config_beside(path: str | os.PathLike[str]) -> tuple[Any, tuple[str, ...]]:
-    """The config beside a graph, and notes on it.
-
-    Args:
-        path: of the graph.
-
-    Returns:
-        With transformers' own class where it knows the model's type, else a mapping; None where there is no file.
+    """The config beside a graph, and notes on it: transformers' own, where it knows the type, else a mapping, or None.
 
     Raises:
         ModelError: the file is a link out of the folder, or can't be read.

@@ -13,7 +13,6 @@ from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sqrtdk.graphs.graph import Missing
@@ -31,23 +30,16 @@ _CLASS = re.compile(r"[A-Za-z_]\w{0,100}")
 
 @dataclass(frozen=True, slots=True)
 class Walked:
-    """A graph as a model whose forward walks it on the meta device.
+    """A graph as a model whose forward walks it on the meta device."""
 
-    Attributes:
-        loaded: the model, its inputs without values, and values of its constants.
-        missing: attentions that are not read.
-        sizes: numbers that stand for the sizes which the graph leaves free.
-        operators: of ONNX by site, in order: "Softmax", or one that is an attention by itself.
-        unread: operators, and attributes of operators, that are not read.
-        sick: names of weights that hold NaN or infinity.
-    """
-
-    loaded: LoadedModel
-    missing: tuple[Missing, ...] = ()
+    loaded: LoadedModel  # the model, its inputs without values, and values of its constants
+    missing: tuple[Missing, ...] = ()  # attentions that are not read
+    # numbers that stand for the sizes which the graph leaves free
     sizes: Mapping[str, int] = field(default_factory=dict)
+    # of ONNX by site, in order: "Softmax", or one that is an attention by itself
     operators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    unread: tuple[str, ...] = ()
-    sick: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()  # operators, and attributes of operators, that are not read
+    sick: tuple[str, ...] = ()  # names of weights that hold NaN or infinity
 
 
 class Place(nn.Module):
@@ -59,12 +51,7 @@ class Place(nn.Module):
 
 
 class GraphRoot(nn.Module):
-    """The whole of a graph; its forward walks it.
-
-    Args:
-        walk: from the inputs on the meta device.
-        config: what is declared; None where nothing is.
-    """
+    """The whole of a graph; its forward walks it, from the inputs on the meta device."""
 
     def __init__(self, walk: Callable[..., Any], config: Any) -> None:
         super().__init__()
@@ -73,17 +60,12 @@ class GraphRoot(nn.Module):
             self.config = config
 
     def forward(self, *inputs: Tensor) -> Any:
-        """Walk the graph."""
+        """Walk."""
         return self._walk[0](*inputs)
 
 
 def class_of(name: str, base: type[nn.Module] = Place) -> type[nn.Module]:
-    """An empty class of a module's own name; `base` where the name is none.
-
-    Example:
-        >>> class_of("transformers.models.bert.modeling_bert.BertSelfAttention").__name__, class_of("a b").__name__
-        ('BertSelfAttention', 'Place')
-    """
+    """An empty class of a module's own name, the last of a dotted one; `base` where the name is none."""
     last = name.rpartition(".")[2]
     return type(last, (base,), {}) if _CLASS.fullmatch(last) else base
 
@@ -100,14 +82,9 @@ def fits(path: str) -> bool:
 
 
 def place_modules(root: nn.Module, classes: Mapping[str, str]) -> dict[str, nn.Module]:
-    """Put modules at paths, and at those above them.
+    """Put modules of these class names ("": not known) at paths, and at those above them; the root's path is "".
 
-    Args:
-        root: gets them.
-        classes: class names by path; "" where a class is not known. Paths that `fits` refuses are left out.
-
-    Returns:
-        The modules by path, the root's is "".
+    Paths that `fits` refuses are left out.
     """
     made: dict[str, nn.Module] = {"": root}
     for path in sorted(filter(fits, classes), key=lambda path: path.count(".")):
@@ -122,34 +99,19 @@ def place_modules(root: nn.Module, classes: Mapping[str, str]) -> dict[str, nn.M
 
 
 def place_tensor(modules: Mapping[str, nn.Module], name: str, tensor: Tensor) -> str:
-    """Let the module that a tensor's name begins with hold it, as a parameter where it is one.
-
-    Returns:
-        Its name in the model: the same, or one of the root's own where the path is no module's.
-    """
+    """Let the module that a tensor's name begins with hold it, or the root under a name of its own; its name there."""
     path, _, last = name.rpartition(".")
     if path not in modules or not last or hasattr(modules[path], last) or not fits(name):
         number = len(modules[""]._buffers) + len(modules[""]._parameters)
         path, last = "", f"{name.replace('.', '_')[:MAX_NAME]}#{number}"
-    holder = modules[path]
-    if isinstance(tensor, nn.Parameter):
-        holder._parameters[last] = tensor
-    else:
-        holder._buffers[last] = tensor
+    held: Any = modules[path]._parameters if isinstance(tensor, nn.Parameter) else modules[path]._buffers
+    held[last] = tensor
     return f"{path}.{last}" if path else last
 
 
 def is_looked_at(tensor: Tensor) -> bool:
     """Whether the values of a constant are read: of gains and temperatures, and of what a trace may compute with."""
     return tensor.numel() <= (MOST_LEARNED if isinstance(tensor, nn.Parameter) else LARGEST)
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether all numbers of a weight are finite; one whose dtype has no such numbers is."""
-    if not tensor.is_floating_point() or tensor.is_meta or tensor.layout is not torch.strided:
-        return True
-    values = tensor.detach()
-    return bool(torch.isfinite(values.float() if values.dtype.itemsize == 1 else values).all())
 
 
 def _here(run: Callable[..., Any], *args: Any) -> Any:
@@ -168,13 +130,8 @@ def run_inside(
 ) -> Any:
     """Run an operation so that a trace tells the module, and the line of the model's code, that it comes from.
 
-    Args:
-        modules: by path; the root stands for a path that has none.
-        path: of the module that the exporter noted.
-        stack: the traceback that it noted; the last frame counts that is no library's.
-        number: of the operation in the graph, from 1; told where there is no such frame.
-        run: the operation.
-        *args: of the operation.
+    The root stands for a path without a module. Of the traceback that the exporter noted the last frame counts that is
+    no library's; where there is none, the number of the operation in the graph, from 1, is told.
 
     Example:
         >>> import sys

@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.graphs import places
 from sqrtdk.graphs.graph import refuse_many
-from sqrtdk.graphs.guards import Bounds, meet, read_guards
+from sqrtdk.graphs.guards import Bounds, Guards, meet, read_guards
 from sqrtdk.graphs.inputs import MASK, by_name, number_for, shown_sizes
 from sqrtdk.graphs.program_file import refuse_code
 from sqrtdk.models.alone import alone
+from sqrtdk.models.modules import is_finite
 from sqrtdk.models.records import Inputs, LoadedModel
 
 _LOGGERS = ("torch.export", "torch.export.pt2_archive._package", "torch._export.serde.serialize")
@@ -54,7 +55,7 @@ def read_exported(
         ModelError: the file can't be read, could run code, or is of another version of torch; the inputs are not those
             of the exported forward.
     """
-    program, module = _load_program(path, trust_remote_code)
+    program, module, guards = _load_program(path, trust_remote_code)
     for parameter in module.parameters():
         parameter.requires_grad_(False)
     args, kwargs = program.example_inputs if program.example_inputs else ((), {})
@@ -67,69 +68,55 @@ def read_exported(
         raise ModelError("the program holds no inputs, and none were given", hint="Give them with --input FILE.")
     given = examples if inputs is None else _fit(tuple(names), examples, inputs)
     shapes = {name: tuple(value.shape) for name, value in given.items() if isinstance(value, Tensor)}
-    broken = read_guards(_guards_of(program)).broken(shapes)
+    broken = guards.broken_at(shapes)
     if broken is not None:
         raise ModelError(
-            f"the program was exported for sizes with {broken[:120]}; the inputs are "
+            f"the program was exported for sizes with {guards.read[broken][0][:120]}; the inputs are "
             f"{', '.join(f'{name[:60]} {shape}' for name, shape in [*shapes.items()][:8])}",
             hint="Give inputs of such sizes (--input).",
         )
-    chosen: Inputs = given
-    if inputs is None and not kwargs:
-        chosen = tuple(args)
-    elif inputs is not None and len(names) == len(args):
-        chosen = tuple(given.values())
-    return LoadedModel(module=module, inputs=chosen, id=str(path), kind="exported")
+    in_order = not kwargs if inputs is None else len(names) == len(args)
+    return LoadedModel(module, tuple(given.values()) if in_order else given, str(path), "exported")
 
 
 @alone()
-def _load_program(path: str | os.PathLike[str], trust_remote_code: bool) -> tuple[Any, Any]:
-    """The program in a file, and its module."""
+def _load_program(path: str | os.PathLike[str], trust_remote_code: bool) -> tuple[Any, Any, Guards]:
+    """The program in a file, its module, and what it asks of free sizes: lines of code, which are never run."""
     if not trust_remote_code:
         refuse_code(path)
-    logged = _Logged()
+    logged: list[BaseException] = []
     try:
         _import_outputs(path)
-        with logged:
+        with _silent(logged):
             program = torch.export.load(os.fspath(path))
-            module = program.module(check_guards=not _guards_of(program))  # it would run them as code
+            lines = [line for line in getattr(program, "_guards_code", None) or () if isinstance(line, str)]
+            module = program.module(check_guards=not lines)  # it would run them as code
     except INTERRUPTS:
         raise
     except BaseException as error:  # whatever torch, or a trusted file's own code, raises
         raise ModelError(
             f"torch {torch.__version__} does not load the program {str(path)[:200]!r}: "
-            f"{kind_and_text(logged.cause or error)}",
+            f"{kind_and_text((*logged, error)[0])}",
             hint="Files of torch.export are read by the version of torch that wrote them, and by few others.",
         ) from error
-    return program, module
+    return program, module, read_guards(lines)
 
 
-def _guards_of(program: Any) -> list[str]:
-    """Lines of code in which a program says what it asks of free sizes; they are never run."""
-    return [line for line in getattr(program, "_guards_code", None) or () if isinstance(line, str)]
+@contextlib.contextmanager
+def _silent(errors: list[BaseException]) -> Iterator[None]:
+    """Keep torch's log silent while a program is loaded, and the errors that it tells there alone."""
 
-
-class _Logged(logging.Filter):
-    """Keeps torch's log silent while a program is loaded, and the error that it tells there alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cause: BaseException | None = None
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Drop a record, and keep its error."""
-        if record.exc_info and record.exc_info[1] is not None:
-            self.cause = self.cause or record.exc_info[1]
+    def keep(record: logging.LogRecord) -> bool:
+        errors.extend(filter(None, (record.exc_info or (None, None))[1:2]))
         return False
 
-    def __enter__(self) -> _Logged:
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(keep)
+    try:
+        yield
+    finally:
         for name in _LOGGERS:
-            logging.getLogger(name).addFilter(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name in _LOGGERS:
-            logging.getLogger(name).removeFilter(self)
+            logging.getLogger(name).removeFilter(keep)
 
 
 def _import_outputs(path: str | os.PathLike[str]) -> None:
@@ -146,11 +133,7 @@ def _import_outputs(path: str | os.PathLike[str]) -> None:
 
 
 def _fit(names: tuple[str, ...], examples: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
-    """Inputs by the names of the exported forward's arguments.
-
-    Raises:
-        ModelError: some are missing, or are not its own; a tensor has another number of axes, or another dtype.
-    """
+    """Inputs by the names of the exported forward's arguments."""
     shown = (
         f"{name[:60]} {tuple(value.shape)}" if isinstance(value := examples.get(name), Tensor) else name[:60]
         for name in names[:12]
@@ -185,26 +168,14 @@ def _fit(names: tuple[str, ...], examples: Mapping[str, Any], inputs: Inputs) ->
 def walk_program(
     path: str | os.PathLike[str], config: Any = None, *, trust_remote_code: bool = False, larger: bool = False
 ) -> places.Walked:
-    """A program as a model whose forward walks it on the meta device.
-
-    Args:
-        path: of the file.
-        config: what is declared; None where nothing is.
-        trust_remote_code: load it also where that could run code of its author.
-        larger: give what the program leaves free other sizes than otherwise.
-
-    Raises:
-        ModelError: the file can't be read, could run code, or is of another version of torch; it has too many
-            operations.
-    """
-    program, module = _load_program(path, trust_remote_code)
+    """A program as a model whose forward walks it on the meta device; see `sqrtdk.graphs.opening.open_graph`."""
+    program, module, guards = _load_program(path, trust_remote_code)
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
     refuse_many(len(nodes))
-    inputs, sizes = _inputs(program, module, larger)
+    inputs, sizes = _inputs(program, module, guards, larger)
     notes: tuple[str, ...] = (shown_sizes(sizes),) if sizes else ()
-    unread = read_guards(_guards_of(program)).unread
-    if unread:
-        what = "1 condition" if unread == 1 else f"{unread} conditions"
+    if guards.unread:
+        what = "1 condition" if guards.unread == 1 else f"{guards.unread} conditions"
         notes += (f"{what} on sizes could not be read, so the program may refuse the sizes used here",)
     scopes = {node: _scope(node) for node in nodes}
     classes = {place: kind for stack in scopes.values() for place, kind in stack}
@@ -217,7 +188,7 @@ def walk_program(
     sick = []
     for name, tensor in tensors.items():
         learned = isinstance(tensor, nn.Parameter)
-        sick += [name] if learned and not places.is_finite(tensor) else []
+        sick += [name] if learned and not is_finite(tensor) else []
         twin = torch.empty_like(tensor, device="meta")
         twin = nn.Parameter(twin, requires_grad=False) if learned else twin
         placed = places.place_tensor(walker.modules, name, twin)
@@ -304,7 +275,9 @@ def _scope(node: torch.fx.Node) -> list[tuple[str, str]]:
     return found
 
 
-def _inputs(program: Any, module: torch.fx.GraphModule, larger: bool) -> tuple[dict[str, Any], dict[str, int]]:
+def _inputs(
+    program: Any, module: torch.fx.GraphModule, guards: Guards, larger: bool
+) -> tuple[dict[str, Any], dict[str, int]]:
     """What the program takes, without values, and numbers for the sizes that it leaves free."""
     values = {str(n.target): n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"}
     tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
@@ -323,7 +296,6 @@ def _inputs(program: Any, module: torch.fx.GraphModule, larger: bool) -> tuple[d
     def shapes(numbers: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         return {name: tuple(_number(size, numbers) for size in value.shape) for name, value in tensors.items()}
 
-    guards = read_guards(_guards_of(program))
     if sizes and guards.read:
         sizes = meet(guards, sizes, shapes, bounds)
     empty = {
@@ -337,8 +309,6 @@ def _number(size: Any, sizes: Mapping[str, int]) -> Any:
     if not isinstance(size, torch.SymInt):
         return size
     expression = size.node.expr
-    if expression.is_Symbol:
-        return sizes[str(expression)]
     return int(expression.subs({symbol: sizes[str(symbol)] for symbol in expression.free_symbols}))
 
 

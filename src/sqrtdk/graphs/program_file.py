@@ -58,11 +58,7 @@ _OPEN_TEXT = {"metadata", "as_string", "as_strings", "torch_version", "guards_co
 
 
 def refuse_code(path: str | os.PathLike[str]) -> None:
-    """Refuse a file that would run code, when it is loaded or run, which is not an operator of torch.
-
-    Raises:
-        ModelError: it would, or it is no such file; the message says what it holds.
-    """
+    """Refuse, by a `ModelError`, a file that would run other code than torch's operators when it is loaded or run."""
     shown = str(path)[:200]
     try:
         check_file(os.fspath(path), f"the program {shown!r}", MAX_BYTES)

@@ -19,25 +19,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sqrtdk.graphs.graph import Graph, Node
+from sqrtdk.graphs.graph import Computed, Graph, Node
 from sqrtdk.graphs.rewriting import DOMAINS, PRODUCT, Array, Rewriting, Unread, few_bits, integers
 
 
 class _Row(NamedTuple):
-    """What an operator on integers is of floating-point numbers.
+    """What an operator on integers is of floating-point numbers."""
 
-    Attributes:
-        op: the operator.
-        operands: numbers of its inputs: one of a tensor, three of integers with their scale and zero point.
-        result: numbers of the inputs that are scale and zero point of the result; () where it is not rounded.
-        axis: along which the scales of a weight differ.
-        bias: numbers of the inputs that are a bias of integers, and the two scales in whose product it is counted.
-    """
-
-    op: str
+    op: str  # the operator
+    # numbers of its inputs: one of a tensor, three of integers with their scale and zero point
     operands: tuple[int | tuple[int, int, int], ...]
+    # numbers of the inputs that are scale and zero point of the result; () where it is not rounded
     result: tuple[int, ...] = ()
-    axis: int = 0
+    axis: int = 0  # along which the scales of a weight differ
+    # numbers of the inputs that are a bias of integers, and the two scales in whose product it is counted
     bias: tuple[int, ...] = ()
 
 
@@ -80,8 +75,6 @@ def without_quantisation(graph: Graph) -> Graph:
 
 def _by_row(to: Rewriting, node: Node) -> None:
     row = _ROWS[node.op]
-    if node.attributes.get("channels_last", 0):
-        raise Unread("with channels last")
     axis = 0 if node.attributes.get("transB") else row.axis
     names = []
     for places in row.operands:
@@ -121,18 +114,22 @@ def _dynamic(to: Rewriting, node: Node) -> None:
     """`DynamicQuantizeLinear(x)` is x, rounded; its scale is 1 here, and its zero point 0."""
     to.rounded(node, node.inputs[0])
     to.carry(node, node.outputs[1])
-    for name, number in zip(node.outputs[1:], (np.float32(1.0), np.uint8(0)), strict=False):
-        to.number(name, number)
+    constants: tuple[tuple[int, Array], ...] = ((1, np.ones((), np.float32)), (2, np.zeros((), np.uint8)))
+    for name, (dtype, number) in zip(node.outputs[1:], constants, strict=False):
+        to.initializers[name] = Computed(name, (), dtype, number.copy)
 
 
 def _dequantize(to: Rewriting, node: Node) -> None:
     """`DequantizeLinear` of a constant is a weight; of an activation it is the activation."""
-    axis, block = int(node.attributes.get("axis", 1)), int(node.attributes.get("block_size", 0))
+    axis, block, kind = (
+        int(node.attributes.get(*entry)) for entry in (("axis", 1), ("block_size", 0), ("output_dtype", 0))
+    )
     name = node.inputs[0]
     if name not in to.carried and to.graph.array(name) is None:
         to.nodes.append(node)  # integers that the caller gives: an image
         return
-    to.add(node, "Identity", (to.floating((name, node.input(1), node.input(2)), axis, block),), {})
+    names = (to.floating((name, node.input(1), node.input(2)), axis, block),)
+    to.add(node, "Cast" if kind else "Identity", names, {"to": kind} if kind else {})
 
 
 def _integer_product(to: Rewriting, node: Node) -> None:
@@ -160,7 +157,7 @@ def _dynamic_product(to: Rewriting, node: Node) -> None:
     """`DynamicQuantizeMatMul(A, B, scale, zero, bias)`."""
     left, right = f"{node.outputs[0]}::rounded", to.floating((*node.inputs[1:3], node.input(3)), -1)
     to.rounded(replace(node, outputs=(left,)), node.inputs[0])
-    to.add(node, "MatMul", (left, right, node.input(4)), {})
+    to.add(node, "MatMul", (left, right, node.input(4)))
 
 
 def _nbits(to: Rewriting, node: Node) -> None:
@@ -178,7 +175,9 @@ def _nbits(to: Rewriting, node: Node) -> None:
         return few_bits(*arrays, rows=rows, columns=columns, bits=bits, block=block)
 
     weight = to.constant(packed, (rows, columns), to.dtype(node.input(2)), compute, (packed, node.input(2)))
-    to.add(node, "MatMul", (node.inputs[0], weight, node.input(5)), {})
+    read = ("K", "N", "bits", "block_size", "accuracy_level")  # the last is a bar for rounding
+    rest = {name: value for name, value in attributes.items() if name not in read}
+    to.add(node, "MatMul", (node.inputs[0], weight, node.input(5)), rest)
 
 
 def _gather_blocks(to: Rewriting, node: Node) -> None:

@@ -26,25 +26,17 @@ class Unread(Exception):
 
 @dataclass(slots=True, eq=False)
 class Rewriting:
-    """The nodes so far.
+    """The nodes so far."""
 
-    Attributes:
-        graph: as it is in the file.
-        rewrites: by operator, what it is of floating-point numbers.
-        initializers: with the weights that were dequantised.
-        nodes: of the new graph.
-        carried: names of integer tensors that are floating-point ones now, each with the name of its scale.
-        dropped: multiplications by scales of rounding alone, and whether it is the last of a product.
-        of_scales: products of scales.
-    """
-
-    graph: Graph
-    rewrites: Mapping[str, Callable[[Rewriting, Node], None]]
-    initializers: dict[str, Any]
-    nodes: list[Node] = field(default_factory=list)
+    graph: Graph  # as it is in the file
+    rewrites: Mapping[str, Callable[[Rewriting, Node], None]]  # by operator, what it is of floating-point numbers
+    initializers: dict[str, Any]  # with the weights that were dequantised
+    nodes: list[Node] = field(default_factory=list)  # of the new graph
+    # names of integer tensors that are floating-point ones now, each with the name of its scale
     carried: dict[str, str] = field(default_factory=dict)
+    # multiplications by scales of rounding alone, and whether it is the last of a product
     dropped: dict[Node, bool] = field(default_factory=dict)
-    of_scales: set[Node] = field(default_factory=set)
+    of_scales: set[Node] = field(default_factory=set)  # products of scales
     _weights: dict[tuple[str, ...], str] = field(default_factory=dict)
 
     def take(self, node: Node) -> None:
@@ -61,7 +53,7 @@ class Rewriting:
                 rewrite(self, node)
             except Unread as error:
                 self.nodes.append(replace(node, op=f"{node.op} {error}"))
-        elif source is not None and not (node.op == "Cast" and self._is_sum(node)):
+        elif source is not None and not (node.op == "Cast" and self.carried.get(node.inputs[0]) == PRODUCT):
             moves = node.op in _MOVES and not node.domain
             self.nodes.append(node if moves else replace(node, op=f"{node.op} of quantised integers"))
             self.carried |= {name: self.carried[source] for name in node.outputs if name and moves}
@@ -69,9 +61,6 @@ class Rewriting:
             self.nodes.append(node)
             if source is not None:  # a Cast of a product of integers, whose scales come next
                 self.carried[node.outputs[0]] = self.carried[source]
-
-    def _is_sum(self, node: Node) -> bool:
-        return self.carried.get(node.inputs[0]) == PRODUCT
 
     # -- what the rewrites of operators are made of --------------------------------------------------------------------
 
@@ -86,15 +75,15 @@ class Rewriting:
         self.nodes.append(replace(node, op=op, domain=domain, inputs=tuple(names), outputs=outputs, attributes=given))
 
     def rounded(self, node: Node, name: str, of: Sequence[str] = ()) -> None:
-        """Put what a node makes as `name`, rounded: to a scale and a zero point, or to those of its own values.
+        """Put what a node makes as `name`, rounded: to a scale and a zero point, or to those of its own values."""
+        from onnx.helper import tensor_dtype_to_np_dtype
 
-        On values it is rounded as the file rounds; no trace is shown how, as of a cast.
-        """
         scale, zero = (self.graph.array(source) if source else None for source in (*of, "", "")[:2])
+        if not "".join(of[1:]):
+            zero = np.zeros((), tensor_dtype_to_np_dtype(int(node.attributes.get("output_dtype", 0)) or 2))
         attributes = {"scale": scale, "zero": zero, "fixed": bool(of)}
-        domain, op = ROUNDED
-        made = replace(node, op=op, domain=domain, inputs=(name,), outputs=node.outputs[:1], attributes=attributes)
-        self.nodes.append(made)
+        made = replace(node, inputs=(name,), outputs=node.outputs[:1], attributes=attributes)
+        self.nodes.append(replace(made, domain=ROUNDED[0], op=ROUNDED[1]))
 
     def requantised(self, node: Node, scale: str, zero: str) -> None:
         """Round what the last operator makes, to the scale and the zero point that the node has for it."""
@@ -104,15 +93,9 @@ class Rewriting:
         self.carry(node, scale)
 
     def floating(self, quantised: Sequence[str], axis: int = 0, block: int = 0) -> str:
-        """Name of the floating-point tensor that a quantised one stands for.
+        """Name of the floating-point tensor that integers stand for, with the names of their scale and zero point.
 
-        Args:
-            quantised: names of the integers, of their scale and of their zero point.
-            axis: along which scales differ.
-            block: how many values share a scale along it; 0 where all do.
-
-        Raises:
-            Unread: it is neither a constant nor a quantised activation.
+        Scales differ along an axis, in blocks of so many values; 0 where all of the axis share one.
         """
         name, scale, zero = quantised
         if name in self.carried:
@@ -140,11 +123,6 @@ class Rewriting:
             self.initializers[self._weights[key]] = Computed(self._weights[key], tuple(dims), dtype, compute)
         return self._weights[key]
 
-    def number(self, name: str, value: Any) -> None:
-        """Make a tensor a constant of one number."""
-        array = np.asarray(value)
-        self.initializers[name] = Computed(name, (), 1 if array.dtype == np.float32 else 2, lambda: array)
-
     def dtype(self, name: str) -> int:
         """ONNX's number for the dtype of a scale, which is that of what it scales; float32 where it is not known."""
         proto = self.graph.initializers.get(name)
@@ -168,18 +146,13 @@ class Rewriting:
         return None if self.graph.array(name) is None else [name]
 
     def weight_scale(self, node: Node, own: set[str], wanted: int) -> list[str]:
-        """Scales of the constants in a product of integers: found where the product is multiplied by them.
-
-        Raises:
-            Unread: it is multiplied by something else, or not at all.
-        """
+        """Scales of the constants in a product of integers: found where the product is multiplied by them."""
         found: list[str] = []
         name, dropped = node.outputs[0], []
         for _ in range(_MOST_STEPS):
-            takers = self.graph.taken_by.get(name, [])
-            if len(takers) != 1:
+            taker, *more = self.graph.taken_by.get(name) or (None,)
+            if taker is None or more:
                 break
-            taker = takers[0]
             if taker.op == "Mul":
                 factor = taker.inputs[1] if taker.inputs[0] == name else taker.inputs[0]
                 scales = self.scales_of(factor, own)
@@ -200,30 +173,16 @@ class Rewriting:
 
 
 def integers(array: Any) -> Array:
-    """Whole numbers of any width, of 4 bits as well, as 32 bits; floating-point ones of 8 bits as float32.
-
-    Example:
-        >>> integers(np.array([250], np.uint8)).dtype
-        dtype('int32')
-    """
+    """Whole numbers of any width, of 4 bits as well, as 32 bits; floating-point ones of 8 bits as float32."""
     array = np.asarray(array)
     made: Array = array.astype(np.float32 if "float" in array.dtype.name else np.int32)
     return made
 
 
 def blocks(values: Array, scale: Any, zero: Any, axis: int, block: int) -> Array:
-    """`(values - zero) * scale`, with one scale for all, one an index of an axis, or one a block along it.
+    """`(values - zero) * scale`; zero is of the scale's shape, or 0.
 
-    Args:
-        values: of the weight.
-        scale: one number; (n,) for an axis of n; of the weight's rank for blocks.
-        zero: of the scale's shape, or 0.
-        axis: along which scales differ.
-        block: how many values share a scale along the axis; 0 where scales are not in blocks.
-
-    Example:
-        >>> blocks(np.array([[1, 2], [3, 4]]), np.array([0.5, 1.0]), 0, -1, 0).tolist()
-        [[0.5, 2.0], [1.5, 4.0]]
+    The scale is one number; (n,) for an axis of n; of the weight's rank where `block` values of the axis share one.
     """
     factor, offset = (_placed(np.asarray(part), values.shape, axis, block) for part in (scale, zero))
     made: Array = (values - offset) * factor
@@ -246,15 +205,8 @@ def few_bits(
 ) -> Array:
     """The weight (K, N) of a `MatMulNBits`: 2, 4 or 8 bits a number, the lowest bits of a byte first.
 
-    Args:
-        packed: (N, blocks, bytes of a block).
-        scales: one a column and block.
-        zeros: the same, packed as the weight is, or of the scales' dtype; None is the middle of the range.
-        groups: block of each of the K rows; None where they follow one another.
-        rows: K.
-        columns: N.
-        bits: of a number.
-        block: numbers that share a scale.
+    `packed` is (N, blocks, bytes of a block), with one scale a column and block. Zero points are packed alike, or of
+    the scales' dtype; None is the middle of the range. `groups` is the block of each row, None where they follow.
     """
     count = -(-rows // block)
     values = _unpacked(np.asarray(packed).reshape(columns, count, -1), bits)[..., :block]

@@ -31,6 +31,18 @@ def frozen_hint(module: nn.Module) -> str:
     return ""
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all numbers that a weight stores are finite; a sparse one stores but some, one on meta none."""
+    values = tensor.detach()
+    if values.is_meta or not values.is_floating_point():
+        return True
+    if values.layout is torch.sparse_coo:
+        values = values._values()
+    elif values.layout is not torch.strided:
+        values = values.values()
+    return bool(torch.isfinite(values.float() if values.dtype.itemsize == 1 else values).all())
+
+
 def config_of(module: nn.Module) -> Any:
     """The module's Hugging Face config, which names its `model_type`, or None."""
     try:

@@ -99,20 +99,12 @@ def _of_rows(call: AttentionCall, *, shaped: bool, own: bool) -> Iterable[Fault]
         if mask.masked_weight > WEIGHT:
             message = f"masked keys get up to {mask.masked_weight:.3g} of a row's weight (fill {mask.fill})"
             yield "fail", mask.masked_weight, WEIGHT, message, fix, SOURCE
-    elif (cap := _capped(call)) is not None:
+        return
+    order = [stage.name for stage in call.stages if stage.where == "logits" and stage.name in ("mask", "softcap")]
+    cap = call.softcap if "mask" in order and "softcap" in order[order.index("mask") :] else None
+    if cap is not None and math.exp(-abs(cap)) > WEIGHT:  # what a hidden key's logit of -cap leaves it beside others
         message = f"the softcap of {cap:.4g} comes after the mask: hidden keys keep a logit of {-cap:.4g}"
         yield "fail", math.exp(-cap), WEIGHT, message, fix, SOURCE
-
-
-def _capped(call: AttentionCall) -> float | None:
-    """The cap on logits that were masked before it, if it leaves hidden keys a weight; else None.
-
-    A hidden key has the logit -cap, beside others near 0: exp(-cap) of their weight.
-    """
-    order = [stage.name for stage in call.stages if stage.where == "logits" and stage.name in ("mask", "softcap")]
-    if call.softcap is None or "mask" not in order or "softcap" not in order[order.index("mask") :]:
-        return None
-    return call.softcap if math.exp(-abs(call.softcap)) > WEIGHT else None
 
 
 def _scaled(call: AttentionCall, on_purpose: bool) -> Iterable[Fault]:
@@ -121,9 +113,8 @@ def _scaled(call: AttentionCall, on_purpose: bool) -> Iterable[Fault]:
     if mask is not None and mask.scaled_by is not None and not close(mask.scaled_by, 1.0):
         unread = mask.fill is None and (on_purpose or gained)  # without values a bias looks like a mask
         severity = "note" if mask.fill is None or mask.fill <= -HARMLESS_FILL else "warn"
-        message = f"the mask was multiplied by {mask.scaled_by:.4g}" + (
-            " (fill not known)" if mask.fill is None else ""
-        )
+        message = f"the mask was multiplied by {mask.scaled_by:.4g}"
+        message += " (fill not known)" if mask.fill is None else ""
         if not unread:
             yield severity, mask.scaled_by, 1.0, message, "add the mask after the scale", SOURCE
     bias, meant = call.bias_scaled_by, on_purpose or (gained and call.bias == "bias")

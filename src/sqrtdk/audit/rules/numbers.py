@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
-from torch import Tensor
 
 from sqrtdk._sites import ROOT, fold_sites
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import Finding, JudgedCall, broken
 from sqrtdk.errors import SqrtdkError, short_text
+from sqrtdk.models.modules import is_finite
+from sqrtdk.theory import spacing
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
 from sqrtdk.tracing.tape.nonfinite import PARAMETER, Origin
 
@@ -53,15 +54,21 @@ def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
     for name, parameter in context.model.named_parameters():
         if not parameter.is_meta and parameter.is_floating_point():
             try:
-                sick += [] if _finite(parameter) else [name]
+                sick += [] if is_finite(parameter) else [name]
             except (RuntimeError, TypeError) as error:  # a kind of tensor that lacks the operation
                 reason = f"nonfinite: {name} can't be looked at: {short_text(error, 120)}"
                 yield NotMeasured(name.rpartition(".")[0], reason)
     reached = [judged for judged in context.calls if broken(judged.call)]
     wrong = bool(reached or context.spoiled)
-    origin, failed = _search(context) if wrong else (None, ())
-    yield from failed
-    if not (reached or sick or failed) and _is_meant(origin, context):
+    origin, lost = None, False
+    try:
+        origin = context.origin() if wrong and context.origin is not None else None
+    except SqrtdkError as error:  # a model that runs but once raises in the search
+        lost = True
+        yield NotMeasured("", f"nonfinite: where it begins was not searched: {short_text(error, 200)}")
+    # Plus infinity may be a value of the outputs: `distance.masked_fill(~reachable, inf)`, or out of a buffer.
+    meant = set(context.infinite) == set(context.spoiled) and (origin is None or origin.kind == "held")
+    if meant and not (reached or sick or lost):
         return
     first = None if origin is None else origin.name.removeprefix(PARAMETER)
     if first in sick:
@@ -77,19 +84,6 @@ def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
         reached = reached[1:]
     if (sick or origin is not None or reached) and (reached or context.spoiled):
         yield _of_reached(reached, context)
-
-
-def _search(context: Context) -> tuple[Origin | None, tuple[NotMeasured, ...]]:
-    """Where it begins; or why that is not known, as a model that runs but once raises in the search."""
-    try:
-        return (None if context.origin is None else context.origin()), ()
-    except SqrtdkError as error:
-        return None, (NotMeasured("", f"nonfinite: where it begins was not searched: {short_text(error, 200)}"),)
-
-
-def _is_meant(origin: Origin | None, context: Context) -> bool:
-    """Whether outputs hold plus infinity as a value: `distance.masked_fill(~reachable, inf)`, or out of a buffer."""
-    return set(context.infinite) == set(context.spoiled) and (origin is None or origin.kind == "held")
 
 
 def of_weights(sick: Sequence[str]) -> Finding:
@@ -161,24 +155,10 @@ def _finding(
     return Finding("nonfinite", "critical", site, value, None if value is None else bar, message, fix, SOURCE, at)
 
 
-def _finite(parameter: Tensor) -> bool:
-    """Whether all numbers that a parameter stores are finite; a sparse one stores but some."""
-    with torch.no_grad():
-        values = parameter.detach()
-        if values.layout is torch.sparse_coo:
-            values = values._values()
-        elif values.layout is not torch.strided:
-            values = values.values()
-        return bool(torch.isfinite(values.float() if values.dtype.itemsize == 1 else values).all())
-
-
 def _product(judged: JudgedCall) -> float | None:
     """The largest unscaled product that was stored before a scale shrank it, or None."""
     call = judged.call
-    after = 1.0
-    for factor in call.scale.factors:
-        if factor.where == "logits" and factor.value:
-            after *= factor.value
+    after = math.prod(factor.value for factor in call.scale.factors if factor.where == "logits" and factor.value)
     if call.stats is None or call.kind != "eager" or after >= 1.0 or after <= 0.0 or call.softcap is not None:
         return None
     finite = [value for value in call.stats.max_abs_logit if math.isfinite(value)]
@@ -201,15 +181,6 @@ def _above(
     return sorted(measured, key=lambda entry: -entry[0])
 
 
-def spacing(value: float) -> float:
-    """Distance between neighbouring bf16 numbers at `value`.
-
-    >>> spacing(50.0), spacing(100.0)
-    (0.25, 0.5)
-    """
-    return float(2.0 ** (math.floor(math.log2(abs(value))) - 7))
-
-
 def range_forecast(context: Context) -> Iterable[Finding]:
     """Logits that do not fit the range of fp16 or the spacing of bf16; the largest value first.
 
@@ -228,7 +199,8 @@ def range_forecast(context: Context) -> Iterable[Finding]:
     for value, judged in _above(context.calls, _offset, BF16_OFFSET):
         now = judged.call.logits_dtype == "bfloat16" and judged.call.kind == "eager"
         stored = "stored in bf16, it moves" if now else "stored in bf16, it would move"
-        message = f"a row of logits lies about {value:.4g} off zero: {stored} in steps of {spacing(value):.3g}"
+        step = spacing(value, "bfloat16")
+        message = f"a row of logits lies about {value:.4g} off zero: {stored} in steps of {step:.3g}"
         message += context.which(judged)
         fix = "keep the logits in fp32, or centre the keys (the softmax does not see a row's offset)"
         severity, site = "warn" if now else "note", judged.call.site

@@ -186,16 +186,12 @@ def _tried(context: Context) -> tuple[dict[Key, tuple[JudgedCall, ScaleAttribute
         own = tuple(a for a in attributes if not a.learned and a.store is not None)
         actual = call.scale.effective if judged.verdict in ("exact", "declared") else None
         right = [x for x in (inverse_root(call.head_dim), judged.expected, actual) if x is not None]
-        held = next((a for value in right if (a := _holding(own, value, call.head_dim))), None)
+        holding_it = (pair for value in right for pair in holders(own, (value,), call.head_dim))
+        # A 1 that gives the value only over sqrt(head_dim) holds nothing.
+        held = next(
+            (a for a, text in holding_it if "head_dim" not in text or not matches(a.values or (), (1.0,))), None
+        )
         if held is not None and call.scale.effective:
             holding[judged.key] = (judged, held)
             changed.extend(own)
     return holding, changed
-
-
-def _holding(own: tuple[ScaleAttribute, ...], value: float, head_dim: int) -> ScaleAttribute | None:
-    """The first attribute that holds the value; a 1 that gives it only over sqrt(head_dim) holds nothing."""
-    for attribute, text in holders(own, (value,), head_dim):
-        if not ("head_dim" in text and matches(attribute.values or (), (1.0,))):
-            return attribute
-    return None

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from sqrtdk.audit.configs import as_number, field, is_transformers, model_type, number, present
+from sqrtdk.audit.configs import as_number, contexts, field, is_transformers, model_type, number, present
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import Finding
 from sqrtdk.audit.verdicts import layer_of
@@ -37,7 +37,6 @@ _KINDS = {
 _BY_LAYER = ("max_window_layers", "sliding_window_pattern")  # without a list, which layers these name is not agreed
 # In transformers their window is that of a cache alone: a forward pass without one sees every key.
 _BY_CACHE = ("moshi", "moshi_depth", "kyutai_speech_to_text")
-_PAIRS = ("window_size", "att_context_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,11 @@ def declared_window(site: str, module: nn.Module | None, config: Any) -> Window 
         by_layer = any(field(config, name) is not None for name in _BY_LAYER)
         sure = own is not None or not (by_layer or any(present(module, name) for name in WINDOW_FIELDS))
         return Window(stated[1], f"config.{stated[0]} = {stated[1]}", sure)
-    return _pair(module) or _pair(config)
+    for name, pair in (*contexts(module), *contexts(config)):
+        left = as_number(pair[0]) or 0.0
+        if left >= 1:  # a window of rows and columns (Swin) is written the same
+            return Window(int(left) + 1, f"{name} = {tuple(pair)}", sure=False, left=True)
+    return None
 
 
 def _layer(site: str, module: nn.Module | None) -> int | None:
@@ -95,15 +98,6 @@ def _positive(owner: Any, names: tuple[str, ...]) -> tuple[str, int] | None:
         value = number(owner, name)
         if value is not None and value >= 1 and value == int(value):
             return name, int(value)
-    return None
-
-
-def _pair(owner: Any) -> Window | None:
-    """(left, right) of flash attention and NeMo; a window of rows and columns (Swin) is written the same."""
-    for name in _PAIRS:
-        pair = field(owner, name)
-        if isinstance(pair, list | tuple) and len(pair) == 2 and (left := as_number(pair[0])) and left >= 1:
-            return Window(int(left) + 1, f"{name} = {tuple(pair)}", sure=False, left=True)
     return None
 
 

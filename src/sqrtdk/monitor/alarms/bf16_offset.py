@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sqrtdk.audit.rules.numbers import BF16_OFFSET, BF16_SOURCE, spacing
+from sqrtdk.audit.rules.numbers import BF16_OFFSET, BF16_SOURCE
 from sqrtdk.monitor.alarms.history import largest
 from sqrtdk.monitor.samples import Alarm, StepSample
+from sqrtdk.theory import spacing
 
 NAME = "bf16_offset"
 
@@ -25,7 +26,7 @@ def judge(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
         moves = "stored in bfloat16, it moves" if half else "in bfloat16 it would move"
         text = (
             f"{call.name}: head {head} has a row of logits {value:.4g} off zero at step {now.step}; "
-            f"{moves} in steps of {spacing(value):.3g}"
+            f"{moves} in steps of {spacing(value, 'bfloat16'):.3g}"
         )
         severity = "warn" if half else "note"
         yield Alarm(NAME, severity, now.step, text, BF16_SOURCE, call.site, call.index, head, value, BF16_OFFSET)
