@@ -138,6 +138,31 @@ def test_what_does_not_matter_is_not_named() -> None:
     assert report.outputs_from.startswith("the first difference is in `layers.0.norm2`: B's numbers are 2 times A's;")
     assert "unused" not in report.outputs_from
 
+    def coarse(_: nn.Module) -> nn.Module:
+        norm = RootMeanSquare(0.1)
+        norm.unused = "b"
+        return norm
+
+    report = diff(a, changed(put("norm2", coarse)), IDS)
+    assert "`layers.0.norm2`: `variance_epsilon` is 1e-06 in A, 0.1 in B; the same holds" in report.outputs_from
+    assert "unused" not in report.outputs_from
+
+
+@torch.no_grad()
+def other_linear(linear: nn.Linear) -> nn.Linear:
+    linear.weight.mul_(torch.linspace(0.5, 2, linear.in_features))
+    linear.bias.add_(torch.linspace(0.5, 2, linear.out_features))
+    return linear
+
+
+def test_two_parts_of_one_module() -> None:
+    report = diff(decoder(), changed(put("mlp.2", other_linear)), IDS)
+    halves = report.outputs_from.split("; ")
+    assert halves[0].startswith("the first difference is in `layers.0.mlp.2`: `weight` has other numbers (off by ")
+    assert halves[1].startswith("there also `bias` has other numbers (off by ")
+    assert halves[2:] == ["the same holds for layers.1.mlp.2", "nothing else differs"]
+    assert not re.search("[a-z]{3}", re.sub("`[^`]*`|layers[.a-z0-9]*", "", paragraphs(report)[0]))
+
 
 @torch.no_grad()
 def scattered(model: Decoder) -> None:

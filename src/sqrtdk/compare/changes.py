@@ -57,9 +57,11 @@ def changes_of(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> I
         b: B's.
         others: modules of A, one of which may have what B's has.
     """
-    parts = [*_of_tensors(a, b, others), *_of_values(a, b)]
-    if 0 < len(parts) <= _MOST:
-        yield Change(" and ".join(text for text, _ in parts), partial(_each, [edit for _, edit in parts]))
+    tensors, values = _of_tensors(a, b, others), _of_values(a, b)
+    sets = [[*tensors, value] for value in values] if 1 < len(values) <= _MOST else []  # one may matter alone
+    for parts in (*sets, [*tensors, *values]):
+        if 0 < len(parts) <= _MOST:
+            yield Change("; there also ".join(text for text, _ in parts), partial(_each, [edit for _, edit in parts]))
     if type(a) is not type(b) and (not any(a.children()) or not any(b.children())):
         names = [type(module).__name__ for module in (a, b)]
         if names[0] == names[1]:
@@ -144,7 +146,7 @@ def tensor_text(name: str, a: Tensor, b: Tensor) -> str:
         return f"B's `{name}` is {factor:.4g} times A's"
     if x.dim() == 2 and x.shape == x.mT.shape and same(x.mT, y):
         return f"B's `{name}` is A's, transposed"
-    rows = off.flatten(1).any(1) if off.dim() > 1 else off
+    rows = off.flatten(1).any(1) if off.dim() > 1 else off.reshape(-1)
     if (count := int(rows.sum())) < _FEW_ROWS * len(rows) and off.dim() > 1:
         return f"`{name}` differs in {count} of {len(rows)} rows"
     if count < _FEW_ROWS * len(rows):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ _HIDING = 1e30  # and beyond: no number that a model computes with
 FEW = 64  # entries: an error that was measured on fewer may be small by luck
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Both:
     """One tensor of both sides.
 
@@ -65,10 +66,16 @@ class Both:
         values = values.double()
         return self._measured(torch.where(values.abs() < _HIDING, values, 0.0))
 
-    def gap(self, a: Tensor | None = None, b: Tensor | None = None) -> Size:
-        """Size of the difference, of both sides if none are given; equal infinities, and NaN twice, are none."""
-        return self._measured(difference((self.a if a is None else a).double(), (self.b if b is None else b).double()))
+    def between(self, a: Tensor, b: Tensor) -> Size:
+        """Size of a difference; equal infinities, and NaN twice, are none."""
+        return self._measured(difference(a.double(), b.double()))
 
+    @cached_property
+    def gap(self) -> Size:
+        """Size of the difference of both sides."""
+        return self.between(self.a, self.b)
+
+    @cached_property
     def sizes(self) -> tuple[Size, Size]:
         """Of A's and of B's tensor."""
         return self.size(self.a), self.size(self.b)
@@ -80,7 +87,7 @@ class Both:
 
     def is_apart(self, roundings: float = SLACK) -> bool:
         """Whether it is off by more than a few roundings, the least that is ever allowed."""
-        gap, size, by = self.gap(), self.size(self.a), math.hypot(*self.units)
+        gap, size, by = self.gap, self.sizes[0], math.hypot(*self.units)
         return any(not off <= roundings * by * of for off, of in zip(gap, size, strict=True))
 
     def _measured(self, values: Tensor) -> Size:
@@ -112,10 +119,10 @@ def errors_of(both: Both, references: Sequence[Tensor | None] | None) -> list[Si
         references: of each side, in float64; None where one rounding explains every difference.
     """
     found: list[Size | None] = []
-    for side, (x, size, by) in enumerate(zip((both.a, both.b), both.sizes(), both.units, strict=True)):
+    for side, (x, size, by) in enumerate(zip((both.a, both.b), both.sizes, both.units, strict=True)):
         reference = None if references is None else references[side]
         if reference is not None and reference.shape == x.shape:
-            off = both.gap(x, reference.to(x.device))
+            off = both.between(x, reference.to(x.device))
             found.append((max(off[0], by * size[0]), max(off[1], by * size[1])))
         else:
             found.append((by * size[0], by * size[1]) if references is None else None)
@@ -124,7 +131,7 @@ def errors_of(both: Both, references: Sequence[Tensor | None] | None) -> list[Si
 
 def as_rounding(both: Both, errors: Sequence[Size | None]) -> list[Size | None]:
     """The errors that are rounding: noise that a model draws is another in float64, and no rounding."""
-    sizes = both.sizes()
+    sizes = both.sizes
     return [
         None if error is None or not error[0] <= _ANOTHER * size[0] else error
         for error, size in zip(errors, sizes, strict=True)
@@ -155,7 +162,7 @@ def judged(
 
 
 def _compared(both: Both, errors: Sequence[Size | None], before: int, least: Sequence[float], single: bool) -> Verdict:
-    gap, sizes = both.gap(), both.sizes()
+    gap, sizes = both.gap, both.sizes
     allowed = []
     for measure in (0, 1):
         own = [None if error is None else error[measure] for error in errors]
@@ -330,7 +337,7 @@ def _entering(both: Both, verdict: Verdict) -> Entering:
     stage = StageDiff("input", verdict.same, verdict.gap, verdict.allowed, reason=reason)
     if verdict.same:
         return Entering(stage, by_v=by_v)
-    a, b = (size[0] for size in both.sizes())
+    a, b = (size[0] for size in both.sizes)
     share, most = (x / b if b else math.inf for x in (verdict.gap, verdict.allowed))
     what = "gets another input, or projects v otherwise" if by_v else "gets another input"
     text = f"{what} (off by {short(share)} of its size, rounding allows {short(most)})"

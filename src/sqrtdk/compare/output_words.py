@@ -41,6 +41,7 @@ def since_of(chain: Chain) -> str:
     """The chain in half sentences.
 
     Example:
+        >>> from sqrtdk.compare.chain import Entry
         >>> head = Entry(FirstModule("head", "head"), "`head`", "Linear in A, LowRank in B")
         >>> since_of(Chain((head,), whole=True))
         'the first difference is in `head`: Linear in A, LowRank in B; nothing else differs'
@@ -99,6 +100,7 @@ def of_outputs(pairs: Sequence[PairDiff], ends: Ends) -> tuple[list[str], list[s
     Example:
         >>> off = (OutputDiff("logits", False, 1.0, 2e-6),)
         >>> pair = PairDiff("h.0", "h.0", 0, 0, True, None, None, (), 2e-7, 1e-6)
+        >>> from sqrtdk.compare.chain import Entry
         >>> chain = Chain((Entry(FirstModule("lm_head", "lm_head"), "`lm_head`"),))
         >>> of_outputs([pair, pair], Ends(off, chain=chain))
         (['The attentions agree; outputs differ by 100%. The first difference is in `lm_head`.'], [])

@@ -113,7 +113,7 @@ def _largest_share(paired: Sequence[Both], errors: Sequence[Sequence[Size | None
     """The largest rounding of a side, as a share of the size, over its outputs of many entries."""
     shares = [0.0]
     for both, measured in zip(paired, errors, strict=True):
-        error, size = as_rounding(both, measured)[side], both.sizes()[side][0]
+        error, size = as_rounding(both, measured)[side], both.sizes[side][0]
         if error is not None and both.a.numel() >= FEW and 0.0 < size < math.inf and math.isfinite(error[0]):
             shares.append(error[0] / size)
     return max(shares)
