@@ -230,6 +230,25 @@ def test_what_no_part_of_a_module_tells_is_told_from_numbers(forward: Any, place
     assert report.outputs_from.endswith("nothing else differs")
 
 
+def test_layers_that_differ_alike_in_what_is_not_known() -> None:
+    def change(model: Decoder) -> None:
+        for layer in model.layers:
+            layer.__class__ = type("Layer", (type(layer),), {"forward": UNHELD[3][0]})
+
+    place = "the first difference is in `layers.0`, between `layers.0.mlp` and the output of `layers.0`"
+    told = diff(decoder(), changed(change), IDS).outputs_from
+    assert told == f"{place}; the same holds for layers.1; nothing else differs"
+
+
+def test_a_residual_of_another_size() -> None:
+    def other(layer: Any, x: Tensor) -> Tensor:
+        y = 0.5 * x + layer.attend(layer.norm1(x))
+        return y + layer.mlp(layer.norm2(y))
+
+    told = diff(decoder(), changed(forward_of(other)), IDS).outputs_from
+    assert ": A adds 0.5 times the input of `layers.0` more than B; nothing else differs" in told
+
+
 def test_a_difference_behind_one_that_is_not_known() -> None:
     report = diff(decoder(), changed(forward_of(UNHELD[3][0]), lost_residual, doubled_head), IDS)
     halves = report.outputs_from.split("; ")

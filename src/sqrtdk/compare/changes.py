@@ -225,9 +225,12 @@ def relation(a: Tensor, b: Tensor, before: Sequence[tuple[str, Tensor]]) -> str:
         return f"B's numbers are {factor:.4g} times A's"
     for name, tensor in before:
         factor = ratio(tensor, a - b) if tensor.shape == a.shape else None
-        if factor is not None and abs(abs(factor) - 1) <= _NEAR:
-            return f"A adds {name}, B does not" if factor > 0 else f"B adds {name}, A does not"
-    one, other = a.flatten().sort().values, b.flatten().sort().values
-    if bool((one - other).abs().max() <= _NEAR * one.abs().max()):
+        if factor is None:
+            continue
+        one, other = ("A", "B") if factor > 0 else ("B", "A")
+        if abs(abs(factor) - 1) <= _NEAR:
+            return f"{one} adds {name}, {other} does not"
+        return f"{one} adds {abs(factor):.4g} times {name} more than {other}"
+    if same(a.flatten().sort().values, b.flatten().sort().values, _NEAR):
         return "B has A's numbers in another order"
     return ""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from sqrtdk.compare.chain import Chain
+from sqrtdk.compare.chain import Chain, Entry
 from sqrtdk.compare.outputs import MOST_NAMES
 from sqrtdk.compare.records import FirstModule, OutputDiff, PairDiff
 from sqrtdk.compare.words import listed, reached_by, short, where
@@ -41,15 +42,19 @@ def since_of(chain: Chain) -> str:
     """The chain in half sentences.
 
     Example:
-        >>> from sqrtdk.compare.chain import Entry
         >>> head = Entry(FirstModule("head", "head"), "`head`", "Linear in A, LowRank in B")
         >>> since_of(Chain((head,), whole=True))
         'the first difference is in `head`: Linear in A, LowRank in B; nothing else differs'
     """
     if not chain.entries:
         return FOLLOWS if chain.whole and chain.beside else ""
-    told = [BESIDE] if chain.beside else []
-    for number, entry in enumerate(chain.entries):
+    told, kinds = [BESIDE] if chain.beside else [], dict[str, Entry]()
+    for entry in chain.entries:  # layers that differ alike are told once
+        kind = re.sub(r"\d+", "#", f"{entry.place}: {entry.how}")
+        known = kinds.setdefault(kind, entry)
+        if known is not entry:
+            kinds[kind] = replace(known, others=(*known.others, entry.module.a, *entry.others))
+    for number, entry in enumerate(kinds.values()):
         lead = "another is in " if number else "another difference is in " if chain.beside else FIRST
         told.append(f"{lead}{entry.place}{f': {entry.how}' if entry.how else ''}")
         told += [f"the same holds for {listed(entry.others)}"] if entry.others else []
@@ -100,7 +105,6 @@ def of_outputs(pairs: Sequence[PairDiff], ends: Ends) -> tuple[list[str], list[s
     Example:
         >>> off = (OutputDiff("logits", False, 1.0, 2e-6),)
         >>> pair = PairDiff("h.0", "h.0", 0, 0, True, None, None, (), 2e-7, 1e-6)
-        >>> from sqrtdk.compare.chain import Entry
         >>> chain = Chain((Entry(FirstModule("lm_head", "lm_head"), "`lm_head`"),))
         >>> of_outputs([pair, pair], Ends(off, chain=chain))
         (['The attentions agree; outputs differ by 100%. The first difference is in `lm_head`.'], [])
