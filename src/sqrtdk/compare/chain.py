@@ -12,7 +12,6 @@ The same float64 runs tell whether what two attentions do otherwise cancels befo
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -190,18 +189,16 @@ class _Walk:
 
         None where one of them is the whole model, or was called another number of times than its attention ran.
         """
-        for side, of, label in ((self.sides[0], exact, 0), (self.sides[1], self.exact, 1)):
-            ran = Counter(call.site for call in side.calls)
-            called = Counter(step.place[0] for step in of.steps)
-            if any(ran[pair[label][0]] != called[pair[label][0]] for pair in self.own.items()):
-                return None
-        by_place = {step.place: step for step in self.exact.steps}
         returned = {}
-        for place_a, place_b in self.own.items():
-            step = by_place.get(place_b)
-            if step is None or not place_a[0] or not place_b[0] or not step.whole:
+        for places in self.own.items():
+            for side, steps, (site, _) in zip(self.sides, (exact.steps, self.exact.steps), places, strict=True):
+                ran, called = sum(call.site == site for call in side.calls), sum(x.place[0] == site for x in steps)
+                if not site or ran != called:
+                    return None
+            whole = next((step.whole for step in self.exact.steps if step.place == places[1]), ())
+            if not whole:
                 return None
-            returned[place_a] = step.whole
+            returned[places[0]] = whole
         patch = replace(self.patch, returned={**self.patch.returned, **returned})
         return self.run(patch, [site for site, _ in self.own])
 
@@ -342,7 +339,7 @@ def leaves_alike(a: Side, b: Side, pairs: Sequence[tuple[Place, Place]], blind: 
     alike = []
     for place_a, place_b in pairs:
         one, other = steps[0].get(place_a), steps[1].get(place_b)
-        if one is None or other is None or not one.gives or not _rows(one.gives[0]) >= _rows_taken(one):
+        if one is None or other is None or not one.gives or _rows(one.gives[0]) < sum(map(_rows, one.takes[:1])):
             alike.append(False)
             continue
         takes, gives = matched(one.takes, other.takes), matched(one.gives[:1], other.gives)
@@ -369,10 +366,5 @@ def _reacts(a: Side, step: ModuleStep, blind: Blind, allowed: float) -> bool:
 
 
 def _rows(kept: Kept) -> int:
-    return math.prod(kept.shape[:-1])
-
-
-def _rows_taken(step: ModuleStep) -> int:
-    """Rows of its main argument; of ids, one each."""
-    main = step.takes[0] if step.takes else None
-    return 0 if main is None else _rows(main) if main.values.is_floating_point() else math.prod(main.shape)
+    """Rows of a tensor; of ids, one each."""
+    return math.prod(kept.shape[:-1] if kept.values.is_floating_point() else kept.shape)
