@@ -17,6 +17,7 @@ from tests.compare.decoders import (
     IDS,
     WIDTH,
     Decoder,
+    adapted,
     changed,
     decoder,
     doubled_head,
@@ -35,6 +36,7 @@ BETWEEN = "`layers.0.mlp.1`: GELU in A, ReLU in B"
 BEHIND = "`layers.1.mlp.1`: GELU in A, ReLU in B"
 HEAD = "`head`: B's `weight` is 2 times A's"
 PLANTED = [
+    ([adapted, doubled_head], ["`layers.1.attend.out`: Linear in A, LowRank in B", HEAD]),
     ([other_embedding, other_activation_first], [EMBEDDING, BETWEEN]),
     ([other_activation_first, doubled_head], [BETWEEN, HEAD]),
     ([other_embedding, doubled_head], [EMBEDDING, HEAD]),
@@ -114,6 +116,19 @@ def test_a_change_that_many_modules_share_is_told_once() -> None:
     half = "the first difference is in `layers.0.mlp.1`: `approximate` is none in A, tanh in B"
     assert report.outputs_from == f"{half}; the same holds for layers.1.mlp.1; nothing else differs"
     assert report.forwards == (3, 2)
+
+
+def test_another_number_in_another_layer_is_told_apart() -> None:
+    def change(model: Decoder) -> None:
+        for number, layer in enumerate(model.layers):
+            layer.norm2.eps = 0.1 + number  # type: ignore[union-attr,assignment,operator]
+
+    told = diff(decoder(), changed(change), IDS).outputs_from.split("; ")
+    assert [half.partition(" is in ")[2] for half in told] == [
+        "`layers.0.norm2`: `eps` is 1e-05 in A, 0.1 in B",
+        "`layers.1.norm2`: `eps` is 1e-05 in A, 1.1 in B",
+        "",
+    ]
 
 
 def test_modules_of_two_names_differ_by_a_number() -> None:

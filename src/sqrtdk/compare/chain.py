@@ -247,11 +247,11 @@ class _Walk:
 
     def _modules(self) -> Iterator[tuple[str, tuple[nn.Module, nn.Module]]]:
         """Modules that belong together, by A's path; those within attentions with causes are left out."""
-        roots = [side.module for side in self.sides]
+        known = [{} if side.module is None else dict(side.module.named_modules()) for side in self.sides]
         for one, other in self.steps:
-            paths = one.place[0], other.place[0]
-            if roots[0] is not None and roots[1] is not None and not _within(paths[0], [site for site, _ in self.own]):
-                yield paths[0], (roots[0].get_submodule(paths[0]), roots[1].get_submodule(paths[1]))
+            path, pair = one.place[0], (known[0].get(one.place[0]), known[1].get(other.place[0]))
+            if pair[0] is not None and pair[1] is not None and not _within(path, [site for site, _ in self.own]):
+                yield path, (pair[0], pair[1])
 
 
 def _changes(one: nn.Module, other: nn.Module, others: Mapping[str, nn.Module]) -> list[Change]:

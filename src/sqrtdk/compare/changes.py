@@ -23,7 +23,7 @@ from sqrtdk.compare.words import short
 
 EPS = ("eps", "epsilon", "variance_epsilon", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
 _FEW_ROWS = 0.5  # of a parameter: where fewer differ, they are counted
-_NUMBER = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?")
+LAYER = re.compile(r"(?<=[.`])\d+(?=[.`])")  # a number in a path
 OTHER = "has other numbers"
 _FEW = 8  # numbers that are looked at first
 _MOST = 3  # parts of one module that are named
@@ -45,8 +45,8 @@ class Change:
 
     @property
     def kind(self) -> str:
-        """The text without its numbers: what other modules may share. Other weights are one, whatever they are of."""
-        return OTHER if OTHER in self.text else _NUMBER.sub("#", self.text)
+        """What modules of other layers may share. Other weights are one kind, whatever they are of."""
+        return OTHER if OTHER in self.text else LAYER.sub("#", self.text)
 
 
 def changes_of(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[Change]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sqrtdk.compare.chain import Chain, Entry
+from sqrtdk.compare.changes import LAYER
 from sqrtdk.compare.outputs import MOST_NAMES
 from sqrtdk.compare.records import FirstModule, OutputDiff, PairDiff
 from sqrtdk.compare.words import listed, reached_by, short, where
@@ -50,7 +50,7 @@ def since_of(chain: Chain) -> str:
         return FOLLOWS if chain.whole and chain.beside else ""
     told, kinds = [BESIDE] if chain.beside else [], dict[str, Entry]()
     for entry in chain.entries:  # layers that differ alike are told once
-        kind = re.sub(r"\d+", "#", f"{entry.place}: {entry.how}")
+        kind = LAYER.sub("#", f"{entry.place}: {entry.how}")
         known = kinds.setdefault(kind, entry)
         if known is not entry:
             kinds[kind] = replace(known, others=(*known.others, entry.module.a, *entry.others))
