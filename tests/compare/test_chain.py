@@ -55,7 +55,7 @@ def test_every_difference_is_told_in_the_order_of_the_run(changes: list[Change],
     assert report.forwards == (2 + len(entries), 2)
     assert first(report) == (entries[0].split("`")[1],) * 2
     said = paragraphs(report)[0]
-    assert not re.search("[a-z]{3}", re.sub("`[^`]*`|layers[.a-z0-9]*", "", said)), said
+    assert not re.search(r"\b[a-z]{3}", re.sub("`[^`]*`|layers[.a-z0-9]*", "", said)), said
 
 
 def test_what_attentions_do_otherwise_is_told_apart() -> None:
@@ -176,7 +176,7 @@ def test_two_parts_of_one_module() -> None:
     assert halves[0].startswith("the first difference is in `layers.0.mlp.2`: `weight` has other numbers (off by ")
     assert halves[1].startswith("there also `bias` has other numbers (off by ")
     assert halves[2:] == ["the same holds for layers.1.mlp.2", "nothing else differs"]
-    assert not re.search("[a-z]{3}", re.sub("`[^`]*`|layers[.a-z0-9]*", "", paragraphs(report)[0]))
+    assert not re.search(r"\b[a-z]{3}", re.sub("`[^`]*`|layers[.a-z0-9]*", "", paragraphs(report)[0]))
 
 
 @torch.no_grad()

@@ -98,7 +98,7 @@ def test_an_input_that_differs_says_where(change: Callable[[Decoder], None], mod
     assert " It reaches the attention" in report.paragraphs[0]
     said = paragraphs(report)[0]
     assert said.startswith("首个差异在 ")
-    assert not re.search("[a-z]{3}", re.sub("`[^`]*`|layers[.a-z0-9]*", "", said))
+    assert not re.search(r"\b[a-z]{3}", re.sub("`[^`]*`|layers[.a-z0-9]*", "", said))
 
 
 def test_what_follows_from_an_attention_has_no_module() -> None:
