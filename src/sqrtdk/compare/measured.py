@@ -31,16 +31,7 @@ from sqrtdk.tracing.tensors import CallTensors
 
 Blind = dict[tuple[int, int], Tensor]  # (B, L) by B and L, True where the row sees no key on one side, or is padding
 Size = tuple[float, float]  # root mean square, largest entry
-FAILED = (
-    SqrtdkError,
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+FAILED = (SqrtdkError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 SLACK = 4.0  # two draws of roundings of one size, and what the order of operations makes of it
 UNMEASURED = (
     16.0  # roundings of the dtype, times the root of the number of attentions before, where nothing is measured
