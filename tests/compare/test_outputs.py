@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,12 +46,20 @@ from tests.compare.decoders import (
 )
 
 BEHIND = [
-    (doubled_head, "head", "outputs differ by 100%, from `head` on."),
-    (adapted, "layers.1.attend.out", ", from `layers.1.attend.out` on."),
-    (other_activation, "layers.1.mlp.1", ", from `layers.1.mlp.1` on."),
-    (other_norm, "norm", ", from `norm` on."),
-    (lost_residual, "layers.1", ": the difference enters between `layers.1.attend` and `layers.1.norm2`."),
-    (untransposed, "layers.1.attend", ": the difference enters between the attention and `layers.1.attend.out`."),
+    (doubled_head, "head", "`head`: B's `weight` is 2 times A's"),
+    (adapted, "layers.1.attend.out", "`layers.1.attend.out`: Linear in A, LowRank in B"),
+    (other_activation, "layers.1.mlp.1", "`layers.1.mlp.1`: GELU in A, ReLU in B"),
+    (other_norm, "norm", "`norm`: `eps` is 1e-05 in A, 0.01 in B"),
+    (
+        lost_residual,
+        "layers.1",
+        "`layers.1`, between `layers.1.attend` and `layers.1.norm2`: `kept` is 1 in A, 0 in B",
+    ),
+    (
+        untransposed,
+        "layers.1.attend",
+        "`layers.1.attend`, between the attention and `layers.1.attend.out`: `transposed` is True in A, False in B",
+    ),
 ]
 
 
@@ -65,15 +74,15 @@ def test_attentions_agree_and_outputs_do_not(change: Callable[[Decoder], None], 
     assert logits.same is False
     assert (logits.difference or 0) > (logits.allowed or 0)
     assert report.paragraphs[0].startswith("The attentions agree; outputs differ")
-    assert report.paragraphs[0].endswith(words)
+    assert report.paragraphs[0].endswith(f". The first difference is in {words}. Nothing else differs.")
     assert report.paragraphs[1].startswith("The largest difference of the attentions is ")
-    assert report.forwards == (2, 2)
+    assert report.forwards == (3, 2)  # A once more, with B's part
 
 
 BEFORE = [
-    (other_embedding, "embed", "in `embed`"),
-    (other_activation_first, "layers.0.mlp.1", "in `layers.0.mlp.1`"),
-    (lost_residual_first, "layers.0", "between `layers.0.attend` and `layers.0.norm2`"),
+    (other_embedding, "embed", "`embed`"),
+    (other_activation_first, "layers.0.mlp.1", "`layers.0.mlp.1`"),
+    (lost_residual_first, "layers.0", "`layers.0`, between `layers.0.attend` and `layers.0.norm2`"),
 ]
 
 
@@ -83,11 +92,13 @@ def test_an_input_that_differs_says_where(change: Callable[[Decoder], None], mod
     report = diff(decoder(), changed(change), IDS)
     (cause,) = [cause for pair in report.pairs for cause in pair.causes]
     assert cause.name == "input"
-    assert f"gets another input: the difference enters {place} (off by " in cause.text
+    assert f"gets another input: the first difference is in {place} (off by " in cause.text
     assert first(report) == (module, module)
+    assert report.paragraphs[0].startswith(f"The first difference is in {place}: ")
+    assert " It reaches the attention" in report.paragraphs[0]
     said = paragraphs(report)[0]
-    assert "差异产生于" in said
-    assert "enters" not in said
+    assert said.startswith("首个差异在 ")
+    assert not re.search(r"\b[a-z]{3}", re.sub("`[^`]*`|layers[.a-z0-9]*", "", said))
 
 
 def test_what_follows_from_an_attention_has_no_module() -> None:
@@ -102,7 +113,7 @@ def test_a_difference_beside_that_of_an_attention(change: Callable[[Decoder], No
     report = diff(decoder(), changed(unscaled, change), IDS)
     assert [cause.name for pair in report.pairs for cause in pair.causes] == ["scale"]
     assert first(report) == (module, module)
-    assert f" The attentions explain a part. Another difference begins at `{module}`." in report.paragraphs[1]
+    assert f" The attentions explain a part. Another difference is in `{module}`: " in report.paragraphs[1]
 
 
 class Port(nn.Module):
@@ -148,7 +159,7 @@ def not_a_number(model: Decoder) -> None:
 def test_nan_is_never_the_same() -> None:
     report = diff(decoder(), changed(not_a_number), IDS)
     assert (report.same, first(report)) == (False, ("head", "head"))
-    assert "one side has a number where the other has none, from `head` on" in report.paragraphs[0]
+    assert "one side has a number where the other has none. The first difference is in `head`" in report.paragraphs[0]
     both = diff(changed(not_a_number), changed(not_a_number), IDS)
     assert (both.same, [one.same for one in both.outputs]) == (None, [None])
     assert "NaN on both sides and were not judged: `0`" in both.paragraphs[0]
@@ -243,8 +254,9 @@ def test_the_report_says_it_in_json_on_the_page_and_again() -> None:
     (logits,) = document["outputs"]
     assert logits["difference"] == pytest.approx(1.0)
     assert list(logits) == ["name", "same", "difference", "allowed"]
-    assert "outputs differ by 100%, from `head` on" in to_html(report)
-    assert paragraphs(report)[0] == "注意力一致；输出相差 100%，从 `head` 起。"
+    assert "outputs differ by 100%. The first difference is in `head`" in to_html(report)
+    said = "注意力一致；输出相差 100%。首个差异在 `head`：B 的 `weight` 是 A 的 2 倍。此外没有其他差异。"
+    assert paragraphs(report)[0] == said
     again = diff_report(document)
     assert (again.first_module, again.same) == (FirstModule("head", "head"), False)
     old = {name: value for name, value in document.items() if not name.startswith(("outputs", "first_module"))}

@@ -47,23 +47,17 @@ def align(a: Sequence[CallTensors], b: Sequence[CallTensors], mapping: Mapping[s
         InvalidValueError: the map names a site that is not there.
     """
     pairs = _mapped(a, b, mapping)
-    left_a = [i for i in range(len(a)) if i not in pairs]
-    left_b = [j for j in range(len(b)) if j not in pairs.values()]
-    by_name = {name_of(b[j]): j for j in left_b}
-    for i in left_a:
-        j = by_name.get(name_of(a[i]))
-        if j is not None and _fits(a[i], b[j]):
+    by_name = {name_of(call): j for j, call in enumerate(b)}
+    for i, call in enumerate(a):
+        j = by_name.get(name_of(call))
+        if i not in pairs and j is not None and j not in pairs.values() and _fits(call, b[j]):
             pairs[i] = j
-    left_a = [i for i in left_a if i not in pairs]
-    taken = set(pairs.values())
-    left_b = [j for j in left_b if j not in taken]
-    pairs.update(_in_order([a[i] for i in left_a], [b[j] for j in left_b], left_a, left_b))
-    taken = set(pairs.values())
-    return Alignment(
-        tuple(sorted(pairs.items())),
-        tuple(i for i in range(len(a)) if i not in pairs),
-        tuple(j for j in range(len(b)) if j not in taken),
+    left_a, left_b = (
+        [i for i in range(len(calls)) if i not in used] for calls, used in ((a, pairs), (b, pairs.values()))
     )
+    pairs |= _in_order([a[i] for i in left_a], [b[j] for j in left_b], left_a, left_b)
+    alone_b = tuple(j for j in left_b if j not in pairs.values())
+    return Alignment(tuple(sorted(pairs.items())), tuple(i for i in left_a if i not in pairs), alone_b)
 
 
 def _mapped(a: Sequence[CallTensors], b: Sequence[CallTensors], mapping: Mapping[str, str]) -> dict[int, int]:

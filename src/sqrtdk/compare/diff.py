@@ -16,19 +16,19 @@ from sqrtdk.audit.own_module import as_inputs
 from sqrtdk.compare.align import Alignment, align, name_of, read_map
 from sqrtdk.compare.calls import cut_alike
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.entering import UNMEASURED, Blind, Entering, blind_rows, compare_inputs, exact_of
+from sqrtdk.compare.chain import follow, leaves_alike
 from sqrtdk.compare.explain import UNKNOWN, first_stage
-from sqrtdk.compare.first_module import follow, leaves_alike
+from sqrtdk.compare.measured import UNMEASURED, Blind, Entering, blind_rows, compare_inputs, exact_of
 from sqrtdk.compare.opening import open_sides
 from sqrtdk.compare.output_words import Ends, of_outputs
-from sqrtdk.compare.outputs import compare_outputs, is_apart, pair_outputs
+from sqrtdk.compare.outputs import compare_outputs, pair_outputs
 from sqrtdk.compare.pair import Judged, cancelled_within, first_difference, judge
 from sqrtdk.compare.picture import picture_of, scatter_of
 from sqrtdk.compare.records import FAIL_ON, Cause, DiffReport, PairDiff, StageDiff, Unpaired
 from sqrtdk.compare.refuse import first_nan, refuse_nan, refuse_strangers, refuse_unlike
 from sqrtdk.compare.sides import Given, Side, options_of_sides
 from sqrtdk.compare.suspect import STAGES, Sides
-from sqrtdk.compare.words import paragraphs, rows_without_key
+from sqrtdk.compare.words import is_reached, paragraphs, rows_without_key
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.options import LoadOptions
@@ -252,11 +252,11 @@ def _compared(a: Side, b: Side, alignment: Alignment) -> tuple[tuple[PairDiff, .
         declared = (a.declared.get(name_of(one), ""), b.declared.get(name_of(other), ""))
         judged.append(_judged(one, other, earlier, declared))
     refuse_unlike(judged)
-    blind = blind_rows(a, b, calls, judged)
+    blind = blind_rows(a, b, judged)
     ends = pair_outputs(a, b, blind)
     returned = ends.both
-    far = is_apart(returned, a, b, UNMEASURED * math.sqrt(len(calls) + 1))
-    entering = compare_inputs(a, b, calls, judged, listen=far)
+    far = any(both.is_apart(UNMEASURED * math.sqrt(len(calls) + 1)) for both in returned)
+    entering = compare_inputs(a, b, calls, blind, listen=far)
     judged = _as_they_leave(a, b, calls, judged, entering, blind)
     pairs: list[PairDiff] = []
     origin: str | None = None
@@ -265,15 +265,15 @@ def _compared(a: Side, b: Side, alignment: Alignment) -> tuple[tuple[PairDiff, .
         if origin is None and pair.same is False:
             origin = name_of(one)
         pairs.append(pair)
-    exact = [exact_of(side, far) for side in (a, b)] if is_apart(returned, a, b) else None
-    outputs = compare_outputs(returned, a, b, exact)
+    exact = [exact_of(side, far) for side in (a, b)] if any(both.is_apart() for both in returned) else None
+    outputs = compare_outputs(returned, exact, len(a.calls))
     differ = [one.difference or 0.0 for one in outputs if one.same is False]
-    if not differ and not any(_entered(pair) for pair in pairs):
-        return tuple(pairs), Ends.of((*outputs, *ends.unlike), ends.missing, notes=ends.notes)
-    way = follow(a, b, pairs, blind, max(differ, default=0.0))
-    if way.found is not None and not way.beside:
-        pairs = [_placed(pair, way.found.inside) if _entered(pair) else pair for pair in pairs]
-    return tuple(pairs), Ends.of((*outputs, *ends.unlike), ends.missing, way, ends.notes)
+    if not differ and not any(is_reached(pair) for pair in pairs):
+        return tuple(pairs), Ends((*outputs, *ends.unlike), ends.missing or None, ends.notes)
+    chain = follow(a, b, pairs, blind, max(differ, default=0.0))
+    if chain.entries and not chain.beside:
+        pairs = [_placed(pair, chain.entries[0].place) if is_reached(pair) else pair for pair in pairs]
+    return tuple(pairs), Ends((*outputs, *ends.unlike), ends.missing or None, ends.notes, chain)
 
 
 def _as_they_leave(
@@ -288,7 +288,7 @@ def _as_they_leave(
     doubtful = [
         place
         for place, (own, comes) in enumerate(zip(judged, entering, strict=True))
-        if own.same is False and comes.same is not False
+        if own.same is False and comes.stage.same is not False
     ]
     if not doubtful or a.outputs is None or b.outputs is None or a.again is None or b.again is None:
         return list(judged)
@@ -298,17 +298,12 @@ def _as_they_leave(
     return [cancelled_within(own) if place in cancelled else own for place, own in enumerate(judged)]
 
 
-def _entered(pair: PairDiff) -> bool:
-    """Whether the difference comes in with the input, and from no attention before."""
-    return any(cause.name == "input" for cause in pair.causes)
-
-
-def _placed(pair: PairDiff, inside: str) -> PairDiff:
+def _placed(pair: PairDiff, place: str) -> PairDiff:
     """With the place where the difference of the input enters."""
 
     def told(cause: Cause) -> Cause:
         what, mark, sizes = cause.text.partition(" (off by ")
-        return replace(cause, text=f"{what}: the difference enters {inside}{mark}{sizes}")
+        return replace(cause, text=f"{what}: the first difference is in {place}{mark}{sizes}")
 
     return replace(pair, causes=tuple(told(cause) if cause.name == "input" else cause for cause in pair.causes))
 
@@ -326,17 +321,18 @@ def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, or
     if judged.after is not None and judged.after.within and any(cause.name != UNKNOWN for cause in causes):
         causes = [cause for cause in causes if cause.name != UNKNOWN]  # what is left of a part is rounding in the whole
     own = judged.same
-    if entering.by_v and own is False and entering.same is False:
+    comes_in = entering.cause
+    if entering.by_v and own is False and comes_in is not None:
         # v may differ by what is found beside it
-        entering = replace(entering, same=None, stage=replace(entering.stage, same=None))
+        entering, comes_in = replace(entering, stage=replace(entering.stage, same=None)), None
     follows = None
-    if entering.same is False and origin is None and own is not None:
-        causes.insert(0, Cause("input", entering.a, entering.b, 1.0, entering.text, "input"))
+    if comes_in is not None and origin is None and own is not None:
+        causes.insert(0, comes_in)
         own = False
-    elif entering.same is False and own is True:
+    elif comes_in is not None and own is True:
         follows, own = origin, False
     first = first_stage([cause.stage for cause in causes] + list(filter(None, [first_difference(judged)])))
-    if entering.same is False and (follows is not None or origin is None):
+    if comes_in is not None and (follows is not None or origin is None):
         first = "input"
     if own is not False:
         first = None

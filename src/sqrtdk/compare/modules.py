@@ -7,23 +7,22 @@ import dataclasses
 import re
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sqrtdk.models.returned import walk
 from sqrtdk.tracing.tape.recorder import unseen
 
 Place = tuple[str, int]  # path of a module, and which call of it
-Returned = Mapping[Place, tuple[Tensor, ...]]
 _MOST = 2**20  # entries of one tensor that are kept
 _MOST_BYTES = 2**28  # of one run; from there on
 _FEWEST = 2**12  # entries of one tensor
-_DEEPEST = 6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +65,19 @@ class ModuleStep:
     whole: tuple[Tensor, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Patch:
+    """What a run has of the other model.
+
+    Attributes:
+        returned: by place, tensors that a call gives in place of its own of that shape.
+        edits: each puts a part of the other model into the copy that runs.
+    """
+
+    returned: Mapping[Place, tuple[Tensor, ...]] = field(default_factory=dict)
+    edits: tuple[Callable[[nn.Module], None], ...] = ()
+
+
 class Listener:
     """Keeps what the modules of a model take and give, in the order in which their calls end.
 
@@ -74,15 +86,15 @@ class Listener:
         replaced: places that gave another tensor in place of their own.
     """
 
-    def __init__(self, whole: frozenset[str] = frozenset(), returned: Returned | None = None) -> None:
+    def __init__(self, whole: frozenset[str] = frozenset(), patch: Patch | None = None) -> None:
         """
         Args:
             whole: paths of modules whose outputs are kept as they are.
-            returned: by place, tensors that a call gives in place of its own of that shape.
+            patch: what of the other model is put in.
         """
         self.steps: list[ModuleStep] = []
         self.replaced: set[Place] = set()
-        self._whole, self._returned = whole, returned or {}
+        self._whole, self._patch = whole, patch or Patch()
         self._open: list[tuple[int, str, tuple[Kept, ...]]] = []
         self._given: list[tuple[weakref.ref[Tensor], int, Kept]] = []  # of the call that ended last
         self._bytes = 0
@@ -91,7 +103,9 @@ class Listener:
 
     @contextmanager
     def on(self, model: nn.Module) -> Iterator[None]:
-        """Listen to every module for the time of the block."""
+        """Listen to every module for the time of the block; edits of the model stay."""
+        for edit in self._patch.edits:
+            edit(model)
         self.steps.clear()
         self.replaced.clear()
         self._open.clear()
@@ -137,8 +151,8 @@ class Listener:
             self._counts[path] += 1
             changed = output
             with torch.no_grad(), unseen():
-                if place in self._returned:
-                    changed = replaced(output, list(self._returned[place]))
+                if place in self._patch.returned:
+                    changed = replaced(output, list(self._patch.returned[place]))
                     if changed is not output:
                         self.replaced.add(place)
                 tensors = tuple(_tensors(changed))
@@ -165,15 +179,10 @@ def keep(tensor: Tensor, most: int) -> Kept:
     return Kept(tensor.shape, stride, tensor.detach().reshape(-1)[::stride].clone().cpu())
 
 
-def _tensors(value: Any, depth: int = 0) -> Iterator[Tensor]:
+def _tensors(value: Any) -> list[Tensor]:
     """The tensors of arguments or of what is returned, in order; a cache is none: it is there before and after."""
-    if isinstance(value, Tensor):
-        if value.layout is torch.strided and not value.is_nested and not value.is_meta:
-            yield value
-    elif depth < _DEEPEST:
-        parts = value if isinstance(value, tuple | list) else [part for _, part in _named(value)]
-        for part in parts:
-            yield from _tensors(part, depth + 1)
+    every = (tensor for _, tensor in walk(value, objects=False))
+    return [x for x in every if x.layout is torch.strided and not x.is_nested and not x.is_meta]
 
 
 def replaced(value: Any, others: list[Tensor]) -> Any:

@@ -225,9 +225,9 @@ class DiffReport(Saved, Shown):
         outputs: what the models return, tensor by tensor; empty where that was not compared.
         first_module: where the models begin to differ apart from attentions with causes of their own; None where they
             do not, or that is not known.
-        outputs_from: half a sentence on it: "from `lm_head` on"; "which follows from the attentions", where they
-            explain all of it; "which the attentions alone do not explain; from `lm_head` on", where something else
-            differs behind them.
+        outputs_from: half sentences on it and on what differs behind it: "the first difference is in `lm_head`: Linear
+            in A, LowRank in B; nothing else differs"; "which follows from the attentions", where they explain all of
+            it; "which the attentions alone do not explain; another difference is in `lm_head`".
         outputs_missing: why the outputs were not compared.
     """
 

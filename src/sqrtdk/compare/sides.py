@@ -18,7 +18,7 @@ from sqrtdk.audit.guard import eval_mode, implementation, offers_choice, random_
 from sqrtdk.audit.own_module import from_module, refuse_empty
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.compare.align import name_of
-from sqrtdk.compare.modules import Listener, ModuleStep, Place, Returned
+from sqrtdk.compare.modules import Listener, ModuleStep, Patch, Place
 from sqrtdk.compare.records import SideInfo, Unpaired
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, UnsupportedError
 from sqrtdk.models.inputs import without_numbers
@@ -74,12 +74,13 @@ class Side:
         tokens: which of them are no padding.
         forwards: how often it has run.
         outputs: every floating tensor that its forward returned, by name; None of a trace file.
-        again: runs it in float64; True as the first argument keeps the steps of its modules, the second is what some
-            modules return in place of their own. None where it can't run so.
+        again: runs it in float64; True as the first argument keeps the steps of its modules, the second is what it
+            then has of the other side. None where it can't run so.
         exact: what that gave.
         notes: sentences on what was decided for the user.
         cuts: of a trace file what each call is of the one that ran, parallel to `calls`; empty where all are whole.
         declared: by `name_of` what declares a call's scale, where config or family declare it and the run has it.
+        module: that ran; None of a file.
     """
 
     info: SideInfo
@@ -89,11 +90,12 @@ class Side:
     tokens: Tokens = field(default_factory=Tokens)
     forwards: int = 1
     outputs: Mapping[str, Tensor] | None = None
-    again: Callable[[bool, Returned | None], Exact] | None = None
+    again: Callable[[bool, Patch | None], Exact] | None = None
     exact: Exact | None = None
     notes: tuple[str, ...] = ()
     cuts: tuple[Cut | None, ...] = ()
     declared: Mapping[str, str] = field(default_factory=dict)
+    module: nn.Module | None = None
 
 
 def options_of_sides(
@@ -231,10 +233,10 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
 
     sites = frozenset(call.site for call in run.calls)
 
-    def again(listen: bool, returned: Returned | None) -> Exact:
+    def again(listen: bool, patch: Patch | None) -> Exact:
         """In float64; a half-precision model with operations that know no float64 in float32."""
         half = run.calls[0].dtype in ("float16", "bfloat16")
-        listener = Listener(sites, returned) if listen else None
+        listener = Listener(sites, patch) if listen else None
         try:
             return _finer(loaded, torch.float64, seed, attn, listener)
         except (SqrtdkError, RuntimeError, TypeError, ValueError, NotImplementedError):
@@ -255,7 +257,9 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
     )
     said = declared_scales(run.calls, module)
     outputs = tensors_of(returned)
-    return Side(info, run.tensors, missed, loaded.inputs, tokens, outputs=outputs, again=again, declared=said)
+    return Side(
+        info, run.tensors, missed, loaded.inputs, tokens, outputs=outputs, again=again, declared=said, module=module
+    )
 
 
 def declared_scales(calls: Sequence[AttentionCall], model: nn.Module) -> dict[str, str]:

@@ -44,6 +44,11 @@ class Group:
         return bool(self.causes) and not self.unknown and all(excess(pair) <= 1 for pair in self.pairs)
 
     @property
+    def only_reached(self) -> bool:
+        """All that these pairs have is another input, with which they agree."""
+        return self.resolved and all(is_reached(pair) and len(pair.causes) == 1 for pair in self.pairs)
+
+    @property
     def numbers_differ(self) -> bool:
         """The sentences of the causes have other numbers at other sites."""
         return len({tuple(cause.text for cause in known(pair)) for pair in self.pairs}) > 1
@@ -77,7 +82,10 @@ def paragraphs(
         ('The one attention agrees: the largest difference is 2e-7, the rounding of float32 allows 1e-6.',)
     """
     found = groups(pairs)
-    sentences = [*of_outputs[0], *(_caused(group, pairs, allows(a, b)) for group in found if group.causes)]
+    own = [group for group in found if group.causes]
+    if any(map(says_chain, of_outputs[0])):
+        own = [group for group in own if not group.only_reached]
+    sentences = [*of_outputs[0], *(_caused(group, pairs, allows(a, b)) for group in own)]
     sentences += [_unexplained(group, pairs, allows(a, b)) for group in found if not group.causes]
     sentences += [
         f"{_differences(lost)} {'follows' if len(lost) == 1 else 'follow'} from {origin}."
@@ -308,6 +316,22 @@ def _followed(group: Group) -> str:
 
 def _differences(members: Sequence[PairDiff]) -> str:
     return f"The difference{'' if len(members) == 1 else 's'} at {listed([place_of(pair) for pair in members])}"
+
+
+def is_reached(pair: PairDiff) -> bool:
+    """Whether a difference comes in with the input, and from no attention before."""
+    return any(cause.name == "input" for cause in pair.causes)
+
+
+def reached_by(pairs: Sequence[PairDiff]) -> list[PairDiff]:
+    """The pairs that get another input because of what is no attention."""
+    first = {place_of(pair) for pair in pairs if is_reached(pair)}
+    return [pair for pair in pairs if is_reached(pair) or pair.follows_from in first]
+
+
+def says_chain(sentence: str) -> bool:
+    """Whether a sentence on the models' outputs says where the first difference is, and what it reaches."""
+    return sentence.startswith("The first difference is in ")
 
 
 def says_agreement(sentence: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from sqrtdk.compare.output_words import BESIDE, FOLLOWS, differing, sizes, unjudged_by_reason, unlike
+from sqrtdk.compare.output_words import BESIDE, FIRST, FOLLOWS, differing, sizes, unjudged_by_reason, unlike
 from sqrtdk.compare.records import DiffReport, PairDiff
 from sqrtdk.compare.words import (
     Group,
@@ -17,6 +17,7 @@ from sqrtdk.compare.words import (
     lost_stage,
     orphans,
     place_of,
+    reached_by,
     share,
     short,
     told,
@@ -41,9 +42,12 @@ def paragraphs(report: DiffReport) -> tuple[str, ...]:
         ('A 的注意力在 B 中都没有对应：没有可比较的。',)
     """
     found = groups(report.pairs)
+    own = [group for group in found if group.causes]
+    if report.outputs_from.startswith(FIRST):
+        own = [group for group in own if not group.only_reached]
     allows = _allows(report)
     first, after = _of_outputs(report)
-    sentences = [*first, *(_caused(group, report, allows) for group in found if group.causes)]
+    sentences = [*first, *(_caused(group, report, allows) for group in own)]
     sentences += [_unexplained(group, report, allows) for group in found if not group.causes]
     for origin, lost in orphans(report.pairs, found).items():
         sentences.append(f"{_sites([place_of(pair) for pair in lost])} 的差异来自 {origin}。")
@@ -73,34 +77,34 @@ def paragraphs(report: DiffReport) -> tuple[str, ...]:
 
 def _of_outputs(report: DiffReport) -> tuple[list[str], list[str]]:
     """As `sqrtdk.compare.output_words.of_outputs`."""
-    if report.outputs_missing:
-        return [], [f"模型的输出未比较：{caused(report.outputs_missing, 'zh')}。"]
-    unjudged = [f"`{one.name}`" for one in report.outputs if one.same is None and one.reason is None]
-    after = [f"两侧模型的输出都含有 NaN，未能判定：{COMMA.join(unjudged)}。"] if unjudged else []
+    after = [f"模型的输出未比较：{caused(report.outputs_missing, 'zh')}。"] if report.outputs_missing else []
+    if unjudged := [f"`{one.name}`" for one in report.outputs if one.same is None and one.reason is None]:
+        after.append(f"两侧模型的输出都含有 NaN，未能判定：{COMMA.join(unjudged)}。")
     after += [
         f"输出 `{one.name}` 未能判定：{caused(one.reason or '', 'zh')}。"
         for one in report.outputs
         if unjudged_by_reason(one)
     ]
     before = [f"输出 `{one.name}` 的形状不同：{caused(one.reason or '', 'zh')}。" for one in unlike(report.outputs)]
-    if not differing(report.outputs):
-        return before, after
+    off, reached = differing(report.outputs), reached_by(report.pairs)
     by, names = sizes(report.outputs)
     size = f"相差{'至多 ' if names else ' '}{by}" if by else "不同，一侧是数而另一侧不是"
-    since = f"，{caused(report.outputs_from, 'zh')}" if report.outputs_from else ""
-    said = f"输出{f'（{names}）' if names else ''}{size}{since}。"
+    named = f"（{names}）" if names else ""
+    first, *more = [f"{caused(half, 'zh')}。" for half in report.outputs_from.split("; ")]
+    if reached and report.outputs_from.startswith(FIRST):
+        ends_too = f"，模型返回的结果{named}因此{size}" if off else ""
+        at = f"{_at(reached, report).removeprefix('在')} 的注意力".replace("起 的", "起的")
+        return [f"{first}它影响{at}{ends_too}。{''.join(more)}", *before], after
+    if not off:
+        return before, after
+    if report.outputs_from == FOLLOWS:
+        first = "注意力的差异可解释全部。"
+    elif report.outputs_from.startswith(BESIDE):
+        first = "注意力的差异只解释其中一部分。"
+    chain = "".join((first, *more)) if report.outputs_from else ""
     if report.pairs and all(pair.same for pair in report.pairs):
-        return [f"注意力一致；{said}", *before], after
-    returned = f"模型返回的结果{f'（{names}）' if names else ''}{size}"
-    return before, [f"{returned}{_since(report.outputs_from)}", *after]
-
-
-def _since(since: str) -> str:
-    if since == FOLLOWS:
-        return "。注意力的差异可解释全部。"
-    if since.startswith(BESIDE):
-        return f"。注意力的差异只解释其中一部分。另一处差异：{caused(since.removeprefix(f'{BESIDE}; '), 'zh')}。"
-    return f"，{caused(since, 'zh')}。" if since else "。"
+        return [f"注意力一致；输出{named}{size}。{chain}", *before], after
+    return before, [f"模型返回的结果{named}{size}。{chain}", *after]
 
 
 def _allows(report: DiffReport) -> str:

@@ -1,0 +1,370 @@
+"""Where two models begin to differ outside of their attentions, by which parts, and whether these explain all of it.
+
+Both run in float64, where rounding hides nothing that matters. The calls of their modules are walked in the order in
+which A's end, to the first whose input agrees and whose output does not. What B's module has otherwise is put into a
+copy of A, which runs again: where the module then gives what B's gives, that is proven, and the walk goes on behind it,
+to the next. What is not known is put in as B's output. So is what attentions do otherwise, which has causes of its own.
+In the end A gives what B gives, and nothing is left unexplained.
+
+The same float64 runs tell whether what two attentions do otherwise cancels before it leaves their modules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import nn
+
+from sqrtdk.compare.changes import OTHER, Change, changes_of, relation
+from sqrtdk.compare.measured import FAILED, UNMEASURED, Blind, exact_of, rows_of
+from sqrtdk.compare.modules import Kept, ModuleStep, Patch, Place, align_steps
+from sqrtdk.compare.numbers import difference
+from sqrtdk.compare.precision import unit
+from sqrtdk.compare.records import FirstModule, PairDiff
+from sqrtdk.compare.sides import Exact, Side
+from sqrtdk.tracing.tape.stance import Disturbed
+
+ATTENTION = "the attention"
+OUTPUT_OF_MODEL = "the output of the model"
+_HIDDEN = -1e4  # and below: what a float mask adds to hide a key; which number it is makes no difference
+_SHARE = 8.0  # a difference enters where it is at least this part of what it is in the end
+_RUNS = 6  # of A with parts of B
+Steps = Sequence[tuple[ModuleStep, ModuleStep]]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A place where a difference enters.
+
+    Attributes:
+        module: the module.
+        place: where in it: "`head`", "`layers.1`, between `layers.1.norm` and `layers.1.mlp`".
+        how: what is otherwise there: "ReLU in A, GELU in B"; "" where that is not known.
+        others: modules of A that differ in the same way.
+    """
+
+    module: FirstModule
+    place: str
+    how: str = ""
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """All places outside of attentions with causes, in the order of the run.
+
+    Attributes:
+        entries: the places.
+        whole: with B's parts there, and what its attentions give, A gives what B gives.
+        attentions: there are some with causes.
+        beside: one of them comes before the first place.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    whole: bool = False
+    attentions: bool = False
+    beside: bool = False
+
+
+Apart = list[tuple[Kept, Kept]] | None  # tensors of both sides that differ; None where there is nothing to compare
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """A call of A, its partner, and what of that which they take and give differs."""
+
+    a: ModuleStep
+    b: ModuleStep
+    takes: Apart
+    gives: Apart
+
+    @property
+    def path(self) -> str:
+        return self.a.place[0]
+
+
+def follow(a: Side, b: Side, pairs: Sequence[PairDiff], blind: Blind, share: float) -> Chain:
+    """Follow the differences from where they enter.
+
+    Args:
+        a: A.
+        b: B.
+        pairs: every pair, judged by what it does to one input.
+        blind: rows that see no key on one side.
+        share: by how much of its size the output differs in the end.
+    """
+    exact = [exact_of(side, listen=True) for side in (a, b)]
+    if exact[0] is None or exact[1] is None or not (exact[0].steps and exact[1].steps):
+        return Chain()
+    walk = _Walk(a, b, exact[1], pairs, blind, level_of(exact, share))
+    entries: list[Entry] = []
+    found, beside = walk.first(exact[0].steps), False
+    while found is not None:
+        call, entry = found
+        if walk.owns(call.path):
+            steps = walk.attentions(exact[0])
+            if steps is None:
+                return Chain(tuple(entries))
+            found, beside = walk.first(steps), not entries
+            continue
+        for remedy in walk.remedies(call, entry):
+            steps = walk.run(*remedy[1:])
+            then = found if steps is None else walk.first(steps)
+            if then is None or (then[1].module, then[1].place) != (entry.module, entry.place):
+                break
+        else:
+            last = entry.place.endswith(OUTPUT_OF_MODEL)
+            return Chain((*entries, entry), last, bool(walk.own), beside)
+        entries.append(remedy[0])
+        found = then
+    return Chain(tuple(entries), True, bool(walk.own), beside)
+
+
+class _Walk:
+    """A's calls beside B's, with more and more of B in A."""
+
+    def __init__(
+        self, a: Side, b: Side, exact: Exact, pairs: Sequence[PairDiff], blind: Blind, level: tuple[float, float]
+    ) -> None:
+        self.sides, self.exact, self.blind, self.level = (a, b), exact, blind, level
+        self.sites = {pair.site_a: pair.site_b for pair in pairs}
+        own = [pair for pair in pairs if pair.same is False and any(cause.name != "input" for cause in pair.causes)]
+        own += [pair for pair in pairs if pair.same is False and not pair.causes and pair.follows_from is None]
+        self.own = {(pair.site_a, pair.index_a): (pair.site_b, pair.index_b) for pair in own}
+        self.patch, self.passed, self.runs = Patch(), frozenset[str](), 0
+        self.steps: Steps = ()
+
+    def first(self, steps: Sequence[ModuleStep]) -> tuple[_Call, Entry] | None:
+        """The first call whose input agrees and whose output does not, in the order in which calls of A end."""
+        aligned = align_steps(steps, self.exact.steps, self.sites)
+        self.steps = [pair for pair in aligned if not _within(pair[0].place[0], self.passed)]
+        calls = []
+        for order, (one, other) in enumerate(self.steps):
+            main = 1 if any(_within(site, [one.place[0]]) for site in self.sites) else len(one.gives)
+            both = matched(one.takes, other.takes), matched(one.gives[:main], other.gives)
+            calls.append(_Call(one, other, *(self._apart(pairs, order) for pairs in both)))
+        for call in calls:
+            if not call.takes and call.gives:
+                return call, self._entry(call, [inner for inner in calls if inner.a.parent == call.a.number])
+        return None
+
+    def _apart(self, pairs: Sequence[tuple[Kept, Kept]], order: int) -> Apart:
+        allowed = min(self.level[0] * math.sqrt(order + 1), self.level[1])
+        return [pair for pair in pairs if not gap_of(*pair, self.blind) <= allowed] if pairs else None
+
+    def _entry(self, call: _Call, inside: Sequence[_Call]) -> Entry:
+        """Where in a module: behind the last call of it that agrees, before the first whose input does not."""
+        name = f"`{call.path}`" if call.path else "the model"
+        behind, before = "", None
+        known = [(f"the input of {name}", kept) for kept in call.a.takes[:1]]
+        for inner in inside:
+            if inner.takes:
+                before = inner
+                break
+            if inner.gives == []:
+                behind = f"`{inner.path}`"
+                known += [(f"the input of {behind}", kept) for kept in inner.a.takes[:1]]
+                known += [(f"the output of {behind}", kept) for kept in inner.a.gives[:1]]
+        if inside and call.path in self.sites and call.path not in {site for site, _ in self.own}:
+            behind = ATTENTION
+        place = name
+        if behind or before is not None:
+            last = f"the output of {name}" if before is None else f"`{before.path}`"
+            place = f"{name}, between {behind or f'the input of {name}'} and {last}"
+        numbers = before.takes if before is not None else call.gives
+        how = _relation(numbers[0], known) if numbers else ""
+        return Entry(FirstModule(call.path, call.b.place[0]), place, how)
+
+    def owns(self, path: str) -> bool:
+        """Whether a module is in or around an attention with causes, whose output is not yet B's."""
+        waiting = [site for site, _ in self.own if site not in self.passed]
+        return any(_within(path, [site]) or _within(site, [path]) for site in waiting)
+
+    def attentions(self, exact: Exact) -> Sequence[ModuleStep] | None:
+        """A's calls where the modules of attentions with causes return what B's did.
+
+        None where one of them is the whole model, or was called another number of times than its attention ran.
+        """
+        returned = {}
+        for places in self.own.items():
+            for side, steps, (site, _) in zip(self.sides, (exact.steps, self.exact.steps), places, strict=True):
+                ran, called = sum(call.site == site for call in side.calls), sum(x.place[0] == site for x in steps)
+                if not site or ran != called:
+                    return None
+            whole = next((step.whole for step in self.exact.steps if step.place == places[1]), ())
+            if not whole:
+                return None
+            returned[places[0]] = whole
+        patch = replace(self.patch, returned={**self.patch.returned, **returned})
+        return self.run(patch, [site for site, _ in self.own])
+
+    def run(self, patch: Patch, passed: Collection[str]) -> Sequence[ModuleStep] | None:
+        """The calls of A with what it has of B; None where it can't run so, or can't be given what B returned.
+
+        Args:
+            patch: what it has.
+            passed: modules that then give what B's give, whatever they get.
+        """
+        again = self.sides[0].again
+        if again is None or self.runs == _RUNS:
+            return None
+        self.runs += 1
+        self.sides[0].forwards += 1
+        try:
+            run = again(True, patch)
+        except FAILED:
+            return None
+        if run.replaced != set(patch.returned):
+            return None  # A returns a tensor of another shape, or one that can't be put in
+        self.patch, self.passed = patch, self.passed | set(passed)
+        return run.steps
+
+    def remedies(self, call: _Call, entry: Entry) -> Iterator[tuple[Entry, Patch, Collection[str]]]:
+        """What B has at a place: parts of its module, which all modules that differ so are given, else its output."""
+        start, steps, pairs = self.patch, self.steps, dict(self._modules())
+        own = {path: one for path, (one, _) in pairs.items()}
+        if call.path in pairs:
+            for number, change in enumerate(_changes(*pairs[call.path], own)):
+                alike = {call.path: change}
+                for path, (one, other) in pairs.items():
+                    if change.kind == OTHER or type(one) is type(pairs[call.path][0]):
+                        parts = _changes(one, other, own)[number:]
+                        alike |= {path: parts[0]} if parts and parts[0].kind == change.kind else {}
+                edits = [partial(part.edit, path=path) for path, part in alike.items()]
+                told = replace(entry, how=change.text, others=tuple(alike)[1:])
+                yield told, replace(start, edits=(*start.edits, *edits)), ()
+        returned = {
+            one.place: other.whole or tuple(kept.values.view(kept.shape) for kept in other.gives)
+            for one, other in steps
+            if one.place[0] == call.path and all(kept.stride == 1 for kept in other.gives)
+        }
+        if call.path and returned:
+            yield entry, replace(start, returned={**start.returned, **returned}), (call.path,)
+
+    def _modules(self) -> Iterator[tuple[str, tuple[nn.Module, nn.Module]]]:
+        """Modules that belong together, by A's path; those within attentions with causes are left out."""
+        known = [{} if side.module is None else dict(side.module.named_modules()) for side in self.sides]
+        for one, other in self.steps:
+            path, pair = one.place[0], (known[0].get(one.place[0]), known[1].get(other.place[0]))
+            if pair[0] is not None and pair[1] is not None and not _within(path, [site for site, _ in self.own]):
+                yield path, (pair[0], pair[1])
+
+
+def _changes(one: nn.Module, other: nn.Module, others: Mapping[str, nn.Module]) -> list[Change]:
+    """What two modules differ by; nothing where their tensors can't be compared, as some that are quantised."""
+    try:
+        return list(changes_of(one, other, others))
+    except FAILED:
+        return []
+
+
+def _relation(numbers: tuple[Kept, Kept], known: Sequence[tuple[str, Kept]]) -> str:
+    """What B's numbers are to A's, where all of them were kept."""
+    if any(kept.stride != 1 or not kept.values.is_floating_point() for kept in numbers):
+        return ""
+    a, b = (kept.values.double() for kept in numbers)
+    before = [(name, kept.values.double()) for name, kept in known if kept.shape == numbers[0].shape]
+    return relation(a, b, before)
+
+
+def level_of(exact: Sequence[Exact | None], share: float) -> tuple[float, float]:
+    """Relative rounding of one step, and the most that is taken for rounding.
+
+    Models cast to float32 on their way (`x.float()` in a norm), so that is the dtype that is allowed for.
+    """
+    units = [max(unit(one.dtype), unit(torch.float32)) for one in exact if one is not None]
+    return UNMEASURED * max(units), share / _SHARE if share else math.inf
+
+
+def _within(path: str, sites: Collection[str]) -> bool:
+    return any(path == site or not site or path.startswith(f"{site}.") for site in sites)
+
+
+def matched(one: Sequence[Kept], other: Sequence[Kept]) -> list[tuple[Kept, Kept]]:
+    """Tensors of one kind and shape, in order; those that only one side has are left out."""
+    left = list(other)
+    pairs = []
+    for x in one:
+        kind = x.values.is_floating_point()
+        y = next((y for y in left if y.shape == x.shape and y.values.is_floating_point() == kind), None)
+        if y is not None:
+            left.remove(y)
+            pairs.append((x, y))
+    return pairs
+
+
+def gap_of(x: Kept, y: Kept, blind: Blind) -> float:
+    """Root mean square of the difference, as a share of the size of A's."""
+    stride = math.lcm(x.stride, y.stride)
+    one, other = x.values[:: stride // x.stride], y.values[:: stride // y.stride]
+    if not one.is_floating_point():
+        return 0.0 if torch.equal(one, other) else math.inf
+    one, other = one.double(), other.double()
+    rows = rows_of(x.shape, blind)
+    if rows is not None:
+        counted = rows.reshape(-1)[::stride]
+        one, other = one[counted], other[counted]
+    one, other = one.clamp_min(_HIDDEN), other.clamp_min(_HIDDEN)
+    off = difference(one, other)
+    size = float(torch.where(torch.isfinite(one), one, 0.0).square().mean().sqrt()) if one.numel() else 0.0
+    gap = float(off.square().mean().sqrt()) if off.numel() else 0.0
+    return gap / size if size else gap and math.inf
+
+
+# -- what cancels ------------------------------------------------------------------------------------------------------
+
+
+def leaves_alike(a: Side, b: Side, pairs: Sequence[tuple[Place, Place]], blind: Blind) -> list[bool]:
+    """Whether modules get the same and give the same, whatever their attentions do on the way.
+
+    `(weights @ v) * sigmoid(lse - sink)` is attention with a sink: other weights, and the same output. A module that
+    gives nothing but zeros, or fewer rows than it gets, as one that returns the last token, tells nothing. Nor does one
+    whose output does not change with its attention, as `x + proj(heads)` where `proj` begins as zero.
+
+    Args:
+        a: A.
+        b: B.
+        pairs: places of modules of A and of B.
+        blind: rows that see no key on one side.
+    """
+    exact = [exact_of(side, listen=True) for side in (a, b)]
+    if exact[0] is None or exact[1] is None:
+        return [False] * len(pairs)
+    steps = [{step.place: step for step in one.steps} for one in exact if one is not None]
+    allowed = level_of(exact, 0.0)[0]
+    alike = []
+    for place_a, place_b in pairs:
+        one, other = steps[0].get(place_a), steps[1].get(place_b)
+        if one is None or other is None or not one.gives or _rows(one.gives[0]) < sum(map(_rows, one.takes[:1])):
+            alike.append(False)
+            continue
+        takes, gives = matched(one.takes, other.takes), matched(one.gives[:1], other.gives)
+        same = [bool(pairs) and all(gap_of(x, y, blind) <= allowed for x, y in pairs) for pairs in (takes, gives)]
+        alike.append(all(same) and bool(one.gives[0].values.any()) and _reacts(a, one, blind, allowed))
+    return alike
+
+
+def _reacts(a: Side, step: ModuleStep, blind: Blind, allowed: float) -> bool:
+    """Whether what a module gives changes where its attention gives something else."""
+    call = next((call for call in a.calls if (call.site, call.index) == step.place), None)
+    if call is None or call.output is None or a.again is None:
+        return False
+    a.forwards += 1
+    by = torch.linspace(-0.5, 0.5, call.output.numel()).to(call.output).view_as(call.output)
+    other = Disturbed(call.output, call.output * by)
+    try:
+        with other:
+            run = a.again(True, None)
+    except FAILED:
+        return False
+    gives = [own.gives[:1] for own in run.steps if own.place == step.place]
+    return other.done and any(gap_of(x, y, blind) > allowed for own in gives for x, y in matched(step.gives[:1], own))
+
+
+def _rows(kept: Kept) -> int:
+    """Rows of a tensor; of ids, one each."""
+    return math.prod(kept.shape[:-1] if kept.values.is_floating_point() else kept.shape)

@@ -1,0 +1,236 @@
+"""What a module does otherwise than its partner: a number, a function or a parameter that it holds, or its type.
+
+What is found is a suspicion. It is proven where A's model, with B's part put in, gives what B's gives
+(`sqrtdk.compare.chain`). What no part of a module tells may be told from numbers: a residual that is left out, a
+factor, numbers in another order.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk.compare.numbers import ratio, same
+from sqrtdk.compare.precision import unit
+from sqrtdk.compare.words import short
+
+EPS = ("eps", "epsilon", "variance_epsilon", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
+_FEW_ROWS = 0.5  # of a parameter: where fewer differ, they are counted
+LAYER = re.compile(r"(?<=[.`])\d+(?=[.`])")  # a number in a path
+OTHER = "has other numbers"
+_FEW = 8  # numbers that are looked at first
+_MOST = 3  # parts of one module that are named
+_NEAR = 1e-6  # relative, of numbers that were computed in float64
+Held = bool | int | float | str | None | Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """A part of B's module that A's may be given.
+
+    Attributes:
+        text: what both have, as half a sentence: "`eps` is 1e-05 in A, 0.01 in B".
+        edit: puts it into the module of `path`, in a copy of A's model that is the first argument.
+    """
+
+    text: str
+    edit: Callable[..., None]
+
+    @property
+    def kind(self) -> str:
+        """What modules of other layers may share. Other weights are one kind, whatever they are of."""
+        return OTHER if OTHER in self.text else LAYER.sub("#", self.text)
+
+
+def changes_of(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[Change]:
+    """What two modules differ by, most exact first: what they hold, then their types.
+
+    Args:
+        a: A's.
+        b: B's.
+        others: modules of A, one of which may have what B's has.
+    """
+    tensors, values = _of_tensors(a, b, others), _of_values(a, b)
+    sets = [[*tensors, value] for value in values] if 1 < len(values) <= _MOST else []  # one may matter alone
+    for parts in (*sets, [*tensors, *values]):
+        if 0 < len(parts) <= _MOST:
+            yield Change("; there also ".join(text for text, _ in parts), partial(_each, [edit for _, edit in parts]))
+    if type(a) is not type(b) and (not any(a.children()) or not any(b.children())):
+        names = [type(module).__name__ for module in (a, b)]
+        if names[0] == names[1]:
+            names = [f"{type(module).__module__}.{name}" for module, name in zip((a, b), names, strict=True)]
+        yield Change(f"{names[0]} in A, {names[1]} in B", partial(_put, b))
+
+
+Part = tuple[str, Callable[[nn.Module], None]]  # what differs, and what gives it to a module
+
+
+def _each(edits: Sequence[Callable[[nn.Module], None]], model: nn.Module, path: str) -> None:
+    for edit in edits:
+        edit(model.get_submodule(path))
+
+
+def _put(module: nn.Module, model: nn.Module, path: str) -> None:
+    """A copy of a module in place of that of a path, in the dtype of the model."""
+    parent, _, name = path.rpartition(".")
+    old = model.get_submodule(path)
+    dtype = next((x.dtype for x in model.parameters() if x.is_floating_point()), torch.float64)
+    model.get_submodule(parent).add_module(name, copy.deepcopy(module).to(dtype).train(old.training))
+
+
+def _of_tensors(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> list[Part]:
+    """Parameters and buffers of its own that differ by more than how they are held."""
+    own = [{**dict(m.named_parameters(recurse=False)), **dict(m.named_buffers(recurse=False))} for m in (a, b)]
+    found: list[Part] = []
+    for name in dict.fromkeys((*own[0], *own[1])):
+        x, y = (tensors.get(name) for tensors in own)
+        if x is not None and y is not None:
+            text = tensor_text(name, x.detach(), y.detach().to(x.device))
+            if text:
+                like = ((path, getattr(module, name, None)) for path, module in others.items())
+                at = next((path for path, z in like if isinstance(z, Tensor) and z is not x and _equal(z, y)), None)
+                text = text if at is None else f"B's `{name}` is that of A's `{at}`"
+        elif type(a) is type(b):
+            text = f"A has a `{name}`, B none" if y is None else f"B has a `{name}`, A none"
+        else:
+            continue
+        if text:
+            found.append((text, partial(_hold, name, y)))
+    return found
+
+
+def _hold(name: str, tensor: Tensor | None, module: nn.Module) -> None:
+    """A module's own parameter made another; one that others share stays theirs."""
+    held: dict[str, Any] = module._buffers if name in module._buffers else module._parameters
+    like = next((x for x in (*module.parameters(), *module.buffers()) if x.is_floating_point()), None)
+    if tensor is not None:
+        tensor = tensor.detach().clone()
+        tensor = tensor.to(like) if like is not None and tensor.is_floating_point() else tensor
+        tensor = tensor if held is module._buffers else nn.Parameter(tensor, requires_grad=False)
+    held[name] = tensor
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.numel() < 2:
+        return False
+    few = one.reshape(-1)[:_FEW].to(other), other.reshape(-1)[:_FEW]
+    return torch.equal(*few) and torch.equal(one.to(other), other)
+
+
+def tensor_text(name: str, a: Tensor, b: Tensor) -> str:
+    """What a parameter of B is to that of A; "" where they are one but for rounding.
+
+    Example:
+        >>> ones = torch.ones(4, 2)
+        >>> tensor_text("weight", ones, 2 * ones), tensor_text("weight", ones, ones)
+        ("B's `weight` is 2 times A's", '')
+        >>> tensor_text("weight", ones, ones * torch.tensor([[1.0], [1.0], [3.0], [1.0]]))
+        '`weight` differs in 1 of 4 rows'
+    """
+    if a.shape != b.shape:
+        return f"`{name}` is {tuple(a.shape)} in A, {tuple(b.shape)} in B"
+    coarse = sum(unit(x.dtype) for x in (a, b) if x.is_floating_point()) * 2
+    x, y = a.double(), b.double()
+    off = (x - y).abs() > coarse * torch.maximum(x.abs(), y.abs()) if coarse else x != y
+    if not bool(off.any()):
+        return ""
+    factor = ratio(x, y)
+    if factor is not None:
+        return f"B's `{name}` is {factor:.4g} times A's"
+    if x.dim() == 2 and x.shape == x.mT.shape and same(x.mT, y):
+        return f"B's `{name}` is A's, transposed"
+    rows = off.flatten(1).any(1) if off.dim() > 1 else off.reshape(-1)
+    if (count := int(rows.sum())) < _FEW_ROWS * len(rows) and off.dim() > 1:
+        return f"`{name}` differs in {count} of {len(rows)} rows"
+    if count < _FEW_ROWS * len(rows):
+        return f"`{name}` differs in {count} of {len(rows)} numbers"
+    size, gap = (float(values.square().mean().sqrt()) for values in (x, x - y))
+    return f"`{name}` {OTHER} (off by {short(gap / size if size else 1.0)} of their size)"
+
+
+def _of_values(a: nn.Module, b: nn.Module) -> list[Part]:
+    """Numbers, names and functions that a module holds, and its config."""
+    found: list[Part] = []
+    for prefix, one, other in (("", a, b), ("config.", getattr(a, "config", None), getattr(b, "config", None))):
+        values, others = _held(one), _held(other)
+        for name, value in values.items():
+            partner = name if name in others else next((eps for eps in EPS if name in EPS and eps in others), None)
+            if partner is None or _alike(value, others[partner]):
+                continue
+            names = [f"`{prefix}{name}`"] + ([f"`{prefix}{partner}`"] if partner != name else [])
+            told = [_word(value), _word(others[partner])]
+            text = f"{names[0]} is {told[0]} in A, {' is '.join((*names[1:], told[1]))} in B"
+            if told[0] == told[1]:
+                text = f"{names[0]} is another function"
+            found.append((text, partial(_set, prefix.rstrip("."), name, others[partner])))
+    return found
+
+
+def _held(holder: object) -> dict[str, Held]:
+    fields = getattr(holder, "__dict__", {})
+    return {
+        name: x
+        for name, x in fields.items()
+        if not name.startswith("_") and name not in ("training", "layer_idx")
+        if x is None or isinstance(x, bool | int | float | str) or (callable(x) and hasattr(x, "__qualname__"))
+    }
+
+
+def _alike(a: Held, b: Held) -> bool:
+    """Whether two values are one; two functions are where they have one code."""
+    if callable(a) and callable(b):
+        return getattr(a, "__code__", a) == getattr(b, "__code__", b)
+    return a == b and isinstance(a, bool) == isinstance(b, bool)
+
+
+def _word(value: Held) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(getattr(value, "__name__", value))
+
+
+def _set(holder: str, name: str, value: Held, module: nn.Module) -> None:
+    setattr(getattr(module, holder) if holder else module, name, value)
+
+
+# -- what numbers tell -------------------------------------------------------------------------------------------------
+
+
+def relation(a: Tensor, b: Tensor, before: Sequence[tuple[str, Tensor]]) -> str:
+    """What B's numbers are to A's, as half a sentence; "" where that is nothing simple.
+
+    Args:
+        a: A's numbers, in float64.
+        b: B's.
+        before: names of tensors that both sides have alike, and their numbers.
+
+    Example:
+        >>> x, y = torch.tensor([1.0, 5.0, 2.0]), torch.tensor([4.0, 1.0, 7.0])
+        >>> relation(x + y, y, [("the input of `layers.1`", x)])
+        'A adds the input of `layers.1`, B does not'
+        >>> relation(x, 2 * x, []), relation(x, x.flip(0), [])
+        ("B's numbers are 2 times A's", "B has A's numbers in another order")
+    """
+    if a.shape != b.shape or not bool(torch.isfinite(a).all() and torch.isfinite(b).all()):
+        return ""
+    factor = ratio(a, b)
+    if factor is not None:
+        return f"B's numbers are {factor:.4g} times A's"
+    for name, tensor in before:
+        factor = ratio(tensor, a - b) if tensor.shape == a.shape else None
+        if factor is None:
+            continue
+        one, other = ("A", "B") if factor > 0 else ("B", "A")
+        if abs(abs(factor) - 1) <= _NEAR:
+            return f"{one} adds {name}, {other} does not"
+        return f"{one} adds {abs(factor):.4g} times {name} more than {other}"
+    if same(a.flatten().sort().values, b.flatten().sort().values, _NEAR):
+        return "B has A's numbers in another order"
+    return ""
