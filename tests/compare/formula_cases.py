@@ -125,6 +125,10 @@ CASES: tuple[Case, ...] = (
     Case("capped product", "softcap", lambda f: Formula(0.25, visible=f.visible), 2.0, None, "leaves out the softcap"),
     Case("causal", "softcap", part(softcap=1.0), None, 1.0, "has a softcap (1), which A has not"),
     Case("causal", "softcap", lambda f: in_product(replace(f, softcap=2.0)), None, 2.0, "has a softcap (2)"),
+    Case(
+        "capped", "softcap", part(softcap_by_logits=True),
+        "1.5 * tanh(z / 1.5)", "z * tanh(z / 1.5)", "has a softcap of z * tanh(z / 1.5) in place of 1.5 *",
+    ),
     Case("capped", "softcap", part(softcap=1.0), 1.5, 1.0, "has a softcap of 1 in place of 1.5"),
     Case("capped", "softcap_order", in_product, "after the scale", "before the scale", "before the scale, not after"),
     Case("capped", "softcap_order", part(softcap_at="masked"), "after the scale", "after the mask", "after the mask"),
