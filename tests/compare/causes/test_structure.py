@@ -91,6 +91,7 @@ KINDS: dict[str, tuple[Tensor, Tensor | None, str]] = {  # A's mask, B's, what B
         CAUSAL & RIGHT, CAUSAL & RIGHT.roll(1, 0),
         "gives samples 0, 1, 2 the padding mask of samples 2, 0, 1",
     ),
+    "padding lost": (CAUSAL & RIGHT, CAUSAL, "leaves out the padding mask (the last 2 to 3 keys)"),
     "padding of one": (LEFT[[2, 1, 0]], LEFT[[2]], "gives samples 1, 2 the padding mask of sample 0"),
     "documents of others": (CAUSAL & OWN, CAUSAL & OWN.flip(0), "gives samples 0, 2 the mask of samples 2, 0"),
     "padding of cross attention": (
@@ -134,7 +135,7 @@ TWO = {  # A's mask, B's, what is found
     "documents, off by one": (CAUSAL & documents(7), visible(N, N, -1), ["mask", "mask_offset"]),
     "documents of an encoder": (CAUSAL & documents(5), None, ["mask", "mask_offset"]),
     "images and padding": (IMAGES & LEFT, CAUSAL, ["mask", "padding"]),
-    "padding of all as of one": (CAUSAL & RIGHT[[0, 2, 2]], CAUSAL, ["padding"]),
+    "padding of documents that stay": (CAUSAL & documents(5) & LEFT, CAUSAL & documents(5), ["padding"]),
 }
 
 
