@@ -134,6 +134,7 @@ TWO = {  # A's mask, B's, what is found
     "documents of another window": (windows(4) & documents(7), windows(3) & documents(7), ["window"]),
     "documents, off by one": (CAUSAL & documents(7), visible(N, N, -1), ["mask", "mask_offset"]),
     "documents of an encoder": (CAUSAL & documents(5), None, ["mask", "mask_offset"]),
+    "padding of some documents": (CAUSAL & documents(5), CAUSAL & documents(5) & RIGHT, ["padding"]),
     "images and padding": (IMAGES & LEFT, CAUSAL, ["mask", "padding"]),
     "padding of documents that stay": (CAUSAL & documents(5) & LEFT, CAUSAL & documents(5), ["padding"]),
 }

@@ -176,9 +176,16 @@ def ranges(parts: Parts) -> list[list[tuple[int, int]]]:
     return [[(int(at[0]), int(at[-1])) for at in places] for places in every]
 
 
+def _of_both(found: Callable[[Parts], list[list[Any]]], a: Parts, b: Parts) -> tuple[list[list[Any]], ...]:
+    """What both sides have, in as many samples: a mask of one sample stands for all."""
+    sides = found(a), found(b)
+    count = max(map(len, sides))
+    return tuple(side * (count // len(side)) for side in sides)
+
+
 def documents(a: Parts, b: Parts) -> Words | None:
     """Documents that B lets see one another, keeps apart, or begins elsewhere; chunks, where they are of one size."""
-    starts = borders(a), borders(b)
+    starts = _of_both(borders, a, b)
     if starts[0] == starts[1]:
         return None
     sizes = [_chunk(found, parts.keys) if any(found) else 0 for found, parts in zip(starts, (a, b), strict=True)]
@@ -195,7 +202,7 @@ def documents(a: Parts, b: Parts) -> Words | None:
 
 def blocks(a: Parts, b: Parts) -> Words | None:
     """Blocks whose later keys B hides, or shows, or other ones; a prefix is the one block that comes first."""
-    found = ranges(a), ranges(b)
+    found = _of_both(ranges, a, b)
     if found[0] == found[1]:
         return None
     sizes = [_prefix(each, parts) for each, parts in zip(found, (a, b), strict=True)]
@@ -241,8 +248,9 @@ def single_keys(masks: tuple[Tensor, Tensor]) -> Words:
         if bool(pairs.any()):
             where, whose = _where(pairs)
             texts.append(f"{what} {where}, which A {does}{f' (in {whose})' if whose else ''}")
-    words = (f"{int(pairs.any(0).any(0).sum())} keys more" if bool(pairs.any()) else NONE for pairs in (hidden, shown))
-    return next(words), next(words), "; ".join(texts)
+    counts = (int(pairs.any(0).any(0).sum()) for pairs in (hidden, shown))
+    old, new = (f"{count} pairs of row and key" if count else NONE for count in counts)
+    return old, new, "; ".join(texts)
 
 
 def _where(pairs: Tensor) -> tuple[str, str]:
