@@ -313,6 +313,11 @@ def with_pattern(parts: Parts, other: Parts, **changes: Any) -> Parts:
     return _settled(parts, moved, other, torch.where(blind(parts), NOT_APART, parts.apart), changed)
 
 
+def with_stretches(parts: Parts, other: Parts) -> Parts:
+    """The parts with the documents and blocks of another mask."""
+    return with_pattern(parts, other, documents=other.documents, blocks=other.blocks)
+
+
 def with_padding(parts: Parts, other: Parts) -> Parts:
     """The parts with the padding of another mask, and with the rows that stand apart there."""
     moved = replace(parts, padding=other.padding)

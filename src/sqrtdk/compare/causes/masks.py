@@ -27,6 +27,7 @@ from sqrtdk.compare.masks import (
     shape_of,
     with_padding,
     with_pattern,
+    with_stretches,
 )
 from sqrtdk.compare.numbers import of_formula
 from sqrtdk.compare.program import Formula
@@ -139,17 +140,25 @@ def _felt(greatest: int | None, shift: int, rows: int) -> int | None:
     return None if greatest is None or greatest + shift >= rows - 1 else greatest + shift
 
 
-def _banded(b: Formula, bounds: Callable[[Parts], Bounds]) -> Edit[Formula]:
-    """Another band, by the parts of the mask as it is then; keys that come in or go out are else as B has them."""
+def _put(b: Formula, moved: Callable[[Parts, Parts], Parts]) -> Edit[Formula]:
+    """What `moved` makes of the parts of the mask as it is then, and of B's."""
 
     def edit(formula: Formula) -> Formula:
         if formula.visible is None and b.visible is None:
             return formula
-        parts, other = _taken_apart(formula, b)
-        least, greatest = bounds(parts)
-        return _filled(formula, b, recompose(with_pattern(parts, other, least=least, greatest=greatest)))
+        return _filled(formula, b, recompose(moved(*_taken_apart(formula, b))))
 
     return edit
+
+
+def _banded(b: Formula, bounds: Callable[[Parts], Bounds]) -> Edit[Formula]:
+    """Another band; keys that come in or go out are else as B has them."""
+
+    def moved(parts: Parts, other: Parts) -> Parts:
+        least, greatest = bounds(parts)
+        return with_pattern(parts, other, least=least, greatest=greatest)
+
+    return _put(b, moved)
 
 
 def _filled(formula: Formula, other: Formula, visible: Tensor | None) -> Formula:
@@ -226,7 +235,7 @@ def _size(parts: Parts) -> int | str:
 
 def padding(both: Both[Masks]) -> Difference | None:
     """Padding is seen, or other keys are taken for it; or, of the same keys, rows of padding see other ones."""
-    a, b, formula = both.a.parts, both.b.parts, both.b.formula
+    a, b = both.a.parts, both.b.parts
     rows = rows_differ(a, b)
     if _lopsided(both) or _laid(both) is not None:
         return None
@@ -239,13 +248,7 @@ def padding(both: Both[Masks]) -> Difference | None:
     else:
         old, new = _keys(a), _keys(b)
         text = _keys_text(old, new)
-
-    def edit(own: Formula) -> Formula:
-        if own.visible is None and formula.visible is None:
-            return own
-        return _filled(own, formula, recompose(with_padding(*_taken_apart(own, formula))))
-
-    return Difference(old, new, {"text": text}, edit)
+    return Difference(old, new, {"text": text}, _put(both.b.formula, with_padding))
 
 
 def structure(both: Both[Masks]) -> Difference | None:
@@ -257,14 +260,9 @@ def structure(both: Both[Masks]) -> Difference | None:
     if torch.equal(one, other):
         return None
     if laid is None and plain and stretches:
-
-        def edit(own: Formula) -> Formula:
-            parts, wanted = _taken_apart(own, formula)
-            moved = with_pattern(parts, wanted, documents=wanted.documents, blocks=wanted.blocks)
-            return _filled(own, formula, recompose(moved))
-
         old, new = (", ".join(words[side] for words in stretches) for side in (0, 1))
-        return Difference(old, new, {"text": "; ".join(words[2] for words in stretches)}, edit)
+        text = "; ".join(words[2] for words in stretches)
+        return Difference(old, new, {"text": text}, _put(formula, with_stretches))
     if laid is None and (plain or (not _lopsided(both) and _in_parts(a, b, other))):
         return None
     old, new, text = laid or single_keys((one, other))
@@ -282,7 +280,7 @@ def _whole(both: Both[Masks]) -> tuple[Tensor, Tensor]:
 
 def _in_parts(a: Parts, b: Parts, mask: Tensor) -> bool:
     """Whether the named parts of B, put into A's mask, make it B's."""
-    moved = with_pattern(a, b, least=b.least, greatest=b.greatest, documents=b.documents, blocks=b.blocks)
+    moved = with_pattern(with_stretches(a, b), b, least=b.least, greatest=b.greatest)
     made = recompose(with_padding(moved, b))
     return bool((mask if made is None else made == mask).all())
 
