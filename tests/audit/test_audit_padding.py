@@ -105,6 +105,23 @@ def test_inputs_without_padding_and_rows_of_padding_say_nothing():
     assert told(check(Unattended(nothing), (torch.randn(3, L, 64), BATCH))) == []
 
 
+@each("causal", [False, True])
+def test_a_padding_mask_on_the_rows(causal):
+    class OnRows(Padded):
+        def forward(self, x, attention_mask):
+            q, k, v = self.qkv(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+            visible = attention_mask.bool()[:, None, :, None].expand(-1, 1, L, L)
+            visible = visible.tril() if causal else visible
+            return (q @ k.mT / 4).masked_fill(~visible, -1e4).softmax(-1) @ v
+
+    left = torch.ones(2, L)
+    left[1, :4] = 0
+    (finding,) = told(check(OnRows(nothing), (torch.randn(2, L, 64), left)))
+    assert finding.severity == "fail"
+    assert finding.message.startswith("the padding mask lies on the rows, not on the keys: tokens see 4 of 4 keys")
+    assert "attention_mask[:, None, None, :]" in finding.fix
+
+
 @each("train", [False, True])
 def test_torch_takes_a_padding_mask_for_each_use(train):
     model = nn.Transformer(64, 4, 1, 1, 96, batch_first=True).train(train)

@@ -279,6 +279,10 @@ CAPS = (
 def test_unused_softcap(make_call, held, severity):
     assert severities(run("unused", [make_call()], model_with(**held))) == [severity]
     assert run("unused", [make_call(softcap=50.0)], model_with(**held)) == []
+    by_logits = make_call(stages=(Stage("logits", "softcap", "z * tanh(z / 50)"),))
+    (finding,) = run("unused", [by_logits], model_with(**held))
+    assert finding.severity == severity
+    assert "z * tanh(z / 50), not 50 * tanh(z / 50): it caps nothing" in finding.message
     (finding,) = run("unused", [make_call(softcap=30.0)], model_with(**held))
     assert (finding.severity, finding.value, finding.threshold) == (severity, 30.0, 50.0)
     assert "capped at 30" in finding.message

@@ -101,7 +101,8 @@ def in_product(formula: Formula) -> Formula:
 
 _DROPPED = torch.rand(BATCH, HEADS, 8, 8, generator=torch.Generator().manual_seed(9)) > 0.3
 _LOG = torch.arange(1, 10, dtype=torch.float64).log()[None, None, :, None]
-_PADDED = ~tokens(8, True)
+_DOCUMENT = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2])
+DOCUMENTS = visible(8, 8, 0) & (_DOCUMENT[:, None] == _DOCUMENT)
 CASES: tuple[Case, ...] = (
     Case("plain", "scale", scaled(4), 0.25, 1.0, "leaves the scale out (1 in place of 0.25)"),
     Case("causal", "scale", scaled(0.25), 0.25, 0.0625, "applies the scale twice"),
@@ -124,6 +125,10 @@ CASES: tuple[Case, ...] = (
     Case("capped product", "softcap", lambda f: Formula(0.25, visible=f.visible), 2.0, None, "leaves out the softcap"),
     Case("causal", "softcap", part(softcap=1.0), None, 1.0, "has a softcap (1), which A has not"),
     Case("causal", "softcap", lambda f: in_product(replace(f, softcap=2.0)), None, 2.0, "has a softcap (2)"),
+    Case(
+        "capped", "softcap", part(softcap_by_logits=True),
+        "1.5 * tanh(z / 1.5)", "z * tanh(z / 1.5)", "has a softcap of z * tanh(z / 1.5) in place of 1.5 *",
+    ),
     Case("capped", "softcap", part(softcap=1.0), 1.5, 1.0, "has a softcap of 1 in place of 1.5"),
     Case("capped", "softcap_order", in_product, "after the scale", "before the scale", "before the scale, not after"),
     Case("capped", "softcap_order", part(softcap_at="masked"), "after the scale", "after the mask", "after the mask"),
@@ -169,6 +174,9 @@ CASES: tuple[Case, ...] = (
     Case("causal", "padding", masked(BASES["left padded"][2].visible), "none", "the first 2 to 3", "hides keys as"),
     Case("left opened", "padding", masked(visible(8, 8, 0)), "the first 2 to 3", "none", "leaves out the padding"),
     Case("left padded", "padding", masked(OPEN), "all rows see", "5 rows see every key", "lets rows of padding see"),
+    Case("causal", "mask", masked(DOCUMENTS), "none", "boundaries at 3, 7", "hides keys of other documents"),
+    Case("window", "mask", masked(visible(9, 9, 0, 3).mT), "row by key", "key by row", "has the mask transposed"),
+    Case("right padded", "padding", masked(visible(8, 8, 0) & ~tokens(8, False)), "as it is", "inverted", "inverts"),
     Case("causal", "mask_magnitude", part(fill=-3.0), "-inf", -3.0, "marks hidden keys with -3 in place of -inf"),
     Case("added mask", "mask_magnitude", part(fill=-4.0), -3.40282e38, -4.0, "marks hidden keys with -4"),
     Case("left padded", "mask_magnitude", part(fill=LOWEST), "-inf", -3.40282e38, "marks hidden keys"),

@@ -33,7 +33,8 @@ from tests.compare.formula_cases import (
 NOWHERE = {  # what no other side tells: tables and random numbers of this side's own
     "each row by a factor of", "multiplies by factors of each head", "has another ALiBi bias",
     "has another relative bias", "for keys after the row alone",
-    "before the row alone", "drops weights (rate 0.3), which A does not",
+    "has a softcap of z * tanh(z / 1.5) in place of 1.5 *", "before the row alone",
+    "hides keys of other documents", "drops weights (rate 0.3), which A does not",
 }  # fmt: skip
 EITHER = {"multiplies the bias by 0.5 as well"}  # the output can't tell a factor of the bias from another bias
 KNOWABLE = [case for case in CASES if case.text not in NOWHERE | EITHER]

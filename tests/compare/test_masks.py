@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sqrtdk.compare.masks import CLOSED, OPEN, Parts, band, decompose, recompose, shape_of, with_band, with_padding
+from sqrtdk.compare.masks import CLOSED, OPEN, Parts, band, decompose, recompose, shape_of, with_padding, with_pattern
 from tests.compare.formula_cases import tokens, visible
 
 
@@ -52,7 +52,7 @@ def test_a_mask_with_all_parts_of_another_is_the_other(drawn: tuple[Tensor, int,
     parts = decompose(mask & band(rows, keys, least, None), batch, rows, keys)
     if parts.rest is not None or other.rest is not None:
         return  # a rest is no part that is put over
-    moved = with_padding(with_band(parts, other.least, other.greatest, other), other)
+    moved = with_padding(with_pattern(parts, other, least=other.least, greatest=other.greatest), other)
     assert torch.equal(_whole(recompose(moved), batch, rows, keys), _whole(made, batch, rows, keys))
 
 

@@ -65,6 +65,8 @@ NO_SENTENCES = {  # names, sources, hints of errors, and what `diff_chinese` say
     "what was not judged is not known to hold",
     "figures of one model on the same inputs can be compared",
     "zero-one mask",
+    "{} * tanh(z / {})",
+    "z * tanh(z / {})",
     "its name",
     "an ALiBi",
     "[head][q, k, v]",

@@ -137,7 +137,7 @@ def after(term: Term, logits: Tensor, error: Tensor, hidden: Tensor, step: float
         logits, error = logits * value, error * abs(value)
     elif term.name == "softcap":
         assert isinstance(value, float)
-        logits = value * (logits / value).tanh()
+        logits = (logits if term.detail else value) * (logits / value).tanh()
         error = error + logits.abs() * 3 * step
     elif term.name == "bias":
         logits = logits + value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -83,6 +85,27 @@ def test_the_alpha_of_an_addition_is_a_factor_of_the_second(bias_first: bool, sc
     call = read(on_logits(lambda z: torch.add(bias, z, alpha=0.5) if bias_first else torch.add(z, bias, alpha=0.5)))
     assert call.scale.effective == pytest.approx(scale)
     assert call.scale.agree is True
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda z: z * torch.tanh(z / 3),
+        lambda z: torch.tanh(z / 3) * z,
+        lambda z: z * torch.tanh(z * 0.5 / 1.5),
+        lambda z: z * torch.tanh(z.double() / 3).float(),
+    ],
+)
+def test_logits_in_the_place_of_a_cap(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """In z * tanh(z / c), for c * tanh(z / c), there is no slope: the scale is that of the factors before it."""
+    call = read(on_logits(change))
+    assert call.formula == "softmax(0.3536 * q.k * tanh(0.3536 * q.k / 3))"
+    assert (call.softcap, call.unknown) == (None, ())
+    assert [stage.detail for stage in call.stages if stage.name == "softcap"] == ["z * tanh(z / 3)"]
+    assert call.scale.effective == pytest.approx(ROOT)
+    assert (call.scale.numeric, call.scale.reason) == (None, "z * tanh(z / 3) has no inverse")
+    other = read(on_logits(lambda z: z * torch.tanh((z + 1) / 3)))
+    assert "mul by a tensor" in other.unknown
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

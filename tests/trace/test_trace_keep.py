@@ -134,6 +134,12 @@ def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (2.0 * (q @ k.mT * 0.3 / 2.0).tanh()).softmax(-1) @ v
 
 
+def capped_by_logits(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (t.repeat_interleave(4, 1) for t in (k, v))
+    z = q @ k.mT * 0.3
+    return (z * (z / 2.0).tanh()).softmax(-1) @ v
+
+
 def sunk(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """As gpt-oss writes it: a column of sinks, the row's maximum taken off."""
     k, v = (t.repeat_interleave(4, 1) for t in (k, v))
@@ -142,7 +148,7 @@ def sunk(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (z - z.max(-1, keepdim=True).values).softmax(-1)[..., :-1] @ v
 
 
-WRITTEN = (repeated, expanded, grouped, modulo, einsum, rows_first, fused, by_math, capped, sunk)
+WRITTEN = (repeated, expanded, grouped, modulo, einsum, rows_first, fused, by_math, capped, capped_by_logits, sunk)
 
 
 @pytest.mark.sampled(5)

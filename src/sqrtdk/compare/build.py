@@ -130,11 +130,12 @@ class _Draft:
         else:
             self.formula = replace(formula, scale=_times(formula.scale, by))
 
-    def softcap(self, cap: float) -> bool:
+    def softcap(self, cap: float, *, by_logits: bool) -> bool:
         if self.capped:
             return False
         self.capped = True
-        self.formula = replace(self.formula, softcap=cap, softcap_at="masked" if self.added else "scaled")
+        at = "masked" if self.added else "scaled"
+        self.formula = replace(self.formula, softcap=cap, softcap_at=at, softcap_by_logits=by_logits)
         return True
 
     def bias(self, value: Tensor, name: str) -> bool:
@@ -192,7 +193,7 @@ def _read(draft: _Draft, term: Term) -> bool:
     if term.name == "scale":
         draft.scale(_as_4d(value))
     elif term.name == "softcap":
-        return draft.softcap(float(value))
+        return draft.softcap(float(value), by_logits=bool(term.detail))
     elif term.name == "bias":
         return isinstance(value, Tensor) and draft.bias(value, term.detail)
     elif term.name == "mask" and isinstance(value, Tensor):

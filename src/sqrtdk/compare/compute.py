@@ -167,7 +167,9 @@ def curve(product: Tensor, formula: Formula, rows: slice | None, length: int) ->
     z, slope = product * scale, torch.as_tensor(scale, dtype=torch.float64, device=product.device)
     if formula.softcap is not None:
         bent = (z / formula.softcap).tanh()
-        if formula.softcap_at != "masked":  # there bias and mask come first: the steepest slope is taken
+        if formula.softcap_by_logits:
+            z, slope = z * bent, slope * (bent + z / formula.softcap * (1.0 - bent.square())).abs()
+        elif formula.softcap_at != "masked":  # there bias and mask come first: the steepest slope is taken
             z, slope = formula.softcap * bent, slope * (1.0 - bent.square())
     after = _of_rows(formula.after, rows, length)
     return z * after, slope * after
@@ -301,7 +303,8 @@ def _capped(z: Tensor, formula: Formula, rows: slice | None, length: int, places
     """Through the softcap and the factor after it, if this is their place."""
     if formula.softcap_at not in places:
         return z
-    z = z if formula.softcap is None else formula.softcap * (z / formula.softcap).tanh()
+    if formula.softcap is not None:
+        z = (z if formula.softcap_by_logits else formula.softcap) * (z / formula.softcap).tanh()
     after = formula.after
     return z if isinstance(after, float) and after == 1.0 else z * _of_rows(after, rows, length, z.dtype)
 

@@ -109,7 +109,7 @@ def known_of(call: CallTensors, seen: Mapping[str, Seen]) -> Known | None:
     terms = {name: [term for term in call.terms if term.name == name] for name in ("softcap", "bias", "mask", "sinks")}
     if whole:
         known = replace(known, scale=_scale(call.terms, seen))
-    if len(terms["softcap"]) == 1 and terms["softcap"][0].value is not None:
+    if len(terms["softcap"]) == 1 and terms["softcap"][0].value is not None and not terms["softcap"][0].detail:
         known = replace(known, softcap=float(terms["softcap"][0].value))
     elif whole and not terms["softcap"]:
         known = replace(known, softcap=math.inf)

@@ -1,15 +1,19 @@
-"""A mask taken apart: the band that every row sees, the tokens that are padding, rows that stand apart, and the rest.
+"""A mask taken apart: band, blocks, documents, padding, rows that stand apart, and the rest.
 
-visible = band and padding and rest; but a row that stands apart sees every key, or none, or its own alone
+visible = (band or block) and document and padding and rest; a row that stands apart sees every key, none, or its own
 
-A row i sees the keys j of its band, least <= i - j <= greatest. A row to which band and padding leave no key is blind;
-many codes let it see itself, or everything, so that its softmax is one. What two masks differ in is one of these parts
-or several, and a part of one can be put into the other.
+A row i sees the keys j of its band, least <= i - j <= greatest. Blocks are stretches of positions that see one another
+whatever the band says, as the tokens of an image in a causal model, or a prefix. Documents are stretches that do not
+see beyond themselves. A row to which all that leaves no key is blind; many codes let it see itself, or everything, so
+that its softmax is one. What two masks differ in is one of these parts or several, and a part of one can be put into
+the other. Rows are the last L of the S positions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,10 +30,12 @@ class Parts:
         keys: S.
         least: least i - j of a visible key; None where no key is hidden for coming too late.
         greatest: greatest i - j; None where none is hidden for being too long ago.
-        padding: (b, S), True at a token, False at a key that no row sees although the band lets it.
+        padding: (b, S), True at a token, False at a key that no row sees although band and document let it.
         apart: (b, L), what a row sees whatever the other parts say: `OPEN`, `CLOSED`, or the number of the one key that
             a blind row sees, its own; `NOT_APART` where the others say it.
         rest: broadcasts to (b, H, L, S), False where a key is hidden by none of the above; None where there is none.
+        documents: (b, S), number of the document of each position; None where there are none.
+        blocks: (b, S), number of the block of each position, 0 outside of blocks; None where there are none.
     """
 
     rows: int
@@ -39,6 +45,8 @@ class Parts:
     padding: Tensor
     apart: Tensor
     rest: Tensor | None
+    documents: Tensor | None = None
+    blocks: Tensor | None = None
 
     @property
     def banded(self) -> bool:
@@ -118,7 +126,11 @@ def decompose(visible: Tensor | None, batch: int, rows: int, keys: int) -> Parts
     if least is None and greatest is None:  # no band to stand apart from: an entry that sees everything has no mask
         open_rows = open_rows & ~visible.all(1).all(-1).all(-1, keepdim=True)
         core = _left_out(visible, open_rows | (alone >= 0))
-    return _parts(visible, core, torch.where(open_rows, OPEN, alone), least, greatest)
+    apart = torch.where(open_rows, OPEN, alone)
+    parts = _parts(visible, core, apart, least, greatest)
+    if parts.rest is None or rows > keys:
+        return parts
+    return next((found for found in _in_stretches(visible, core, apart, batch) if found.rest is None), parts)
 
 
 def recompose(parts: Parts) -> Tensor | None:
@@ -132,10 +144,23 @@ def recompose(parts: Parts) -> Tensor | None:
     return None if bool(inside.all()) else inside
 
 
+def pattern(parts: Parts) -> Tensor:
+    """What band, blocks and documents let each row see, (b, L, S)."""
+    inside = band(parts.rows, parts.keys, parts.least, parts.greatest, parts.padding.device)[None]
+    if parts.blocks is not None:
+        inside = inside | alike(parts.blocks, parts.rows)
+    return inside if parts.documents is None else inside & alike(parts.documents, parts.rows)
+
+
 def within(parts: Parts) -> Tensor:
-    """What band and padding let each row see, (b, L, S)."""
-    inside = band(parts.rows, parts.keys, parts.least, parts.greatest, parts.padding.device)
-    return inside & parts.padding[:, None]
+    """What the pattern and padding let each row see, (b, L, S)."""
+    return pattern(parts) & parts.padding[:, None]
+
+
+def alike(numbers: Tensor, rows: int) -> Tensor:
+    """True where row and key are in the same stretch, (b, L, S), from the number of each position's, (b, S)."""
+    own = numbers[:, numbers.shape[1] - rows :, None]
+    return (own == numbers[:, None]) & (own > 0)
 
 
 def blind(parts: Parts) -> Tensor:
@@ -193,31 +218,86 @@ def _bounds(core: Tensor) -> tuple[int | None, int | None]:
     return (int(apart.min()), int(apart.max())) if apart.numel() else (None, None)
 
 
-def _kept(core: Tensor, least: int | None, greatest: int | None, batch: int) -> tuple[int | None, int | None]:
-    """The bounds that hide a key which the row would see, were it for rows that see nothing and keys never seen."""
+def _kept(
+    core: Tensor, least: int | None, greatest: int | None, batch: int, free: Tensor | None = None
+) -> tuple[int | None, int | None]:
+    """The bounds that hide a key which the row would see, were it for rows that see nothing and keys never seen.
+
+    `free`, (b, L, S), are pairs of which another part says whether they are seen.
+    """
     if least is None or greatest is None:
         return None, None
     rows, keys = core.shape[-2:]
     row = core.any(1).any(-1).to(torch.float32)  # (b, L), such that a product tells whether any entry has both
     key = core.any(1).any(-2).to(torch.float32)  # (b, S)
-    meet = (row.mT @ key) > 0
+    meet = (row.mT @ key) > 0 if free is None else (row[:, :, None].bool() & key[:, None].bool() & ~free).any(0)
     apart = distances(rows, keys, core.device)
-    alike = batch == 1 or core.shape[0] == 1 or bool((core == core[:1]).all())
-    aligned = alike and rows != keys and least in (0, rows - keys) and bool((apart < least).any())
+    equal = batch == 1 or core.shape[0] == 1 or bool((core == core[:1]).all())
+    aligned = equal and rows != keys and least in (0, rows - keys) and bool((apart < least).any())
     hides_late = bool((meet & (apart < least)).any()) or aligned
     hides_early = bool((meet & (apart > greatest)).any())
     return least if hides_late else None, greatest if hides_early else None
 
 
-def _parts(visible: Tensor, core: Tensor, apart: Tensor, least: int | None, greatest: int | None) -> Parts:
+def _in_stretches(visible: Tensor, core: Tensor, apart: Tensor, batch: int) -> Iterator[Parts]:
+    """The mask as documents, as blocks that the band of a causal mask does not hide, and as both."""
+    rows, keys = core.shape[-2:]
+    seen, corner = core.any(1), rows - keys
+    live = seen.any(-2)
+    live[:, : keys - rows] = True  # a key without a row may be a token of an earlier document
+    live[:, keys - rows :] |= seen.any(-1)
+    documents = linked(seen, live)
+    other = ~alike(documents, rows)
+    yield _parts(visible, core, apart, *_kept(core, *_bounds(core), batch, other), documents)
+    blocks = linked(seen & (distances(rows, keys, core.device) < corner), torch.ones_like(live))
+    single = torch.zeros_like(blocks).scatter_add_(1, blocks - 1, torch.ones_like(blocks)) == 1
+    blocks = blocks.masked_fill(single.gather(1, blocks - 1), 0)
+    own = alike(blocks, rows)
+    _, greatest = _bounds(core & ~own[:, None])
+    for free, parted in ((own, None), (own | other, documents)):
+        _, early = _kept(core, corner, greatest, batch, free)
+        yield _parts(visible, core, apart, corner, early, parted, blocks)
+
+
+def linked(pairs: Tensor, live: Tensor) -> Tensor:
+    """Number of the stretch of each position, from 1, (b, S): a pair of row and key ties all between them together.
+
+    Positions that are not live, padding, belong to the stretch before them.
+
+    Example:
+        >>> pairs = torch.tensor([[[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]]).bool()
+        >>> linked(pairs, pairs.any(1)).tolist()
+        [[1, 1, 2, 2]]
+    """
+    batch, rows, keys = pairs.shape
+    numbers = torch.arange(keys, device=pairs.device, dtype=torch.int32)
+    own = numbers[keys - rows :]
+    first = torch.where(pairs, numbers, keys).amin(-1).minimum(own).long()
+    last = torch.where(pairs, numbers, -1).amax(-1).maximum(own).long()
+    ties = torch.zeros(batch, keys + 1, dtype=torch.long, device=pairs.device)
+    ties.scatter_add_(1, first + 1, torch.ones_like(first)).scatter_add_(1, last + 1, -torch.ones_like(last))
+    return ((ties.cumsum(1)[:, :keys] == 0) & live).cumsum(1).clamp(min=1)
+
+
+def _parts(
+    visible: Tensor,
+    core: Tensor,
+    apart: Tensor,
+    least: int | None,
+    greatest: int | None,
+    documents: Tensor | None = None,
+    blocks: Tensor | None = None,
+) -> Parts:
     rows, keys = visible.shape[-2:]
-    inside = band(rows, keys, least, greatest, visible.device)
-    padding = core.any(1).any(-2) | ~inside.any(0)
+    tokens = core.any(1).any(-2)
+    parts = Parts(rows, keys, least, greatest, tokens, apart, None, documents, blocks)
+    inside = pattern(parts)
+    padding = tokens | ~inside.any(-2)
     both = inside & padding[:, None]
     closed = ~visible.any(1).any(-1) & both.any(-1)
     apart = torch.where(closed, CLOSED, apart)
     rest = visible | ~both[:, None] | (apart != NOT_APART)[:, None, :, None]
-    return Parts(rows, keys, least, greatest, padding, apart, None if bool(rest.all()) else rest)
+    return replace(parts, padding=padding, apart=apart, rest=None if bool(rest.all()) else rest)
 
 
 # -- a part of one mask put into another -------------------------------------------------------------------------------
@@ -226,12 +306,16 @@ def _parts(visible: Tensor, core: Tensor, apart: Tensor, least: int | None, grea
 # it. So the parts of another mask, put over one by one in any order, end with the other mask.
 
 
-def with_band(parts: Parts, least: int | None, greatest: int | None, other: Parts) -> Parts:
-    """The parts with another band; keys that come in or go out are else as the other mask has them."""
-    old = band(parts.rows, parts.keys, parts.least, parts.greatest, parts.padding.device)
-    new = band(parts.rows, parts.keys, least, greatest, parts.padding.device)
-    moved = replace(parts, least=least, greatest=greatest)
-    return _settled(parts, moved, other, torch.where(blind(parts), NOT_APART, parts.apart), old ^ new)
+def with_pattern(parts: Parts, other: Parts, **changes: Any) -> Parts:
+    """The parts with another band, blocks or documents; keys that come in or go out are as the other mask has them."""
+    moved = replace(parts, **changes)
+    changed = (pattern(parts) ^ pattern(moved))[:, None]
+    return _settled(parts, moved, other, torch.where(blind(parts), NOT_APART, parts.apart), changed)
+
+
+def with_stretches(parts: Parts, other: Parts) -> Parts:
+    """The parts with the documents and blocks of another mask."""
+    return with_pattern(parts, other, documents=other.documents, blocks=other.blocks)
 
 
 def with_padding(parts: Parts, other: Parts) -> Parts:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.tolerance import inverse_root
-from sqrtdk.compare.masks import NOT_APART, Parts, decompose, distances, recompose, with_band, with_padding
+from sqrtdk.compare.masks import NOT_APART, Parts, decompose, distances, recompose, with_padding, with_pattern
 from sqrtdk.compare.numbers import one_number, rescaled, same, softcap_placed, total
 from sqrtdk.compare.program import Formula
 from sqrtdk.positions import alibi_slopes
@@ -150,8 +150,17 @@ def masks(base: Formula, sizes: Sizes) -> Iterator[Option]:
     if bool((parts.apart != NOT_APART).any()):
         none = torch.full_like(parts.apart, NOT_APART)
         found.append(Option(MASK, 1, _mask(replace(parts, apart=none), (parts.least, parts.greatest), parts.padding)))
-    if parts.rest is not None:
-        found.append(Option(MASK, 1, _mask(replace(parts, rest=None), (parts.least, parts.greatest), parts.padding)))
+    for part, without in (
+        (parts.rest, replace(parts, rest=None)),
+        (parts.documents, replace(parts, documents=None)),
+        (parts.blocks, replace(parts, blocks=None)),
+    ):
+        if part is not None:
+            found.append(Option(MASK, 1, _mask(without, (parts.least, parts.greatest), parts.padding)))
+    if base.visible is not None:
+        found.append(Option(MASK, 1, _set(visible=~base.visible)))
+        if base.visible.shape[-2] == base.visible.shape[-1]:
+            found.append(Option(MASK, 1, _set(visible=base.visible.mT)))
     yield from sorted(found, key=lambda option: option.changes)
 
 
@@ -187,6 +196,7 @@ def _paddings(parts: Parts) -> Iterator[tuple[Tensor, int]]:
     yield parts.padding, 0
     if not bool(parts.padding.all()):
         yield torch.ones_like(parts.padding), 1
+        yield ~parts.padding, 1
         if not bool((parts.padding == parts.padding.flip(-1)).all()):
             yield parts.padding.flip(-1), 1
 
@@ -195,7 +205,8 @@ def _mask(parts: Parts, bounds: tuple[int | None, int | None], padding: Tensor) 
     def change(formula: Formula) -> Formula:
         other = replace(parts, padding=padding, rest=None, apart=torch.full_like(parts.apart, NOT_APART))
         moved = parts if padding is parts.padding else with_padding(parts, other)
-        return replace(formula, visible=recompose(with_band(moved, *bounds, other)))
+        moved = with_pattern(moved, other, least=bounds[0], greatest=bounds[1])
+        return replace(formula, visible=recompose(moved))
 
     return change
 

@@ -117,6 +117,7 @@ class Formula:
         softcap: None where there is none.
         softcap_at: "scaled": after the scale, before bias and mask; "product": before the scale; "masked": after bias
             and mask.
+        softcap_by_logits: it is z * tanh(z / cap), the logits in the place of the cap.
         after: factor after the softcap ("product": the scale is here; else 1).
         bias: what is added, broadcasts to (B, Hq, L, S), as it was before any factor; None where there is none.
         bias_name: "alibi", "relative", "bias".
@@ -153,6 +154,7 @@ class Formula:
     weights_dtype: str | None = None
     logits_dtype: str | None = None
     own: Own | None = None
+    softcap_by_logits: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -48,7 +48,8 @@ def _softcap(formula: Formula) -> str:
     if formula.softcap is None:
         return "none"
     place = {"scaled": "", "product": ", before the scale", "masked": ", after the mask"}[formula.softcap_at]
-    return f"{formula.softcap:.4g}{place}"
+    cap = f"{formula.softcap:.4g}"
+    return f"{f'z * tanh(z / {cap})' if formula.softcap_by_logits else cap}{place}"
 
 
 def _bias(formula: Formula) -> str:

@@ -129,7 +129,7 @@ def _softcap(tensors: CallTensors) -> float | None:
             raise Refusal(
                 f"a bias ({term.detail or 'bias'}) is added to its logits: gamma alone does not scale their maximum"
             )
-        if term.name == "softcap" and cap is None and isinstance(term.value, float):
+        if term.name == "softcap" and cap is None and not term.detail and isinstance(term.value, float):
             cap = term.value
         elif term.name not in ("scale", "mask", "sinks") or (cap is not None and term.name == "scale"):
             raise Refusal(f"its logits go through {term.name} {term.detail}".rstrip() + " on their way")

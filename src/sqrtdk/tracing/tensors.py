@@ -87,7 +87,8 @@ class Term:
         name: "scale" (a factor), "softcap" (its number), "bias" (what is added), "mask" (True: visible), "sinks" (one
             logit a head, (Hq,)), "unknown" (an operation that was not followed).
         value: a number, or a tensor that broadcasts to (B, Hq, L, S); None if it is not known.
-        detail: of a mask, its kind; of a bias, its name; of what is unknown, the operation.
+        detail: of a mask, its kind; of a bias, its name; of what is unknown, the operation; of z * tanh(z / c) in place
+            of a softcap, that formula.
         fill: of a mask: the number that was added to, or written over, the logits of hidden keys.
         added: of a mask: it was added.
     """

@@ -169,7 +169,14 @@ def _padding_fault(context: Context, call: AttentionCall) -> tuple[int, str, str
     if keys is None or not (seen or hidden):
         return None
     padding, tokens = int((~keys).sum()), int(keys.sum())
-    if seen and hidden:
+    blind = 0 if mask is None else mask.blind_rows or 0
+    if seen == padding and blind == padding * call.heads and call.self_attention is not False:
+        message = (
+            f"the padding mask lies on the rows, not on the keys: tokens see {seen} of {padding} keys of padding, "
+            "and the rows of padding see no key"
+        )
+        fix = "lay it on the keys: attention_mask[:, None, None, :], not attention_mask[:, None, :, None]"
+    elif seen and hidden:
         message = (
             f"the padding mask looks inverted or shifted: tokens see {seen} of {padding} keys of padding, "
             f"and {hidden} of {tokens} keys of tokens are hidden from all"

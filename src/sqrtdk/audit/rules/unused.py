@@ -62,9 +62,9 @@ def unused(context: Context) -> Iterable[Finding]:
 
     Formula: a module named like a QK norm at a site whose forward never ran; a parameter of such a norm, or one named
     like a gain on the logits, that no operation read, where others of the same module were read; a softcap in the
-    config or on the module with a call that has none, or another value (1%). Threshold: any; fail where the config
-    declares it, as the weights were trained with it, else warn. A call with steps that the lineage could not follow is
-    left out: the cap may be one of them.
+    config or on the module with a call that has none, or another value (1%), or logits in the place of the cap:
+    z * tanh(z / c). Threshold: any; fail where the config declares it, as the weights were trained with it, else warn.
+    A call with steps that the lineage could not follow is left out: the cap may be one of them.
     """
     for judged in context.calls:
         site, actual = judged.call.site, judged.call.softcap
@@ -82,6 +82,15 @@ def unused(context: Context) -> Iterable[Finding]:
             fix = "multiply by it where q and k are normalised, or their product scaled; or remove it"
             yield Finding("unused", severity, site, None, None, message, fix, SOURCE)
         cap = _declared_cap(context, judged)
+        bent = next(
+            (stage.detail for stage in judged.call.stages if stage.name == "softcap" and stage.detail[:1] == "z"), ""
+        )
+        if bent:  # logits in the place of the cap
+            right = f"{bent.partition('/ ')[2].rstrip(')')} * {bent.removeprefix('z * ')}"
+            message = f"the softcap is {bent}, not {right}: it caps nothing, and no logit stays below 0"
+            fix = f"multiply tanh by the cap, not by the logits: {right}"
+            yield Finding("unused", "warn" if cap is None else cap[2], site, None, None, message, fix, SOURCE)
+            continue
         if cap is None or judged.call.unknown or (actual is not None and close(actual, cap[1])):
             continue
         by, value, severity = cap

@@ -118,6 +118,7 @@ ROWS = (
         ),
     ),
     Row("padding", masks.masks, "mask", ("visible",), masks.padding),
+    Row("mask", masks.masks, "mask", ("visible",), masks.structure),
     Row("mask_magnitude", formulas, "mask", ("fill", "fill_by", "fill_added"), bias.fill),
     Row(
         "sinks", formulas, "sinks", ("sinks",), formula.sinks,

@@ -207,15 +207,22 @@ def _is_length(factor: float | None, head_dim: int, off: float) -> bool:
 def softcap(both: Both[Formula]) -> Difference | None:
     """Its value; and its place, where one side has none. No factor of the logits makes up for its curve."""
     a, b = both.a.softcap, both.b.softcap
-    if same(a, b):
+    if same(a, b) and (a is None or both.a.softcap_by_logits == both.b.softcap_by_logits):
         return None
 
     def capped(formula: Formula) -> Formula:
         if b is None:
-            return replace(softcap_placed(formula, Formula()), softcap=None)
-        return replace(formula if formula.softcap is not None else softcap_placed(formula, both.b), softcap=b)
+            return replace(softcap_placed(formula, Formula()), softcap=None, softcap_by_logits=False)
+        placed = formula if formula.softcap is not None else softcap_placed(formula, both.b)
+        return replace(placed, softcap=b, softcap_by_logits=both.b.softcap_by_logits)
 
-    return Difference(a, b, edit=capped)
+    if both.a.softcap_by_logits == both.b.softcap_by_logits:
+        return Difference(a, b, edit=capped)
+    old, new = (
+        cap and f"{'z' if formula.softcap_by_logits else f'{cap:g}'} * tanh(z / {cap:g})"
+        for formula, cap in ((both.a, a), (both.b, b))
+    )
+    return Difference(old, new, edit=capped)
 
 
 def softcap_order(both: Both[Formula]) -> Difference | None:

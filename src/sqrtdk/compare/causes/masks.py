@@ -1,4 +1,4 @@
-"""How two masks differ: alignment, causal bound, window, padding.
+"""How two masks differ: alignment, causal bound, window, padding, and structure that is none of these.
 
 A causal mask of L rows and S keys begins at the upper left corner (least i - j = 0), as SDPA's `is_causal`, or ends at
 the lower right one (least i - j = L - S), as a decoder's with a cache. A band is taken to be aligned as the other is
@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
+from sqrtdk.compare.causes.structure import Words, blocks, documents, laid_otherwise, single_keys
 from sqrtdk.compare.masks import (
     CLOSED,
     NOT_APART,
@@ -23,8 +25,9 @@ from sqrtdk.compare.masks import (
     recompose,
     rows_differ,
     shape_of,
-    with_band,
     with_padding,
+    with_pattern,
+    with_stretches,
 )
 from sqrtdk.compare.numbers import of_formula
 from sqrtdk.compare.program import Formula
@@ -66,6 +69,8 @@ def masks(sides: Sides) -> Iterator[Both[Masks]]:
 def bands(sides: Sides) -> Iterator[Both[Masks]]:
     """The masks with their alignments."""
     for both in masks(sides):
+        if _lopsided(both) or _laid(both) is not None:
+            continue
         left, right = both.a.parts, both.b.parts
         if left.rows == 1 < left.keys:  # a row that is alone sees every key if it is the last
             left, right = _alone(left, right), _alone(right, left)
@@ -74,6 +79,19 @@ def bands(sides: Sides) -> Iterator[Both[Masks]]:
             corners = _corners(left.least, right.least, left.rows - left.keys)
         a, b = (Masks(x, y.formula, z) for x, y, z in zip((left, right), (both.a, both.b), corners, strict=True))
         yield replace(both, a=a, b=b)
+
+
+def _lopsided(both: Both[Masks]) -> bool:
+    """Whether one side alone hides keys that no named part does: what its parts seem to be is then not the whole."""
+    return (both.a.parts.rest is None) != (both.b.parts.rest is None)
+
+
+def _laid(both: Both[Masks]) -> Words | None:
+    """How B's mask is A's laid otherwise; None where one bound or the padding is all that differs."""
+    a, b = both.a.parts, both.b.parts
+    plain = None is a.rest is b.rest is a.documents is b.documents is a.blocks is b.blocks
+    unlike = [a.least != b.least, a.greatest != b.greatest, bool((a.padding != b.padding).any())]
+    return None if plain and sum(unlike) < 2 else laid_otherwise(a, b, _whole(both), "mask")
 
 
 def _alone(parts: Parts, other: Parts) -> Parts:
@@ -122,16 +140,25 @@ def _felt(greatest: int | None, shift: int, rows: int) -> int | None:
     return None if greatest is None or greatest + shift >= rows - 1 else greatest + shift
 
 
-def _banded(b: Formula, bounds: Callable[[Parts], Bounds]) -> Edit[Formula]:
-    """Another band, by the parts of the mask as it is then; keys that come in or go out are else as B has them."""
+def _put(b: Formula, moved: Callable[[Parts, Parts], Parts]) -> Edit[Formula]:
+    """What `moved` makes of the parts of the mask as it is then, and of B's."""
 
     def edit(formula: Formula) -> Formula:
         if formula.visible is None and b.visible is None:
             return formula
-        parts, other = _taken_apart(formula, b)
-        return _filled(formula, b, recompose(with_band(parts, *bounds(parts), other)))
+        return _filled(formula, b, recompose(moved(*_taken_apart(formula, b))))
 
     return edit
+
+
+def _banded(b: Formula, bounds: Callable[[Parts], Bounds]) -> Edit[Formula]:
+    """Another band; keys that come in or go out are else as B has them."""
+
+    def moved(parts: Parts, other: Parts) -> Parts:
+        least, greatest = bounds(parts)
+        return with_pattern(parts, other, least=least, greatest=greatest)
+
+    return _put(b, moved)
 
 
 def _filled(formula: Formula, other: Formula, visible: Tensor | None) -> Formula:
@@ -208,22 +235,54 @@ def _size(parts: Parts) -> int | str:
 
 def padding(both: Both[Masks]) -> Difference | None:
     """Padding is seen, or other keys are taken for it; or, of the same keys, rows of padding see other ones."""
-    a, b, formula = both.a.parts, both.b.parts, both.b.formula
+    a, b = both.a.parts, both.b.parts
     rows = rows_differ(a, b)
+    if _lopsided(both) or _laid(both) is not None:
+        return None
     if not bool((a.padding != b.padding).any()):
         if not bool(rows.any()):
             return None
-        words, text = (_rows(a), _rows(b)), _rows_text(a, b, rows)
+        old, new, text = _rows(a), _rows(b), _rows_text(a, b, rows)
+    elif (laid := laid_otherwise(a, b, _whole(both), "padding")) is not None:
+        old, new, text = laid
     else:
-        words = _keys(a), _keys(b)
-        text = _keys_text(*words)
+        old, new = _keys(a), _keys(b)
+        text = _keys_text(old, new)
+    return Difference(old, new, {"text": text}, _put(both.b.formula, with_padding))
 
-    def edit(own: Formula) -> Formula:
-        if own.visible is None and formula.visible is None:
-            return own
-        return _filled(own, formula, recompose(with_padding(*_taken_apart(own, formula))))
 
-    return Difference(*words, {"text": text}, edit)
+def structure(both: Both[Masks]) -> Difference | None:
+    """Documents, blocks, the same mask laid otherwise; keys without a pattern where no part and no row has them all."""
+    a, b, formula = both.a.parts, both.b.parts, both.b.formula
+    one, other = _whole(both)
+    stretches = [words for words in (documents(a, b), blocks(a, b)) if words is not None]
+    plain, laid = a.rest is None and b.rest is None, _laid(both)
+    if torch.equal(one, other):
+        return None
+    if laid is None and plain and stretches:
+        old, new = (", ".join(words[side] for words in stretches) for side in (0, 1))
+        text = "; ".join(words[2] for words in stretches)
+        return Difference(old, new, {"text": text}, _put(formula, with_stretches))
+    if laid is None and (plain or (not _lopsided(both) and _in_parts(a, b, other))):
+        return None
+    old, new, text = laid or single_keys((one, other))
+    return Difference(old, new, {"text": text}, lambda own: _filled(own, formula, formula.visible))
+
+
+def _whole(both: Both[Masks]) -> tuple[Tensor, Tensor]:
+    """Both masks, (B, H, L, S)."""
+    a = both.a.parts
+    everything = torch.ones(1, 1, a.rows, a.keys, dtype=torch.bool, device=a.padding.device)
+    found = (everything if x.visible is None else x.visible.bool() for x in (both.a.formula, both.b.formula))
+    one, other = (everything & mask for mask in found)
+    return one.expand_as(one | other), other.expand_as(one | other)
+
+
+def _in_parts(a: Parts, b: Parts, mask: Tensor) -> bool:
+    """Whether the named parts of B, put into A's mask, make it B's."""
+    moved = with_pattern(with_stretches(a, b), b, least=b.least, greatest=b.greatest)
+    made = recompose(with_padding(moved, b))
+    return bool((mask if made is None else made == mask).all())
 
 
 def _keys(parts: Parts) -> str:

@@ -133,6 +133,9 @@ def _structure(node: Node, views: tuple[Node, ...]) -> tuple[tuple[Step, ...], t
     if node.op == "add" and (residual := read_residual_mixing(node)) is not None:
         step, whole = residual
         return (step,), views, whole
+    if node.op == "mul" and (capped := _by_its_own_tanh(node)) is not None:
+        cap, logits = capped
+        return tuple(_written_at(node, (Softcap(cap, by_logits=True),))), views, logits
     return None
 
 
@@ -196,13 +199,38 @@ def _put_back(own: Node, base: Node, write: Node, node: Node, views: tuple[Node,
 # -- softcaps ----------------------------------------------------------------------------------------------------------
 
 
+def _by_its_own_tanh(node: Node) -> tuple[float, Node] | None:
+    """The c and the z of z * tanh(z / c): the logits in the place of the cap."""
+    operands = [arg for arg in node.args if isinstance(arg, Node)]
+    for bent, logits in (operands, operands[::-1]) if len(operands) == 2 else ():
+        at, divisor = _without_casts(bent), 1.0
+        if at.op != "tanh" or not logits.products:
+            continue
+        inner = at.main()
+        while inner is not None and _without_casts(inner) is not _without_casts(logits):
+            inner = _without_casts(inner)
+            by = inner.number(1)
+            if inner.op not in ("mul", "div") or not by:
+                break
+            divisor, inner = divisor * (by if inner.op == "div" else 1.0 / by), inner.main()
+        else:
+            return None if inner is None else (divisor, logits)
+    return None
+
+
+def _without_casts(node: Node) -> Node:
+    while node.op in ops.SAME and (main := node.main()) is not None:
+        node = main
+    return node
+
+
 def _fold_caps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """X / c, tanh, times c is one softcap; what does not cancel stays a scale."""
     folded: list[Step] = []
     rest = list(steps)
     while rest:
         step = rest.pop(0)
-        if isinstance(step, Softcap):
+        if isinstance(step, Softcap) and not step.by_logits:
             after, before = next((s for s in rest if isinstance(s, Scale)), None), folded[-1] if folded else None
             rest = [s for s in rest if s is not after]
             cap = 1.0 if after is None else after.factor.value

@@ -87,12 +87,14 @@ class Expression:
         alone = written == self._inner and self._terms == 1 and not written.endswith("^2")
         self._become(f"{written}^{exponent:g}" if alone else f"({written})^{exponent:g}")
 
-    def cap(self, cap: float | None) -> None:
-        """Put what is written, the masks too, through cap * tanh(. / cap)."""
+    def cap(self, cap: float | None, *, by_logits: bool = False) -> None:
+        """Put what is written, the masks too, through cap * tanh(. / cap), or through . * tanh(. / cap)."""
         self.settle(masks=True)
         inner = self._written() if self._terms == 1 else f"({self._written()})"
         self._become(f"tanh({inner} / {number(cap)})" if cap not in (None, 1.0) else f"tanh({self._written()})")
-        if cap is None:
+        if by_logits:
+            self._symbols = [inner]
+        elif cap is None:
             self._symbols = ["?"]
         else:
             self._coefficient = cap
@@ -224,18 +226,27 @@ class Sink(Step):
 
 @dataclass(frozen=True, slots=True)
 class Softcap(Step):
-    """cap * tanh(logits / cap) (Gemma 2, arXiv:2408.00118); `cap` is None where the number could not be read."""
+    """cap * tanh(logits / cap) (Gemma 2, arXiv:2408.00118); `cap` is None where the number could not be read.
+
+    With `by_logits` it is logits * tanh(logits / cap), which caps nothing: a mistake.
+    """
 
     cap: float | None = None
+    by_logits: bool = False
+
+    @property
+    def detail(self) -> str:
+        """What it is in place of a softcap: "z * tanh(z / 3)"; empty of one."""
+        return f"z * tanh(z / {self.cap or 1:.4g})" if self.by_logits else ""
 
     def write(self, expression: Expression) -> None:
-        expression.cap(self.cap)
+        expression.cap(self.cap, by_logits=self.by_logits)
 
     def stage(self) -> Stage:
-        return Stage("logits", "softcap", "" if self.cap is None else f"{self.cap:.4g}")
+        return Stage("logits", "softcap", self.detail or ("" if self.cap is None else f"{self.cap:.4g}"))
 
     def undo(self, sample: Sample) -> Sample:
-        if not self.cap:
+        if not self.cap or self.by_logits:
             return sample
         return replace(sample, logits=self.cap * (sample.logits / self.cap).clamp(-1 + 1e-12, 1 - 1e-12).atanh())
 

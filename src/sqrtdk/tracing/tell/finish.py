@@ -107,7 +107,7 @@ def finish(
         norm=query.norm or key.norm,
         norm_gain=query.norm_gain or key.norm_gain,
         rope=query.turned or key.turned,
-        softcap=next((step.cap for step in steps if isinstance(step, Softcap)), None),
+        softcap=next((step.cap for step in steps if isinstance(step, Softcap) and not step.by_logits), None),
         bias=next((step.name for _, step in biases), None),
         bias_scaled_by=next((by for by in mixed_in if by is not None), None),
         mask=sight.mask,

@@ -17,7 +17,7 @@ from torch import Tensor
 from sqrtdk.tracing.records import WITHOUT_PRODUCT, Factor, Scale
 from sqrtdk.tracing.spine.orient import coordinates
 from sqrtdk.tracing.spine.reading import Edges, Layout, Logits, Reading, Vectors
-from sqrtdk.tracing.steps import ZERO_ONE_FACTOR, Beside, Mix, Step, Unknown
+from sqrtdk.tracing.steps import ZERO_ONE_FACTOR, Beside, Mix, Softcap, Step, Unknown
 from sqrtdk.tracing.steps import Scale as Scaling
 from sqrtdk.tracing.steps.placed import Sample
 from sqrtdk.tracing.tape.graph import replay_all
@@ -130,6 +130,8 @@ def _why_no_slope(reading: Reading) -> str | None:
     for step in reading.steps:
         if isinstance(step, Beside):
             return step.text
+        if isinstance(step, Softcap) and step.by_logits:
+            return f"{step.detail} has no inverse"
         if isinstance(step, Mix) and (reason := step.fixed(reading.layout.heads, eps)) is not None:
             return reason
     if reading.carried.changes:

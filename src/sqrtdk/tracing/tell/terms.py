@@ -45,7 +45,7 @@ def _term(step: Step, reading: Reading, sight: Sight, used: Used) -> Term | None
     if isinstance(step, Scale):
         return Term("scale", _factor(step, reading), step.factor.source)
     if isinstance(step, Softcap):
-        return Term("softcap", step.cap)
+        return Term("softcap", step.cap, step.detail)
     if isinstance(step, Bias):
         added = None if step.addend is None else _at_logits(reading, step.addend)
         if added is not None and not added.is_floating_point():  # `q @ k.mT + mask` of a bool mask adds 0 and 1
@@ -157,7 +157,9 @@ def proven(call: CallTensors) -> bool:
         elif term.name == "bias" and by is not None:
             logits, error = logits + by, error + _size(by) * step
         elif term.name == "softcap" and isinstance(by, float):
-            logits = by * (logits / by).tanh()
+            bent = (logits / by).tanh()
+            # the slope of z * tanh(z / c) is 1.2 at most
+            logits, error = (logits * bent, 1.2 * error) if term.detail else (by * bent, error)
             error = error + logits.abs() * 3 * step
         error = error + logits.abs().nan_to_num(posinf=0.0) * step
     seeing = (visible & (logits > BOTTOM)).any(-1)
