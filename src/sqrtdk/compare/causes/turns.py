@@ -70,6 +70,11 @@ def unit(table: Tensor) -> Tensor:
     return torch.where(size > 0, table / size.clamp_min(torch.finfo(torch.float64).tiny), 1.0)
 
 
+def off(one: Tensor, other: Tensor) -> float:
+    """Radians that the angles of two tables are apart, at most."""
+    return float((unit(one.to(torch.complex128)) - unit(other.to(torch.complex128))).abs().max())
+
+
 @lru_cache(maxsize=KEPT)
 def take_apart(table: Tensor, frequencies: Tensor | None = None) -> Turn | None:
     """Positions, frequencies and amplitude of a table (B or 1, L, P).
