@@ -7,6 +7,7 @@ may differ at once: each is a change of A's table that leaves the other as it is
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -35,6 +36,7 @@ from sqrtdk.compare.suspect import Both, Difference, Edit
 
 MORE_DIGITS = 1e-6  # relative: bases that are less apart, as of tables that were made in float32, are one
 HALF = ("bfloat16", "float16")
+ROWS = 128  # that are enough to look for what is rounded
 FINER = 16  # times as fine as a dtype a side computes that can tell what was rounded to it
 
 
@@ -110,7 +112,7 @@ def _rounded(both: Both[Rotation], a: Turn | None, b: Turn | None, near: float) 
         for dtype in HALF:
             if turn is None or both.sides.slack * FINER > torch.finfo(getattr(torch, dtype)).eps:
                 continue
-            what = next((what for what, table in _roundings(turn, dtype) if _is_table(table, target, near)), "")
+            what = _what_is_rounded(turn, target, dtype, near)
             if what:
                 values = ("its own dtype", dtype) if turn is a else (dtype, "its own dtype")
                 text = f"rounds {what} of the rotation of {{parts}} to {dtype}, and A does not: keep them in float32"
@@ -118,6 +120,18 @@ def _rounded(both: Both[Rotation], a: Turn | None, b: Turn | None, near: float) 
                     text = f"does not round {what} of the rotation of {{parts}} to {dtype}, as A does"
                 return Difference(*values, {"text": text}, lambda own: replace(own, table=both.b.table))
     return None
+
+
+def _what_is_rounded(turn: Turn, target: Tensor, dtype: str, near: float) -> str:
+    """The part that makes the table the target, "" where none does; looked for in few rows, and looked at in all."""
+    some = torch.linspace(0, target.shape[1] - 1, min(target.shape[1], ROWS)).long()
+    sample = replace(turn, positions=turn.positions[:, some], amplitude=turn.amplitude[:, some])
+    fits = [_is_table(table, target[:, some], near) for _, table in _roundings(sample, dtype)]
+    found = next((i for i, fit in enumerate(fits) if fit), 0)
+    if not found:
+        return ""
+    what, table = next(itertools.islice(_roundings(turn, dtype), found, None))
+    return what if _is_table(table, target, near) else ""
 
 
 def _is_table(table: Tensor, target: Tensor, near: float) -> bool:
@@ -173,7 +187,7 @@ def _frequencies(both: Both[Rotation], a: Turn, b: Turn, near: float) -> Differe
     wanted = _wanted(a, b)
     if wanted is None or float((wanted - a.frequencies).abs().max()) * max(a.span, b.span) <= near:
         return None
-    words, laws = (base_words(a), base_words(b)), (law_of(a), law_of(b))
+    words, laws = (base_words(a, near), base_words(b, near)), (law_of(a), law_of(b))
     shown = [_with_base(word) for word in words]
     if words[0] == words[1]:
         words = _bases_apart(a, b, wanted)

@@ -39,7 +39,8 @@ def times_words(both: Both[Any], a: Turn | None, b: Turn | None, near: float) ->
     other = "key" if both.vector == "query" else "query"
     beside = [rotation(way_of(side, other)) for side in (both.sides.a, both.sides.b)]
     alone = all(x is not None for x in beside) and _one_table(beside[0].table, beside[1].table, near)  # type: ignore[union-attr]
-    if float((angles[1] - 2 * angles[0]).abs().max()) <= 2 * near and float(a.frequencies.abs().max()) <= 1 + near:
+    plain = abs(float(a.frequencies.abs().max()) - 1) <= near
+    if float((angles[1] - 2 * angles[0]).abs().max()) <= 2 * near and (alone or plain):
         once = f"and {'k' if other == 'key' else 'q'} once" if alone else "not once"
         return "once", "twice", f"turns {{parts}} twice, {once}"
     if float((angles[0] - 2 * angles[1]).abs().max()) <= 2 * near and alone:
