@@ -284,3 +284,44 @@ def test_a_slope_over_an_unknown_operation_is_no_verdict(factor: float) -> None:
     assert call.call.formula == "softmax(unknown(times)(0.3536 * q.k))"
     assert [f.severity for f in report.findings if f.rule == "unmeasured"] == ["warn"]
     assert report.exit_code == 0
+
+
+def angles(x: Tensor) -> Tensor:
+    return torch.arange(x.shape[-2])[:, None] * 100.0 ** -torch.linspace(0, 0.75, 4)
+
+
+def turned(x: Tensor, of_channels: Tensor | None = None, sign: float = -1.0) -> Tensor:
+    """As rotate_half does it, cos and sin of each channel given."""
+    of_channels = torch.cat([angles(x), angles(x)], -1) if of_channels is None else of_channels
+    first, second = x.chunk(2, -1)
+    return x * of_channels.cos() + torch.cat([sign * second, first], -1) * of_channels.sin()
+
+
+NO_ROTATION = {
+    "of neighbours": lambda x: turned(x, angles(x).repeat_interleave(2, -1)),
+    "without a sign": lambda x: turned(x, sign=1.0),
+}
+
+
+@each("turn", NO_ROTATION)
+def test_cos_and_sin_that_do_not_rotate_are_a_reason(turn) -> None:
+    def attend(q, k, v, mask):
+        return right(NO_ROTATION[turn](q), NO_ROTATION[turn](k), v, mask)
+
+    report = check(Attention(attend), (torch.randn(2, 12, 32),))
+    (finding,) = (f for f in report.findings if f.rule == "unmeasured")
+    assert finding.severity == "warn"
+    assert finding.message.startswith("the scale could not be judged: q and k are not rotated (their norms change); ")
+    assert "cat((angles, angles), -1) for halves" in finding.fix
+
+
+def test_q_that_is_rotated_twice_is_a_reason() -> None:
+    def attend(q, k, v, mask):
+        return right(turned(turned(q)), turned(k), v, mask)
+
+    report = check(Attention(attend), (torch.randn(2, 12, 32),))
+    (finding,) = (f for f in report.findings if f.rule == "unmeasured")
+    assert "q is rotated twice and k once: the two readings disagree" in finding.message
+    assert finding.fix == "rotate q and k once each"
+    both = check(Attention(lambda q, k, v, mask: right(turned(q), turned(k), v, mask)), (torch.randn(2, 12, 32),))
+    assert [f for f in both.findings if f.rule == "unmeasured"] == []

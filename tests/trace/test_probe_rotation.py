@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.probe.rotation import Rotation, RotationFit, base_of, fit_rotation, frequencies, shift_of
+from sqrtdk.tracing.probe.rotation import Rotation, RotationFit, base_of, fit_rotation, frequencies
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -108,29 +108,25 @@ def test_batches_of_positions_of_their_own() -> None:
     x, angle = torch.randn(2, 4, 16, 8), angles(positions, 8, 100.0)
     rotation = recover(x, turn(x, angle, "half")).rotation
     assert rotation.table.shape[0] == 2
-    shift = shift_of(table(angles(row(16), 8, 100.0)), rotation)
-    assert shift is not None
-    assert torch.equal(shift, torch.tensor([[0.0], [-5.0]]).double().expand(2, 16))
+    torch.testing.assert_close(rotation.table, table(angle).table, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("start", [1, -1, 7, 1000])
-def test_positions_that_are_off_by_a_constant(start: int) -> None:
-    a, b = (table(angles(row(32, first), 32, 1e4)) for first in (0, start))
-    shift = shift_of(a, b)
-    assert shift is not None
-    assert torch.equal(shift, torch.full((1, 32), float(start), dtype=torch.float64))
-
-
-def test_positions_that_are_not_reset_in_a_packed_row() -> None:
-    a = table(angles(torch.cat([row(20), row(12)], 1), 32, 1e4))
-    shift = shift_of(a, table(angles(row(32), 32, 1e4)))
-    assert shift is not None
-    assert shift[0].tolist() == [0.0] * 20 + [20.0] * 12
-
-
-def test_another_base_is_no_shift() -> None:
-    assert shift_of(table(angles(row(32), 32, 1e4)), table(angles(row(32), 32, 5e5))) is None
-    assert shift_of(table(angles(row(32), 32, 1e4)), table(angles(row(32), 16, 1e4))) is None
+@pytest.mark.parametrize(("layout", "spread"), [("half", "interleaved"), ("interleaved", "half")])
+@pytest.mark.parametrize("width", [16, 12])
+def test_a_table_that_is_laid_out_for_the_other_layout(layout: str, spread: str, width: int) -> None:
+    """`x * cos + rotate_half(x) * sin` with `angles.repeat_interleave(2, -1)`: lengths change."""
+    x, angle = torch.randn(2, 4, 24, 16), angles(row(24), width, 1e4)
+    over = {"half": torch.cat([angle, angle], -1), "interleaved": angle.repeat_interleave(2, -1)}[spread][:, None]
+    turning, rest = x[..., :width], x[..., width:]
+    if layout == "half":
+        beside = torch.cat([-turning[..., width // 2 :], turning[..., : width // 2]], -1)
+    else:
+        beside = torch.stack([-turning[..., 1::2], turning[..., ::2]], -1).flatten(-2)
+    y = torch.cat([turning * over.cos() + beside * over.sin(), rest], -1)
+    rotation = recover(x, y.float()).rotation
+    assert (rotation.layout, rotation.spread, rotation.width) == (layout, spread, width)
+    torch.testing.assert_close(rotation.table, table(angle).table, rtol=0, atol=1e-5)
+    assert fit_rotation(x[:1, :1], y[:1, :1].float()) is None  # too few numbers to tell
 
 
 def test_frequencies_that_are_not_geometric_have_no_base() -> None:

@@ -12,10 +12,11 @@ from torch import Tensor
 from sqrtdk.compare.compute import dtype_of, follow
 from sqrtdk.compare.fit import fit_norm, fit_rotation
 from sqrtdk.compare.observed import Seen
-from sqrtdk.compare.program import Affine, Change, Formula, Opaque, Own, Program, Rounded, Way
+from sqrtdk.compare.program import Affine, Change, Formula, Opaque, Own, Program, Rotation, Rounded, Way
 from sqrtdk.compare.rounded_norm import rounded_norm
 from sqrtdk.tracing.tensors import CallTensors, Term, Waypoint
 
+_UNIT, _YARN = 1e-3, 1.6  # amplitudes of rotations: 1, but for rounding, to 0.1 log(factor) + 1
 _ROUNDINGS = 4.0  # of casts and factors between what was projected and what met
 
 
@@ -54,8 +55,26 @@ def way_of(seen: Seen, dtype: torch.dtype) -> Way:
         if point is seen.steps[-1] and point.name == "norm" and isinstance(steps[-1], Opaque):
             steps[-1:] = rounded_norm(before, point.values, point.detail, dtype) or steps[-1:]
         before = point.values
+    steps = _one_rotation(steps, seen, dtype)
     way = Way(affine, tuple(steps), seen.heads, seen.scaled)
     return way if steps or _gives(way, seen, dtype) else replace(way, steps=(Opaque("not recorded"),), scaled=1.0)
+
+
+def _one_rotation(steps: list[Change], seen: Seen, dtype: torch.dtype) -> list[Change]:
+    """The steps with one rotation for the last ones, where these are several, or not known, and one by their values.
+
+    Cached keys and new ones that were turned apart, cat(turn(past), turn(k)), or q that was turned twice.
+    """
+    first = next((i for i, step in enumerate(steps) if isinstance(step, Rotation | Opaque)), len(steps))
+    if len(steps) - first < 2 and not any(isinstance(step, Opaque) for step in steps):
+        return steps
+    before = seen.projected if first == 0 else seen.steps[first - 1].values
+    if before is None or before.shape != seen.used.shape:
+        return steps
+    whole = fit_rotation(before, seen.used, dtype=dtype)
+    if whole is None or (whole.amplitude is not None and not 1 - _UNIT < whole.amplitude < _YARN):
+        return steps  # with a factor that the trace could not tell from the steps, and the other side may
+    return [*steps[:first], whole.rotation]
 
 
 def _gives(way: Way, seen: Seen, dtype: torch.dtype) -> bool:

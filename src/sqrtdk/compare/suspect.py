@@ -130,7 +130,8 @@ class Difference:
     Attributes:
         a: what A does, as the record has it.
         b: what B does.
-        words: what fills the blanks of the row's sentence; `a` and `b` are filled in where they are not among them.
+        words: what fills the blanks of the row's sentence; `a` and `b` are filled in where they are not among them, and
+            a `text` takes the place of the sentence.
         edit: makes A's part B's; by default B's fields are put in.
         key: differences of q, k and v that have the same key are one; by default those of the same `a` and `b`.
     """
@@ -152,7 +153,8 @@ class Row:
         stage: of a formula where the row acts; of a vector what follows its name: "norm" of "query norm".
         fields: that the change makes B's.
         compare: how they differ; None where they are the same.
-        text: half a sentence with B as its subject, blanks as {this}; or three: B has none, A has none, both have.
+        text: half a sentence with B as its subject, blanks as {this}; or three: B has none, A has none, both have. That
+            of a difference takes its place.
         digits: in which two numbers are told apart in the sentence, more where that takes more.
     """
 
@@ -161,7 +163,7 @@ class Row:
     stage: str
     fields: tuple[str, ...]
     compare: Callable[[Both[Any]], Difference | None]
-    text: str | tuple[str, str, str] = "{text}"
+    text: str | tuple[str, str, str] = ""
     digits: int = 4
 
 
@@ -212,7 +214,7 @@ def _alike(one: Difference, other: Difference) -> bool:
 
 
 def _sentence(row: Row, found: Difference, letters: dict[str, str]) -> str:
-    a, b, text = found.a, found.b, row.text
+    a, b, text = found.a, found.b, found.words.get("text", row.text)
     if isinstance(a, float) and isinstance(b, float):
         a, b = told_apart(a, b, row.digits)
     if isinstance(text, tuple):

@@ -103,7 +103,10 @@ def test_part_of_the_pairs_by_the_table_of_the_whole_head() -> None:
     partial, whole = rotary(angles(10000.0, SIZE // 2)), rotary(angles(10000.0, moving=SIZE // 4))
     (cause,) = causes(compared(partial, whole))
     assert cause.name == "rope_partial"
-    assert cause.text == "turns the first 4 of 8 pairs of all 16 channels of q and k instead of channels 0 to 7 of 16"
+    assert cause.text == (
+        "turns the first 4 of 8 pairs of all 16 channels of q and k (pairs c and c + 8 by base^(-2c/16)) "
+        "instead of channels 0 to 7 of 16 (pairs c and c + 4 by base^(-2c/8))"
+    )
 
 
 def test_a_model_without_norms_has_no_stage_of_a_norm() -> None:

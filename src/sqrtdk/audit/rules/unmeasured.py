@@ -1,7 +1,7 @@
 """What could not be judged: nothing of it may look fine.
 
 - a call whose scale could not be read: warn, with what was seen up to the point where it was lost. Heads without
-  dimensions have none to judge;
+  dimensions have none to judge. Rotary tables that do not rotate are a reason of their own;
 - an additive score, which has no scale to judge: note;
 - a distance score, whose coefficient is in the unit of its distances: note;
 - an attention that ran and could not be read at all, or was not found in a module that is one: warn; a note where it is
@@ -28,10 +28,16 @@ from sqrtdk.models.attentions import IDLE, silent_attentions
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.lower.contract import WITHOUT_SOFTMAX
 from sqrtdk.tracing.records import DOUBTFUL, NEVER_USED, NOT_SEEN, NotMeasured
+from sqrtdk.tracing.spine.rotations import NOT_ROTATED
 
 SOURCE = "what was not judged is not known to be right"
 SEEN = "seen up to there"
 _LOST = "judge it by hand, or write the step that was lost with operations that the trace follows"
+_TO_ROTATE = (
+    "lay out cos and sin as the channels are paired, cat((angles, angles), -1) for halves and "
+    "angles.repeat_interleave(2, -1) for neighbours, and negate the second channel of each pair"
+)
+_TURNS = {(2, 1): "q is rotated twice and k once", (1, 2): "k is rotated twice and q once"}  # how often q, k
 _UNRUN = "give inputs that run it"
 _UNUSED = (NEVER_USED, NOT_SEEN, *DOUBTFUL)
 
@@ -81,8 +87,14 @@ def unmeasured(context: Context) -> Iterable[Finding]:
             yield _finding("note", call.site, message, _LOST, call.softmax_at)
         elif judged.verdict == UNMEASURED and (call.head_dim > 0 or call.unknown):
             formula = f"; {SEEN}: {call.formula}" if call.formula else ""
-            message = f"the scale could not be judged: {judged.reason}{formula}{place}"
-            yield _finding("warn", call.site, message, _LOST, of_loss(call))
+            reason, fix = judged.reason, _LOST
+            if NOT_ROTATED in call.unknown:
+                reason, fix = "q and k are not rotated (their norms change)", _TO_ROTATE
+            turns = tuple(sum((stage.where, stage.name) == (x, "rope") for stage in call.stages) for x in "qk")
+            if turns in _TURNS:
+                reason, fix = f"{_TURNS[turns]}: {reason}", "rotate q and k once each"
+            message = f"the scale could not be judged: {reason}{formula}{place}"
+            yield _finding("warn", call.site, message, fix, of_loss(call))
         elif context.mode == "dynamic" and call.stats is None and call.head_dim > 0:
             why = call.stats_reason or "no reason given"
             message = f"the logits could not be measured: {why}{place}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from sqrtdk.compare.causes import bias, formula, masks, norms, projections, rotations
+from sqrtdk.compare.causes import angles, bias, formula, masks, norms, projections, rotations
 from sqrtdk.compare.suspect import QK, QKV, Row, Sides, Suspicion, formulas, suspicions, ways
 
 KV = ("key", "value")
@@ -50,7 +50,7 @@ ROWS = (
     ),
     Row(
         "rope_partial", rotations.like_rotations, "rotation", (), rotations.channels,
-        "turns {b} of {parts} instead of {a}",
+        "turns {b} of {parts}{of_b} instead of {a}{of_a}",
     ),
     Row(
         "rope_layout", rotations.rotations, "rotation", (), rotations.layout,
@@ -58,17 +58,10 @@ ROWS = (
     ),
     Row("rope_layout", rotations.rotations, "rotation", (), rotations.direction, "turns {parts} {b}"),
     Row(
-        "rope_base", rotations.like_rotations, "rotation", (), rotations.frequencies,
+        "rope_base", rotations.like_rotations, "rotation", (), angles.of_kind("rope_base"),
         "turns {parts} with {b} instead of {a}",
     ),
-    Row(
-        "positions", rotations.like_rotations, "rotation", (), rotations.positions,
-        "counts the positions of {parts} {since}{b} instead of {a}{off}",
-    ),
-    Row(
-        "positions", rotations.like_rotations, "rotation", (), rotations.angles,
-        "turns {parts} by other angles, of no one position a row",
-    ),
+    Row("positions", rotations.like_rotations, "rotation", (), angles.of_kind("positions")),
     Row("length_factor", rotations.like_rotations, "rotation", (), rotations.amplitude, AMPLITUDE),
     Row("length_factor", ways(*QK), "rotation", ("scaled",), rotations.amplitude_as_factor, AMPLITUDE),
     Row("length_factor", formulas, "scale", ("scale",), formula.of_rows),
@@ -124,6 +117,7 @@ ROWS = (
         "sinks", formulas, "sinks", ("sinks",), formula.sinks,
         ("leaves out the sinks ({a})", "has sinks ({b}), which A has not", "has other sinks ({b} in place of {a})"),
     ),
+    Row("rounding", rotations.like_rotations, "rotation", (), angles.of_kind("rounding")),
     Row("rounding", ways(*QKV), "", (), formula.rounded_vector),
     Row(
         "rounding", formulas, "weights", ("logits_dtype", "weights_dtype", "own"), formula.rounded_logits_and_weights

@@ -17,6 +17,7 @@ from torch import Tensor
 SAMPLE = 128  # steps among which the commonest is searched
 MOST_RUNS = 256  # of rows one position apart: more are no positions
 FAR = 2**17  # largest position that is searched for
+MOST_LOST = 32  # places that are searched for so far: more are no positions
 WHOLE = 2e-3  # a position that near to a whole number is one
 FITS = 0.1  # angle in radians: nine tenths of a table must fit that well
 LEAST_IN_RUNS = 0.25  # of the rows follow the one before: else there is no commonest step, and no frequency
@@ -68,6 +69,11 @@ def unit(table: Tensor) -> Tensor:
     """The table without its amplitude; 1 where that is 0."""
     size = table.abs()
     return torch.where(size > 0, table / size.clamp_min(torch.finfo(torch.float64).tiny), 1.0)
+
+
+def off(one: Tensor, other: Tensor) -> float:
+    """Radians that the angles of two tables are apart, at most."""
+    return float((unit(one.to(torch.complex128)) - unit(other.to(torch.complex128))).abs().max())
 
 
 @lru_cache(maxsize=KEPT)
@@ -173,7 +179,7 @@ def _places(turned: Tensor, frequencies: Tensor, rows: int) -> list[float]:
     near = torch.arange(-2 * rows - 64, 4 * rows + 64, dtype=torch.float64) / 2
     best, fits = _best(turned, frequencies, near)
     lost = (fits < 1 - FITS**2).nonzero()[:, 0]
-    if len(lost):
+    if 0 < len(lost) <= MOST_LOST:
         far, far_fits = _best(turned[lost], frequencies, torch.arange(-CHUNK, FAR, dtype=torch.float64))
         found = (far_fits > fits[lost]) & (_by_chance(far_fits, frequencies) < CHANCE)
         best[lost] = torch.where(found, far, best[lost])

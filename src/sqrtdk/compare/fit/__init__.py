@@ -5,9 +5,4 @@ from sqrtdk.compare.fit.norm import fit_norm as fit_norm
 from sqrtdk.compare.fit.scale import ScaleFit as ScaleFit
 from sqrtdk.compare.fit.scale import fit_scale as fit_scale
 from sqrtdk.compare.fit.scale import fit_softcap as fit_softcap
-from sqrtdk.tracing.probe.rotation import BaseFit as BaseFit
-from sqrtdk.tracing.probe.rotation import RotationFit as RotationFit
-from sqrtdk.tracing.probe.rotation import base_of as base_of
 from sqrtdk.tracing.probe.rotation import fit_rotation as fit_rotation
-from sqrtdk.tracing.probe.rotation import frequencies as frequencies
-from sqrtdk.tracing.probe.rotation import shift_of as shift_of

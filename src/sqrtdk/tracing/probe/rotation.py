@@ -5,6 +5,10 @@ where their tables are one. The pairs are those of the layout that gives the val
 apart, and each distance is tried; those of "interleaved" are neighbours. An amplitude that is the same everywhere is
 part of the table; only where that fails is one left free for each pair and row.
 
+Where no pairs turn so, cos and sin may be laid over the channels in the order of the other layout:
+`x * cos + rotate_half(x) * sin` with angles of neighbours. It changes lengths, so that it is no rotation, and is told
+by a `spread` that is not the layout.
+
 What can't be told from values: at R = 2 both layouts are one ("half" is said); a pair that turns by less than rounding
 does not show. Of neighbours such pairs at the end are counted as turning where, by the frequencies of those before,
 they would not show, and the base is a usual one with them.
@@ -40,11 +44,13 @@ class Rotation:
         table: (B or 1, L, R / 2) complex: by what pair i at row l is multiplied.
         layout: "half": channel i with channel i + R / 2; "interleaved": 2 i with 2 i + 1.
         first: the first channel that turns; R channels do from there on.
+        spread: the layout by whose pairs the table is laid over the channels; "" for that of the pairs themselves.
     """
 
     table: Tensor
     layout: str
     first: int = 0
+    spread: str = ""
 
     @property
     def width(self) -> int:
@@ -75,15 +81,36 @@ def apply_rotation(rotation: Rotation, values: Tensor) -> Tensor:
         >>> apply_rotation(quarter, torch.tensor([3.0, 4.0]).reshape(1, 1, 1, 2)).flatten().tolist()
         [-4.0, 3.0]
     """
-    result, width = values.double().clone(), rotation.width
-    turning = result[..., rotation.first : rotation.first + width]
-    if rotation.layout == "half":
-        first, second = turning[..., : width // 2], turning[..., width // 2 :]
-    else:
-        first, second = turning[..., ::2], turning[..., 1::2]
-    turned = torch.complex(first, second) * rotation.table.to(torch.complex128)[:, None]
-    first.copy_(turned.real)  # views of `result`
-    second.copy_(turned.imag)
+    result, order = values.double().clone(), rotation.spread or rotation.layout
+    turning = result[..., rotation.first : rotation.first + rotation.width]  # a view of `result`
+    table = rotation.table.to(torch.complex128)[:, None]
+    cos, sin = (over_channels(part, order) for part in (table.real, table.imag))
+    turning.copy_(turning * cos + _beside(turning, rotation.layout) * sin)
+    return result
+
+
+def halves(channels: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    """Views of the first and of the second channels of all pairs, of channels in the last axis.
+
+    Example:
+        >>> [halves(torch.arange(4), layout)[1].tolist() for layout in ("half", "interleaved")]
+        [[2, 3], [1, 3]]
+    """
+    if layout == "half":
+        return channels[..., : channels.shape[-1] // 2], channels[..., channels.shape[-1] // 2 :]
+    return channels[..., ::2], channels[..., 1::2]
+
+
+def over_channels(pairs: Tensor, layout: str) -> Tensor:
+    """One number a pair, (..., R / 2), at both of its channels, (..., R)."""
+    return torch.cat([pairs, pairs], -1) if layout == "half" else pairs.repeat_interleave(2, -1)
+
+
+def _beside(channels: Tensor, layout: str) -> Tensor:
+    """What the sines multiply: (a, b) of each pair as (-b, a)."""
+    result = torch.empty_like(channels)
+    for place, part, sign in zip(halves(result, layout), reversed(halves(channels, layout)), (-1.0, 1.0), strict=True):
+        place.copy_(sign * part)
     return result
 
 
@@ -136,40 +163,6 @@ def base_of(rotation: Rotation, *, width: int | None = None, tolerance: float = 
     turns = (steps[known].abs() * length).clamp(max=1.0)  # what turns little is known less well
     residual = float((((y - stretch.log() - slope * x).expm1().abs()) * turns).max())
     return BaseFit(float(slope.exp()), float(stretch), residual) if residual <= tolerance else None
-
-
-def shift_of(a: Rotation, b: Rotation, *, steps: Tensor | None = None, noise: float = 1e-2) -> Tensor | None:
-    """By how many positions each row of B is ahead of A's, (B or 1, L); None where no shift of positions is it.
-
-    Args:
-        a: rotation of A.
-        b: rotation of B, of the same width and layout.
-        steps: frequencies; None: those of A.
-        noise: radians that an angle may be off by.
-    """
-    if a.width != b.width or a.layout != b.layout or a.table.shape[1] != b.table.shape[1]:
-        return None
-    steps = frequencies(a) if steps is None else steps
-    turned = b.table.to(torch.complex128) * a.table.to(torch.complex128).conj()
-    shift = positions_of(turned, steps, noise=noise)
-    beside = _wrapped(turned.angle() - shift[..., None] * steps)
-    return shift if bool((beside.abs() <= noise + 1e-9).all()) else None
-
-
-def positions_of(table: Tensor, steps: Tensor, *, noise: float = 1e-2) -> Tensor:
-    """Positions (B or 1, L) at which pairs of such frequencies have the angles of a table (B or 1, L, R / 2).
-
-    Whole numbers where the angles allow them.
-    """
-    order = steps.abs().argsort()
-    order = order[steps.abs()[order] > 0]
-    angles, position = table.to(torch.complex128).angle(), torch.zeros(table.shape[:2], dtype=torch.float64)
-    for pair in order.tolist():
-        step = float(steps[pair])
-        position = position + _wrapped(angles[..., pair] - position * step) / step
-    whole = position.round()
-    fastest = float(steps.abs().max()) if steps.numel() else 0.0
-    return torch.where((position - whole).abs() * fastest <= noise, whole, position)
 
 
 def would_not_show(rotation: Rotation, noise: float) -> bool:
@@ -234,8 +227,8 @@ def _turning(x: Tensor, y: Tensor, u: float) -> list[int]:
     return [int(i) for i in beside.nonzero()[:, 0]]
 
 
-def _search(x: Tensor, y: Tensor, u: float, turning: list[int]) -> tuple[str, int, int] | None:
-    """Layout, first channel and width of the least residual, on a sample of rows; of equals the first."""
+def _search(x: Tensor, y: Tensor, u: float, turning: list[int]) -> tuple[str, int, int, str] | None:
+    """Layout, first channel, width and spread of the least residual, on a sample of rows; of equals the first."""
     features, first, last = x.shape[-1], turning[0], turning[-1]
     rows = _informative(x, y)
     x, y = x[:, :, rows], y[:, :, rows]
@@ -245,12 +238,15 @@ def _search(x: Tensor, y: Tensor, u: float, turning: list[int]) -> tuple[str, in
     if width > 2 or first % 2 or last % 2 == 0:
         tried.append(("interleaved", even, width))
     tried += [("half", begin, 2 * half) for begin, half in _halves(turning, features)]
-    best: tuple[float, tuple[str, int, int]] | None = None
-    for candidate in dict.fromkeys(tried):
-        fit = _fit(x, y, u, *candidate)
-        if fit is not None and (best is None or fit.residual < best[0]):
-            best = (fit.residual, candidate)
-    return None if best is None else best[1]
+    for spread in ({}, {"half": "interleaved", "interleaved": "half"}):
+        fits = {}
+        for layout, begin, wide in dict.fromkeys(tried):
+            candidate = (layout, begin, wide, spread.get(layout, ""))
+            if (fit := _fit(x, y, u, *candidate)) is not None:
+                fits[candidate] = fit.residual
+        if fits:
+            return min(fits, key=lambda one: fits[one])
+    return None
 
 
 def _halves(turning: list[int], features: int) -> list[tuple[int, int]]:
@@ -274,31 +270,40 @@ def _informative(x: Tensor, y: Tensor) -> Tensor:
     return spaced[moved.argsort(descending=True)[:ROWS]].sort().values
 
 
-def _pairs(values: Tensor, layout: str, first: int, width: int) -> Tensor:
-    turning = values[..., first : first + width]
-    if layout == "half":
-        return torch.complex(turning[..., : width // 2].contiguous(), turning[..., width // 2 :].contiguous())
-    return torch.complex(turning[..., ::2].contiguous(), turning[..., 1::2].contiguous())
-
-
-def _fit(x: Tensor, y: Tensor, u: float, layout: str, first: int, width: int) -> RotationFit | None:
+def _fit(x: Tensor, y: Tensor, u: float, layout: str, first: int, width: int, spread: str = "") -> RotationFit | None:
     """The table of one layout: of one amplitude or of many, of all batches or of each."""
-    before, after = _pairs(x, layout, first, width), _pairs(y, layout, first, width)
-    upper, lower = (before.conj() * after).sum(1), before.abs().square().sum(1)
+    order, (before, after) = spread or layout, (values[..., first : first + width] for values in (x, y))
+    beside = _beside(before, layout)
+
+    def over_pairs(one: Tensor, other: Tensor) -> Tensor:
+        """Sums over heads and the two channels that have one number of the table, (B, L, R / 2)."""
+        return sum(halves(one * other, order)).sum(1)  # type: ignore[union-attr]
+
+    # least squares of after = cos * before + sin * beside; of pairs that turn `crossed` is 0
+    squares = over_pairs(before, before), over_pairs(beside, beside)
+    crossed, along, across = over_pairs(before, beside), over_pairs(before, after), over_pairs(beside, after)
     overdetermined = x.shape[0] * x.shape[1] > 1
     for together in (True, False) if x.shape[0] > 1 else (True,):
-        up, low = (upper.sum(0, keepdim=True), lower.sum(0, keepdim=True)) if together else (upper, lower)
-        free = torch.where(low > 0, up / low.masked_fill(low == 0, 1.0), torch.ones_like(up))
+        sums = [part.sum(0, keepdim=True) if together else part for part in (*squares, crossed, along, across)]
+        free = _solved(*sums)
         for one in (True, False):
-            if not one and not (overdetermined and (together or x.shape[1] > 1)):
+            if not one and (spread or not (overdetermined and (together or x.shape[1] > 1))):
                 continue
-            amplitude = _amplitude(free, low)
+            amplitude = _amplitude(free, sums[0])
             table = free / free.abs().clamp(min=1e-300) * amplitude if one else free
-            rotation = Rotation(table, layout, first)
-            residual = _residual(x, y, before, rotation, u)
+            rotation = Rotation(table, layout, first, spread)
+            residual = _residual(x, y, rotation, u)
             if residual <= LIMIT:
                 return RotationFit(rotation, amplitude if one else None, residual)
     return None
+
+
+def _solved(xx: Tensor, rr: Tensor, xr: Tensor, xy: Tensor, ry: Tensor) -> Tensor:
+    """The table, cos + i sin, of the normal equations; 1 where nothing is known."""
+    size = xx * rr - xr * xr
+    known = size > 0
+    size = size.masked_fill(~known, 1.0)
+    return torch.where(known, torch.complex((xy * rr - ry * xr) / size, (ry * xx - xy * xr) / size), 1.0)
 
 
 def _amplitude(table: Tensor, weight: Tensor) -> float:
@@ -307,21 +312,21 @@ def _amplitude(table: Tensor, weight: Tensor) -> float:
     return 1.0 if abs(amplitude - 1.0) < torch.finfo(torch.float32).eps else amplitude
 
 
-def _residual(x: Tensor, y: Tensor, before: Tensor, rotation: Rotation, u: float) -> float:
-    turned = apply_rotation(rotation, x)
-    length = before.abs() * rotation.table.abs()[:, None]
+def _residual(x: Tensor, y: Tensor, rotation: Rotation, u: float) -> float:
+    span = slice(rotation.first, rotation.first + rotation.width)
+    length = torch.hypot(*halves(x[..., span], rotation.layout))
+    amplitude = over_channels(rotation.table.abs()[:, None], rotation.spread or rotation.layout)
     sizes = x.abs()
-    middle = torch.cat([length, length], -1) if rotation.layout == "half" else length.repeat_interleave(2, -1)
-    sizes[..., rotation.first : rotation.first + rotation.width] = middle
-    beside = (turned - y).abs()
-    return float((beside / (u * sizes).clamp(min=1e-300)).masked_fill(beside == 0, 0.0).max())
+    sizes[..., span] = over_channels(length, rotation.layout) * amplitude
+    off = (apply_rotation(rotation, x) - y).abs()
+    return float((off / (u * sizes).clamp(min=1e-300)).masked_fill(off == 0, 0.0).max())
 
 
-def _whole(x: Tensor, y: Tensor, u: float, layout: str, first: int, width: int) -> RotationFit | None:
+def _whole(x: Tensor, y: Tensor, u: float, layout: str, first: int, width: int, spread: str = "") -> RotationFit | None:
     """The fit on all rows; of neighbours, of the width whose base is a usual one, if the rest would not show."""
-    fit = _fit(x, y, u, layout, first, width)
+    fit = _fit(x, y, u, layout, first, width, spread)
     rest = (x.shape[-1] - first) // 2 * 2
-    if fit is None or layout == "half" or width == rest or not would_not_show(fit.rotation, u * STILL):
+    if fit is None or layout == "half" or spread or width == rest or not would_not_show(fit.rotation, u * STILL):
         return fit
     quarters = [q for q in (x.shape[-1] * share // 4 for share in (4, 3, 2, 1)) if q % 2 == 0 and width <= q <= rest]
     for usual in USUAL:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
@@ -43,7 +43,9 @@ class Amplitude:
     decay: Tensor | None = None
 
 
+NOT_ROTATED = "cos and sin that do not rotate"
 _amplitudes: WeakKeyDictionary[Node, Amplitude | None] = WeakKeyDictionary()
+_skewed: WeakSet[Node] = WeakSet()  # of those without one, where lengths were measured and change with the direction
 
 
 def rotated(node: Node, where: str, follow: Follow) -> Side | None:
@@ -72,6 +74,7 @@ def rotated(node: Node, where: str, follow: Follow) -> Side | None:
         return side
     if amplitude is None:
         name = "a factor inside a rotation" if scaled else "rotary table of varying amplitude"
+        name = NOT_ROTATED if node in _skewed else name
         return side.then(Stage(where, "rope"), rope=True, unknown=(*side.unknown, name))
     return turned(side, amplitude, where)
 
@@ -98,6 +101,8 @@ def amplitude_of(source: Node, node: Node) -> Amplitude | None:
         part = part_between(source, node)
         try:
             _amplitudes[node] = None if part is None else _measured(part, _made_up(part))
+            if part is not None and _amplitudes[node] is None:
+                _skewed.add(node)
         except Exception:  # an operand without values, or an operation that does not take these
             _amplitudes[node] = None
     return _amplitudes[node]

@@ -1,0 +1,281 @@
+"""Where rows stand, in words: from which position on, behind a cache, in a padded sequence, on the axes of an image.
+
+Every function is given what both sides do and gives what A does, what B does, and half a sentence with B as its
+subject, in which {parts} stands for q, k or both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.compare.causes.turns import Turn, off, take_apart, unit
+from sqrtdk.compare.numbers import told_apart
+from sqrtdk.compare.suspect import Both, rotation, way_of
+
+APART = 16.0  # times what angles may be off by: those that are as far apart are of two positions
+LEAST = 1e-4  # radians: frequencies are known from few steps
+WHOLE = 0.05  # of a position: a multiple of the least step that near to a whole number is one
+Words = tuple[str, str, str]
+
+
+# -- one position a row ------------------------------------------------------------------------------------------------
+
+
+def times_words(both: Both[Any], a: Turn | None, b: Turn | None, near: float) -> Words | None:
+    """One side turns a vector twice: all its angles are two times the other's.
+
+    All positions halved, of q and of k, are a linear scaling of the frequencies on the side that has less.
+    """
+    if a is None or b is None:
+        return None
+    angles = [turn.positions[..., None] * turn.frequencies for turn in (a, b)]
+    if angles[0].shape[1:] != angles[1].shape[1:]:
+        return None
+    other = "key" if both.vector == "query" else "query"
+    beside = [rotation(way_of(side, other)) for side in (both.sides.a, both.sides.b)]
+    alone = all(x is not None for x in beside) and _one_table(beside[0].table, beside[1].table, near)  # type: ignore[union-attr]
+    plain = abs(float(a.frequencies.abs().max()) - 1) <= near
+    if float((angles[1] - 2 * angles[0]).abs().max()) <= 2 * near and (alone or plain):
+        once = f"and {'k' if other == 'key' else 'q'} once" if alone else "not once"
+        return "once", "twice", f"turns {{parts}} twice, {once}"
+    if float((angles[0] - 2 * angles[1]).abs().max()) <= 2 * near and alone:
+        return "twice", "once", "turns {parts} once, where A does twice"
+    return None
+
+
+def _one_table(one: Tensor, other: Tensor, near: float) -> bool:
+    return one.shape[1:] == other.shape[1:] and off(one, other) <= near
+
+
+def places_words(both: Both[Any], a: Tensor, b: Tensor) -> tuple[str, str, str, str | None]:
+    """How the positions (B or 1, L) differ, and the key of what q and k have in common."""
+    a, b = a + 0 * b, b + 0 * a
+    shift, words = b - a, (_in_words(a[0]), _in_words(b[0]))
+    cached = _cached(both)
+    found = _behind_cache(both.vector, a[0], b[0], cached) if bool((shift == shift[0]).all()) else None
+    if found is not None:
+        return *words, found, found
+    if bool((shift == shift[0, 0]).all()):
+        text = f"counts the positions of {{parts}} {words[1]} instead of {words[0]}: off by {float(shift[0, 0]):+g}"
+        return *words, text, None
+    sequence, row = divmod(int(shift.abs().flatten().argmax()), shift.shape[1])
+    if bool((shift == shift[0]).all()):
+        if words[0] == words[1]:
+            old, new = told_apart(float(a[0, row]), float(b[0, row]), 6)
+            words = f"{old} at row {row}", f"{new} at row {row}"
+        since = int((shift[0] != 0).nonzero()[0])
+        text = f"counts the positions of {{parts}} otherwise from row {since} on: {words[1]} instead of {words[0]}"
+        return *words, text, None
+    last = shift.shape[1] - 1
+    row = last if float(shift[sequence, last]) == float(shift[sequence, row]) else row
+    old, new = told_apart(float(a[sequence, row]), float(b[sequence, row]), 6)
+    padding = _padding(both, sequence)
+    where = f"at row {row} of sequence {sequence}" if shift.shape[1] > 1 else f"in sequence {sequence}"
+    why = ""
+    if padding and abs(float(shift[sequence, row])) == padding:
+        counts = "counts" if new > old else "does not count"
+        why = f": it {counts} the {padding} tokens of padding in front"
+    text = f"gives {{parts}} position {new} in place of {old} {where}{why}"
+    return f"{old} {where}", f"{new} {where}", text, None
+
+
+def _cached(both: Both[Any]) -> int:
+    """How many keys there are behind which the rows of q stand; 0 where that is not known."""
+    query, key = (rotation(way_of(both.sides.b, name)) for name in ("query", "key"))
+    return 0 if query is None or key is None else key.table.shape[1] - query.table.shape[1]
+
+
+def _behind_cache(vector: str, a: Tensor, b: Tensor, cached: int) -> str | None:
+    """What is done with keys that were cached, or with the new rows behind them."""
+    if cached <= 0:
+        return None
+    keys = (a[:cached], b[:cached]) if vector == "key" else (a[:0], a[:0])
+    new = (a, b) if vector == "query" else (a[cached:], b[cached:])
+    begins = [float(rows[0]) for rows in new]
+    if torch.equal(*keys) and sorted(begins) == [0.0, cached]:
+        counts = "does not count" if begins[0] else "counts"
+        begin = f"turns the new rows of {{parts}} from position {begins[1]:g} on instead of {begins[0]:g}"
+        return f"{begin}: it {counts} the {cached} cached keys"
+    if torch.equal(*keys) or not torch.equal(*new):
+        return None
+    if not bool(keys[0].any()):
+        return (
+            f"turns the {cached} cached keys, a second time where the cache holds turned ones: A takes them as they are"
+        )
+    if not bool(keys[1].any()):
+        return f"takes the {cached} cached keys as they are in the cache, where A turns them"
+    last = f"position {float(keys[1][-1]):g} instead of {float(keys[0][-1]):g} for the last of them"
+    if torch.equal(keys[1], 2 * keys[0]):
+        return f"turns the {cached} cached keys twice: {last}"
+    return f"turns the {cached} cached keys once, not twice: {last}" if torch.equal(keys[0], 2 * keys[1]) else None
+
+
+def _padding(both: Both[Any], sequence: int) -> int:
+    """How many keys at the front of a sequence its last row does not see, as those of padding."""
+    formula = both.sides.a.formula
+    if formula is None or formula.visible is None:
+        return 0
+    visible = formula.visible.expand(max(sequence + 1, formula.visible.shape[0]), *formula.visible.shape[1:])
+    seen = visible[sequence, 0, -1].nonzero()
+    return int(seen[0]) if len(seen) else 0
+
+
+def _in_words(positions: Tensor) -> str:
+    """The positions of a sequence in few words."""
+    rows = [round(row, 3) for row in positions.tolist()]
+    starts = [i for i in range(1, len(rows)) if rows[i] != round(rows[i - 1] + 1, 3)]
+    if not starts:
+        return f"from {rows[0]:g}"
+    if len(starts) <= 3:
+        again = " and ".join(f"from {rows[i]:g} at row {i}" for i in starts)
+        return f"from {rows[0]:g}, then {again}"
+    return f"from {rows[0]:g}, at row {starts[0]} {rows[starts[0]]:g}, and so on"
+
+
+# -- positions on several axes -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Axis:
+    """Pairs that turn by one and the same position of each row.
+
+    Attributes:
+        pairs: their numbers.
+        places: (L,), whole numbers, the least is 0.
+    """
+
+    pairs: tuple[int, ...]
+    places: Tensor
+
+    @property
+    def words(self) -> str:
+        """`token // 6` or `token % 6`; "" of other places."""
+        token, count = torch.arange(len(self.places)), int(self.places.max()) + 1
+        for width in range(1, len(token)):
+            if torch.equal(self.places, token // width):
+                return f"token // {width}" if width > 1 else "token"
+        return f"token % {count}" if torch.equal(self.places, token % count) else ""
+
+
+def axes_words(a: Tensor, b: Tensor, near: float) -> Words | None:
+    """Pairs turn by positions on several axes, which are swapped, or have other pairs or positions."""
+    one, other = _axes(a, near), _axes(b, near)
+    if one is None or other is None or max(len(one), len(other)) < 2 or not _reproduces(a, one, other, b, near):
+        return None
+    old, new = (
+        " and ".join(f"pairs {_numbers(axis.pairs)} by {_name(axis, one)}" for axis in side) for side in (one, other)
+    )
+    return old, new, f"{_how(one, other)}: it turns {new}, not {old}"
+
+
+def _name(axis: Axis, of_a: Sequence[Axis]) -> str:
+    """What an axis counts, or its number among A's."""
+    if axis.words:
+        return axis.words
+    number = next((i for i, other in enumerate(of_a, 1) if torch.equal(axis.places, other.places)), None)
+    return "other positions" if number is None else f"axis {number}"
+
+
+def _how(a: Sequence[Axis], b: Sequence[Axis]) -> str:
+    """How the axes differ, in few words."""
+    if len(b) == 1 or len(a) == 1:
+        count = f"{len(b)} axes, where A has one" if len(a) == 1 else f"one axis, where A has {len(a)}"
+        return f"has positions of {{parts}} on {count}"
+    kinds = [[axis.words.rpartition(" ")[0] for axis in side] for side in (a, b)]
+    alike = [x.pairs for x in a] == [x.pairs for x in b]
+    if alike and kinds[0] != kinds[1] and kinds[0] == kinds[1][::-1] and set(kinds[0]) == {"token //", "token %"}:
+        return "has the axes of the positions of {parts} swapped, height for width"
+    if alike and kinds[0] == kinds[1] and set(kinds[0]) == {"token //", "token %"}:
+        return "counts the positions of {parts} on a grid of another width"
+    order = [next((i for i, x in enumerate(a) if torch.equal(x.places, y.places)), None) for y in b]
+    if None in order:
+        return "has other positions of {parts} on its axes"
+    if order == sorted(order):  # type: ignore[type-var]
+        new, old = (", ".join(str(len(axis.pairs)) for axis in side) for side in (b, a))
+        return f"has sections of {{parts}} of other sizes for the axes of the positions ({new} instead of {old} pairs)"
+    return "has the sections of {parts} for the axes of the positions in another order"
+
+
+def _numbers(pairs: Sequence[int]) -> str:
+    """Numbers of pairs, those that follow each other as a span."""
+    if pairs == tuple(range(pairs[0], pairs[-1] + 1)):
+        return f"{pairs[0]} to {pairs[-1]}" if len(pairs) > 1 else f"{pairs[0]}"
+    return ", ".join(map(str, pairs))
+
+
+def _axes(table: Tensor, near: float) -> list[Axis] | None:
+    """The axes of a table (1, L, P), in the order of their first pairs; None where its pairs have no whole positions.
+
+    Pairs of one axis have equal angles at the same rows. One that turns too little to tell is of the axis before it.
+    """
+    if len(table) != 1:
+        return None
+    turned = unit(table)[0]
+    rows_of: dict[tuple[int, ...], list[int]] = {}
+    last: tuple[int, ...] | None = None
+    for pair in range(turned.shape[1]):
+        last = _classes(turned[:, pair], near) or last
+        if last is None:
+            return None
+        rows_of.setdefault(last, []).append(pair)
+    axes = []
+    for classes, pairs in rows_of.items():
+        places = _places(turned[:, pairs], classes)
+        if places is None:
+            return None
+        axes.append(Axis(tuple(pairs), places))
+    return axes
+
+
+def _classes(turned: Tensor, near: float) -> tuple[int, ...] | None:
+    """For each row the first that has the same angle; None where that can't be told."""
+    angles, rows = turned.angle().sort()
+    gaps = angles.diff()
+    if bool(((gaps > near) & (gaps < APART * near)).any()) or not bool((gaps > near).any()):
+        return None
+    numbers = torch.cat([torch.zeros(1, dtype=torch.long), (gaps > near).cumsum(0)])
+    if float(angles[0] + 2 * torch.pi - angles[-1]) <= near:  # half a turn either way
+        numbers[numbers == numbers[-1]] = 0
+    first = torch.full((len(rows),), len(rows)).scatter_reduce(0, numbers, rows, "amin")
+    return tuple(torch.empty_like(rows).scatter(0, rows, first[numbers]).tolist())
+
+
+def _places(turned: Tensor, classes: Sequence[int]) -> Tensor | None:
+    """(L,), whole numbers from 0 on: the positions of the rows that have angles of their own, in their order."""
+    rows = sorted(set(classes))
+    if len(rows) == 2:
+        places = torch.tensor([0.0, 1.0])
+    else:
+        turn = take_apart((turned[rows] * turned[rows[0]].conj())[None])
+        if turn is None:
+            return None
+        places = turn.positions[0] - turn.positions.min()
+    if float((places - places.round()).abs().max()) > WHOLE:
+        return None
+    return places.round().long()[[rows.index(row) for row in classes]]
+
+
+def _reproduces(table: Tensor, a: Sequence[Axis], b: Sequence[Axis], target: Tensor, near: float) -> bool:
+    """Whether A's frequencies at B's places are B's table."""
+    turned, made = unit(table)[0], torch.empty_like(unit(target)[0])
+    of_pair = {pair: axis.places for axis in b for pair in axis.pairs}
+    for axis in a:
+        steps = axis.places[:, None] - axis.places[None]
+        one, other = (steps == 1).nonzero().T
+        if not len(one):
+            return False
+        for pair in axis.pairs:
+            column, places = turned[:, pair], axis.places.double()
+            frequency = (column[one] * column[other].conj()).mean().angle()
+            rest = (column * torch.polar(torch.ones_like(places), -frequency * places)).angle()
+            middle = places - places.mean()
+            frequency = frequency + (middle * rest).sum() / (middle * middle).sum()
+            start = (column * torch.polar(torch.ones_like(places), -frequency * places)).mean().angle()
+            at = of_pair[pair].double()
+            made[:, pair] = torch.polar(torch.ones_like(at), start + frequency * at)
+    return off(made[None], target) <= max(near, LEAST)
