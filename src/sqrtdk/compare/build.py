@@ -11,9 +11,8 @@ from torch import Tensor
 
 from sqrtdk.compare.compute import dtype_of, follow
 from sqrtdk.compare.fit import fit_norm, fit_rotation
-from sqrtdk.compare.observed import Seen
-from sqrtdk.compare.program import Affine, Change, Formula, Opaque, Own, Program, Rounded, Way
-from sqrtdk.compare.rounded_norm import rounded_norm
+from sqrtdk.compare.observed import LESSER, Seen
+from sqrtdk.compare.program import Affine, Change, Formula, Norm, Opaque, Own, Program, Rounded, Way
 from sqrtdk.tracing.tensors import CallTensors, Term, Waypoint
 
 _ROUNDINGS = 4.0  # of casts and factors between what was projected and what met
@@ -83,6 +82,27 @@ def _step(before: Tensor, point: Waypoint, dtype: torch.dtype, rounded_by: Tenso
         rotation = fit_rotation(before, point.values, dtype=dtype)
         return Opaque(label) if rotation is None else rotation.rotation
     return Rounded(point.detail, rounded_by) if point.name == "rounded" else Opaque(label)
+
+
+def rounded_norm(before: Tensor, after: Tensor, kind: str, dtype: torch.dtype) -> tuple[Norm, Rounded] | None:
+    """A norm and a rounding that give the values, (B, H, L, E), of a side that computes in `dtype`; None without one.
+
+    Example:
+        >>> x = torch.randn(2, 4, 16, 8)
+        >>> y = torch.nn.functional.rms_norm(x, (8,), eps=1e-6).bfloat16().float()
+        >>> norm, rounding = rounded_norm(x, y, "rms", torch.float32)
+        >>> norm.kind, rounding.dtype
+        ('rms', 'bfloat16')
+    """
+    for lesser in LESSER:
+        if torch.finfo(lesser).eps <= torch.finfo(dtype).eps or not torch.equal(
+            after.to(lesser).to(after.dtype), after
+        ):
+            continue
+        norm = fit_norm(before, after, kind, dtype=lesser)
+        if norm is not None:
+            return norm.norm, Rounded(str(lesser).removeprefix("torch."))
+    return None
 
 
 def _plain(value: float, low: float, high: float) -> float:

@@ -15,19 +15,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.agreement import Steps, agrees, sizes_of, undone
 from sqrtdk.compare.causes.laws import law_of
 from sqrtdk.compare.causes.turns import Turn, take_apart
+from sqrtdk.compare.compute import apply_step
 from sqrtdk.compare.fit.norm import fit_norm
 from sqrtdk.compare.infer_vectors import infer_way
 from sqrtdk.compare.program import Affine, Rotation, Way
+from sqrtdk.compare.rounding_steps import Steps, agrees, allowed, inverse
 from sqrtdk.tracing.probe.rotation import fit_rotation
 
 # of released models, commonest first
 BASES = (1e4, 5e5, 1e6, 1e5, 1e3, 5e6, 1e7, 2e5, 4e4, 1.6e5, 3e5, 8e6, 1.5e5, 1e8, 1e2)
 WIDTHS = (1, 2, 4)  # the head's channels by those that turn
 USUAL = 1e-2  # of a base, relative: as near as a fitted one is to one of the list
-BOTH = 8.0  # roundings of A's values, made larger where a rotation that was supposed is undone, and of B's
 WHOLE = 0.05  # of a position
 ENOUGH = 3  # rows that tell a rotation
 
@@ -91,7 +91,7 @@ def _moved(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
                 return _pair(a, (), way)
         else:
             mixed = a.transpose(1, 2).flatten(2)[..., order.flatten()]
-            if agrees((), mixed.view(*mixed.shape[:2], *order.shape).transpose(1, 2), b, 2 * unit):
+            if agrees((), mixed.view(*mixed.shape[:2], *order.shape).transpose(1, 2), b, dtype):
                 weight = torch.eye(order.numel(), dtype=torch.float64)[order.flatten()].view(*order.shape, -1)
                 return _pair(a, (), Way(Affine("", weight, None, order)))
     return None
@@ -114,23 +114,21 @@ def _turned(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
     """Another rotation, or none on one side."""
     if a.shape[2] < ENOUGH:
         return None
-    unit = torch.finfo(dtype).eps / 2
     best: tuple[int, UsedPair] | None = None
-    for steps, before in _supposed(a):
-        sizes = sizes_of(steps, before)
+    for steps, before, bound in _supposed(a, dtype):
         known = take_apart(steps[0].table) if steps and isinstance(steps[0], Rotation) else None
-        if agrees((), before, b, BOTH * unit, sizes):  # B turns nothing
+        if agrees((), before, b, dtype, bound):  # B turns nothing
             return _pair(before, steps, Way())
-        other = next((turn for turn in _changed(steps, a) if agrees((turn,), before, b, BOTH * unit, sizes)), None)
+        other = next((turn for turn in _changed(steps, a) if agrees((turn,), before, b, dtype, bound)), None)
         if other is not None:
             return _pair(before, steps, Way(steps=(other,)))
         fit = fit_rotation(before, b, dtype=dtype)
-        if fit is None or not agrees((fit.rotation,), before, b, BOTH * unit, sizes):
+        if fit is None or not agrees((fit.rotation,), before, b, dtype, bound):
             continue
         turn = take_apart(fit.rotation.table)
         rank = _rank(known, turn)
         usual = None if rank is None or turn is None else _usual(fit.rotation, turn)
-        if usual is None or not agrees((usual,), before, b, BOTH * unit, sizes):
+        if usual is None or not agrees((usual,), before, b, dtype, bound):
             continue  # pairs that turn slowly are off: what was supposed of A is wrong
         if rank is not None and (best is None or rank < best[0]):
             best = rank, _pair(before, steps, Way(steps=(usual,)))
@@ -139,8 +137,8 @@ def _turned(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
     return None if best is None else best[1]
 
 
-def _supposed(a: Tensor) -> Iterator[tuple[Steps, Tensor]]:
-    """Rotations that A may have, and its values before them."""
+def _supposed(a: Tensor, dtype: torch.dtype) -> Iterator[tuple[Steps, Tensor, Tensor | None]]:
+    """Rotations that A may have, its values before them, and what those may be off by."""
     rows, features = a.shape[2:]
     for by in WIDTHS:
         width = features // by
@@ -152,8 +150,9 @@ def _supposed(a: Tensor) -> Iterator[tuple[Steps, Tensor]]:
             table = torch.polar(torch.ones_like(angles), angles)[None]
             for layout in ("half", "interleaved"):
                 turn = Rotation(table, layout)
-                yield (turn,), undone(turn, a)
-    yield (), a
+                back = inverse(turn)
+                yield (turn,), apply_step(back, a), allowed((back,), a, dtype)
+    yield (), a, None
 
 
 def _changed(steps: Steps, a: Tensor) -> Iterator[Rotation]:

@@ -13,12 +13,12 @@ from sqrtdk.compare.calls import in_order
 from sqrtdk.compare.completing import TIGHT, Told, completed
 from sqrtdk.compare.compute import dtype_of
 from sqrtdk.compare.explain import UNKNOWN, Causes, Explained, explain, faint, first_stage, lost_stage, shows
+from sqrtdk.compare.infer_vectors import with_known_norm
 from sqrtdk.compare.numbers import held
 from sqrtdk.compare.observed import NAMES, Seen, observe
 from sqrtdk.compare.precision import Precision, unit
 from sqrtdk.compare.program import Program
 from sqrtdk.compare.records import CANCELS, StageDiff
-from sqrtdk.compare.rounded_norm import with_known_norm
 from sqrtdk.compare.segments import Gap, Precisions, Segment, gap, segments, whole
 from sqrtdk.compare.stages import hidden_rows, of_formula
 from sqrtdk.compare.suspect import Sides, way_of, with_way
