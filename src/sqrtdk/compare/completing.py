@@ -17,8 +17,7 @@ from torch import Tensor
 
 from sqrtdk.compare.build import program_of
 from sqrtdk.compare.compute import dtype_of, project
-from sqrtdk.compare.infer_formula import infer
-from sqrtdk.compare.infer_known import known_of
+from sqrtdk.compare.infer_formula import infer, known_of
 from sqrtdk.compare.infer_used import compare_used
 from sqrtdk.compare.infer_vectors import infer_way
 from sqrtdk.compare.numbers import one_number, rescaled, total
