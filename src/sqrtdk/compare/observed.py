@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sqrtdk.tracing.tensors import CallTensors, Vector, Waypoint
 
-_NEAR = 1e-3  # of a factor, relative
+NEAR = 1e-3  # of a factor, relative
 NAMES = ("query", "key", "value")
 LESSER = (torch.bfloat16, torch.float16)
 AXES = ((0, 1, 2, 3), (0, 2, 3), (0, 1, 3), (3,))  # of which all have one factor: all, a head, a row, a vector
@@ -72,12 +72,21 @@ def _is_scale(key: Vector, query: Vector) -> bool:
     """Whether a factor of k is a part of the scale: q's as well, or a power of the head dimension."""
     if isinstance(key.factor, Tensor):
         return isinstance(query.factor, Tensor) and torch.equal(key.factor, query.factor)
-    width, factor = key.values.shape[-1], abs(key.factor)
-    if factor == 0 or width < 2:
+    near = isinstance(query.factor, float) and abs(key.factor - query.factor) <= NEAR * abs(query.factor)
+    return (near and key.factor != 0) or is_power(abs(key.factor), key.values.shape[-1])
+
+
+def is_power(factor: Tensor | float, width: int) -> bool:
+    """Whether a factor is a power of the width, by quarters.
+
+    Example:
+        >>> is_power(0.5, 16), is_power(0.3, 16)
+        (True, False)
+    """
+    if isinstance(factor, Tensor) or factor <= 0 or width < 2:
         return False
     power = 4 * math.log(factor) / math.log(width)
-    near = isinstance(query.factor, float) and abs(key.factor - query.factor) <= _NEAR * abs(query.factor)
-    return near or abs(power - round(power)) <= _NEAR
+    return abs(power - round(power)) <= NEAR
 
 
 def _seen(vector: Vector, count: int, *, grouped: bool, scale: bool) -> Seen:

@@ -34,7 +34,6 @@ from sqrtdk.compare.unknown_steps import (
 from sqrtdk.tracing.tensors import CallTensors
 
 ROUNDINGS = {"scale": 1, "softcap": 3, "bias": 1, "mask": 1}  # of the logits, where each is an operation of its own
-ONE_INPUT = 128.0  # roundings of the coarser dtype within which two inputs are taken for one
 Parts = list[tuple[Segment, Explained]]
 
 
