@@ -130,25 +130,23 @@ class _Draft:
     formula: Formula
     capped: bool = False
     added: bool = False
-    biases: int = 0
 
     def scale(self, by: Tensor | float) -> None:
         formula = self.formula
         if self.capped and formula.softcap_at == "masked":
-            self.formula = replace(formula, after=_times(formula.after, by))
+            self.formula = replace(formula, after=formula.after * by)
             return
         if self.added:
-            number = _number(by)
-            if number is None and formula.bias is not None:
+            if not isinstance(by, Tensor):
+                filled = formula.visible is not None and math.isfinite(formula.fill)
+                fill_by = formula.fill_by * (by if filled else 1.0)
+                formula = replace(formula, bias_by=formula.bias_by * by, fill_by=fill_by)
+            elif formula.bias is not None:
                 formula = replace(formula, bias=formula.bias * by)
-            elif number is not None:
-                formula = replace(formula, bias_by=formula.bias_by * number)
-            if formula.visible is not None and math.isfinite(formula.fill) and number is not None:
-                formula = replace(formula, fill_by=formula.fill_by * number)
         if self.capped:
-            self.formula = replace(formula, after=_times(formula.after, by), softcap_at="product")
+            self.formula = replace(formula, after=formula.after * by, softcap_at="product")
         else:
-            self.formula = replace(formula, scale=_times(formula.scale, by))
+            self.formula = replace(formula, scale=formula.scale * by)
 
     def softcap(self, cap: float) -> bool:
         if self.capped:
@@ -191,7 +189,7 @@ def formula_of(call: CallTensors, seen: Mapping[str, Seen]) -> Formula | None:
     if isinstance(key, Tensor):
         key = (key[:, seen["key"].heads] if key.shape[1] > 1 else key).mT
     factors.append(key)
-    draft = _Draft(Formula(scale=_times(*factors), kept=call.kept, dropout=call.dropout))
+    draft = _Draft(Formula(scale=factors[0] * factors[1], kept=call.kept, dropout=call.dropout))
     for term in call.terms:
         if not _read(draft, term):
             return None
@@ -230,11 +228,3 @@ def _as_4d(factor: Tensor | float) -> Tensor | float:
     if factor.numel() == 1:
         return float(factor)
     return factor.double()[(None,) * (4 - factor.dim())]
-
-
-def _times(one: Tensor | float, other: Tensor | float) -> Tensor | float:
-    return one * other
-
-
-def _number(factor: Tensor | float) -> float | None:
-    return float(factor) if not isinstance(factor, Tensor) or factor.numel() == 1 else None

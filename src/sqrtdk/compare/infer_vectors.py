@@ -21,11 +21,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import apply_step, dtype_of, follow
+from sqrtdk.compare.compute import apply_step, centred, dtype_of, follow
 from sqrtdk.compare.fit.norm import fit_norm
 from sqrtdk.compare.observed import Seen
 from sqrtdk.compare.precision import unit
-from sqrtdk.compare.program import Affine, Change, Norm, Opaque, Rotation, Rounded, Way
+from sqrtdk.compare.program import Change, Norm, Opaque, Rotation, Rounded, Way
 from sqrtdk.compare.rounding_steps import ENTERS, Steps, agrees, allowed, inverse
 from sqrtdk.tracing.probe.rotation import fit_rotation
 
@@ -80,8 +80,8 @@ def _varied(steps: Steps, entered: Tensor, wanted: Tensor) -> Iterator[Steps]:
         for kind, over in itertools.product(KINDS, ("head", "heads")):
             if (kind, over) != (step.kind, step.over):
                 yield (*steps[:i], replace(step, kind=kind, over=over), *steps[i + 1 :])
-        if entered.shape == wanted.shape and step.kind != "l2":
-            yield (*steps[:i], replace(step, eps=other_eps(steps, i, entered, wanted)), *steps[i + 1 :])
+        if entered.shape == wanted.shape and step.kind != "l2" and step.shift is None:
+            yield (*steps[:i], replace(step, eps=_eps(steps, i, step, entered, wanted)), *steps[i + 1 :])
 
 
 def _fitted(entered: Tensor, wanted: Tensor, dtype: torch.dtype, others: Steps) -> Iterator[Steps]:
@@ -182,13 +182,15 @@ def _finished(steps: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype,
             return replace(other, steps=steps, scaled=whole if one else factor)
         offset = _offset(steps, entered, wanted, dtype)
         if offset is not None and other.affine is not None:
-            bias = offset if other.affine.bias is None else other.affine.bias + offset
-            return replace(other, affine=replace(other.affine, bias=bias), steps=steps, scaled=1.0)
+            moved = offset if other.affine.bias is None else other.affine.bias + offset
+            return replace(other, affine=replace(other.affine, bias=moved), steps=steps, scaled=1.0)
     heads = _heads(got, wanted, near)
     if heads is None:
         return None
     if wanted.shape[1] == got.shape[1] and other.affine is not None:
-        return replace(other, affine=_taken(other.affine, heads), steps=steps, scaled=1.0)
+        own, bias = other.affine, None if other.affine.bias is None else other.affine.bias[heads]
+        own = replace(own, weight=own.weight[heads], bias=bias, features=own.features[heads])
+        return replace(other, affine=own, steps=steps, scaled=1.0)
     return replace(other, steps=steps, heads=heads, scaled=1.0) if other.heads is not None else None
 
 
@@ -226,15 +228,6 @@ def _heads(got: Tensor, wanted: Tensor, near: Tensor) -> Tensor | None:
             return None
         found.append(int(fits.nonzero()[0]))
     return torch.tensor(found)
-
-
-def _taken(affine: Affine, heads: Tensor) -> Affine:
-    return Affine(
-        affine.name,
-        affine.weight[heads],
-        None if affine.bias is None else affine.bias[heads],
-        affine.features[heads],
-    )
 
 
 def with_known_norm(way: Way, seen: Seen, other: Way) -> Way:
@@ -293,22 +286,15 @@ def _gain(x: Tensor, y: Tensor, order: Tensor) -> Tensor | None:
     return gain
 
 
-def other_eps(steps: Steps, place: int, before: Tensor, after: Tensor) -> float:
+def _eps(steps: Steps, place: int, norm: Norm, before: Tensor, after: Tensor) -> float:
     """The eps of the norm at `place` of steps that are known but for it.
 
     Through rotations as well, each token is sqrt(m / (m + eps)) times what it is without eps, m its mean square there.
     """
-    norm = steps[place]
-    if not isinstance(norm, Norm) or norm.shift is not None:
-        return norm.eps if isinstance(norm, Norm) else 0.0
-    without = (*steps[:place], replace(norm, eps=0.0), *steps[place + 1 :])
-    bare = follow(Way(steps=without), before)[-1]
-    entering = follow(Way(steps=steps[:place]), before)[-1]
-    axes = (1, 3) if norm.over == "heads" else (3,)
-    if norm.kind == "layer":
-        entering = entering - entering.mean(axes, keepdim=True)
-    m = entering.square().mean(axes)
-    ratio = (after * bare).sum(axes) / bare.square().sum(axes).clamp_min(torch.finfo(torch.float64).tiny)
-    told = m * (ratio.clamp_min(1e-3) ** -2 - 1)
-    weight = m.clamp_min(1e-12 * float(m.mean()) + torch.finfo(torch.float64).tiny) ** -2  # as far as each is off
-    return max(0.0, float((weight * told).sum() / weight.sum()))
+    without, axes = replace(norm, eps=0.0), (1, 3) if norm.over == "heads" else (3,)
+    bare = follow(Way(steps=(*steps[:place], without, *steps[place + 1 :])), before)[-1]
+    m = centred(without, follow(Way(steps=steps[:place]), before)[-1])[1].square()
+    tiny = torch.finfo(torch.float64).tiny
+    ratio = (after * bare).sum(axes, keepdim=True) / bare.square().sum(axes, keepdim=True).clamp_min(tiny)
+    weight = m.clamp_min(1e-12 * float(m.mean()) + tiny) ** -2  # as far as each is off
+    return max(0.0, float((weight * m * (ratio.clamp_min(1e-3) ** -2 - 1)).sum() / weight.sum()))
