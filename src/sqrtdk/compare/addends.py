@@ -62,7 +62,7 @@ def _told_apart(own: Formula, other: Formula, off: float) -> Formula:
     shown = _shown(other)
     if own.bias is None or own.visible is not None or shown is None or bool(shown.all()):
         return own
-    added, seen = torch.broadcast_tensors(_whole(own.bias), _whole(shown))
+    added, seen = torch.broadcast_tensors(_whole(own.bias), _whole(shown))  # type: ignore[no-untyped-call]
     near = off * float(added.abs().max())
     for base in _biases(added, seen, other):
         rest = added - base
@@ -138,7 +138,7 @@ def _named(formula: Formula, off: float) -> Formula:
         return formula
     bias = _whole(formula.bias)
     seen = torch.ones_like(bias, dtype=torch.bool) if formula.visible is None else _whole(formula.visible)
-    bias, seen = torch.broadcast_tensors(bias, seen)
+    bias, seen = torch.broadcast_tensors(bias, seen)  # type: ignore[no-untyped-call]
     near = off * float(bias.abs().max())
     lines = (torch.where(seen, bias - line, 0.0) for line in _straight(bias, seen))
     straight = near > 0 and any(bool((rest.abs() <= near).all()) for rest in lines)
