@@ -92,7 +92,7 @@ def infer(
     if MASK not in fixed:
         found = [*(window(base, call.sizes, row) for row in call.first_apart(base)), *found]
     guess = None if first is None else merged(known, first)
-    search = _Search(call, base, tuple(found), frozenset(fixed), guess if guess and _fits(guess, call) else None)
+    search = _Search(call, base, tuple(found), frozenset(fixed), guess if guess and _has_sizes(guess, call) else None)
     return next((formula for formula in search.trials(far) if call.left(formula) <= 1.0 and call.gives(formula)), None)
 
 
@@ -101,7 +101,7 @@ def _leaves(option: Option, base: Formula, fixed: Set[int]) -> bool:
     return option.part not in fixed or (option.part == SOFTCAP and option.change(base).softcap == base.softcap)
 
 
-def _fits(formula: Formula, call: Recorded) -> bool:
+def _has_sizes(formula: Formula, call: Recorded) -> bool:
     """Whether the tensors of a formula have the sizes of a call."""
     sizes = call.sizes
     whole = (sizes.batch, sizes.heads, sizes.rows, sizes.keys)
