@@ -129,7 +129,7 @@ def _with_ways(sides: list[Told], name: str) -> list[Told]:
         found, factor = _found(own, other, name, coarser(sides))
         if found is not None:
             sides[this] = _into_scale(_told(own, other, name, found), name, factor)
-        elif vector.borrowed:
+        else:
             sides[this] = _given_back(own, name)
     if not any(is_known(way_of(side.program, name)) for side in sides) and any(x.seen[name].borrowed for x in sides):
         return _from_used([_given_back(side, name) for side in sides], name)
@@ -137,12 +137,10 @@ def _with_ways(sides: list[Told], name: str) -> list[Told]:
 
 
 def _given_back(side: Told, name: str) -> Told:
+    """A side without what it borrowed."""
     vector = side.seen[name]
-    return (
-        replace(side, seen=side.seen | {name: replace(vector, projected=None, borrowed=False)})
-        if (vector.borrowed)
-        else side
-    )
+    own = replace(vector, projected=None, borrowed=False) if vector.borrowed else vector
+    return replace(side, seen=side.seen | {name: own})
 
 
 def _found(own: Told, other: Told, name: str, dtype: torch.dtype) -> tuple[Way | None, float]:
@@ -172,9 +170,7 @@ def _told(own: Told, other: Told, name: str, found: Way) -> Told:
     moved = found.affine is not None and of_other.affine is not None and found.affine is not of_other.affine
     if not vector.borrowed:
         found = replace(found, affine=way_of(own.program, name).affine)
-    elif moved and other.seen[name].input is not None and found.affine is not None:
-        entering = other.seen[name].input
-        assert entering is not None
+    elif moved and found.affine is not None and (entering := other.seen[name].input) is not None:
         vector = replace(vector, input=entering, projected=project(found.affine, entering))
     elif moved:
         found = replace(found, affine=None)
