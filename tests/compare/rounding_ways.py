@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
 import sqrtdk
+from sqrtdk.compare.precision import Precision
 from sqrtdk.compare.program import Formula
-from sqrtdk.compare.rounding import Precision
 
 HIDDEN = float("-inf")
 
@@ -37,7 +37,7 @@ class Attended:
         return tensor.repeat_interleave(self.query.shape[1] // tensor.shape[1], 1)
 
 
-Way = tuple[str, Callable[[Attended], Tensor], Precision]
+Way = tuple[str, Callable[[Attended], Tensor], Precision, int]  # and how many of q and k a factor was rounded into
 
 
 def eager(call: Attended, fold: int = 0, softmax: torch.dtype | None = None, upcast: bool = False) -> Tensor:
@@ -123,21 +123,21 @@ def ways(call: Attended, kernel: bool) -> Iterator[Way]:
     f, dtype = call.formula, call.query.dtype
     steps = 2 + 3 * (f.softcap is not None) + (f.bias is not None)
     stored, inside = Precision(dtype, dtype, dtype, steps), Precision(dtype, None, dtype, steps)
-    yield "eager", eager, stored
-    yield "q scaled", lambda c: eager(c, fold=1), replace(stored, vector_steps=1)
-    yield "q and k scaled", lambda c: eager(c, fold=2), replace(stored, vector_steps=2)
+    yield "eager", eager, stored, 0
+    yield "q scaled", lambda c: eager(c, fold=1), stored, 1
+    yield "q and k scaled", lambda c: eager(c, fold=2), stored, 2
     if dtype != torch.float32:
-        yield "softmax in float32", lambda c: eager(c, softmax=torch.float32), stored
-        yield "logits in float32", lambda c: eager(c, upcast=True), inside
+        yield "softmax in float32", lambda c: eager(c, softmax=torch.float32), stored, 0
+        yield "logits in float32", lambda c: eager(c, upcast=True), inside, 0
     if f.kept is not None or f.fill_added or (f.visible is not None and f.fill != HIDDEN):
         return
     if f.softcap is None and f.sinks is None:
-        yield "sdpa", fused, inside
-        yield "sdpa math", composed, inside
+        yield "sdpa", fused, inside, 0
+        yield "sdpa math", composed, inside, 0
     if f.sinks is None:
-        yield "flex", flexible, inside
+        yield "flex", flexible, inside, 0
     if kernel:
-        yield "compiled", compiled, inside
+        yield "compiled", compiled, inside, 0
 
 
 def draw(dtype: torch.dtype, small: bool) -> Attended:

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from sqrtdk.compare.fit import fit_scale, fit_softcap
+from sqrtdk.compare.precision import Precision
 from sqrtdk.compare.program import Formula
-from sqrtdk.compare.rounding import Precision, output_allowed
+from sqrtdk.compare.rounding import output_allowed
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 B, HQ, H, L, S, E = 2, 4, 2, 20, 24, 16

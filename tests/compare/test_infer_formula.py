@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from sqrtdk.compare.compute import attend
-from sqrtdk.compare.infer_formula import infer
-from sqrtdk.compare.infer_known import Known, merged
+from sqrtdk.compare.infer_formula import Known, infer, merged
+from sqrtdk.compare.numbers import rescaled
 from sqrtdk.compare.options import MASK, SCALE, SOFTCAP
 from sqrtdk.compare.program import Formula
 from tests.compare.formula_cases import (
@@ -162,13 +162,24 @@ def test_what_runs_in_other_dtypes_is_found(
     assert torch.equal(expected if formula.visible is None else formula.visible.expand(1, 1, 32, 32), expected)
 
 
+def known(scale: float | None = None, softcap: float | None = None, visible: Tensor | None = None) -> Known:
+    parts: dict[int, Callable[[Formula], Formula]] = {}
+    if scale is not None:
+        parts[SCALE] = lambda formula: rescaled(formula, Formula(scale))
+    if softcap is not None:
+        parts[SOFTCAP] = lambda formula: replace(formula, softcap=softcap)
+    if visible is not None:
+        parts[MASK] = lambda formula: replace(formula, visible=visible)
+    return parts
+
+
 def test_what_is_known_is_not_put_in_question() -> None:
     query, key, value = _vectors(8, 8)
     base = BASES["causal"][2]
     output = attend(query, key, value, replace(base, scale=1.0))[0].float()
     everything = torch.ones(8, 8, dtype=torch.bool)
-    assert infer(query, key, value, output, None, Known(1.0, visible=everything), base) is None
-    found = infer(query, key, value, output, None, Known(visible=visible(8, 8, 0)), Formula(0.25))
+    assert infer(query, key, value, output, None, known(1.0, visible=everything), base) is None
+    found = infer(query, key, value, output, None, known(visible=visible(8, 8, 0)), Formula(0.25))
     assert found is not None
     assert found.scale == 1.0
 
@@ -177,23 +188,17 @@ def test_the_place_of_a_softcap_that_is_known_is_looked_for() -> None:
     query, key, value = _vectors(8, 8)
     b = Formula(1.0, 2.0, "product", 0.25)
     output = attend(query, key, value, b)[0].float()
-    found = infer(query, key, value, output, None, Known(0.25, softcap=2.0), Formula(0.25, softcap=2.0))
+    found = infer(query, key, value, output, None, known(0.25, softcap=2.0), Formula(0.25, softcap=2.0))
     assert found is not None
     assert (found.softcap, found.softcap_at) == (2.0, "product")
 
 
 def test_known_parts_are_put_into_the_other() -> None:
     other = Formula(1.0, 2.0, "product", 0.25, visible=visible(8, 8, 0))
-    base, fixed = merged(Known(0.5, softcap=3.0, visible=visible(8, 8, 1)), other)
-    assert fixed == {SCALE, SOFTCAP, MASK}
+    base = merged(known(0.5, softcap=3.0, visible=visible(8, 8, 1)), other)
     assert (base.scale, base.after, base.softcap, base.softcap_at) == (1.0, 0.5, 3.0, "product")
     assert base.visible is not None
     assert not bool(base.visible[0, 0, 0].any())
-
-
-def test_a_scale_of_one_is_known() -> None:
-    base, fixed = merged(Known(1.0), Formula(0.25))
-    assert (base.scale, fixed) == (1.0, {SCALE})
 
 
 def test_what_another_call_had_is_tried_first() -> None:

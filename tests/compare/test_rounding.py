@@ -12,15 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from sqrtdk.compare import compute
-from sqrtdk.compare.program import Affine, Formula, Norm, Rotation
-from sqrtdk.compare.rounding import (
-    Precision,
-    beyond,
-    norm_allowed,
-    output_allowed,
-    projection_allowed,
-    rotation_allowed,
-)
+from sqrtdk.compare.precision import Precision, unit
+from sqrtdk.compare.program import Affine, Change, Formula, Norm, Rotation, Way
+from sqrtdk.compare.rounding import output_allowed
+from sqrtdk.compare.rounding_steps import Off, projection_off, way_off
 from tests.compare.rounding_ways import Attended, draw, ways
 from tests.support.kernel_here import unable
 from tests.support.paths import with_tests
@@ -42,15 +37,17 @@ def ratios_of(count: int, dtype: torch.dtype, *, small: bool, kernel: bool) -> t
 
 def _judge(call: Attended, kernel: bool, ratios: Ratios, wrong: list[str]) -> None:
     expected, _ = compute.attend(call.query, call.key, call.value, call.formula)
-    limits: dict[Precision, Tensor] = {}
-    for name, attend, precision in ways(call, kernel):
+    limits: dict[tuple[Precision, int], Tensor] = {}
+    offs = [Off.none(x).plus(unit(x.dtype) * x.double().abs()) for x in (call.query, call.key)]
+    for name, attend, *side in ways(call, kernel):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # flex runs without being compiled
             output = attend(call).double()
-        if precision not in limits:
-            its = output_allowed(call.query, call.key, call.value, call.formula, EXACT, precision)
-            limits[precision] = its
-        ratio = float(((output - expected).abs() / limits[precision]).nan_to_num(nan=math.inf).max())
+        precision, folds = key = tuple(side)
+        if key not in limits:
+            off = dict(zip(("query_off", "key_off"), offs[:folds], strict=False))
+            limits[key] = output_allowed(call.query, call.key, call.value, call.formula, EXACT, precision, **off)
+        ratio = float(((output - expected).abs() / limits[key]).nan_to_num(nan=math.inf).max())
         ratios[str(call.query.dtype), name].append(1.0 / ratio if ratio else math.inf)
         if ratio > 1.0:
             shapes = (*call.query.shape, *call.key.shape[1:3])
@@ -105,11 +102,15 @@ def test_projections(dtype: torch.dtype) -> None:
         bias = torch.randn(64).to(dtype)
         affine = Affine("q", weight.view(4, 16, entering), bias.view(4, 16), torch.arange(64).view(4, 16))
         its = functional.linear(x, weight, bias).view(2, 20, 4, 16).transpose(1, 2).double()
-        allowed = projection_allowed(affine, x, EXACT, Precision(dtype))
+        allowed = projection_off(affine, x, EXACT, Precision(dtype)).bound
         ratio = (its - compute.project(affine, x)).abs() / allowed
         assert 0.05 < float(ratio.max()) <= 1.0
         wrong = compute.project(affine, x * (1 + 100 * torch.finfo(dtype).eps))
         assert float(((wrong - compute.project(affine, x)).abs() / allowed).max()) > 1.0
+
+
+def allowed_of(step: Change, x: Tensor, dtype: torch.dtype) -> Tensor:
+    return way_off(Way(steps=(step,)), x, Off.none(x), EXACT, Precision(dtype)).bound
 
 
 @pytest.mark.sampled(4)
@@ -130,7 +131,7 @@ def test_norms_by_torch_and_by_hand(kind: str, dtype: torch.dtype) -> None:
         else:
             by_torch = functional.normalize(x, dim=-1) * gain
             by_hand = x / x.pow(2).sum(-1, keepdim=True).sqrt() * gain
-        expected, allowed = compute.apply_norm(norm, x), norm_allowed(norm, x, EXACT, Precision(dtype))
+        expected, allowed = compute.apply_norm(norm, x), allowed_of(norm, x, dtype)
         for its in (by_torch, by_hand):
             ratio = float(((its.double() - expected).abs() / allowed).max())
             assert 0.02 < ratio <= 1.0
@@ -141,8 +142,8 @@ def test_norms_by_torch_and_by_hand(kind: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_rotations_whose_angles_are_of_float32(layout: str, dtype: torch.dtype) -> None:
     steps = 10000.0 ** (-torch.arange(0, 32, 2).double() / 32)
-    for start in (0, 4000):
-        x, positions = torch.randn(2, 4, 40, 32).to(dtype), torch.arange(start, start + 40)
+    for count in (40, 4000):
+        x, positions = torch.randn(2, 1, count, 32).to(dtype), torch.arange(count)
         exact = positions.double()[:, None] * steps
         rotation = Rotation(torch.polar(torch.ones_like(exact), exact)[None], layout)
         angle = positions.float()[:, None] * (1.0 / 10000.0 ** (torch.arange(0, 32, 2).float() / 32))
@@ -150,7 +151,7 @@ def test_rotations_whose_angles_are_of_float32(layout: str, dtype: torch.dtype) 
         a, b = x.chunk(2, -1) if layout == "half" else (x[..., ::2], x[..., 1::2])
         parts = (a * cos - b * sin, b * cos + a * sin)
         its = torch.cat(parts, -1) if layout == "half" else torch.stack(parts, -1).flatten(-2)
-        allowed = rotation_allowed(rotation, x, EXACT, Precision(dtype), start + 40)
+        allowed = allowed_of(rotation, x, dtype)
         ratio = float(((its.double() - compute.apply_rotation(rotation, x)).abs() / allowed).max())
         assert 0.02 < ratio <= 1.0
 
@@ -185,13 +186,6 @@ def test_both_sides_add_up() -> None:
     both, single = (output_allowed(q, k, v, Formula(0.3), a, b) for a, b in ((one, two), (EXACT, two)))
     alone = output_allowed(q, k, v, Formula(0.3), one, EXACT)
     torch.testing.assert_close(both, single + alone, rtol=1e-7, atol=0.0)
-
-
-def test_beyond_knows_infinities_and_nan() -> None:
-    inf, nan = math.inf, math.nan
-    assert beyond(torch.tensor([inf, nan, 1.0]), torch.tensor([inf, nan, 1.5]), 1.0) == (0.5, 1.0)
-    assert beyond(torch.tensor([nan]), torch.tensor([0.0]), 1.0)[0] == inf
-    assert beyond(torch.empty(0), torch.empty(0), 1.0) == (0.0, 0.0)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +16,9 @@ from sqrtdk.compare.diff import diff
 from sqrtdk.compare.observed import observe
 from sqrtdk.compare.pair import precision_of
 from sqrtdk.compare.precision import Precision
-from sqrtdk.compare.program import Affine, Formula, Norm, Program, Rounded, Way
-from sqrtdk.compare.rounding import Off, output_allowed, projection_off, way_off
+from sqrtdk.compare.program import Affine, Formula, Norm, Program, Rotation, Rounded, Way
+from sqrtdk.compare.rounding import output_allowed
+from sqrtdk.compare.rounding_steps import Off, Steps, projection_off, way_off
 from sqrtdk.compare.segments import Precisions, gap, of_measured, whole
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
@@ -104,7 +106,7 @@ def test_errors_of_vectors_move_the_output_by_no_more() -> None:
     formula = Formula(0.3, visible=torch.ones(40, 40).tril().bool(), softcap=20.0)
     expected = compute.attend(q, k, v, formula)[0]
     for each, row in ((1e-4, 0.0), (0.0, 1e-4), (1e-5, 1e-4)):
-        offs = [Off(torch.full_like(x, each), torch.full((2, 3, 40, 1), row, dtype=torch.float64)) for x in (q, k, v)]
+        offs = [Off(torch.full_like(x, each), torch.full_like(x[..., :1], row), torch.zeros_like(x)) for x in (q, k, v)]
         limit = output_allowed(q, k, v, formula, EXACT, EXACT, query_off=offs[0], key_off=offs[1], value_off=offs[2])
         moved = [x * (1 + row * torch.randn(2, 3, 40, 1)) + each * torch.randn(x.shape) for x in (q, k, v)]
         ratio = (compute.attend(*moved, formula)[0] - expected).abs() / limit
@@ -121,6 +123,39 @@ def test_the_deviations_of_a_way_are_those_of_its_rounding() -> None:
     exact = compute.follow(way, compute.project(affine, x))[-1]
     assert bool(((its - exact).abs() <= 8 * off.each).all())
     assert float((off.each > 0).double().mean()) < 0.05  # few are near enough to the middle of two numbers
+
+
+def norm_of(kind: str, over: str = "head") -> Norm:
+    return Norm(kind, 1 + 0.5 * torch.randn(3, 16), torch.randn(3, 16) if kind == "layer" else None, over=over)
+
+
+def turn_of(layout: str, first: int) -> Rotation:
+    angles = torch.arange(10.0)[:, None] * torch.rand(5)
+    return Rotation(torch.polar(1 + torch.rand(10, 5), angles)[None], layout, first)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        lambda: (norm_of("rms"),),
+        lambda: (norm_of("layer"),),
+        lambda: (norm_of("l2", "heads"),),
+        lambda: (turn_of("half", 2),),
+        lambda: (turn_of("interleaved", 0), norm_of("rms", "heads")),
+        lambda: (norm_of("layer"), turn_of("half", 6)),
+    ],
+)
+def test_no_error_before_a_step_is_more_behind_it_than_its_bound(steps: Callable[[], Steps]) -> None:
+    """Errors of any signs, and those that lie along the vector, or all to one side, and change length and mean most."""
+    x, way = torch.randn(2, 3, 10, 16, dtype=torch.float64), Way(steps=steps())
+    size = 1e-6 * torch.rand(x.shape, dtype=torch.float64)
+    limit = way_off(way, x, Off.none(x).plus(size), EXACT, EXACT).bound
+    highest = 0.0
+    for signs in (torch.randn(x.shape).sign(), x.sign(), -x.sign(), torch.ones_like(x)):
+        moved = (compute.follow(way, x + signs * size)[-1] - compute.follow(way, x)[-1]).abs()
+        assert bool((moved <= limit * (1 + 1e-4)).all())
+        highest = max(highest, float((moved / limit).max()))
+    assert highest > 0.5
 
 
 def test_what_was_made_of_one_input_bit_for_bit_alike_is_the_same_whatever_made_it() -> None:

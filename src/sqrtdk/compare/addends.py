@@ -62,7 +62,7 @@ def _told_apart(own: Formula, other: Formula, off: float) -> Formula:
     shown = _shown(other)
     if own.bias is None or own.visible is not None or shown is None or bool(shown.all()):
         return own
-    added, seen = _broadcast(_whole(own.bias), _whole(shown))
+    added, seen = torch.broadcast_tensors(_whole(own.bias), _whole(shown))  # type: ignore[no-untyped-call]
     near = off * float(added.abs().max())
     for base in _biases(added, seen, other):
         rest = added - base
@@ -137,9 +137,8 @@ def _named(formula: Formula, off: float) -> Formula:
     if formula.bias is None or formula.bias_name == ALIBI or formula.bias.ndim < 2 or formula.bias.shape[-1] < 3:
         return formula
     bias = _whole(formula.bias)
-    every = torch.ones((), dtype=torch.bool, device=bias.device)
-    seen = _whole(every if formula.visible is None else formula.visible)
-    bias, seen = _broadcast(bias, seen)
+    seen = torch.ones_like(bias, dtype=torch.bool) if formula.visible is None else _whole(formula.visible)
+    bias, seen = torch.broadcast_tensors(bias, seen)  # type: ignore[no-untyped-call]
     near = off * float(bias.abs().max())
     lines = (torch.where(seen, bias - line, 0.0) for line in _straight(bias, seen))
     straight = near > 0 and any(bool((rest.abs() <= near).all()) for rest in lines)
@@ -150,11 +149,6 @@ def _whole(tensor: Tensor) -> Tensor:
     """With all four axes, numbers in float64."""
     tensor = tensor if tensor.dtype == torch.bool else tensor.double()
     return tensor[(None,) * (4 - tensor.ndim)]
-
-
-def _broadcast(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    shape = [max(sizes) for sizes in zip(one.shape, other.shape, strict=True)]  # of four axes each
-    return one.expand(shape), other.expand(shape)
 
 
 def _distinct(tensor: Tensor) -> Tensor:

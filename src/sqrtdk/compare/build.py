@@ -11,9 +11,8 @@ from torch import Tensor
 
 from sqrtdk.compare.compute import dtype_of, follow
 from sqrtdk.compare.fit import fit_norm, fit_rotation
-from sqrtdk.compare.observed import Seen
-from sqrtdk.compare.program import Affine, Change, Formula, Opaque, Own, Program, Rotation, Rounded, Way
-from sqrtdk.compare.rounded_norm import rounded_norm
+from sqrtdk.compare.observed import LESSER, Seen
+from sqrtdk.compare.program import Affine, Change, Formula, Norm, Opaque, Own, Program, Rotation, Rounded, Way
 from sqrtdk.tracing.tensors import CallTensors, Term, Waypoint
 
 _UNIT, _YARN = 1e-3, 1.6  # amplitudes of rotations: 1, but for rounding, to 0.1 log(factor) + 1
@@ -104,6 +103,27 @@ def _step(before: Tensor, point: Waypoint, dtype: torch.dtype, rounded_by: Tenso
     return Rounded(point.detail, rounded_by) if point.name == "rounded" else Opaque(label)
 
 
+def rounded_norm(before: Tensor, after: Tensor, kind: str, dtype: torch.dtype) -> tuple[Norm, Rounded] | None:
+    """A norm and a rounding that give the values, (B, H, L, E), of a side that computes in `dtype`; None without one.
+
+    Example:
+        >>> x = torch.randn(2, 4, 16, 8)
+        >>> y = torch.nn.functional.rms_norm(x, (8,), eps=1e-6).bfloat16().float()
+        >>> norm, rounding = rounded_norm(x, y, "rms", torch.float32)
+        >>> norm.kind, rounding.dtype
+        ('rms', 'bfloat16')
+    """
+    for lesser in LESSER:
+        if torch.finfo(lesser).eps <= torch.finfo(dtype).eps or not torch.equal(
+            after.to(lesser).to(after.dtype), after
+        ):
+            continue
+        norm = fit_norm(before, after, kind, dtype=lesser)
+        if norm is not None:
+            return norm.norm, Rounded(str(lesser).removeprefix("torch."))
+    return None
+
+
 def _plain(value: float, low: float, high: float) -> float:
     """The plainest number between two bounds, a power of ten before 5 and 2 of one; `value` where there is none.
 
@@ -129,25 +149,23 @@ class _Draft:
     formula: Formula
     capped: bool = False
     added: bool = False
-    biases: int = 0
 
     def scale(self, by: Tensor | float) -> None:
         formula = self.formula
         if self.capped and formula.softcap_at == "masked":
-            self.formula = replace(formula, after=_times(formula.after, by))
+            self.formula = replace(formula, after=formula.after * by)
             return
         if self.added:
-            number = _number(by)
-            if number is None and formula.bias is not None:
+            if not isinstance(by, Tensor):
+                filled = formula.visible is not None and math.isfinite(formula.fill)
+                fill_by = formula.fill_by * (by if filled else 1.0)
+                formula = replace(formula, bias_by=formula.bias_by * by, fill_by=fill_by)
+            elif formula.bias is not None:
                 formula = replace(formula, bias=formula.bias * by)
-            elif number is not None:
-                formula = replace(formula, bias_by=formula.bias_by * number)
-            if formula.visible is not None and math.isfinite(formula.fill) and number is not None:
-                formula = replace(formula, fill_by=formula.fill_by * number)
         if self.capped:
-            self.formula = replace(formula, after=_times(formula.after, by), softcap_at="product")
+            self.formula = replace(formula, after=formula.after * by, softcap_at="product")
         else:
-            self.formula = replace(formula, scale=_times(formula.scale, by))
+            self.formula = replace(formula, scale=formula.scale * by)
 
     def softcap(self, cap: float, *, by_logits: bool) -> bool:
         if self.capped:
@@ -191,7 +209,7 @@ def formula_of(call: CallTensors, seen: Mapping[str, Seen]) -> Formula | None:
     if isinstance(key, Tensor):
         key = (key[:, seen["key"].heads] if key.shape[1] > 1 else key).mT
     factors.append(key)
-    draft = _Draft(Formula(scale=_times(*factors), kept=call.kept, dropout=call.dropout))
+    draft = _Draft(Formula(scale=factors[0] * factors[1], kept=call.kept, dropout=call.dropout))
     for term in call.terms:
         if not _read(draft, term):
             return None
@@ -230,11 +248,3 @@ def _as_4d(factor: Tensor | float) -> Tensor | float:
     if factor.numel() == 1:
         return float(factor)
     return factor.double()[(None,) * (4 - factor.dim())]
-
-
-def _times(one: Tensor | float, other: Tensor | float) -> Tensor | float:
-    return one * other
-
-
-def _number(factor: Tensor | float) -> float | None:
-    return float(factor) if not isinstance(factor, Tensor) or factor.numel() == 1 else None

@@ -17,18 +17,16 @@ from torch import Tensor
 
 from sqrtdk.compare.build import program_of
 from sqrtdk.compare.compute import dtype_of, project
-from sqrtdk.compare.infer_formula import infer
-from sqrtdk.compare.infer_known import known_of
+from sqrtdk.compare.infer_formula import infer, known_of
 from sqrtdk.compare.infer_used import compare_used
 from sqrtdk.compare.infer_vectors import infer_way
-from sqrtdk.compare.numbers import one_number, rescaled, total
-from sqrtdk.compare.observed import NAMES, Seen
+from sqrtdk.compare.numbers import one_number, total
+from sqrtdk.compare.observed import NAMES, NEAR, Seen, is_power
 from sqrtdk.compare.program import Formula, Program, Rotation, Way
 from sqrtdk.compare.segments import is_known
 from sqrtdk.compare.suspect import way_of, with_way
 from sqrtdk.tracing.tensors import CallTensors
 
-_NEAR = 1e-3  # of two factors, relative
 ALIKE = 16.0  # roundings, of the root mean square, within which two tensors are one
 TIGHT = 2.0  # of two vectors of one input: another kernel's sums, and no more
 ALONG = 0.99  # cosine of the first output and the first value, where no other key is seen
@@ -130,11 +128,8 @@ def _with_ways(sides: list[Told], name: str) -> list[Told]:
             continue
         found, factor = _found(own, other, name, coarser(sides))
         if found is not None:
-            sides[this] = _told(own, other, name, found)
-            vector = sides[this].seen[name]
-            scaled = replace(vector, used=vector.used / factor, factor=vector.factor * factor)
-            sides[this] = _scaled(sides[this], name, scaled, factor)
-        elif vector.borrowed:
+            sides[this] = _into_scale(_told(own, other, name, found), name, factor)
+        else:
             sides[this] = _given_back(own, name)
     if not any(is_known(way_of(side.program, name)) for side in sides) and any(x.seen[name].borrowed for x in sides):
         return _from_used([_given_back(side, name) for side in sides], name)
@@ -142,12 +137,10 @@ def _with_ways(sides: list[Told], name: str) -> list[Told]:
 
 
 def _given_back(side: Told, name: str) -> Told:
+    """A side without what it borrowed."""
     vector = side.seen[name]
-    return (
-        replace(side, seen=side.seen | {name: replace(vector, projected=None, borrowed=False)})
-        if (vector.borrowed)
-        else side
-    )
+    own = replace(vector, projected=None, borrowed=False) if vector.borrowed else vector
+    return replace(side, seen=side.seen | {name: own})
 
 
 def _found(own: Told, other: Told, name: str, dtype: torch.dtype) -> tuple[Way | None, float]:
@@ -171,23 +164,13 @@ def _amplified(way: Way) -> float:
     return max(math.prod(sizes) * factor, 1e-300)
 
 
-def _scaled(side: Told, name: str, vector: Seen, factor: float) -> Told:
-    """A side of which a vector is without a factor, which its formula has."""
-    formula = side.program.formula
-    if formula is not None and factor != 1.0:
-        side = replace(side, program=replace(side.program, formula=replace(formula, scale=formula.scale * factor)))
-    return replace(side, seen=side.seen | {name: vector})
-
-
 def _told(own: Told, other: Told, name: str, found: Way) -> Told:
     """A side with a way that was found; where it has another projection than the other side, with what that gave."""
     vector, of_other = own.seen[name], way_of(other.program, name)
     moved = found.affine is not None and of_other.affine is not None and found.affine is not of_other.affine
     if not vector.borrowed:
         found = replace(found, affine=way_of(own.program, name).affine)
-    elif moved and other.seen[name].input is not None and found.affine is not None:
-        entering = other.seen[name].input
-        assert entering is not None
+    elif moved and found.affine is not None and (entering := other.seen[name].input) is not None:
         vector = replace(vector, input=entering, projected=project(found.affine, entering))
     elif moved:
         found = replace(found, affine=None)
@@ -234,25 +217,12 @@ def _amplitude(query: Way, key: Way, width: int) -> bool:
     if isinstance(query.scaled, Tensor) or isinstance(key.scaled, Tensor) or query.scaled == 1.0:
         return False
     turned = all(any(isinstance(step, Rotation) for step in way.steps) for way in (query, key))
-    alike = abs(query.scaled - key.scaled) <= _NEAR * abs(query.scaled)
+    alike = abs(query.scaled - key.scaled) <= NEAR * abs(query.scaled)
     return turned and alike and not is_power(key.scaled, width)
 
 
-def is_power(factor: Tensor | float, width: int) -> bool:
-    """Whether a factor is a power of the width, by quarters.
-
-    Example:
-        >>> is_power(0.5, 16), is_power(0.3, 16)
-        (True, False)
-    """
-    if isinstance(factor, Tensor) or factor <= 0 or width < 2:
-        return False
-    power = 4 * math.log(factor) / math.log(width)
-    return abs(power - round(power)) <= _NEAR
-
-
 def _fold(side: Told, name: str) -> Told:
-    way, vector, formula = way_of(side.program, name), side.seen[name], side.program.formula
+    way, vector = way_of(side.program, name), side.seen[name]
     factor = way.scaled
     if isinstance(vector.scaled, Tensor) or vector.scaled != 1.0:  # the code's own, which the side tells
         return side
@@ -260,8 +230,13 @@ def _fold(side: Told, name: str) -> Told:
         isinstance(factor, Tensor) or factor in (0.0, 1.0)
     ):
         return side
-    seen = replace(vector, used=vector.used / factor, factor=vector.factor * factor, scaled=1.0)
-    program = with_way(side.program, name, replace(way, scaled=1.0))
+    return _into_scale(replace(side, program=with_way(side.program, name, replace(way, scaled=1.0))), name, factor)
+
+
+def _into_scale(side: Told, name: str, factor: Tensor | float) -> Told:
+    """A side with a factor of a vector in the scale of its formula."""
+    vector, program, formula = side.seen[name], side.program, side.program.formula
+    seen = replace(vector, used=vector.used / factor, factor=vector.factor * factor)
     if formula is not None:
         program = replace(program, formula=replace(formula, scale=formula.scale * factor))
     return replace(side, seen=side.seen | {name: seen}, program=program)
@@ -307,9 +282,7 @@ def _sized(own: Told, other: Told) -> Told:
     apart = math.log(max(float(query.norm() / there.norm().clamp_min(1e-300)), 1e-300))
     if abs(apart + math.log(factor)) >= abs(apart):
         return own
-    vector = own.seen["query"]
-    seen = own.seen | {"query": replace(vector, used=vector.used * factor, factor=vector.factor / factor)}
-    return replace(own, seen=seen, program=replace(own.program, formula=rescaled(formula, beside)))
+    return _into_scale(own, "query", 1 / factor)
 
 
 def _grouped(side: Told) -> Iterator[Told]:

@@ -226,7 +226,7 @@ def some_rows(formula: Formula, index: Tensor, length: int) -> Formula:
     def of(value: Tensor) -> Tensor:
         return value[..., index, :] if value.ndim > 1 and value.shape[-2] == length != 1 else value
 
-    cut = _parts(formula, of)
+    cut = parts_of(formula, of)
     if cut.own is not None and isinstance(cut.own.query, Tensor):
         cut = replace(cut, own=replace(cut.own, query=of(cut.own.query)))
     return cut
@@ -238,7 +238,7 @@ def some_heads(formula: Formula, index: Tensor, count: int) -> Formula:
     def of(value: Tensor) -> Tensor:
         return value[..., index, :, :] if value.ndim > 2 and value.shape[-3] == count != 1 else value
 
-    cut = replace(_parts(formula, of), sinks=None if formula.sinks is None else formula.sinks[index])
+    cut = replace(parts_of(formula, of), sinks=None if formula.sinks is None else formula.sinks[index])
     own = cut.own
     if own is None:
         return cut
@@ -246,7 +246,7 @@ def some_heads(formula: Formula, index: Tensor, count: int) -> Formula:
     return replace(cut, own=replace(own, query=query, key=key))
 
 
-def _parts(formula: Formula, of: Callable[[Tensor], Tensor]) -> Formula:
+def parts_of(formula: Formula, of: Callable[[Tensor], Tensor]) -> Formula:
     """A formula with `of` of every tensor that broadcasts to (B, Hq, L, S)."""
     return replace(
         formula,

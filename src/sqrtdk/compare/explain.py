@@ -155,9 +155,13 @@ def _unknown(segment: Segment, sides: Sides, before: Gap, after: Gap) -> Cause:
         stage = "weights"  # what B makes of the product is not known
     if segment.name != "output":
         stage = lost_stage(segment, sides)
-    explained = _share(before, after)
-    text = f"differs at the {stage} by what is not known: {after.largest:.2g}, rounding allows {after.allowed:.2g}"
-    return Cause(UNKNOWN, None, None, max(0.0, explained), text, stage)
+    return unknown_cause(stage, after, max(0.0, _share(before, after)))
+
+
+def unknown_cause(stage: str, left: Gap, explained: float = 0.0) -> Cause:
+    """A difference that no cause explains."""
+    text = f"differs at the {stage} by what is not known: {left.largest:.2g}, rounding allows {left.allowed:.2g}"
+    return Cause(UNKNOWN, None, None, explained, text, stage)
 
 
 def lost_stage(segment: Segment, sides: Sides) -> str:

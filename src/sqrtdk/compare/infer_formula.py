@@ -8,26 +8,44 @@ some rows of the attention, and what is taken is proven on all. How many are tri
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import chain, combinations, islice
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sqrtdk.audit.tolerance import inverse_root
+from sqrtdk.compare.compute import dtype_of
 from sqrtdk.compare.fit.scale import CAPS, RATIO, fit_scale, fit_softcap
-from sqrtdk.compare.infer_known import Known, merged
 from sqrtdk.compare.infer_rows import BEST, fills_of, from_rows
 from sqrtdk.compare.numbers import one_number, rescaled, total
-from sqrtdk.compare.options import BIAS, FILL, MASK, SCALE, SINKS, SOFTCAP, Option, blind_rows, options, window
+from sqrtdk.compare.observed import Seen
+from sqrtdk.compare.options import (
+    BIAS,
+    DROPOUT,
+    FILL,
+    MASK,
+    ROUNDING,
+    SCALE,
+    SINKS,
+    SOFTCAP,
+    Change,
+    Option,
+    blind_rows,
+    options,
+    window,
+)
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.recorded import Recorded
+from sqrtdk.tracing.tensors import CallTensors, Term
 
 LOGITS = 2**26  # logits that may be computed for trials: some seconds
 MOST = 600  # trials
 FITTED = 6  # formulas whose scale is fitted, each as dear as a hundred trials
+Known = Mapping[int, Change]  # what a side tells of its formula: by the part, what puts it into another formula
 STRONG = (0.5, 1.0, 2.0, 3.0, 4.0, 7.0)  # softcaps below the usual ones
 NEAR = 0.02  # relative: a fitted scale so near a usual one is tried as that one first
 
@@ -52,7 +70,7 @@ def infer(
         value: (B, H, S, Ev).
         output: (B, Hq, L, Ev), of the dtype that the side computed in.
         lse: (B, Hq, L); None where it is not known.
-        known: what the side tells, which is not put in question.
+        known: what the side tells, which is not put in question; None: nothing.
         other: the other side's formula.
         first: what was found for another call of the side; tried before all but the other's own.
         far: whether more than one change is looked for, and numbers that nobody told.
@@ -68,34 +86,29 @@ def infer(
         >>> infer(q, k, v, output, None, None, Formula(1.0, visible=torch.ones(8, 8, dtype=torch.bool).tril())).scale
         0.25
     """
-    call = Recorded(query, key, value, output, lse)
-    base, fixed = merged(known, other)
-    found = list(_allowed(options(base, call.sizes), base, fixed))
+    call, known = Recorded(query, key, value, output, lse), known or {}
+    base, fixed = merged(known, other), known.keys() - {ROUNDING}
+    found = [option for option in options(base, call.sizes) if _leaves(option, base, fixed)]
     if MASK not in fixed:
         found = [*(window(base, call.sizes, row) for row in call.first_apart(base)), *found]
-    search = _Search(call, base, tuple(found), fixed, _guess(first, known, call))
-    return next((formula for formula in search.plausible(far) if call.gives(formula)), None)
+    guess = None if first is None else merged(known, first)
+    search = _Search(call, base, tuple(found), frozenset(fixed), guess if guess and _has_sizes(guess, call) else None)
+    return next((formula for formula in search.trials(far) if call.left(formula) <= 1.0 and call.gives(formula)), None)
 
 
-def _guess(first: Formula | None, known: Known | None, call: Recorded) -> Formula | None:
-    """The formula of another call with what is known of this one; None where its tensors are of other sizes."""
-    if first is None:
-        return None
-    formula, _ = merged(known, first)
+def _leaves(option: Option, base: Formula, fixed: Set[int]) -> bool:
+    """Whether an option leaves alone what is known; of a softcap that is known the place may still be another."""
+    return option.part not in fixed or (option.part == SOFTCAP and option.change(base).softcap == base.softcap)
+
+
+def _has_sizes(formula: Formula, call: Recorded) -> bool:
+    """Whether the tensors of a formula have the sizes of a call."""
     sizes = call.sizes
     whole = (sizes.batch, sizes.heads, sizes.rows, sizes.keys)
     every = (formula.scale, formula.after, formula.bias, formula.visible, formula.kept)
     shapes = [(1, 1, 1, 1, *part.shape)[-4:] for part in every if isinstance(part, Tensor)]
     fits = all(size in (1, there) for shape in shapes for size, there in zip(shape, whole, strict=True))
-    sinks = formula.sinks is None or formula.sinks.numel() == sizes.heads
-    return formula if fits and sinks else None
-
-
-def _allowed(every: Iterable[Option], base: Formula, fixed: frozenset[int]) -> Iterator[Option]:
-    """The options that leave alone what is known; of a softcap that is known the place may still be another."""
-    for option in every:
-        if option.part not in fixed or (option.part == SOFTCAP and option.change(base).softcap == base.softcap):
-            yield option
+    return fits and (formula.sinks is None or formula.sinks.numel() == sizes.heads)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,37 +129,27 @@ class _Search:
     fixed: frozenset[int]
     guess: Formula | None
 
-    def plausible(self, far: bool) -> Iterator[Formula]:
-        """Formulas that give what was recorded on some rows, nearest to the base first."""
-        if self.call.left(self.base) <= 1.0:
-            yield self.base
-        if self.guess is not None and self.call.left(self.guess) <= 1.0:
+    def trials(self, far: bool) -> Iterator[Formula]:
+        """Formulas that may give what was recorded, nearest to the base first."""
+        yield self.base
+        if self.guess is not None:
             yield self.guess
         tried: list[tuple[float, Option]] = []
         for option in self._single():
             formula = option.change(self.base)
-            left = self.call.left(formula)
-            if left <= 1.0:
+            tried.append((self.call.left(formula), option))
+            if tried[-1][0] <= 1.0:
                 yield formula
-            tried.append((left, option))
         if not far:
             return
-        yield from self._of_rows(self._supposed())
+        for formula in chain([self.base], self._from_rows(self._supposed())):
+            yield from self._with_fills(formula)
         yield from self._fitted([self.base])
         if SCALE not in self.fixed:
             yield from self._fitted(list(islice(self._from_rows(self._grid()), 2 * BEST)))
-        for formula in self._twofold():
-            if self.call.left(formula) <= 1.0:
-                yield formula
+        yield from self._twofold()
         nearest = sorted((entry for entry in tried if entry[1].part != SCALE), key=lambda entry: entry[0])
         yield from self._fitted([option.change(self.base) for _, option in nearest[: min(FITTED, self._most // 100)]])
-
-    def _of_rows(self, supposed: list[Formula]) -> Iterator[Formula]:
-        """With what the rows tell of mask, sinks and fill."""
-        for formula in chain([self.base], self._from_rows(supposed)):
-            for whole in self._with_fills(formula):
-                if self.call.left(whole) <= 1.0:
-                    yield whole
 
     def _from_rows(self, supposed: list[Formula]) -> Iterator[Formula]:
         return from_rows(self.call, supposed, masked=MASK in self.fixed, sunk=SINKS in self.fixed)
@@ -209,9 +212,7 @@ class _Search:
         usual = [one_number(total(formula)) for formula in (self.base, *changed)]
         for formula in formulas:
             for fitted in self._fits(formula):
-                for trial in (*_usual(fitted, usual), fitted):
-                    if self.call.left(trial) <= 1.0:
-                        yield trial
+                yield from (*_usual(fitted, usual), fitted)
 
     def _fits(self, formula: Formula) -> Iterator[Formula]:
         caps: list[tuple[float, ...]] = [()]  # none is looked for
@@ -249,3 +250,67 @@ def _usual(fitted: Formula, scales: list[float | None]) -> Iterator[Formula]:
     for scale in scales:
         if number and scale and abs(scale / number - 1.0) < NEAR:
             yield rescaled(fitted, Formula(scale))
+
+
+# -- what a side tells of its formula ----------------------------------------------------------------------------------
+
+
+def merged(known: Known, other: Formula) -> Formula:
+    """The other side's formula with what is known in it."""
+    for part in sorted(known):
+        other = known[part](other)
+    return other
+
+
+def known_of(call: CallTensors, seen: Mapping[str, Seen]) -> Known:
+    """What a call tells of its formula.
+
+    A list of terms is whole: what it does not name is not there. With an operation that was not followed it may be,
+    and then the values that are named are known and no more; nor is the scale, which that operation may have changed.
+
+    Args:
+        call: its tensors.
+        seen: of `observe(call)`.
+    """
+    known: dict[int, Change] = {}
+    lesser = torch.finfo(dtype_of(call.dtype)).eps
+    told = {name: getattr(call, name) for name in ("logits_dtype", "weights_dtype")}
+    told = {name: dtype for name, dtype in told.items() if torch.finfo(dtype_of(dtype)).eps > lesser}
+    if told:
+        known[ROUNDING] = partial(replace, **told)
+    if call.kept is not None:
+        known[DROPOUT] = partial(replace, kept=call.kept, dropout=call.dropout)
+    if call.terms is None:
+        return known
+    whole = all(term.name != "unknown" for term in call.terms)
+    terms = {name: [term for term in call.terms if term.name == name] for name in ("softcap", "bias", "mask", "sinks")}
+    none = {name for name, named in terms.items() if whole and not named}
+    values: dict[str, Any] = {name: named[0].value if len(named) == 1 else None for name, named in terms.items()}
+    scale = _scale(call.terms, seen) if whole else None
+    if scale is not None:
+        known[SCALE] = partial(rescaled, other=Formula(scale))
+    if "softcap" in none or (values["softcap"] is not None and not terms["softcap"][0].detail):
+        known[SOFTCAP] = partial(replace, softcap=None if "softcap" in none else float(values["softcap"]))
+    last = [term.name for term in call.terms if term.name in ("bias", "scale")][-1:]
+    if "bias" in none or (isinstance(values["bias"], Tensor) and last == ["bias"]):
+        bias, name = (None, "bias") if "bias" in none else (values["bias"].double(), terms["bias"][0].detail)
+        known[BIAS] = partial(replace, bias=bias, bias_name=name, bias_by=1.0)
+    masks = [term.value for term in terms["mask"] if isinstance(term.value, Tensor)]
+    if "mask" in none:
+        known[MASK] = partial(replace, visible=torch.ones(1, 1, 1, 1, dtype=torch.bool), mask="")
+    elif masks and len(masks) == len(terms["mask"]):
+        kinds, added = {term.detail for term in terms["mask"]}, all(term.added for term in terms["mask"])
+        kind = kinds.pop() if len(kinds) == 1 else "mask"
+        known[MASK] = partial(replace, visible=reduce(torch.logical_and, masks), mask=kind)
+        fill = min(term.fill for term in terms["mask"])
+        known[FILL] = partial(replace, fill=fill, fill_by=1.0, fill_added=added)
+    if "sinks" in none or isinstance(values["sinks"], Tensor):
+        known[SINKS] = partial(replace, sinks=values["sinks"])
+    return known
+
+
+def _scale(terms: tuple[Term, ...], seen: Mapping[str, Seen]) -> float | None:
+    """The product of all factors; None where one is not known or is no number."""
+    factors = [seen["query"].factor, seen["key"].factor, *(term.value for term in terms if term.name == "scale")]
+    numbers = [float(x) for x in factors if x is not None and (not isinstance(x, Tensor) or x.numel() == 1)]
+    return math.prod(numbers) if len(numbers) == len(factors) else None

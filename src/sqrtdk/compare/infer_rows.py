@@ -17,7 +17,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import attend, logits, some_heads, some_rows, spread
+from sqrtdk.compare.compute import attend, logits, parts_of, some_heads, some_rows, spread
 from sqrtdk.compare.masks import band
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.recorded import Recorded, evenly
@@ -49,26 +49,17 @@ class _Rows:
         """Scale, softcap and bias of these."""
         bare = replace(formula, visible=None, sinks=None, kept=None, logits_dtype=None, weights_dtype=None)
         some = some_heads(some_rows(bare, self.index, self.length), self.heads, self.count)
-
-        def of(part: Tensor) -> Tensor:
-            return part[: len(self.call.query)] if part.ndim == 4 else part
-
-        return replace(
-            some,
-            scale=of(some.scale) if isinstance(some.scale, Tensor) else some.scale,
-            after=of(some.after) if isinstance(some.after, Tensor) else some.after,
-            bias=None if some.bias is None else of(some.bias),
-        )
+        return parts_of(some, lambda part: part[: len(self.call.query)] if part.ndim == 4 else part)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Misses:
     """(B, r, S + 1, S + 1), how far the keys lo to hi - 1 are from giving a row, relative, squared, of all heads.
 
-    `unit` is the square of what rounding of the output leaves.
+    `unit` is the square of what rounding of the output leaves, `index` the numbers of the rows.
     """
 
-    rows: _Rows
+    index: Tensor
     squares: Tensor
     unit: float
 
@@ -156,7 +147,7 @@ def _misses(rows: _Rows, formula: Formula) -> tuple[_Misses, _Misses]:
     unit = (SAME * max(torch.finfo(call.output.dtype).eps, torch.finfo(torch.float32).eps)) ** 2
     backward = ~torch.ones(plain.shape[-2:], dtype=torch.bool).triu(1) | (weight <= 0)
     both = (found.masked_fill(backward, math.inf).nan_to_num(nan=math.inf).mean(1) for found in (plain, sunk))
-    one, other = (_Misses(rows, squares, unit) for squares in both)
+    one, other = (_Misses(rows.index, squares, unit) for squares in both)
     return one, other
 
 
@@ -187,7 +178,7 @@ def _bounds(misses: _Misses, keys: int) -> tuple[list[int | None], list[int | No
     """Least and greatest i - j that most rows have, and None."""
     lows: Counter[int] = Counter()
     highs: Counter[int] = Counter()
-    for squares, i in zip(misses.squares.transpose(0, 1), misses.rows.index.tolist(), strict=True):
+    for squares, i in zip(misses.squares.transpose(0, 1), misses.index.tolist(), strict=True):
         for one in squares:
             near = one <= max(4 * float(one.min()), misses.unit)
             for lo, hi in {_longest(near), _longest(one == one.min())}:
@@ -205,7 +196,7 @@ def _longest(near: Tensor) -> tuple[int, int]:
 
 def _padding(misses: _Misses, least: int | None, greatest: int | None, keys: int) -> tuple[Tensor | None, float]:
     """(B, S), False at keys at one end of an entry that no row sees beside a band, and what is left with it."""
-    index = misses.rows.index
+    index = misses.index
     low = torch.zeros_like(index) if greatest is None else (index - greatest).clamp(0, keys)
     high = torch.full_like(index, keys) if least is None else (index - least + 1).clamp(0, keys)
     count, rows = torch.arange(keys + 1), torch.arange(len(index))

@@ -15,19 +15,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.agreement import Steps, agrees, sizes_of, undone
 from sqrtdk.compare.causes.laws import law_of
 from sqrtdk.compare.causes.turns import Turn, take_apart
+from sqrtdk.compare.compute import apply_step
 from sqrtdk.compare.fit.norm import fit_norm
 from sqrtdk.compare.infer_vectors import infer_way
-from sqrtdk.compare.program import Affine, Rotation, Way
+from sqrtdk.compare.program import Affine, Norm, Rotation, Way
+from sqrtdk.compare.rounding_steps import Steps, agrees, allowed, inverse
 from sqrtdk.tracing.probe.rotation import fit_rotation
 
 # of released models, commonest first
 BASES = (1e4, 5e5, 1e6, 1e5, 1e3, 5e6, 1e7, 2e5, 4e4, 1.6e5, 3e5, 8e6, 1.5e5, 1e8, 1e2)
 WIDTHS = (1, 2, 4)  # the head's channels by those that turn
 USUAL = 1e-2  # of a base, relative: as near as a fitted one is to one of the list
-BOTH = 8.0  # roundings of A's values, made larger where a rotation that was supposed is undone, and of B's
 WHOLE = 0.05  # of a position
 ENOUGH = 3  # rows that tell a rotation
 
@@ -65,7 +65,14 @@ def compare_used(a_used: Tensor, b_used: Tensor, *, dtype: torch.dtype | None = 
     coarser = max((a_used.dtype, b_used.dtype), key=lambda each: torch.finfo(each).eps)
     dtype = coarser if dtype is None else dtype
     a, b = a_used.double(), b_used.double()
-    return _moved(a, b, dtype) or _turned(a, b, dtype) or _normed(a, b, dtype)
+    way = infer_way(a, b, Way(_identity(a)), dtype=dtype)
+    if way is not None and not way.steps:  # nothing, a factor, an offset, another order of heads
+        return _pair(a, (), way)
+    found = _permuted(a, b, dtype) or _turned(a, b, dtype)
+    if found is not None or (way is not None and all(isinstance(step, Norm) for step in way.steps)):
+        return found or (None if way is None else _pair(a, (), way))
+    norm = fit_norm(b, a, dtype=dtype)  # that A alone has
+    return None if norm is None else _pair(b, (norm.norm,), Way())
 
 
 def _identity(values: Tensor) -> Affine:
@@ -80,67 +87,48 @@ def _pair(before: Tensor, a: Steps, b: Way) -> UsedPair:
     return UsedPair(before.transpose(1, 2).flatten(2), Way(affine, a), b if b.affine else replace(b, affine=affine))
 
 
-def _moved(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
-    """Nothing, a factor, an offset, another order of heads or of channels."""
-    unit = torch.finfo(dtype).eps / 2
-    own = Way(_identity(a))
-    for order in (None, *_orders(a, b, unit)):
-        if order is None:
-            way = infer_way(a, b, own, dtype=dtype)
-            if way is not None and not way.steps:
-                return _pair(a, (), way)
-        else:
-            mixed = a.transpose(1, 2).flatten(2)[..., order.flatten()]
-            if agrees((), mixed.view(*mixed.shape[:2], *order.shape).transpose(1, 2), b, 2 * unit):
-                weight = torch.eye(order.numel(), dtype=torch.float64)[order.flatten()].view(*order.shape, -1)
-                return _pair(a, (), Way(Affine("", weight, None, order)))
-    return None
-
-
-def _orders(a: Tensor, b: Tensor, unit: float) -> Iterator[Tensor]:
-    """(H, E): for each feature of B that of A which is nearest in all rows."""
-    rows = a.shape[0] * a.shape[2]
-    if rows < ENOUGH:
-        return
+def _permuted(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
+    """Channels in another order: for each feature of B that of A which is nearest in all rows."""
+    if a.shape[0] * a.shape[2] < ENOUGH:
+        return None
     mine, other = (x.transpose(1, 2).flatten(2).flatten(0, 1).T for x in (a, b))
-    nearest = torch.cdist(other.contiguous(), mine.contiguous()).argmin(-1)
-    size = other.norm(dim=-1)
-    near = (other - mine[nearest]).norm(dim=-1) <= 4 * unit * size + torch.finfo(torch.float64).tiny
-    if bool(near.all()) and len(set(nearest.tolist())) == len(nearest):
-        yield nearest.view(a.shape[1], a.shape[3])
+    order = torch.cdist(other.contiguous(), mine.contiguous()).argmin(-1)
+    mixed = mine[order].T.view(a.shape[0], a.shape[2], a.shape[1], a.shape[3]).transpose(1, 2)
+    if len(set(order.tolist())) < len(order) or not agrees((), mixed, b, dtype):
+        return None
+    order = order.view(a.shape[1], a.shape[3])
+    weight = torch.eye(order.numel(), dtype=torch.float64)[order.flatten()].view(*order.shape, -1)
+    return _pair(a, (), Way(Affine("", weight, None, order)))
 
 
 def _turned(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
     """Another rotation, or none on one side."""
     if a.shape[2] < ENOUGH:
         return None
-    unit = torch.finfo(dtype).eps / 2
     best: tuple[int, UsedPair] | None = None
-    for steps, before in _supposed(a):
-        sizes = sizes_of(steps, before)
+    for steps, before, bound in _supposed(a, dtype):
         known = take_apart(steps[0].table) if steps and isinstance(steps[0], Rotation) else None
-        if agrees((), before, b, BOTH * unit, sizes):  # B turns nothing
+        if agrees((), before, b, dtype, bound):  # B turns nothing
             return _pair(before, steps, Way())
-        other = next((turn for turn in _changed(steps, a) if agrees((turn,), before, b, BOTH * unit, sizes)), None)
+        other = next((turn for turn in _changed(steps, a) if agrees((turn,), before, b, dtype, bound)), None)
         if other is not None:
             return _pair(before, steps, Way(steps=(other,)))
         fit = fit_rotation(before, b, dtype=dtype)
-        if fit is None or not agrees((fit.rotation,), before, b, BOTH * unit, sizes):
+        if fit is None or not agrees((fit.rotation,), before, b, dtype, bound):
             continue
         turn = take_apart(fit.rotation.table)
-        rank = _rank(known, turn)
-        usual = None if rank is None or turn is None else _usual(fit.rotation, turn)
-        if usual is None or not agrees((usual,), before, b, BOTH * unit, sizes):
+        rank, usual = (None, None) if turn is None else _usual(fit.rotation, turn, known)
+        if rank is None or usual is None or not agrees((usual,), before, b, dtype, bound):
             continue  # pairs that turn slowly are off: what was supposed of A is wrong
-        if rank is not None and (best is None or rank < best[0]):
+        if best is None or rank < best[0]:
             best = rank, _pair(before, steps, Way(steps=(usual,)))
             if rank == 0:
                 break
     return None if best is None else best[1]
 
 
-def _supposed(a: Tensor) -> Iterator[tuple[Steps, Tensor]]:
-    """Rotations that A may have, and its values before them."""
+def _supposed(a: Tensor, dtype: torch.dtype) -> Iterator[tuple[Steps, Tensor, Tensor | None]]:
+    """Rotations that A may have, its values before them, and what those may be off by."""
     rows, features = a.shape[2:]
     for by in WIDTHS:
         width = features // by
@@ -152,8 +140,9 @@ def _supposed(a: Tensor) -> Iterator[tuple[Steps, Tensor]]:
             table = torch.polar(torch.ones_like(angles), angles)[None]
             for layout in ("half", "interleaved"):
                 turn = Rotation(table, layout)
-                yield (turn,), undone(turn, a)
-    yield (), a
+                back = inverse(turn)
+                yield (turn,), apply_step(back, a), allowed((back,), a, dtype)
+    yield (), a, None
 
 
 def _changed(steps: Steps, a: Tensor) -> Iterator[Rotation]:
@@ -174,42 +163,25 @@ def _changed(steps: Steps, a: Tensor) -> Iterator[Rotation]:
             yield replace(own, table=torch.polar(torch.ones_like(angles), angles))
 
 
-def _usual(rotation: Rotation, turn: Turn) -> Rotation | None:
-    """The rotation with the usual base that is nearest, and whole positions."""
-    law = law_of(turn)
-    if law is None:
-        return None
-    base = next((base for base in BASES if abs(law.base - base) < USUAL * base), law.base)
+def _usual(rotation: Rotation, turn: Turn, known: Turn | None) -> tuple[int, Rotation] | tuple[None, None]:
+    """How usual B's rotation is, and it with the usual base that is nearest, and whole positions.
+
+    0 that of A but for positions or layout; 1 another usual base; None not at all.
+    """
+    law, same = law_of(turn), None if known is None else law_of(known)
+    if law is None or (known is not None and same is None):
+        return None, None
+    base = next((base for base in BASES if abs(law.base - base) < USUAL * base), None)
+    if same is not None and law.factor == 1.0 and abs(law.base - same.base) < USUAL * same.base:
+        rank = 0
+    elif base is not None and (known is not None or law.factor == 1.0):
+        rank = 1
+    else:
+        return None, None
     positions = turn.positions.round()
     if bool(((positions - turn.positions).abs() > WHOLE).any()):
         positions = turn.positions
-    pairs = rotation.width // 2
+    pairs, base = rotation.width // 2, base or law.base
     frequencies = turn.frequencies.sign() * law.factor * base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
     angles = positions[..., None] * frequencies
-    return replace(rotation, table=turn.amplitude.median() * torch.polar(torch.ones_like(angles), angles))
-
-
-def _rank(known: Turn | None, other: Turn | None) -> int | None:
-    """How usual B's rotation is: 0 that of A but for positions or layout; 1 another usual base; None not at all."""
-    if other is None:
-        return None
-    law = law_of(other)
-    usual = law is not None and any(abs(law.base - base) < USUAL * base for base in BASES)
-    plain = law is not None and law.factor == 1.0
-    if known is None:
-        return 1 if usual and plain else None
-    same = law_of(known)
-    if law is None or same is None:
-        return None
-    if plain and abs(law.base - same.base) < USUAL * same.base:
-        return 0
-    return 1 if usual else None
-
-
-def _normed(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
-    """A norm that one side alone has."""
-    norm = fit_norm(a, b, dtype=dtype)
-    if norm is not None:
-        return _pair(a, (), Way(steps=(norm.norm,)))
-    norm = fit_norm(b, a, dtype=dtype)
-    return None if norm is None else _pair(b, (norm.norm,), Way())
+    return rank, replace(rotation, table=turn.amplitude.median() * torch.polar(torch.ones_like(angles), angles))

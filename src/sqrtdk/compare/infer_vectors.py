@@ -21,10 +21,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.agreement import Steps, agrees, roundings, sizes_of, undone
-from sqrtdk.compare.compute import apply_step, follow
+from sqrtdk.compare.compute import apply_step, centred, dtype_of, follow
 from sqrtdk.compare.fit.norm import fit_norm
-from sqrtdk.compare.program import Affine, Change, Norm, Opaque, Rotation, Way
+from sqrtdk.compare.observed import Seen
+from sqrtdk.compare.precision import unit
+from sqrtdk.compare.program import Change, Norm, Opaque, Rotation, Rounded, Way
+from sqrtdk.compare.rounding_steps import ENTERS, Steps, agrees, allowed, inverse
 from sqrtdk.tracing.probe.rotation import fit_rotation
 
 UNKNOWN_NORM, UNKNOWN_ROTATION = Opaque("norm"), Opaque("rotation")
@@ -54,17 +56,17 @@ def infer_way(projected: Tensor, used: Tensor, other: Way, *, dtype: torch.dtype
     """
     if projected.shape[::2] != used.shape[::2] or projected.shape[-1] != used.shape[-1]:
         return None
-    unit = torch.finfo(dtype or used.dtype).eps / 2
+    dtype = dtype or used.dtype
     entered, wanted = projected.double(), used.double()
     if not bool(torch.isfinite(entered).all()) or not bool(torch.isfinite(wanted).all()):
         return None
     known = list(dict.fromkeys((*_shapes(other.steps), *_varied(other.steps, entered, wanted))))
     if entered.shape == wanted.shape:
         for steps in known:
-            if agrees(steps, entered, wanted, unit):
+            if agrees(steps, entered, wanted, dtype):
                 return replace(other, steps=steps, scaled=1.0)
-    for steps in itertools.chain(known, _fitted(entered, wanted, unit, other.steps)):
-        found = _finished(steps, entered, wanted, unit, other)
+    for steps in itertools.chain(known, _fitted(entered, wanted, dtype, other.steps)):
+        found = _finished(steps, entered, wanted, dtype, other)
         if found is not None:
             return found
     return None
@@ -78,20 +80,20 @@ def _varied(steps: Steps, entered: Tensor, wanted: Tensor) -> Iterator[Steps]:
         for kind, over in itertools.product(KINDS, ("head", "heads")):
             if (kind, over) != (step.kind, step.over):
                 yield (*steps[:i], replace(step, kind=kind, over=over), *steps[i + 1 :])
-        if entered.shape == wanted.shape and step.kind != "l2":
-            yield (*steps[:i], replace(step, eps=other_eps(steps, i, entered, wanted)), *steps[i + 1 :])
+        if entered.shape == wanted.shape and step.kind != "l2" and step.shift is None:
+            yield (*steps[:i], replace(step, eps=_eps(steps, i, step, entered, wanted)), *steps[i + 1 :])
 
 
-def _fitted(entered: Tensor, wanted: Tensor, unit: float, others: Steps) -> Iterator[Steps]:
+def _fitted(entered: Tensor, wanted: Tensor, dtype: torch.dtype, others: Steps) -> Iterator[Steps]:
     """Steps of which one, or two, are fitted."""
     if entered.shape != wanted.shape:
         return
     for shape in _unknown_shapes(others):
-        solved = _solved(shape, entered, wanted, unit)
+        solved = _solved(shape, entered, wanted, dtype)
         if solved is not None:
-            yield _simplest(solved, others, entered, wanted, unit)
-    for solved in both_unknown(entered, wanted, _dtype(unit)):
-        yield _simplest(solved, others, entered, wanted, unit)
+            yield _simplest(solved, others, entered, wanted, dtype)
+    for solved in both_unknown(entered, wanted, dtype):
+        yield _simplest(solved, others, entered, wanted, dtype)
 
 
 def _shapes(steps: Steps) -> list[Steps]:
@@ -115,14 +117,14 @@ def _unknown_shapes(steps: Steps) -> Iterator[Steps]:
                     yield (*some[:i], unknown, *some[i:])
 
 
-def _solved(shape: Steps, entered: Tensor, wanted: Tensor, unit: float) -> Steps | None:
+def _solved(shape: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype) -> Steps | None:
     """The steps with the unknown one fitted between those before it, run forwards, and those after, run backwards."""
     at = next(i for i, step in enumerate(shape) if step in (UNKNOWN_NORM, UNKNOWN_ROTATION))
     before = follow(Way(steps=shape[:at]), entered)[-1]
-    after, dtype = wanted, _dtype(unit)
+    after = wanted
     for step in reversed(shape[at + 1 :]):
         if isinstance(step, Rotation):
-            after = undone(step, after)
+            after = apply_step(inverse(step), after)
         elif isinstance(step, Norm) and shape[at] is UNKNOWN_ROTATION and step.kind != "layer" and step.shift is None:
             # a rotation keeps lengths: what the norm divides by is known without it
             after = after / step.gain.double()[:, None]
@@ -136,24 +138,20 @@ def _solved(shape: Steps, entered: Tensor, wanted: Tensor, unit: float) -> Steps
     return None if turn is None else (*shape[:at], turn.rotation, *shape[at + 1 :])
 
 
-def _dtype(unit: float) -> torch.dtype:
-    every = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-    return next(dtype for dtype in every if torch.finfo(dtype).eps >= 2 * unit)
-
-
-def _simplest(steps: Steps, others: Steps, entered: Tensor, wanted: Tensor, unit: float) -> Steps:
+def _simplest(steps: Steps, others: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype) -> Steps:
     """Fitted steps with what the other side's have where the values allow that."""
     for i, step in enumerate(steps):
         for other in others:
             for tried in _nearer(step, other):
                 now = (*steps[:i], tried, *steps[i + 1 :])
-                if agrees(now, entered, wanted, unit):
+                if agrees(now, entered, wanted, dtype):
                     steps, step = now, tried
+                    break
     return steps
 
 
 def _nearer(step: Change, other: Change) -> Iterator[Change]:
-    """The step with some of the other's fields."""
+    """The step with fields of the other, most of them first."""
     if isinstance(step, Rotation) and isinstance(other, Rotation):
         if step.layout == other.layout == "interleaved" and step.first == other.first:  # pairs that do not show
             shown = step.table[..., : other.width // 2]
@@ -170,32 +168,34 @@ def _nearer(step: Change, other: Change) -> Iterator[Change]:
             yield replace(step, eps=other.eps)
 
 
-def _finished(steps: Steps, entered: Tensor, wanted: Tensor, unit: float, other: Way) -> Way | None:
+def _finished(steps: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype, other: Way) -> Way | None:
     """A way of these steps: as they are, or with a factor, heads in another order, or an offset of the projection."""
     got = follow(Way(steps=steps), entered)[-1]
-    allowed = sizes_of(steps, entered) * (roundings(steps) * unit)
+    near = allowed(steps, entered, dtype)
     if got.shape == wanted.shape:
-        if _within(got, wanted, allowed):
+        if _within(got, wanted, near):
             return replace(other, steps=steps, scaled=1.0)
         factor = _factor(got, wanted)
-        if _within(got * factor, wanted, allowed * factor.abs()):
+        if _within(got * factor, wanted, near * factor.abs()):
             whole = float(factor.flatten()[0])
-            one = _within(got * whole, wanted, allowed * abs(whole))
+            one = _within(got * whole, wanted, near * abs(whole))
             return replace(other, steps=steps, scaled=whole if one else factor)
-        offset = _offset(steps, entered, wanted, unit)
+        offset = _offset(steps, entered, wanted, dtype)
         if offset is not None and other.affine is not None:
-            bias = offset if other.affine.bias is None else other.affine.bias + offset
-            return replace(other, affine=replace(other.affine, bias=bias), steps=steps, scaled=1.0)
-    heads = _heads(got, wanted, allowed)
+            moved = offset if other.affine.bias is None else other.affine.bias + offset
+            return replace(other, affine=replace(other.affine, bias=moved), steps=steps, scaled=1.0)
+    heads = _heads(got, wanted, near)
     if heads is None:
         return None
     if wanted.shape[1] == got.shape[1] and other.affine is not None:
-        return replace(other, affine=_taken(other.affine, heads), steps=steps, scaled=1.0)
+        own, bias = other.affine, None if other.affine.bias is None else other.affine.bias[heads]
+        own = replace(own, weight=own.weight[heads], bias=bias, features=own.features[heads])
+        return replace(other, affine=own, steps=steps, scaled=1.0)
     return replace(other, steps=steps, heads=heads, scaled=1.0) if other.heads is not None else None
 
 
-def _within(got: Tensor, wanted: Tensor, allowed: Tensor) -> bool:
-    return bool(((got - wanted).abs() <= allowed).all())
+def _within(got: Tensor, wanted: Tensor, near: Tensor) -> bool:
+    return bool(((got - wanted).abs() <= near).all())
 
 
 def _factor(got: Tensor, wanted: Tensor) -> Tensor:
@@ -203,40 +203,44 @@ def _factor(got: Tensor, wanted: Tensor) -> Tensor:
     return (got * wanted).sum((0, 2, 3)).div((got * got).sum((0, 2, 3)).clamp_min(1e-300))[:, None, None]
 
 
-def _offset(steps: Steps, entered: Tensor, wanted: Tensor, unit: float) -> Tensor | None:
+def _offset(steps: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype) -> Tensor | None:
     """(H, E): by what the projection is off everywhere; None where it is not, or steps can't be run backwards."""
     before = wanted
     for step in reversed(steps):
         if not isinstance(step, Rotation):
             return None
-        before = undone(step, before)
+        before = apply_step(inverse(step), before)
     offset = (before - entered).mean((0, 2))
     shifted = entered + offset[:, None]
     rows = entered.shape[0] * entered.shape[2]
-    allowed = sizes_of(steps, entered.abs() + offset.abs()[:, None]) * (roundings(steps) * unit)
-    if rows < 2 or not _within(follow(Way(steps=steps), shifted)[-1], wanted, allowed):
+    bound = ENTERS * unit(dtype) * (entered.abs() + offset.abs()[:, None])
+    if rows < 2 or not agrees(steps, shifted, wanted, dtype, bound):
         return None
     return offset
 
 
-def _heads(got: Tensor, wanted: Tensor, allowed: Tensor) -> Tensor | None:
+def _heads(got: Tensor, wanted: Tensor, near: Tensor) -> Tensor | None:
     """(heads of wanted,): which of the heads there are each of them is; None where some is none."""
     found = []
     for head in range(wanted.shape[1]):
-        fits = ((got - wanted[:, head : head + 1]).abs() <= allowed).all(-1).all(-1).all(0)
+        fits = ((got - wanted[:, head : head + 1]).abs() <= near).all(-1).all(-1).all(0)
         if not bool(fits.any()):
             return None
         found.append(int(fits.nonzero()[0]))
     return torch.tensor(found)
 
 
-def _taken(affine: Affine, heads: Tensor) -> Affine:
-    return Affine(
-        affine.name,
-        affine.weight[heads],
-        None if affine.bias is None else affine.bias[heads],
-        affine.features[heads],
-    )
+def with_known_norm(way: Way, seen: Seen, other: Way) -> Way:
+    """The way with what the other side's norms have in a norm of its own that was rounded, where that gives its values.
+
+    Such a norm and its rounding are told as one step: what it gave before is known no better than that dtype holds it.
+    """
+    rounding = way.steps[-1] if len(way.steps) == len(seen.steps) + 1 else None
+    if seen.projected is None or not isinstance(rounding, Rounded) or not isinstance(way.steps[-2:][0], Norm):
+        return way  # `q.half().float()` has no norm before the rounding
+    steps, norms = way.steps[:-1], tuple(step for step in other.steps if isinstance(step, Norm))
+    known = _simplest(steps, norms, seen.projected.double(), seen.used.double(), dtype_of(rounding.dtype))
+    return way if known == steps else replace(way, steps=(*known, rounding))
 
 
 # -- a norm and a rotation, both unknown -------------------------------------------------------------------------------
@@ -282,22 +286,15 @@ def _gain(x: Tensor, y: Tensor, order: Tensor) -> Tensor | None:
     return gain
 
 
-def other_eps(steps: Steps, place: int, before: Tensor, after: Tensor) -> float:
+def _eps(steps: Steps, place: int, norm: Norm, before: Tensor, after: Tensor) -> float:
     """The eps of the norm at `place` of steps that are known but for it.
 
     Through rotations as well, each token is sqrt(m / (m + eps)) times what it is without eps, m its mean square there.
     """
-    norm = steps[place]
-    if not isinstance(norm, Norm) or norm.shift is not None:
-        return norm.eps if isinstance(norm, Norm) else 0.0
-    without = (*steps[:place], replace(norm, eps=0.0), *steps[place + 1 :])
-    bare = follow(Way(steps=without), before)[-1]
-    entering = follow(Way(steps=steps[:place]), before)[-1]
-    axes = (1, 3) if norm.over == "heads" else (3,)
-    if norm.kind == "layer":
-        entering = entering - entering.mean(axes, keepdim=True)
-    m = entering.square().mean(axes)
-    ratio = (after * bare).sum(axes) / bare.square().sum(axes).clamp_min(torch.finfo(torch.float64).tiny)
-    told = m * (ratio.clamp_min(1e-3) ** -2 - 1)
-    weight = m.clamp_min(1e-12 * float(m.mean()) + torch.finfo(torch.float64).tiny) ** -2  # as far as each is off
-    return max(0.0, float((weight * told).sum() / weight.sum()))
+    without, axes = replace(norm, eps=0.0), (1, 3) if norm.over == "heads" else (3,)
+    bare = follow(Way(steps=(*steps[:place], without, *steps[place + 1 :])), before)[-1]
+    m = centred(without, follow(Way(steps=steps[:place]), before)[-1])[1].square()
+    tiny = torch.finfo(torch.float64).tiny
+    ratio = (after * bare).sum(axes, keepdim=True) / bare.square().sum(axes, keepdim=True).clamp_min(tiny)
+    weight = m.clamp_min(1e-12 * float(m.mean()) + tiny) ** -2  # as far as each is off
+    return max(0.0, float((weight * m * (ratio.clamp_min(1e-3) ** -2 - 1)).sum() / weight.sum()))

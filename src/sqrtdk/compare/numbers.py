@@ -51,8 +51,7 @@ def ratio(a: Value, b: Value) -> float | None:
         >>> ratio(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 1.0])), ratio(0.0, 1.0)
         (0.5, None)
     """
-    x, y = _tensor(a), _tensor(b)
-    x, y = x + torch.zeros_like(y), y + torch.zeros_like(x)
+    x, y = torch.broadcast_tensors(_tensor(a), _tensor(b))  # type: ignore[no-untyped-call]
     if not x.numel() or not bool(torch.isfinite(x).all() and torch.isfinite(y).all()):
         return None
     power = float((x * x).sum())
@@ -180,8 +179,7 @@ def shown_apart(a: Value | None, b: Value | None) -> tuple[str | float | None, s
     words = shown(a), shown(b)
     if words[0] != words[1] or a is None or b is None:
         return words
-    x, y = _tensor(a), _tensor(b)
-    x, y = x + torch.zeros_like(y), y + torch.zeros_like(x)
+    x, y = torch.broadcast_tensors(_tensor(a), _tensor(b))  # type: ignore[no-untyped-call]
     if not x.numel():
         return words
     at = int((x - y).abs().nan_to_num().flatten().argmax())

@@ -13,12 +13,12 @@ from sqrtdk.compare.calls import in_order
 from sqrtdk.compare.completing import TIGHT, Told, completed
 from sqrtdk.compare.compute import dtype_of
 from sqrtdk.compare.explain import UNKNOWN, Causes, Explained, explain, faint, first_stage, lost_stage, shows
+from sqrtdk.compare.infer_vectors import with_known_norm
 from sqrtdk.compare.numbers import held
 from sqrtdk.compare.observed import NAMES, Seen, observe
 from sqrtdk.compare.precision import Precision, unit
 from sqrtdk.compare.program import Program
 from sqrtdk.compare.records import CANCELS, StageDiff
-from sqrtdk.compare.rounded_norm import with_known_norm
 from sqrtdk.compare.segments import Gap, Precisions, Segment, gap, segments, whole
 from sqrtdk.compare.stages import hidden_rows, of_formula
 from sqrtdk.compare.suspect import Sides, way_of, with_way
@@ -34,7 +34,6 @@ from sqrtdk.compare.unknown_steps import (
 from sqrtdk.tracing.tensors import CallTensors
 
 ROUNDINGS = {"scale": 1, "softcap": 3, "bias": 1, "mask": 1}  # of the logits, where each is an operation of its own
-ONE_INPUT = 128.0  # roundings of the coarser dtype within which two inputs are taken for one
 Parts = list[tuple[Segment, Explained]]
 
 

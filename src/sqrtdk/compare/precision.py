@@ -22,14 +22,12 @@ class Precision:
         logits_dtype: in which logits are stored; of a fused kernel the accumulator's. None: that of the accumulator.
         weights_dtype: of the weights as they meet v. None: the dtype.
         logit_steps: elementwise operations on the logits that rounded to it, the product's own among them.
-        vector_steps: operations on q and k, other than those of the program's steps, that rounded to the dtype.
     """
 
     dtype: torch.dtype = torch.float32
     logits_dtype: torch.dtype | None = None
     weights_dtype: torch.dtype | None = None
     logit_steps: int = 2
-    vector_steps: int = 0
 
     @property
     def accumulator(self) -> torch.dtype:
@@ -82,25 +80,6 @@ def sigmas(entries: int) -> float:
     return math.sqrt(2.0 * math.log(2.0 * max(1, entries) / RISK))
 
 
-def beyond(actual: Tensor, expected: Tensor, allowed: Tensor | float) -> tuple[float, float]:
-    """Largest difference, and what is allowed where it is most in relation to that; NaN beside a number is infinite.
-
-    Example:
-        >>> beyond(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), 0.25)
-        (0.5, 0.25)
-    """
-    actual, expected = actual.double(), expected.double()
-    beside = (actual - expected).abs()
-    beside = torch.where(actual == expected, 0.0, beside)  # infinities
-    beside = torch.where(actual.isnan() & expected.isnan(), 0.0, beside).nan_to_num(nan=float("inf"))
-    if beside.numel() == 0:
-        return 0.0, 0.0
-    limits = torch.as_tensor(allowed, dtype=torch.float64).expand(beside.shape)
-    ratio = torch.where(beside == 0, 0.0, beside / limits.clamp(min=1e-300))
-    at = int(ratio.argmax())
-    return float(beside.max()), float(limits.flatten()[at])
-
-
-def sum_variance(total: Tensor, squares: Tensor, count: int) -> Tensor:
+def sum_variance(total: Tensor, squares: Tensor, count: Tensor | int) -> Tensor:
     """Of a sum of products, in u^2 / 3: of its total, of the sum of its squared terms, and of how many there are."""
     return count * (total.square() / 3 + squares / 2) + squares

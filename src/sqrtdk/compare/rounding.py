@@ -1,4 +1,4 @@
-"""How far two correct computations of one stage may be apart, by the rounding of their dtypes.
+"""How far two correct computations of one attention may be apart, by the rounding of their dtypes.
 
 The model. A stored number is off by at most u of its size, u half the epsilon of its dtype (and by half the last place
 of the least normal number where it is less). Many roundings add up like independent ones that are uniform between these
@@ -10,16 +10,20 @@ in units of u / sqrt(3), but for the rounding of the result itself, whose bound 
   nothing to do with the terms the partial sum is k s / n + noise after k of them, s being the whole sum, and the
   squares of all partial sums add up to n (s^2 / 3 + |t|^2 / 2); |t|^2 is the sum of squared terms. Each product adds
   its own term once more. Sums in blocks are off by less. float16 and bfloat16 are summed in float32.
-- Logit z: the sum over E, times the scale and the slope of the softcap; `vector_steps` roundings of q or k (a scale
-  that was folded in), each |q o k|; `logit_steps` roundings in the dtype of the logits, each |z| (the product, the
-  scale, the three steps of a softcap, the bias, in an eager computation); x sech^2 x <= tanh x covers those before it.
+- Logit z: the sum over E, times the scale and the slope of the softcap; `logit_steps` roundings in the dtype of the
+  logits, each |z| (the product, the scale, the three steps of a softcap, the bias, in an eager computation);
+  x sech^2 x <= tanh x covers those before it.
 - Weight w: its relative error is that of its logit, of z - max(z) (twice: the difference, and what the exponential
   makes of it) and of the exponential. A logit's error e moves the output by w (e^r - 1) (v - o): what all logits of a
   row have in common cancels. Rounding the weight moves it by w v.
-- What is no chance of each key. Roundings of a row of q are the same for all its logits; by Cauchy and Schwarz they
-  move the output by no more than the deviation of v times that of the logits. m equal keys have equal errors: their
-  squares count m times. Numbers that lie within c steps of their dtype, side by side, are rounded up or down together:
-  the average over whole steps is 0, and what is left of it 1 / (1 + c) of one rounding of all.
+- What q, k and v are off by as they come in (`rounding_steps`): an error of q moves the logits of its row by
+  slope (dq . k_j), an error of k one of them by slope (q . dk_j). Whatever these have to do with one another, they move
+  the output by no more than the deviation of v times theirs, both by the weights of the row (Cauchy and Schwarz); what
+  all logits of a row have in common cancels, as that of q with the mean of the keys does. An error of v comes with its
+  weight.
+- What is no chance of each key. m equal keys have equal errors: their squares count m times. Numbers that lie within c
+  steps of their dtype, side by side, are rounded up or down together: the average over whole steps is 0, and what is
+  left of it 1 / (1 + c) of one rounding of all.
 - Output o: those of all keys, root of the sum of squares; the sum over keys of w v, and the sum of the weights that it
   is divided by; the rounding of the result. Errors of logits move it by no more than what v ranges over.
 
@@ -31,23 +35,16 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sqrtdk.compare import compute
-from sqrtdk.compare.precision import Precision as Precision
-from sqrtdk.compare.precision import beyond as beyond
-from sqrtdk.compare.precision import least, sigmas, stored, sum_variance, unit
+from sqrtdk.compare.precision import Precision, least, sigmas, stored, sum_variance, unit
 from sqrtdk.compare.program import Formula
-from sqrtdk.compare.rounding_steps import Off as Off
-from sqrtdk.compare.rounding_steps import Offs, of_logits, of_values
-from sqrtdk.compare.rounding_steps import norm_allowed as norm_allowed
-from sqrtdk.compare.rounding_steps import projection_allowed as projection_allowed
-from sqrtdk.compare.rounding_steps import projection_off as projection_off
-from sqrtdk.compare.rounding_steps import rotation_allowed as rotation_allowed
-from sqrtdk.compare.rounding_steps import way_off as way_off
+from sqrtdk.compare.rounding_steps import Off
 
 EXPONENTIAL = 8.0  # roundings that an exponential of a vector library is off by, root of the mean square
 SOFTMAX_STEPS = 2.0  # of a weight beside its own: the division or its reciprocal, the rescaling by a later maximum
@@ -80,25 +77,20 @@ def output_allowed(
         value_off: of v.
         entries: of the output that are looked at; None: those of these rows.
     """
-    heads = query.shape[1]
-    offs = None
-    if query_off is not None or key_off is not None or value_off is not None:
-        query_off, key_off, value_off = (
-            query_off or Off.none(query),
-            key_off or Off.none(key),
-            value_off or Off.none(value),
-        )
-        offs = Offs(query_off.spread(heads, None), key_off.spread(heads, None), value_off.spread(heads, None))
+    heads, given = query.shape[1], (query_off, key_off, value_off)
+    offs: list[Off] = []
+    if any(off is not None for off in given):
+        vectors = (query, key, value)
+        offs = [(off or Off.none(x)).spread(heads, None) for off, x in zip(given, vectors, strict=True)]
     key, value = compute.spread(key, heads).double(), compute.spread(value, heads).double()
-    entries = entries or query.shape[:3].numel() * value.shape[-1]
-    times, most = _repeats(key), sigmas(entries)
+    times, most = _repeats(key), sigmas(entries or query.shape[:3].numel() * value.shape[-1])
     parts = [
-        _output_rows(query, key, value, formula, (a, b), rows, most, times, offs) for rows in compute.chunks(query, key)
+        _of_rows(query, key, value, formula, (a, b), rows, most, times, offs) for rows in compute.chunks(query, key)
     ]
     return torch.cat(parts, 2) if parts else query.new_zeros((*query.shape[:3], value.shape[-1])).double()
 
 
-def _output_rows(
+def _of_rows(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -107,51 +99,39 @@ def _output_rows(
     rows: slice,
     most: float,
     times: Tensor,
-    offs: Offs | None,
+    offs: Sequence[Off],
 ) -> Tensor:
     there = _Logits.of(query, key, formula, rows)
     weights, _ = compute.weigh(query, key, formula, rows, there.entering)
-    whole = (
-        weights
-        if formula.kept is None
-        else compute.weigh(query, key, replace(formula, kept=None), rows, there.entering)[0]
-    )
-    output, terms, keys = weights @ value, weights.square() @ value.square(), _keys(whole)
-    repeated, reach = (weights.square() * times) @ value.square(), _reach(value, formula)
-    mean_square = weights @ value.square() if formula.kept is None else whole @ value.square() + reach**2
-    spread = (mean_square - output.square()).clamp(min=0.0)
-    allowed, counted = torch.zeros_like(output), _distinct(sides)
-    if offs is not None:
-        queries, of_rows = query[..., rows, :].double(), offs.query.rows(rows)
-        carried = of_logits(queries, key, offs._replace(query=of_rows), there.product, there.slope, whole, most)
+    whole = weights
+    if formula.kept is not None:
+        whole, _ = compute.weigh(query, key, replace(formula, kept=None), rows, there.entering)
+    output, reach, squared = weights @ value, _reach(value, formula), value.square()
+    terms, repeated = weights.square() @ squared, (weights.square() * times) @ squared
+    mean_square = weights @ squared if formula.kept is None else whole @ squared + reach**2
+    spread, apart = (mean_square - output.square()).clamp(min=0.0), there.spread(whole)
+    keys = (whole != 0).sum(-1, keepdim=True).double()  # additions of 0 don't round
+    divided = output.square() * (keys * (1 / 3 + whole.square().sum(-1, keepdim=True) / 2) + SOFTMAX_STEPS)
+    summed = sum_variance(output, terms, keys) + divided
+    allowed = torch.zeros_like(output)
+    if offs:
+        carried = there.carried(query[..., rows, :].double(), key, offs[0].rows(rows), offs[1], whole, most)
         allowed += torch.minimum(most * (spread * carried).sqrt(), reach)
-        allowed += most * of_values(value, offs.value, weights, _repeats(value)).sqrt()
-    for p, count in counted.items():
+        of_value = offs[2].each.square() + offs[2].row.square() * squared
+        allowed += most * ((weights.square() * _repeats(value)) @ of_value).sqrt()  # equal values are off alike
+    coarse = [p for p in sides if p.dtype != torch.float64] or list(sides)  # float64 is 1e-8 of any other
+    for p in dict.fromkeys(coarse):
         relative = there.relative(p, most).square()
-        moved = _moved(weights, whole, relative * times, value, output)
-        together = (whole * there.vectors(p)).sum(-1, keepdim=True) + there.cells(p, whole)
-        moved = moved + spread * together
-        u, w = unit(p.accumulator), stored(p, p.weights_dtype or p.dtype, formula.weights_dtype)
-        last = repeated * unit(w) ** 2 + (weights > 0).double() @ value.square() * least(w) ** 2
-        last = last + mean_square * (unit(w) / (1.0 + there.spread(whole) / (2 * unit(w)))) ** 2
-        summed = keys * (output.square() / 3 + terms / 2) + terms
-        divided = output.square() * (keys * (1 / 3 + whole.square().sum(-1, keepdim=True) / 2) + SOFTMAX_STEPS)
-        others = (last + u * u * (summed + divided)) / 3
+        moved = _moved(weights, whole, relative * times, value, output) + spread * there.cells(p, whole, apart)
+        w = stored(p, p.weights_dtype or p.dtype, formula.weights_dtype)
+        last = repeated * unit(w) ** 2 + (weights > 0).double() @ squared * least(w) ** 2
+        last = last + mean_square * (unit(w) / (1.0 + apart / (2 * unit(w)))) ** 2
+        others = (last + unit(p.accumulator) ** 2 * summed) / 3
         smaller = (most * (whole.square() * relative).sum(-1, keepdim=True).sqrt()).clamp(max=0.5)
         side = torch.minimum(most * (moved + others).sqrt() / (1.0 - smaller), reach + most * others.sqrt())
+        count = coarse.count(p) + 1e-8 * (2 - len(coarse))
         allowed += count * (side + unit(p.dtype) * output.abs() + least(p.dtype))
     return allowed
-
-
-def _distinct(sides: tuple[Precision, Precision]) -> dict[Precision, float]:
-    """Each precision once, and how often it counts; float64 not at all beside a coarser one, of which it is 1e-8."""
-    a, b = sides
-    if a == b:
-        return {a: 2.0}
-    exact = [p.dtype == torch.float64 for p in sides]
-    if exact == [True, False]:
-        return {b: 1.0 + 1e-8}
-    return {a: 1.0 + 1e-8} if exact == [False, True] else {a: 1.0, b: 1.0}
 
 
 def _moved(weights: Tensor, whole: Tensor, relative: Tensor, value: Tensor, output: Tensor) -> Tensor:
@@ -182,19 +162,17 @@ class _Logits:
         z: logits; 0 where a key is hidden by what stands in place of its logit.
         below: z less the largest of the row.
         sums: variance of the sum over E, in u^2 / 3 of the accumulator.
-        squares: |q o k|^2 times the squared slope.
         sizes: the largest number that was rounded on the way, but for a fill.
         added: where the fill was added; None where it was not.
         formula: of both sides.
         entering: the softmax, the logits with what hides keys.
         product: q . k, 0 as z is.
-        slope: of the logits against it, broadcasts to them.
+        slope: of the logits against it.
     """
 
     z: Tensor
     below: Tensor
     sums: Tensor
-    squares: Tensor
     sizes: Tensor
     added: Tensor | None
     formula: Formula
@@ -203,11 +181,10 @@ class _Logits:
     slope: Tensor
 
     @classmethod
-    def of(cls, query: Tensor, key: Tensor, formula: Formula, rows: slice | None) -> _Logits:
+    def of(cls, query: Tensor, key: Tensor, formula: Formula, rows: slice) -> _Logits:
         """For some rows of a query."""
-        queries = (query if rows is None else query[..., rows, :]).double()
-        keys = compute.spread(key, query.shape[1]).double()
-        product, squares = queries @ keys.mT, queries.square() @ keys.square().mT
+        queries = query[..., rows, :].double()
+        product, squares = queries @ key.mT, queries.square() @ key.square().mT
         bare, slope = compute.curve(product, formula, rows, query.shape[-2])
         entering = z = compute.logits(query, key, formula, rows, product)
         plain = formula.bias is None and formula.softcap_at != "masked"
@@ -221,25 +198,22 @@ class _Logits:
             z, below, sizes, squares, product = (
                 t.masked_fill(hidden, 0.0) for t in (z, below, sizes, squares, product)
             )
-        squares = slope.square() * squares
-        sums = sum_variance(slope * product, squares, query.shape[-1])
-        return cls(z, below, sums, squares, sizes, added, formula, entering, product, slope)
+        sums = sum_variance(slope * product, slope.square() * squares, query.shape[-1])
+        return cls(z, below, sums, sizes, added, formula, entering, product, slope.expand(product.shape))
 
-    def deviation(self, p: Precision, most: float) -> Tensor:
-        """Standard deviation of a logit; of one that a fill was added to, what of that can show in the sum."""
-        accumulator, own = unit(p.accumulator), stored(p, p.logits_dtype or p.accumulator, self.formula.logits_dtype)
-        variance = accumulator**2 * self.sums
+    def relative(self, p: Precision, most: float) -> Tensor:
+        """Standard deviation of a weight's relative error but for its own rounding, curved as the exponential is."""
+        accumulator, own = unit(p.accumulator) ** 2, self._own(p)
+        variance = accumulator * self.sums
         variance = variance + p.logit_steps * (unit(own) ** 2 * self.sizes.square() + least(own) ** 2)
-        deviation = (variance / 3 + self.vectors(p)).sqrt()
-        if self.added is None:
-            return deviation
-        name = str(own).removeprefix("torch.")
-        above, under = (compute.rounded(self.z + way * most * deviation, name) for way in (1.0, -1.0))
-        return torch.where(self.added, (above - under).nan_to_num(nan=0.0) / most, deviation)
-
-    def vectors(self, p: Precision) -> Tensor:
-        """The part of a logit's variance that roundings of q make."""
-        return p.vector_steps * unit(p.dtype) ** 2 * self.squares / 3
+        if self.added is not None:  # of a logit that a fill was added to, what of its error can show in the sum
+            name, deviation = str(own).removeprefix("torch."), (variance / 3).sqrt()
+            above, under = (compute.rounded(self.z + way * most * deviation, name) for way in (1.0, -1.0))
+            shown = (above - under).nan_to_num(nan=0.0) / most
+            variance = torch.where(self.added, 3 * shown.square(), variance)
+        exponential = accumulator * (2 * self.below.square() + EXPONENTIAL**2)
+        deviation = ((variance + exponential.nan_to_num(posinf=0.0)) / 3).sqrt()
+        return torch.expm1((most * deviation).clamp(max=30.0)) / most
 
     def spread(self, weights: Tensor) -> Tensor:
         """Standard deviation of the logits of a row, (B, Hq, l, 1), by their weights."""
@@ -247,19 +221,26 @@ class _Logits:
         mean = (weights * z).sum(-1, keepdim=True)
         return (weights * (z - mean).square()).sum(-1, keepdim=True).sqrt()
 
-    def cells(self, p: Precision, weights: Tensor) -> Tensor:
+    def cells(self, p: Precision, weights: Tensor, apart: Tensor) -> Tensor:
         """Variance of logits, (B, Hq, l, 1), as far as they are too near to one another to be rounded by chance."""
-        u = unit(stored(p, p.logits_dtype or p.accumulator, self.formula.logits_dtype))
+        u = unit(self._own(p))
         sizes = (weights * self.sizes.square()).sum(-1, keepdim=True)
-        one = p.logit_steps * u * u * sizes / 3
-        return one / (1.0 + self.spread(weights) / (2 * u * sizes.sqrt()).clamp(min=1e-300)).square()
+        return p.logit_steps * u * u * sizes / 3 / (1.0 + apart / (2 * u * sizes.sqrt()).clamp(min=1e-300)).square()
 
-    def relative(self, p: Precision, most: float) -> Tensor:
-        """Standard deviation of a weight's relative error but for its own rounding, curved as the exponential is."""
-        accumulator = unit(p.accumulator) ** 2
-        exponential = accumulator * (2 * self.below.square() + EXPONENTIAL**2) / 3
-        variance = self.deviation(p, most).square() + exponential.nan_to_num(posinf=0.0)
-        return torch.expm1((most * variance.sqrt()).clamp(max=30.0)) / most
+    def carried(self, query: Tensor, key: Tensor, own: Off, other: Off, weights: Tensor, most: float) -> Tensor:
+        """Variance of the logits of a row by errors of q and k, (B, Hq, l, 1), curved as the exponential is."""
+        first, second = weights * self.slope, weights * self.slope.square()
+        about = (second @ key.square() - (first @ key).square()).clamp(min=0.0)
+        spread = (second * self.product.square()).sum(-1, keepdim=True)
+        spread = (spread - (first * self.product).sum(-1, keepdim=True).square()).clamp(min=0.0)
+        of_query = (own.each.square() * about).sum(-1, keepdim=True) + own.row.square() * spread
+        of_key = query.square() @ other.each.square().mT + other.row.square().mT * self.product.square()
+        total = of_query + (second * of_key).sum(-1, keepdim=True)
+        largest = most * (total + (self.slope.square() * of_key).amax(-1, keepdim=True)).sqrt()
+        return total * (torch.expm1(largest.clamp(max=30.0)) / largest.clamp(min=1e-12)).clamp(min=1.0).square()
+
+    def _own(self, p: Precision) -> torch.dtype:
+        return stored(p, p.logits_dtype or p.accumulator, self.formula.logits_dtype)
 
 
 def _repeats(key: Tensor) -> Tensor:
@@ -270,8 +251,3 @@ def _repeats(key: Tensor) -> Tensor:
         _, which, counts = torch.unique(marks[batch, head], return_inverse=True, return_counts=True)
         times[batch, head] = counts[which].double()
     return times[:, :, None]
-
-
-def _keys(weights: Tensor) -> Tensor:
-    """How many keys have weight, (B, Hq, l, 1): additions of 0 don't round."""
-    return (weights != 0).sum(-1, keepdim=True).double()

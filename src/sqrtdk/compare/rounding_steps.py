@@ -1,21 +1,30 @@
-"""How far two correct computations of a projection, a normalisation, a rotation may be apart; see `rounding`.
+"""How far two correct computations of q, k or v may be apart on their way: projection, normalisation, rotation.
 
-What the rounding of q, k and v, made on their way, comes to in the output of the attention.
+One propagation. Every step rounds what it gives; what was off before goes through the step. Three numbers are carried:
 
-The errors of one vector are of two kinds: those of each entry by itself, and one that all entries have in common, as
-that of the length it was divided by. Both are standard deviations, those of both sides added up; a bound on an error
-that is uniform below it is the root of 3 of them.
+- `each`: standard deviation of the error of an entry by itself;
+- `row`: that of the error that all entries of a vector have in common, relative, as that of the length it was divided
+  by. The two are what the output is moved by (`rounding`);
+- `bound`: what no entry is off by, however the errors lie. It decides whether the vector itself is the same.
 
-An error of q moves the logits of its row by slope (dq . k_j), an error of k one of them by slope (q . dk_j). Whatever
-these errors have to do with one another, they move the output by no more than the deviation of v times theirs, both by
-the weights of the row (Cauchy and Schwarz); what all logits of a row have in common cancels, as that of q with the mean
-of the keys does. An error of v comes with its weight.
+A step makes errors that have a bound, `hard` (one rounding, or a few that may have one sign), and sums of many, whose
+standard deviation is `chance`. Together their bound is hard + sigmas * chance, their deviation the root of
+hard^2 / 3 + chance^2, since what is uniform below a bound deviates by its third root. Both sides' are added up.
+
+How a step carries them on, with e the error of x and h its bound:
+
+- A norm, y = g x / l, gives g (e - x (x . e) / (x . x)) / l. The second part is the error of the length l; it is
+  largest where e lies along x, and then as long as h: g (h + |x| |h| / l) / l is a bound, lengths being root mean
+  squares where l is one. The mean that "layer" takes off moves by no more than |h|. By chance the errors of many
+  entries do not lie along x, and each is g / l times what it was.
+- A rotation by c + i s gives c e1 - s e2: |c| h1 + |s| h2, and the root of c^2 e1^2 + s^2 e2^2.
+- Numbers that are rounded fall on the next one, or do not: what x - h and x + h are rounded to is as far as they go.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -23,262 +32,190 @@ from torch import Tensor
 
 from sqrtdk.compare import compute
 from sqrtdk.compare.precision import Precision, least, sigmas, sum_variance, unit
-from sqrtdk.compare.program import Affine, Norm, Rotation, Rounded, Way
+from sqrtdk.compare.program import Affine, Change, Norm, Rotation, Rounded, Way
 
 STILL = 1e-3  # an angle that is none
 ONE = 1e-5  # within which a frequency is 1, as well as a table of float32 tells it
-UNIFORM = math.sqrt(3.0)  # a bound, in standard deviations of what is uniform below it
-LENGTH = 4.5  # roundings that the length of a vector is off by at most, as `norm_allowed` counts them
+LENGTH = 4.5  # roundings that a length is off by: half of those of square, mean, eps and root, and one of its own
+TURN = 2.0 * math.sqrt(2.0)  # of a pair's length: cosine or sine and its product, of both channels
+ENTERS = 2.0  # of values that two sides have projected
+FAR = 0.5  # of their length; what a norm and a rotation in bfloat16 are allowed is less than a tenth
+EXACT = Precision(torch.float64)
+Sides = tuple[Precision, Precision]
+Steps = tuple[Change, ...]
 
 
-def projection_allowed(affine: Affine, entering: Tensor, a: Precision, b: Precision) -> Tensor:
-    """Of a projection, (B, H, L, E); of two dtypes, the side of the lesser one has its weights rounded to it."""
-    result, squares = compute.project(affine, entering), _squared(affine, entering)
-    bias = 0.0 if affine.bias is None else affine.bias.double().abs()[:, None]
-    return sum(
-        (
-            _many(sum_variance(result - _plain_bias(affine), squares, entering.shape[-1]), p, result.numel())
-            + unit(p.dtype) * (result.abs() + bias)
-            + least(p.dtype)
-            for p in (a, b)
-        ),
-        sigmas(result.numel()) * cast_unit(affine, a, b) * (squares / 3).sqrt(),
-    )
+class Off(NamedTuple):
+    """Errors of q, k or v.
 
-
-def cast_unit(affine: Affine, a: Precision, b: Precision) -> float:
-    """What weights that one side alone holds in a lesser dtype are off by, relative; 0 where there is none."""
-    units = [unit(p.dtype) for p in (a, b)]
-    return max(units) if max(units) > min(*units, unit(affine.weight.dtype)) else 0.0
-
-
-def norm_allowed(norm: Norm, before: Tensor, a: Precision, b: Precision) -> Tensor:
-    """Of a normalisation, (B, H, L, E): in the dtype throughout, as careless code computes it.
-
-    The square, the mean, eps, the root: the length is off by half of these and by one rounding of its own; then
-    division and gain round, and the shift; a mean that is taken off rounds by its own size.
+    Attributes:
+        each: (B, H, L, E).
+        row: (B, H, L, 1).
+        bound: (B, H, L, E).
     """
-    result, x = compute.apply_norm(norm, before), before.double()
-    middle, length = compute.centred(norm, before)
-    count = x.shape[3] * (x.shape[1] if norm.over == "heads" else 1)
-    factor = norm.gain.double().abs()[:, None] / length
-    shift = torch.zeros(()) if norm.shift is None else norm.shift.double()[:, None].abs()
-    mean, squares = (x - middle).abs(), x.square().mean((1, 3) if norm.over == "heads" else 3, keepdim=True) * count
-    mean_variance = sum_variance(mean * count, squares, count) / count**2 if norm.kind == "layer" else squares * 0.0
-    allowed = torch.zeros_like(result)
+
+    each: Tensor
+    row: Tensor
+    bound: Tensor
+
+    @classmethod
+    def none(cls, values: Tensor) -> Off:
+        """Of values that are as they were recorded."""
+        nothing = torch.zeros_like(values, dtype=torch.float64)
+        return cls(nothing, nothing[..., :1], nothing)
+
+    def plus(self, hard: Tensor | float, chance: Tensor | float = 0.0) -> Off:
+        """With an error of every entry by itself."""
+        hard, chance = (torch.as_tensor(error, dtype=torch.float64) for error in (hard, chance))
+        deviation = (hard.square() / 3 + chance.square()).sqrt()
+        return Off(self.each + deviation, self.row, self.bound + hard + sigmas(self.each.numel()) * chance)
+
+    def spread(self, count: int, heads: Tensor | None) -> Off:
+        """For every query head, as `compute.spread`."""
+        return Off(*(compute.spread(error, count, heads) for error in self))
+
+    def rows(self, which: Tensor | slice) -> Off:
+        """Of some rows."""
+        return Off(*(error[..., which, :] for error in self))
+
+
+def projection_off(affine: Affine, entering: Tensor, a: Precision, b: Precision) -> Off:
+    """Of a projection: its sum, and the rounding of that and of the bias.
+
+    Of two dtypes, the side of the lesser one has its weights rounded to it.
+    """
+    result = compute.project(affine, entering)
+    squared = replace(affine, weight=affine.weight.double().square(), bias=None)
+    squares = compute.project(squared, entering.double().square())
+    bias = torch.zeros(()) if affine.bias is None else affine.bias.double()[:, None]
+    summed = (sum_variance(result - bias, squares, entering.shape[-1]) / 3).sqrt()
+    units = [unit(p.dtype) for p in (a, b)]
+    cast = max(units) if max(units) > min(*units, unit(affine.weight.dtype)) else 0.0
+    off = Off.none(result).plus(0.0, cast * (squares / 3).sqrt())
     for p in (a, b):
-        u, summed = unit(p.dtype), sigmas(result.numel()) * unit(p.accumulator)
-        off_mean = u * (mean + middle.abs()) + summed * (mean_variance / 3).sqrt() if norm.kind == "layer" else 0.0
-        off_length = 4.5 * u + summed * math.sqrt(count / 9.0) / 2  # a sum of squares is of one sign
-        allowed += factor * (off_mean + off_length * middle.abs()) + u * (result.abs() + shift) + least(p.dtype)
-    return allowed
+        off = off.plus(unit(p.dtype) * (result.abs() + bias.abs()) + least(p.dtype), unit(p.accumulator) * summed)
+    return off
 
 
-def rotation_allowed(rotation: Rotation, before: Tensor, a: Precision, b: Precision, position: int = 0) -> Tensor:
-    """Of a rotation, (B, H, L, E): table, two products and their sum, and angles in float32 at such positions.
+def way_off(way: Way, before: Tensor, off: Off, a: Precision, b: Precision) -> Off:
+    """After all steps of a way, (B, H, L, E), of values that are off before it."""
+    values = before.double()
+    for step in way.steps:
+        after = compute.apply_step(step, values)
+        off, values = _stepped(step, values, after, off, (a, b)), after
+    if not way.steps:
+        off = off.plus((unit(a.dtype) + unit(b.dtype)) * values.abs())
+    scaled = abs(way.scaled) if isinstance(way.scaled, float) else way.scaled.abs()
+    return Off(off.each * scaled, off.row, off.bound * scaled)
+
+
+def allowed(steps: Steps, entered: Tensor, dtype: torch.dtype, bound: Tensor | None = None) -> Tensor:
+    """What values (B, H, L, E) that one side made by such steps may be off by.
 
     Args:
-        rotation: the step.
-        before: values before it.
-        a: one side.
-        b: the other side.
-        position: largest of a row; 0: that of the table's rows, as far as it says so, at most as many as there are.
+        steps: of a way.
+        entered: before them.
+        dtype: in which they were computed.
+        bound: what `entered` may be off by; None: it is another side's projection, or its own.
     """
-    result, x = compute.apply_rotation(rotation, before), before.double().abs()
-    turning = slice(rotation.first, rotation.first + rotation.width)
-    length = compute.apply_rotation(
-        Rotation(rotation.table.abs().to(torch.complex128), rotation.layout, rotation.first), x
-    )
-    pairs = length[..., turning]
-    half = rotation.width // 2
-    angle = _angles_off(rotation, before.shape[-2], position)[:, None]
-    if rotation.layout == "half":
-        size, angle = torch.hypot(pairs[..., :half], pairs[..., half:]).repeat(1, 1, 1, 2), angle.repeat(1, 1, 1, 2)
-    else:
-        size = torch.hypot(pairs[..., ::2], pairs[..., 1::2]).repeat_interleave(2, -1)
-        angle = angle.repeat_interleave(2, -1)
-    allowed = torch.zeros_like(result)
-    for p in (a, b):
-        part = unit(p.dtype) * result.abs()
-        part[..., turning] = unit(p.dtype) * (2.0 * math.sqrt(2.0) + 1.0) * size
-        if p.dtype != torch.float64:
-            part[..., turning] += angle * size
-        allowed += part + least(p.dtype)
-    return allowed
+    bound = ENTERS * unit(dtype) * entered.abs() if bound is None else bound
+    return way_off(Way(steps=steps), entered, Off.none(entered).plus(bound), EXACT, Precision(dtype)).bound
 
 
-def _angles_off(rotation: Rotation, length: int, position: int) -> Tensor:
-    """Of the angles, (B or 1, L, R / 2), position times frequency, each in float32: by three roundings of an angle.
+def agrees(steps: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype, bound: Tensor | None = None) -> bool:
+    """Whether the steps give the values, as near as is `allowed`."""
+    got = compute.follow(Way(steps=steps), entered)[-1]
+    apart = (got - wanted).abs()
+    if float(apart.norm()) > FAR * float(got.norm()):
+        return False  # as nearly all that is tried: no rounding is looked for
+    return bool((apart <= allowed(steps, entered, dtype, bound)).all())
+
+
+def inverse(step: Rotation) -> Rotation:
+    """The rotation that undoes it."""
+    size = step.table.abs().square().clamp_min(torch.finfo(torch.float64).tiny)
+    return replace(step, table=step.table.conj().resolve_conj() / size)
+
+
+def _stepped(step: Change, before: Tensor, after: Tensor, off: Off, sides: Sides) -> Off:
+    if isinstance(step, Norm):
+        return _normed(step, before, after, off, sides)
+    if isinstance(step, Rotation):
+        return _turned(step, before, off, sides)
+    if not isinstance(step, Rounded):
+        return off
+    above, under = (compute.apply_step(step, before + way * off.bound) for way in (1.0, -1.0))
+    bound = torch.maximum((above - after).abs(), (after - under).abs())
+    return Off((above - under).abs() / sigmas(before.numel()), torch.zeros_like(off.row), bound)
+
+
+def _normed(norm: Norm, before: Tensor, after: Tensor, off: Off, sides: Sides) -> Off:
+    """In the dtype throughout, as careless code computes it: the length, the division and the gain, the shift.
+
+    A mean that is taken off rounds by its own size; a sum of squares is of one sign.
+    """
+    layer, over = norm.kind == "layer", (1, 3) if norm.over == "heads" else (3,)
+    middle, length = compute.centred(norm, before)
+    _, error = compute.centred(replace(norm, kind="l2" if norm.kind == "l2" else "rms", eps=0.0), off.bound)
+    factor = norm.gain.double().abs()[:, None] / length.clamp(min=1e-300)
+    bound = off.bound + error * ((middle / length.clamp(min=1e-300)).abs() + float(layer))
+    off = Off(off.each * factor, off.row, bound * factor)
+    count = before.shape[3] * (before.shape[1] if norm.over == "heads" else 1)
+    shift = torch.zeros(()) if norm.shift is None else norm.shift.double()[:, None]
+    mean, squares = (before - middle).abs(), before.square().mean(over, keepdim=True) * count
+    variance = sum_variance(mean * count, squares, count) / count**2
+    for p in sides:
+        u, summed = unit(p.dtype), unit(p.accumulator)
+        off = off.plus(u * (after.abs() + shift.abs()) + least(p.dtype))
+        if layer:
+            off = off.plus(factor * u * (mean + middle.abs()), factor * summed * (variance / 3).sqrt())
+        hard, chance = LENGTH * u, summed * math.sqrt(count) / 6
+        relative = math.sqrt(hard**2 / 3 + chance**2)
+        most = (hard + sigmas(after.numel()) * chance) * (after - shift).abs()
+        off = Off(off.each + relative * shift.abs(), off.row + relative, off.bound + most)
+    return off
+
+
+def _turned(rotation: Rotation, before: Tensor, off: Off, sides: Sides) -> Off:
+    """Table, two products and their sum; and angles that were computed in float32, by three roundings of an angle."""
+    real, imaginary = rotation.table.real.double().abs(), rotation.table.imag.double().abs()
+    size = real.square() + imaginary.square()
+    each = _mixed(rotation, off.each.square(), real.square(), imaginary.square()).sqrt()
+    off = Off(each, off.row, _mixed(rotation, off.bound, real, imaginary))
+    length = _mixed(rotation, before.square(), size, size).sqrt()
+    turns = before.new_zeros(before.shape[-1])
+    turns[rotation.first : rotation.first + rotation.width] = 1.0
+    angle = 3.0 * unit(torch.float32) * _angles(rotation, before.shape[-2])
+    by_angle = turns * _mixed(rotation, length, angle, torch.zeros_like(angle))
+    for p in sides:
+        rounded = unit(p.dtype) * (1.0 + TURN * turns) * length + least(p.dtype)
+        off = off.plus(rounded if p.dtype == torch.float64 else rounded + by_angle)
+    return off
+
+
+def _mixed(rotation: Rotation, values: Tensor, own: Tensor, other: Tensor) -> Tensor:
+    """Values of which each channel that turns is `own` times itself and `other` times the other one of its pair."""
+    result, half = values.clone(), rotation.width // 2
+    part = result[..., rotation.first : rotation.first + rotation.width]
+    places = (part[..., :half], part[..., half:]) if rotation.layout == "half" else (part[..., ::2], part[..., 1::2])
+    one, two = (own[:, None] * places[i] + other[:, None] * places[1 - i] for i in (0, 1))
+    places[0].copy_(one)
+    places[1].copy_(two)
+    return result
+
+
+def _angles(rotation: Rotation, length: int) -> Tensor:
+    """Angles (B or 1, L, R / 2) that were rounded: position times frequency.
 
     A frequency is by how much a pair turns more from one row to the next, at most; positions are those of the rows
-    where the first does not turn.
+    where the first does not turn, else as many as there are rows.
     """
     table = rotation.table.to(torch.complex128)
     frequencies = torch.ones(1, 1, table.shape[-1], dtype=torch.float64)
     if table.shape[-2] > 1:
         frequencies = (table[:, 1:] * table[:, :-1].conj()).angle().abs().amax((0, 1), keepdim=True).clamp(max=1.0)
         frequencies = torch.where((frequencies - 1.0).abs() < ONE, 0.0, frequencies)  # base^0: no rounding is in it
-    positions = torch.full((table.shape[-2],), float(position or length), dtype=torch.float64)
-    if not position and bool((table[:, 0].angle().abs() < STILL).all()):
+    positions = torch.full((table.shape[-2],), float(length), dtype=torch.float64)
+    if bool((table[:, 0].angle().abs() < STILL).all()):
         positions = torch.arange(table.shape[-2], dtype=torch.float64)
-    return (3.0 * unit(torch.float32) * positions[:, None] * frequencies).expand(table.shape)
-
-
-def _many(variance: Tensor, p: Precision, entries: int) -> Tensor:
-    return sigmas(entries) * unit(p.accumulator) * (variance / 3).sqrt()
-
-
-def _squared(affine: Affine, entering: Tensor) -> Tensor:
-    return compute.project(
-        Affine("", affine.weight.double().square(), None, affine.features), entering.double().square()
-    )
-
-
-def _plain_bias(affine: Affine) -> Tensor | float:
-    return 0.0 if affine.bias is None else affine.bias.double()[:, None]
-
-
-# -- what it comes to in the output ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Off:
-    """Standard deviations of the errors of q, k or v.
-
-    Attributes:
-        each: of every entry, (B, H, L, E).
-        row: of what all entries of a vector have in common, relative, broadcasts to (B, H, L, 1).
-    """
-
-    each: Tensor
-    row: Tensor
-
-    @classmethod
-    def none(cls, values: Tensor) -> Off:
-        """Of values that are as they were recorded."""
-        return cls(torch.zeros_like(values, dtype=torch.float64), torch.zeros((), dtype=torch.float64))
-
-    def spread(self, count: int, heads: Tensor | None) -> Off:
-        """For every query head, as `compute.spread`."""
-        row = self.row.expand(*self.each.shape[:-1], 1)
-        return Off(compute.spread(self.each, count, heads), compute.spread(row, count, heads))
-
-    def rows(self, which: Tensor | slice) -> Off:
-        """Of some rows."""
-        return Off(self.each[..., which, :], self.row.expand(*self.each.shape[:-1], 1)[..., which, :])
-
-
-class Offs(NamedTuple):
-    """Errors of q, k and v, each for every query head."""
-
-    query: Off
-    key: Off
-    value: Off
-
-
-def projection_off(affine: Affine, entering: Tensor, a: Precision, b: Precision) -> Off:
-    """Of a projection, (B, H, L, E): its sum, and the rounding of that and of the bias."""
-    result, bias = compute.project(affine, entering), affine.bias
-    plain = bias.double()[:, None] if bias is not None else torch.zeros((), dtype=torch.float64)
-    squared = Affine("", affine.weight.double().square(), None, affine.features)
-    squares = compute.project(squared, entering.double().square())
-    summed, last = sum_variance(result - plain, squares, entering.shape[-1]), (result.abs() + plain.abs()).square()
-    off = Off(cast_unit(affine, a, b) * (squares / 3).sqrt(), Off.none(result).row)
-    for p in (a, b):
-        off = Off(off.each + ((unit(p.accumulator) ** 2 * summed + unit(p.dtype) ** 2 * last) / 3).sqrt(), off.row)
-    return off
-
-
-def way_off(way: Way, before: Tensor, off: Off, a: Precision, b: Precision) -> Off:
-    """After all steps of a way: what came into a step goes through it, and what it rounds itself is added."""
-    values = before.double()
-    for step in way.steps:
-        after = compute.apply_step(step, values)
-        if isinstance(step, Norm):
-            off = _normed(step, values, after, off, (a, b))
-        elif isinstance(step, Rotation):
-            each = turned(step, off.each) + rotation_allowed(step, values, a, b) / UNIFORM
-            off = Off(each, off.row)
-        elif isinstance(step, Rounded):
-            off = _stepped(step, values, off)
-        values = after
-    if not way.steps:
-        off = Off(off.each + sum(unit(p.dtype) for p in (a, b)) / UNIFORM * values.abs(), off.row)
-    scaled = abs(way.scaled) if isinstance(way.scaled, float) else way.scaled.abs()
-    return Off(off.each * scaled, off.row)
-
-
-def turned(rotation: Rotation, each: Tensor) -> Tensor:
-    """Deviations after a rotation, of entries that are off by chance."""
-    table = rotation.table.abs().square(), rotation.table.real.square(), rotation.table.imag.square()
-    result, mixed = each.clone(), each.clone()
-    span = slice(rotation.first, rotation.first + rotation.width)
-    half = rotation.width // 2
-    places = (
-        (slice(0, half), slice(half, None)) if rotation.layout == "half" else (slice(0, None, 2), slice(1, None, 2))
-    )
-    one, other = (each[..., span][..., place].square() for place in places)
-    cosine, sine = table[1].double()[:, None], table[2].double()[:, None]
-    mixed[..., span][..., places[0]] = (one * cosine + other * sine).sqrt()
-    mixed[..., span][..., places[1]] = (one * sine + other * cosine).sqrt()
-    result[..., span] = mixed[..., span]
-    return result
-
-
-def _normed(norm: Norm, before: Tensor, after: Tensor, off: Off, sides: tuple[Precision, Precision]) -> Off:
-    middle, length = compute.centred(norm, before)
-    count = before.shape[3] * (before.shape[1] if norm.over == "heads" else 1)
-    factor = norm.gain.double().abs()[:, None] / length.clamp(min=1e-300)
-    shift = torch.zeros((), dtype=torch.float64) if norm.shift is None else norm.shift.double()[:, None].abs()
-    mean = (before - middle).abs()
-    each, row = off.each * factor, torch.zeros((), dtype=torch.float64)
-    for p in sides:
-        u, summed = unit(p.dtype), unit(p.accumulator)
-        relative = math.sqrt((LENGTH * u) ** 2 / 3 + summed**2 * count / 36)
-        each = each + u / UNIFORM * (after.abs() + shift) + least(p.dtype) + relative * shift
-        if norm.kind == "layer":
-            square = before.square().mean((1, 3) if norm.over == "heads" else 3, keepdim=True) * count
-            variance = sum_variance(mean * count, square, count) / count**2
-            each = each + factor * (u / UNIFORM * (mean + middle.abs()) + summed * (variance / 3).sqrt())
-        row = row + relative
-    return Off(each, row + off.row)
-
-
-def _stepped(step: Rounded, values: Tensor, off: Off) -> Off:
-    """Numbers that fall on the next one of a lesser dtype."""
-    most = sigmas(values.numel())
-    error = most * (off.each + off.row * values.abs())
-    above, under = (compute.apply_step(step, values + way * error) for way in (1.0, -1.0))
-    return Off((above - under) / most, torch.zeros((), dtype=torch.float64))
-
-
-def of_logits(
-    query: Tensor, key: Tensor, offs: Offs, product: Tensor, slope: Tensor, whole: Tensor, most: float
-) -> Tensor:
-    """Variance of the logits of a row by their weights, (B, Hq, l, 1), curved as the exponential is.
-
-    Args:
-        query: rows (B, Hq, l, E).
-        key: (B, Hq, S, E).
-        offs: of these rows.
-        product: of both.
-        slope: of the logits against it.
-        whole: the weights.
-        most: standard deviations that are allowed for.
-    """
-    own, other = offs.query, offs.key
-    steep = slope.expand(product.shape)
-    first, second = whole * steep, whole * steep.square()
-    about = (second @ key.square() - (first @ key).square()).clamp(min=0.0)
-    of_query = (own.each.square() * about).sum(-1, keepdim=True)
-    spread = (second * product.square()).sum(-1, keepdim=True) - (first * product).sum(-1, keepdim=True).square()
-    of_query = of_query + own.row.square() * spread.clamp(min=0.0)
-    of_key = query.square() @ other.each.square().mT + other.row.square().mT * product.square()
-    total = of_query + (second * of_key).sum(-1, keepdim=True)
-    largest = most * (total + (steep.square() * of_key).amax(-1, keepdim=True)).sqrt()
-    return total * (torch.expm1(largest.clamp(max=30.0)) / largest.clamp(min=1e-12)).clamp(min=1.0).square()
-
-
-def of_values(value: Tensor, off: Off, weights: Tensor, times: Tensor) -> Tensor:
-    """Variance of the output by errors of v, (B, Hq, l, Ev); a value that occurs several `times` is off as often."""
-    return (weights.square() * times) @ (off.each.square() + off.row.square() * value.square())
+    return (positions[:, None] * frequencies).expand(table.shape)

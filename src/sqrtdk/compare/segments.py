@@ -14,12 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sqrtdk.compare import rounding
-from sqrtdk.compare.compute import apply_step, attend, follow, project, some_rows, spread
+from sqrtdk.compare.compute import attend, follow, project, some_rows, spread
 from sqrtdk.compare.observed import NAMES, Seen
-from sqrtdk.compare.precision import Precision, sigmas, unit
-from sqrtdk.compare.program import Norm, Opaque, Program, Rotation, Rounded, Way
-from sqrtdk.compare.rounding import Off
+from sqrtdk.compare.precision import Precision, unit
+from sqrtdk.compare.program import Opaque, Program, Way
+from sqrtdk.compare.rounding import output_allowed
+from sqrtdk.compare.rounding_steps import Off, projection_off, way_off
 from sqrtdk.compare.suspect import STAGES, way_of
 from sqrtdk.tracing.tensors import CallTensors
 
@@ -192,17 +192,13 @@ def _along(way: Way, seen: Seen, begin: str, precisions: Precisions) -> tuple[Te
     """Values of q, k or v from where they begin, and by what they may be off."""
     if begin == "used" or seen.projected is None:
         return seen.used, Off.none(seen.used)
-    values = seen.projected
-    off = Off.none(values)
     if begin == "input":
         assert way.affine is not None
         assert seen.input is not None
-        values = project(way.affine, seen.input)
-        off = rounding.projection_off(way.affine, seen.input, *precisions)
-    elif seen.borrowed:
-        last = sum(unit(p.dtype) for p in precisions) * values.abs() / math.sqrt(3.0)  # a bound, and no sum of many
-        off = Off(off.each + _borrowed(seen, precisions) / sigmas(values.numel()) + last, off.row)
-    return follow(way, values)[-1], rounding.way_off(way, values, off, *precisions)
+        values, off = project(way.affine, seen.input), projection_off(way.affine, seen.input, *precisions)
+    else:
+        values, off = seen.projected, _borrowed(seen, seen.projected, precisions)
+    return follow(way, values)[-1], way_off(way, values, off, *precisions)
 
 
 def _projects(seen: Seen, way: Way) -> bool:
@@ -229,7 +225,7 @@ def _projection(name: str, seen: Seen, precisions: Precisions, a: Program) -> Se
     def allowed(program: Program) -> Tensor | float:
         affine = way_of(program, name).affine
         assert affine is not None
-        return rounding.projection_allowed(affine, entering, *precisions)
+        return projection_off(affine, entering, *precisions).bound
 
     return Segment(name, (name,), seen.projected, run, allowed, asks=(name,))
 
@@ -242,45 +238,21 @@ def _steps(name: str, seen: Seen, precisions: Precisions) -> Segment:
         return follow(way_of(program, name), before)[-1]
 
     def allowed(program: Program) -> Tensor | float:
-        return _way_allowed(way_of(program, name), before, precisions) + _borrowed(seen, precisions)
+        return way_off(way_of(program, name), before, _borrowed(seen, before, precisions), *precisions).bound
 
     stages = (f"{name} norm", f"{name} rotation") if name != "value" else ("value",)
     return Segment(f"{name} used", stages, seen.used, run, allowed, asks=(name, *stages))
 
 
-def _way_allowed(way: Way, before: Tensor, precisions: Precisions) -> Tensor:
-    """Of all steps together: what one leaves is carried on by the next."""
-    values, allowed = before, torch.zeros_like(before)
-    for step in way.steps:
-        after = apply_step(step, values)
-        if isinstance(step, Norm):
-            length = after.abs().amax(-1, keepdim=True) / values.abs().amax(-1, keepdim=True).clamp_min(1e-300)
-            allowed = allowed * length + rounding.norm_allowed(step, values, *precisions)
-        elif isinstance(step, Rotation):
-            turned = allowed.square().sum(-1, keepdim=True).sqrt() * float(step.table.abs().max())
-            still = allowed.clone()
-            still[..., step.first : step.first + step.width] = turned
-            allowed = still + rounding.rotation_allowed(step, values, *precisions)
-        elif isinstance(step, Rounded):  # numbers that fall on the next one
-            beside = [(apply_step(step, values + way * allowed) - after).abs() for way in (1.0, -1.0)]
-            allowed = torch.maximum(*beside)
-        values = after
-    if not way.steps:
-        allowed = allowed + sum(unit(p.dtype) for p in precisions) * values.abs()
-    scaled = abs(way.scaled) if isinstance(way.scaled, float) else way.scaled.abs()
-    return allowed * scaled
-
-
-def _borrowed(seen: Seen, precisions: Precisions) -> Tensor | float:
+def _borrowed(seen: Seen, values: Tensor, precisions: Precisions) -> Off:
     """What the projected values are off by where they are the other side's, of one input: two projections."""
+    off = Off.none(values)
     if not seen.borrowed:
-        return 0.0
-    values = seen.projected
-    assert values is not None
+        return off
     size = float(values.double().square().mean().sqrt())
     width = values.shape[1] * values.shape[-1]
     sums = sum(unit(p.accumulator) for p in precisions) * math.sqrt(width / 6) * size
-    return sigmas(values.numel()) * sums + sum(unit(p.dtype) for p in precisions) * values.abs()
+    return off.plus(sum(unit(p.dtype) for p in precisions) * values.abs(), sums)
 
 
 def _output(
@@ -313,7 +285,7 @@ def _output(
         if index is not None:
             formula, rows_of = some_rows(formula, index, query.shape[2]), query[:, :, index]
             query_off = None if query_off is None else query_off.rows(index)
-        return rounding.output_allowed(
+        return output_allowed(
             rows_of,
             *grouped(program),
             formula,

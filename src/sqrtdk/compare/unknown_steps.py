@@ -7,18 +7,17 @@ of which no segment tells anything are compared as they are, where both sides ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sqrtdk.compare.completing import ALIKE, TIGHT, Told, coarser, near
-from sqrtdk.compare.explain import UNKNOWN, Explained, stage_of_vector
+from sqrtdk.compare.explain import Explained, stage_of_vector, unknown_cause
 from sqrtdk.compare.observed import NAMES, Seen
 from sqrtdk.compare.program import Opaque, Program, Way
-from sqrtdk.compare.records import Cause
-from sqrtdk.compare.segments import Gap, Segment
+from sqrtdk.compare.segments import Segment, gap
 from sqrtdk.compare.suspect import way_of, with_way
 
 ONE_INPUT = 128.0  # roundings of the coarser dtype within which two inputs are taken for one
@@ -33,7 +32,7 @@ class Part:
     b: Program
     seen: dict[str, Seen]
 
-    def of(self, name: str, ways: tuple[Way, Way], vector: Seen) -> Part:
+    def of(self, name: str, ways: Sequence[Way], vector: Seen) -> Part:
         """With another way of one vector."""
         return Part(with_way(self.a, name, ways[0]), with_way(self.b, name, ways[1]), self.seen | {name: vector})
 
@@ -74,9 +73,9 @@ def past_unknown(a: Program, b: Program, seen_a: Mapping[str, Seen], seen_b: Map
             continue
         first = [replace(way, steps=way.steps[: span.start], scaled=1.0) for way, span in zip(ways, spans, strict=True)]
         last = [replace(way, affine=None, steps=way.steps[span.stop :]) for way, span in zip(ways, spans, strict=True)]
-        before = before.of(name, (first[0], first[1]), replace(vectors[1], used=starts[1].double()))
+        before = before.of(name, first, replace(vectors[1], used=starts[1].double()))
         behind = replace(vectors[1], projected=ends[1].double(), input=None, borrowed=False)
-        after = after.of(name, (last[0], last[1]), behind)
+        after = after.of(name, last, behind)
         names.append(name)
     return Passed(tuple(names), before, after)
 
@@ -131,18 +130,14 @@ def compare_directly(sides: list[Told], program: Program, covered: set[str], row
         covered: names of the segments that there are.
         rows: (B, L), True where the output is compared.
     """
-    dtype = coarser(sides)
-    one_input = same_input(sides, rows)
-    parts, reasons = [], []
+    one_input, parts, reasons = same_input(sides, rows), [], []
     for name in NAMES:
-        if f"{name} used" in covered:
+        if f"{name} used" in covered or _used_alike(sides, name, rows, ALIKE):
             continue
         one, other = (_kept(side.seen[name].used, rows) for side in sides)
-        if near(one, other, dtype):
-            continue
         if one_input and one.shape == other.shape:
             stage = stage_of_vector(name, [side.program for side in sides])
-            parts.append(_differs(name, stage, one, other, dtype, program))
+            parts.append(_differs(name, (stage,), one, other, coarser(sides), program))
             continue
         step = _step(sides, name)
         reasons.append(f"{WORDS[name]} can't be compared: {step}, and the inputs are not known to be the same")
@@ -151,50 +146,48 @@ def compare_directly(sides: list[Told], program: Program, covered: set[str], row
 
 def same_input(sides: list[Told], rows: Tensor | None = None) -> bool:
     """Whether what came in is known to be the same: the inputs, or one of the vectors that were made of it."""
-    dtype = coarser(sides)
     one, other = (side.seen for side in sides)
-    for name in NAMES:
-        if near(one[name].input, other[name].input, dtype, TIGHT):
-            return True
-        if near(_kept(one[name].used, rows), _kept(other[name].used, rows), dtype, TIGHT):
-            return True
-    return False
+    return any(
+        near(one[name].input, other[name].input, coarser(sides), TIGHT) or _used_alike(sides, name, rows, TIGHT)
+        for name in NAMES
+    )
 
 
 def same_output(sides: list[Told], rows: Tensor | None) -> bool:
     """Whether the outputs agree of what is known to be the same input."""
-    one, other = (_kept(side.call.output, rows) for side in sides)
-    return same_input(sides, rows) and near(one, other, coarser(sides))
+    return same_input(sides, rows) and _output_alike(sides, rows, ALIKE)
 
 
 def outputs_alike(sides: list[Told], rows: Tensor | None, roundings: float = ALIKE) -> bool | None:
     """Whether the outputs agree, where q, k and v do, within some roundings; None where these don't."""
-    dtype = coarser(sides)
-    for name in NAMES:
-        if not near(_kept(sides[0].seen[name].used, rows), _kept(sides[1].seen[name].used, rows), dtype, roundings):
-            return None
-    one, other = (_kept(side.call.output, rows) for side in sides)
-    return near(one, other, dtype, roundings)
+    vectors = all(_used_alike(sides, name, rows, roundings) for name in NAMES)
+    return _output_alike(sides, rows, roundings) if vectors else None
 
 
 def output_differs(sides: list[Told], rows: Tensor | None, program: Program) -> tuple[Segment, Explained]:
     """The part of the output, where it differs and its formula is not known."""
     one, other = (_kept(side.call.output, rows) for side in sides)
-    segment, explained = _differs("output", "weights", one, other, coarser(sides), program)
-    return replace(segment, stages=("weights", "output")), explained
+    return _differs("output", ("weights", "output"), one, other, coarser(sides), program)
+
+
+def _used_alike(sides: list[Told], name: str, rows: Tensor | None, roundings: float) -> bool:
+    one, other = (_kept(side.seen[name].used, rows) for side in sides)
+    return near(one, other, coarser(sides), roundings)
+
+
+def _output_alike(sides: list[Told], rows: Tensor | None, roundings: float) -> bool:
+    one, other = (_kept(side.call.output, rows) for side in sides)
+    return near(one, other, coarser(sides), roundings)
 
 
 def _differs(
-    name: str, stage: str, one: Tensor, other: Tensor, dtype: torch.dtype, program: Program
+    name: str, stages: tuple[str, ...], one: Tensor, other: Tensor, dtype: torch.dtype, program: Program
 ) -> tuple[Segment, Explained]:
     unit = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) / 2
-    difference = (one.double() - other.double()).abs()
     allowed = ALIKE * unit * float(other.double().square().mean().sqrt())
-    gap = Gap(float(difference.max()), float(difference.square().mean().sqrt()), allowed, within=False)
-    text = f"differs at the {stage} by what is not known: {gap.largest:.2g}, rounding allows {gap.allowed:.2g}"
-    cause = Cause(UNKNOWN, None, None, 0.0, text, stage)
-    segment = Segment(f"{name} used", (stage,), other, lambda _: one, lambda _: allowed, None, ())
-    return segment, Explained((cause,), program, gap, gap)
+    segment = Segment(f"{name} used", stages, other, lambda _: one.double(), lambda _: allowed, asks=())
+    apart = replace(gap(segment, program), within=False)
+    return segment, Explained((unknown_cause(stages[0], apart),), program, apart, apart)
 
 
 def _kept(values: Tensor, rows: Tensor | None) -> Tensor:
