@@ -88,6 +88,38 @@ def zeros_with(write: Callable[[Tensor, Tensor], Tensor]) -> Middle:
     return on_both(lambda x: write(torch.zeros_like(x), x))
 
 
+def on_q(function: Vectors) -> Middle:
+    return lambda _, q, k, v: attend(function(q), k, v)
+
+
+def halves_in_turn(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+
+
+def doubled_far_out(x: Tensor) -> Tensor:
+    x = x.clone()
+    x[x < -8] = 2 * x[x < -8]
+    return x
+
+
+def cut_far_out(x: Tensor) -> Tensor:
+    x = x.clone()
+    x[x < -8] = 0.0
+    return x
+
+
+def in_pairs(x: Tensor) -> Tensor:
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+
+
+def complex_product(part: Vectors, *, conjugate: bool = True) -> Middle:
+    def middle(_: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        z = in_pairs(q) @ (in_pairs(k).conj() if conjugate else in_pairs(k)).mT
+        return (part(z) * ROOT).softmax(-1) @ v
+
+    return middle
+
+
 # Name -> what happens between projections and output, and the scale that it has.
 READ: dict[str, tuple[Middle, float]] = {
     "roll of channels": (on_both(lambda x: x.roll(1, -1)), ROOT),
@@ -151,6 +183,13 @@ READ: dict[str, tuple[Middle, float]] = {
     "pairs of channels the other way": (rearranged("b h l (p e) -> b h l (e p)", p=2), ROOT),
     "axes reversed": (rearranged("b h l e -> e l h b", "e l h b -> b h l e"), ROOT),
     "halves of positions": (rearranged("b h (s l) e -> s b h l e", "s b h l e -> b h (s l) e", s=2), ROOT),
+    "channels of q and k in turn": (on_both(halves_in_turn), ROOT),
+    "real part of a complex product": (complex_product(lambda z: z.real), ROOT),
+    "first of real and imaginary part": (complex_product(lambda z: torch.view_as_real(z)[..., 0]), ROOT),
+    "complex numbers multiplied and summed": (
+        lambda _, q, k, v: ((in_pairs(q)[:, :, :, None] * in_pairs(k).conj()[:, :, None]).sum(-1).real * ROOT)
+        .softmax(-1) @ v, ROOT,
+    ),
     "three axes of channels": (rearranged("b h l (x y z) -> b h l (z y x)", x=2, y=2), ROOT),
 }  # fmt: skip
 
@@ -165,7 +204,45 @@ UNREAD: dict[str, tuple[Middle, str]] = {
     "relu of logits": (on_logits(F.relu), "relu"),
     "root of logits": (on_logits(lambda z: z.abs().sqrt()), "sqrt"),
     "asinh of logits": (on_logits(torch.asinh), "asinh"),
+    "curve below -8": (on_both(lambda x: torch.where(x > -8, x, 2 * x + 8)), "where"),
+    "curve of q below -8": (on_q(lambda x: torch.where(x > -8, x, 2 * x + 8)), "where"),
+    "curve of logits below -8": (on_logits(lambda z: torch.where(z > -8, z, 2 * z + 8)), "where"),
+    "halved where any is large": (on_both(lambda x: torch.where((x > 50).any(), x / 2, x)), "where"),
+    "halved where rows are long": (
+        on_both(lambda x: torch.where(x.norm(dim=-1, keepdim=True) > 50, x / 2, x)),
+        "where",
+    ),
+    "halved by the largest": (on_both(lambda x: x * torch.where(x.amax() > 50, 0.5, 1.0)), "mul"),
+    "logits halved where one is large": (
+        on_logits(lambda z: torch.where(z.abs().amax(-1, keepdim=True) > 50, z / 2, z)),
+        "where",
+    ),
+    "logits halved by the largest": (on_logits(lambda z: z * torch.where(z.amax() > 50, 0.5, 1.0)), "mul"),
+    "0 below -8": (on_both(lambda x: x * (x > -8)), "mul"),
+    "0 written below -8": (on_both(cut_far_out), "index_put"),
+    "doubled below -8": (on_both(doubled_far_out), "index_put"),
+    "imaginary part": (complex_product(lambda z: z.imag), "complex product"),
+    "length of a complex product": (complex_product(torch.abs), "complex product"),
     "squared weights": (on_weights(torch.square), "pow on the weights"),
+}
+
+# Name -> what moves channels of q or k alone: the product is one of channels that don't belong together.
+PERMUTED: dict[str, Middle] = {
+    "halves of q in turn": on_q(halves_in_turn),
+    "flip of q": on_q(lambda x: x.flip(-1)),
+    "roll of q": on_q(lambda x: x.roll(1, -1)),
+    "kernel that turns q round": on_q(backwards),
+    "k by indices": lambda _, q, k, v: attend(q, k[..., CHANNELS], v),
+    "k by a gather": lambda _, q, k, v: attend(q, k.gather(-1, CHANNELS.expand_as(k)), v),
+    "halves of q changed places": on_q(lambda x: torch.cat(x.chunk(2, -1)[::-1], -1)),
+    "heads of q across": lambda _, q, k, v: attend(
+        q.transpose(1, 2).flatten(2).unflatten(-1, (E, H)).permute(0, 3, 1, 2), k, v
+    ),
+    "q one way and k another": lambda _, q, k, v: attend(q.flip(-1), k.roll(1, -1), v),
+    "kernel of attention with halves of q in turn": lambda _, q, k, v: F.scaled_dot_product_attention(
+        halves_in_turn(q), k, v
+    ),
+    "complex product without a conjugate": complex_product(lambda z: z.real, conjugate=False),
 }
 
 

@@ -7,7 +7,7 @@ import torch
 
 import sqrtdk
 from sqrtdk.tracing import AttentionCall
-from tests.attentions.asked import READ, ROOT, UNREAD, WIDTH, Asked, B, L, Middle, on_both, on_logits
+from tests.attentions.asked import PERMUTED, READ, ROOT, UNREAD, WIDTH, Asked, B, L, Middle, on_both, on_logits
 
 
 def read(middle: Middle, dtype: torch.dtype = torch.float32) -> AttentionCall:
@@ -54,6 +54,19 @@ def test_the_factor_says_what_gave_it_and_one_of_1_is_none(name: str, effects: l
     call = read(READ[name][0])
     assert [factor.source for factor in call.scale.factors if factor.source.startswith("effect")] == effects
     assert [stage.detail for stage in call.stages if stage.name == "norm"] == norms
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", PERMUTED)
+def test_channels_that_do_not_belong_together_are_told(name: str) -> None:
+    call = read(PERMUTED[name])
+    assert "permuted" in [stage.name for stage in call.stages]
+    assert call.formula == "softmax(0.3536 * permuted(q).k)"
+
+
+@pytest.mark.parametrize("name", READ)
+def test_of_channels_that_belong_together_none_is_told(name: str) -> None:
+    assert "permuted" not in [stage.name for stage in read(READ[name][0]).stages]
 
 
 def test_what_is_straight_near_0_alone_is_no_factor() -> None:

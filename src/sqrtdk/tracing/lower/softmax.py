@@ -71,7 +71,7 @@ def begin(
         op=f"aten.{node.op}",
         entry=entry,
         flex=scene.flex,
-        stored=logits.dtype if product is None else product.dtype,
+        stored=logits.dtype if product is None else product.dtype.to_real(),
         sinks=sinks,
         edges=edges,
         ended=scene.listener.ended,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.tape import graph, ops
-from sqrtdk.tracing.tape.graph import dominator, evaluate
+from sqrtdk.tracing.tape.graph import decided_by, dominator, evaluate
 from sqrtdk.tracing.tape.node import Node
 
 _LARGEST = 2**22  # numbers of one tensor
@@ -144,7 +144,9 @@ def part_between(source: Node, end: Node) -> Part | None:
         order.append(node)
         for value in node.operands.values():
             device = device if value.is_meta else value.device
-        queue += [parent for parent in node.parents() if parent.act and not _is_operand(node, parent)]
+        for parent in node.parents():
+            if not _is_operand(node, parent) if parent.act else decided_by(parent, source):
+                queue.append(parent)
     return Part(source, end, tuple(sorted(order, key=lambda node: node.serial)), device)
 
 
@@ -282,7 +284,7 @@ def _moved(part: Part, dtype: torch.dtype) -> Moved | None:
         return None
     found = Moved(part, by, order.long().flatten() - 1)
     other = _random(part, dtype)
-    for scale in (1.0, 64.0):
+    for scale in (1.0, 64.0, 2.0**20):  # a condition that holds of small numbers may not hold of large ones
         gap = part.run(scale * other).double() - by * scale * found.place(other).double()
         if bool((gap.abs() > 16 * rounding * scale).any()):
             return None

@@ -22,13 +22,14 @@ from sqrtdk.tracing.spine.orient import (
     operands,
     orientation,
     over_channels,
+    paired_channels,
     place_heads,
     place_rows,
 )
 from sqrtdk.tracing.spine.packed import read_nested
 from sqrtdk.tracing.spine.reading import Cell, Layout, Logits, Reading, of_softmax
 from sqrtdk.tracing.spine.rotations import paired
-from sqrtdk.tracing.spine.side import Side
+from sqrtdk.tracing.spine.side import PERMUTED, Side
 from sqrtdk.tracing.steps import Sink, Unknown
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.node import Node, Weighing
@@ -70,6 +71,8 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
     axes = place_rows(axes, chain.product, query_node, key_node, chain.views, tuple(weighing.logits.shape))
     axes = place_heads(axes, chain.product, query_node, chain.views, weighing.logits.dim())
     query, key = paired(_followed(query_node, "q", left), _followed(key_node, "k", left))
+    if not paired_channels(left, right, (-1, -2)):
+        query = query.then(PERMUTED)
     if len(right.shape) > 1:
         query, key = (query.transposed(), key) if axes.swapped else (query, key.transposed())
     layout = lay_out(weighing.logits, chain.product, chain.views, axes, query, value, heads_hint)

@@ -29,12 +29,21 @@ from sqrtdk.tracing.tape.node import Node
 
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten"})
 _MOST_UNKNOWN = 4  # operations without readers on one way; a recurrence has more, and is none of these
+_DEEPEST = 40  # steps inside one another
 _PICKS = frozenset({"gather", "index", "index_select"})
 
 
 class _Asked(threading.local):
     now = False
     inside = 0
+    followed: dict[tuple[Node, str, bool], Side] | None = None  # on the way that is followed now
+
+
+class _TooDeepError(Exception):
+    """A way goes on for more steps than Python should take inside one another."""
+
+    def __init__(self, node: Node, where: str, now: bool) -> None:
+        self.args = (node, where, now)
 
 
 _asked = _Asked()
@@ -44,17 +53,45 @@ _by_effects: WeakKeyDictionary[Node, dict[str, Side | None]] = WeakKeyDictionary
 
 def follow(node: Node, where: str) -> Side:
     """Follow `node` back to its root, collecting what happened on the way."""
+    if _asked.followed is not None:
+        return _step(node, where)
+    way, _asked.followed = [(node, where, _asked.now)], {}
+    try:
+        while True:  # of a recurrence the steps farther in are followed first, and known then
+            try:
+                node, where, now = way[-1]
+                with unasked(now):
+                    side = _step(node, where)
+                _asked.followed[way.pop()] = side
+                if not way:
+                    return side
+            except _TooDeepError as deep:
+                way.append(deep.args)
+    finally:
+        _asked.followed = None
+
+
+def _step(node: Node, where: str) -> Side:
+    assert _asked.followed is not None
+    key = node, where, _asked.now
+    if key in _asked.followed:
+        return _asked.followed[key]
+    if _asked.inside >= _DEEPEST:
+        raise _TooDeepError(*key)
     before, _asked.inside = _asked.inside, _asked.inside + 1
     try:
-        return _follow(node, where).written_at(node)
+        side = _follow(node, where).written_at(node)
     finally:
         _asked.inside = before
+    if before:  # what ends the way is asked more
+        _asked.followed[key] = side
+    return side
 
 
 @contextmanager
-def unasked() -> Iterator[None]:
+def unasked(now: bool = True) -> Iterator[None]:
     """A block in which operations without readers are not asked what they do: what is lost is told as it was seen."""
-    before, _asked.now = _asked.now, True
+    before, _asked.now = _asked.now, now
     try:
         yield
     finally:
@@ -209,6 +246,8 @@ def _negated(node: Node, main: Node, where: str, follow: Follow) -> Side:
 
 
 def _cached(node: Node, main: Node, where: str, follow: Follow) -> Side:
+    if len(node.args) > 1:  # q[q < -8] = 0: no new keys
+        return _unknown(node, main, where, follow)
     return follow(main, where).then(Stage(where, "cache"), basis=None)
 
 

@@ -34,7 +34,7 @@ from sqrtdk.tracing.steps import (
 )
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.graph import evaluate
+from sqrtdk.tracing.tape.graph import decided_by, evaluate
 from sqrtdk.tracing.tape.node import EXTREMES, Node, origin
 
 
@@ -100,6 +100,8 @@ def _multiplied(link: Link) -> tuple[Step, ...]:
     trailing = len(node.shape) > 4 and node.shape[-1] == 1  # an axis that einsum adds
     axis = heads_axis(node.args[index], link.main)
     factor = read_factor(node, index, "logits", heads_axis=-4 if trailing and axis == -3 else axis)
+    if isinstance(node.args[index], Node) and decided_by(node.args[index], link.main):
+        return unknown(link)
     value = node.operands.get(index)
     value = evaluate(node.args[index]) if value is not None and value.is_meta else value
     if factor is None and node.op == "mul" and value is not None and bool(((value == 0) | (value == 1)).all()):

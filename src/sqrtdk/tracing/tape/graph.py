@@ -78,6 +78,24 @@ def ancestors(node: Node, *, closed: frozenset[str] = frozenset()) -> Iterator[N
                 queue.extend(current.parents())
 
 
+def decided_by(node: Node, lineage: Node) -> bool:
+    """Whether a constant operand is none: it is a condition on q, k or logits, or made of one.
+
+    torch.where(q > -8, q, 2 * q + 8)
+    """
+    behind = [node] if not node.act else []
+    known = set(behind)
+    while behind:
+        at = behind.pop()
+        for parent in () if at.op in ops.CREATIONS else at.parents():
+            if parent.act and (parent.roots & lineage.roots or parent.products & lineage.products):
+                return True
+            if not parent.act and parent not in known:
+                known.add(parent)
+                behind.append(parent)
+    return False
+
+
 def is_learned(node: Node) -> bool:
     """Whether a parameter is among what it was made from."""
     return any(leaf.op == "parameter" for leaf in ancestors(node))
