@@ -120,6 +120,30 @@ def complex_product(part: Vectors, *, conjugate: bool = True) -> Middle:
     return middle
 
 
+def by_exponentials(z: Tensor) -> Tensor:
+    """As JAX has it: the sum in float32, and cast down before the division."""
+    e = torch.exp(z - z.amax(-1, keepdim=True))
+    return e / e.float().sum(-1, keepdim=True).to(e.dtype)
+
+
+def by_reciprocals(z: Tensor) -> Tensor:
+    e = torch.exp(z - z.amax(-1, keepdim=True))
+    return e * (1 / e.float().sum(-1, keepdim=True)).to(e.dtype)
+
+
+def few_queries(_: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """ProbSparse attention (Zhou et al. 2021, arXiv:2012.07436): of the other rows none attends."""
+    sampled = (q @ k[:, :, ::2].mT).amax(-1) - (q @ k[:, :, ::2].mT).mean(-1)
+    b, h = torch.arange(len(q))[:, None, None], torch.arange(H)[:, None]
+    out = v.mean(-2, keepdim=True).expand_as(v).clone()
+    out[b, h, sampled.topk(3).indices] = attend(q[b, h, sampled.topk(3).indices], k, v)
+    return out
+
+
+OUTSIDE = torch.randn(E, E, generator=torch.Generator().manual_seed(2))
+OUTSIDE_DIAGONAL, OUTSIDE_ORDER = 2 * torch.eye(E), torch.eye(E)[CHANNELS]
+FROM_OUTSIDE = "a matrix from outside the model"
+
 # Name -> what happens between projections and output, and the scale that it has.
 READ: dict[str, tuple[Middle, float]] = {
     "roll of channels": (on_both(lambda x: x.roll(1, -1)), ROOT),
@@ -190,6 +214,12 @@ READ: dict[str, tuple[Middle, float]] = {
         lambda _, q, k, v: ((in_pairs(q)[:, :, :, None] * in_pairs(k).conj()[:, :, None]).sum(-1).real * ROOT)
         .softmax(-1) @ v, ROOT,
     ),
+    "weights by a sum that was cast": (
+        lambda _, q, k, v: by_exponentials(q @ k.mT * ROOT).to(v.dtype) @ v, ROOT,
+    ),
+    "weights by a reciprocal": (lambda _, q, k, v: by_reciprocals(q @ k.mT * ROOT).to(v.dtype) @ v, ROOT),
+    "diagonal matrix from outside": (on_q(lambda x: x @ OUTSIDE_DIAGONAL), 2 * ROOT),
+    "permutation matrix from outside": (on_both(lambda x: x @ OUTSIDE_ORDER), ROOT),
     "three axes of channels": (rearranged("b h l (x y z) -> b h l (z y x)", x=2, y=2), ROOT),
 }  # fmt: skip
 
@@ -223,6 +253,19 @@ UNREAD: dict[str, tuple[Middle, str]] = {
     "doubled below -8": (on_both(doubled_far_out), "index_put"),
     "imaginary part": (complex_product(lambda z: z.imag), "complex product"),
     "length of a complex product": (complex_product(torch.abs), "complex product"),
+    "less the largest of the heads": (
+        on_logits(lambda z: z - z.amax(1, keepdim=True)),
+        "a sum with a function of the logits",
+    ),
+    "logits over their deviation": (on_logits(lambda z: z / z.std()), "div by a function of the logits"),
+    "logits over that of others": (
+        lambda _, q, k, v: ((q @ k.mT) / (q @ k.mT).std()).softmax(-1) @ v,
+        "div by a function of the logits",
+    ),
+    "few queries": (few_queries, "queries picked by their values"),
+    "matrix from outside on q": (on_q(lambda x: x @ OUTSIDE), FROM_OUTSIDE),
+    "matrix from outside on k": (lambda _, q, k, v: attend(q, F.linear(k, OUTSIDE), v), FROM_OUTSIDE),
+    "matrix from outside on both": (on_both(lambda x: torch.einsum("bhle,ef->bhlf", x, OUTSIDE)), FROM_OUTSIDE),
     "squared weights": (on_weights(torch.square), "pow on the weights"),
 }
 
@@ -238,6 +281,9 @@ PERMUTED: dict[str, Middle] = {
     "heads of q across": lambda _, q, k, v: attend(
         q.transpose(1, 2).flatten(2).unflatten(-1, (E, H)).permute(0, 3, 1, 2), k, v
     ),
+    "heads of q in another order": on_q(lambda x: x.roll(1, 1)),
+    "heads of k in another order": lambda _, q, k, v: attend(q, k.flip(1), v),
+    "permutation matrix on k": lambda _, q, k, v: attend(q, k @ OUTSIDE_ORDER, v),
     "q one way and k another": lambda _, q, k, v: attend(q.flip(-1), k.roll(1, -1), v),
     "kernel of attention with halves of q in turn": lambda _, q, k, v: F.scaled_dot_product_attention(
         halves_in_turn(q), k, v

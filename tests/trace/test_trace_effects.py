@@ -76,6 +76,21 @@ def test_what_is_straight_near_0_alone_is_no_factor() -> None:
     assert call.scale.effective is None
 
 
+@pytest.mark.parametrize("name", ["weights by a sum that was cast", "weights by a reciprocal"])
+def test_a_softmax_by_hand_in_half_precision_has_its_precision(name: str) -> None:
+    middle, scale = READ[name]
+    call = read(middle, torch.bfloat16)
+    assert (call.logits_dtype, call.unknown) == ("bfloat16", ())
+    assert call.scale.effective == pytest.approx(scale, rel=1e-4)
+
+
+def test_a_matrix_from_outside_is_no_linear_attention() -> None:
+    model = Asked(UNREAD["matrix from outside on q"][0])
+    with sqrtdk.trace(model) as run:
+        model(torch.randn(B, L, WIDTH))
+    assert run.not_measured == ()
+
+
 def test_the_larger_of_logits_and_their_double_is_no_bound() -> None:
     call = read(on_logits(lambda z: torch.maximum(z, 2 * z)))
     assert "maximum" in " ".join(call.unknown)

@@ -30,7 +30,7 @@ from sqrtdk.tracing.spine.packed import read_nested
 from sqrtdk.tracing.spine.reading import Cell, Layout, Logits, Reading, of_softmax
 from sqrtdk.tracing.spine.rotations import paired
 from sqrtdk.tracing.spine.side import PERMUTED, Side
-from sqrtdk.tracing.steps import Sink, Unknown
+from sqrtdk.tracing.steps import OWN, Offset, Sink, Unknown
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.node import Node, Weighing
 
@@ -82,6 +82,7 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
     distance, steps = chain.product.product.distance, chain.steps
     if distance is None and (rest := completed(steps, query.factor * key.factor)) is not None:
         distance, steps, query, key = 2, rest, replace(query, factors=()), replace(key, factors=())
+    steps = tuple(Unknown(OWN) if isinstance(step, Offset) and step.varies(weighing.dim) else step for step in steps)
     if weighing.sinks:
         steps = (*steps, Sink(column=False))
     if weighing.fault is not None:

@@ -24,7 +24,7 @@ from sqrtdk.tracing.spine.factors import multiplied, tensor_factor
 from sqrtdk.tracing.spine.rotations import repeats, rotated, turned_by_matrix
 from sqrtdk.tracing.spine.side import TURNS, Follow, Side
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.graph import ancestors, replay
+from sqrtdk.tracing.tape.graph import ancestors, decided_by, replay
 from sqrtdk.tracing.tape.node import Node
 
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten"})
@@ -225,6 +225,9 @@ def _view(node: Node, main: Node, where: str, follow: Follow) -> Side:
     side = follow(main, where)
     if node.op in _PICKS and _by_data(node, main):
         side = side.then(Stage(where, "gather", BY_DATA))
+        own = any(decided_by(parent, main) for parent in node.parents())
+        if own and where == "q" and node.shape[-2:-1] < main.shape[-2:-1]:  # of the other rows none attends (Informer)
+            side = replace(side, unknown=(*side.unknown, "queries picked by their values"))
     elif node.op == "gather":
         side = side.then(Stage(where, "gather"))
     if times := repeats(node):
@@ -271,6 +274,10 @@ def _shifted(node: Node, main: Node, where: str, follow: Follow) -> Side:
     return replace(side, basis=side.basis + sign * shift / product)
 
 
+def _by_matrix(node: Node, main: Node, where: str, follow: Follow) -> Side:
+    return follow(main, where).lost(where, node.op, "a matrix from outside the model", basis=None)
+
+
 def _turned(node: Node, main: Node, where: str, follow: Follow) -> Side:
     return follow(main, where).then(Stage(where, "rope", "by its effect"), rope=True)
 
@@ -281,6 +288,7 @@ READERS: dict[str, Callable[[Node, Node, str, Follow], Side | None]] = {
     "neg": _negated,
     **pieces.READERS,
     ROTATION: _turned,
+    **dict.fromkeys(ops.CONTRACTIONS, _by_matrix),
     "add": _shifted,
     "sub": _shifted,
     **dict.fromkeys(ops.SAME, _same),

@@ -20,6 +20,7 @@ from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.spine.factors import heads_axis, of_the_data, of_the_rows, read_factor
 from sqrtdk.tracing.spine.masks import HIDDEN, HIDES, read_addend
 from sqrtdk.tracing.steps import (
+    OWN,
     ZERO_ONE_FACTOR,
     Clamp,
     Hide,
@@ -107,6 +108,8 @@ def _multiplied(link: Link) -> tuple[Step, ...]:
     if factor is None and node.op == "mul" and value is not None and bool(((value == 0) | (value == 1)).all()):
         # z * m before z + -1e4 * (1 - m) is the mask's first half; alone, it leaves hidden keys a logit of 0.
         return () if _hidden_later(value, link) else (Unknown(ZERO_ONE_FACTOR),)
+    if isinstance(node.args[index], Node) and node.args[index].products:
+        return (Unknown(f"{node.op} by a function of the logits"),)
     factor = of_the_data(node.args[index], factor or of_the_rows(node, index, "logits"))
     if factor is None or (node.op == "div" and index == 0):
         return (Unknown(f"{node.op} by a tensor"),)
@@ -162,7 +165,7 @@ def _summed(link: Link) -> tuple[Step, ...]:
     if is_squared_length(other):
         return (Squares("squares", placed, sign=sign), *turned)
     if own:
-        return (Unknown("a sum with a function of the logits"), *turned)
+        return (Unknown(OWN), *turned)
     if _is_second_part(other, link.main):
         return (Unknown("a sum with another product of q and k"), *turned)
     return (*link.addends(position, sign), *turned)

@@ -235,14 +235,16 @@ def paired_channels(query: Node, key: Node, at: tuple[int, int] = (-1, -1)) -> b
     left, right = (_channels(node, axis) for node, axis in zip((query, key), at, strict=True))
     if left is None or right is None:
         return True
-    one, whole = query.roots == key.roots, left.whole and right.whole and left.numbers.shape == right.numbers.shape
-    patterns = [x.offsets if one or whole else x.offsets.argsort(-1) for x in (left, right)]
+    one = query.roots == key.roots
+    if not one and left.whole and right.whole and left.numbers.shape == right.numbers.shape:
+        return torch.equal(left.numbers, right.numbers)
+    patterns = [x.offsets if one else x.offsets.argsort(-1) for x in (left, right)]
     orders = [torch.cat([pattern, x.numbers.sign()], -1) for pattern, x in zip(patterns, (left, right), strict=True)]
     return not all(bool((order == order[:1]).all()) for order in orders) or torch.equal(orders[0][0], orders[1][0])
 
 
 class _Channels(NamedTuple):
-    """The features that the channels of each head are, (heads, E), from 1, and whether they are all of a projection."""
+    """The features that the channels of each head are, (vectors, E), from 1, and whether all of a projection are."""
 
     numbers: Tensor
     whole: bool
@@ -258,13 +260,16 @@ def _channels(node: Node, axis: int) -> _Channels | None:
     if len(node.roots) != 1:
         return None
     numbers = followed(node, lambda root, shape: None if (at := features(root, shape)) is None else at.float() + 1)
-    if numbers is None or numbers.dim() < 2 or not numbers.numel() or numbers.is_complex():
+    if numbers is None or numbers.dim() < 2 or not numbers.numel() or numbers.is_complex() or numbers.is_meta:
         return None
     first = numbers.movedim(axis, -1)[..., 0, :]
-    numbers = torch.unique(first.reshape(-1, first.shape[-1]), dim=0)
+    numbers = first.reshape(-1, first.shape[-1])
+    once = numbers.abs().sort(-1).values.diff(dim=-1) != 0
+    if not bool(once.all()):  # zeros, or a rotation of neighbours
+        return None
+    low, high = torch.aminmax(numbers.abs())
     root = next(iter(node.roots))
-    once = bool((numbers.abs().sort(-1).values.diff(dim=-1) != 0).all())  # else zeros, or a rotation by halves
-    return _Channels(numbers, numbers.numel() == root.shape[_features_axis(root)]) if once else None
+    return _Channels(numbers, float(low) == 1.0 and float(high) == root.shape[_features_axis(root)])
 
 
 def followed(node: Node, coordinate: Callable[[Node, tuple[int, ...]], Tensor | None]) -> Tensor | None:

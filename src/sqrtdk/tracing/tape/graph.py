@@ -14,7 +14,13 @@ from sqrtdk.tracing.tape.node import Node, back
 
 
 def replay(node: Node, value: Tensor) -> Tensor:
-    """Apply the view that `node` is to `value`, which has the shape of the node's parent."""
+    """Apply the view that `node` is to `value`, which has the shape of the node's parent.
+
+    Raises:
+        RuntimeError: an index has no data, or the operation does not take the value.
+    """
+    if not value.is_meta and any(operand.is_meta for operand in node.operands.values()):
+        raise RuntimeError("an index without data")  # torch would give any numbers
     if node.op in ops.RESHAPES:
         return value.reshape(node.shape)
     if node.op == "as_strided":  # its strides are those of a tensor without gaps, or there is no telling
@@ -88,12 +94,17 @@ def decided_by(node: Node, lineage: Node) -> bool:
     while behind:
         at = behind.pop()
         for parent in () if at.op in ops.CREATIONS else at.parents():
-            if parent.act and (parent.roots & lineage.roots or parent.products & lineage.products):
+            if parent.act and (_starts(parent) & lineage.roots or parent.products & lineage.products):
                 return True
             if not parent.act and parent not in known:
                 known.add(parent)
                 behind.append(parent)
     return False
+
+
+def _starts(node: Node) -> frozenset[Node]:
+    """The roots that it descends from, those behind products of q and k too."""
+    return node.roots.union(*(arg.roots for product in node.products for arg in product.parents()))
 
 
 def is_learned(node: Node) -> bool:
