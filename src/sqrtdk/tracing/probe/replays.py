@@ -145,7 +145,8 @@ def part_between(source: Node, end: Node) -> Part | None:
         for value in node.operands.values():
             device = device if value.is_meta else value.device
         for parent in node.parents():
-            if not _is_operand(node, parent) if parent.act else decided_by(parent, source):
+            fixed = _is_operand(node, parent) and not parent.products & source.products  # z / z.std() is no factor
+            if not fixed if parent.act else decided_by(parent, source):
                 queue.append(parent)
     return Part(source, end, tuple(sorted(order, key=lambda node: node.serial)), device)
 

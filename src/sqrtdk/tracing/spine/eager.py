@@ -82,11 +82,12 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
     distance, steps = chain.product.product.distance, chain.steps
     if distance is None and (rest := completed(steps, query.factor * key.factor)) is not None:
         distance, steps, query, key = 2, rest, replace(query, factors=()), replace(key, factors=())
-    steps = tuple(Unknown(OWN) if isinstance(step, Offset) and step.varies(weighing.dim) else step for step in steps)
     if weighing.sinks:
         steps = (*steps, Sink(column=False))
     if weighing.fault is not None:
         steps = (*steps, Unknown(weighing.fault))
+    elif any(isinstance(step, Offset) and step.varies(weighing.dim) for step in steps):
+        steps = (*steps, Unknown(OWN))
     elif span.size is None and any(isinstance(step, Sink) and step.column for step in steps):
         layout = replace(layout, columns=layout.columns - 1)
     return of_softmax(

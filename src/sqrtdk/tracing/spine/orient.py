@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -235,41 +234,23 @@ def paired_channels(query: Node, key: Node, at: tuple[int, int] = (-1, -1)) -> b
     left, right = (_channels(node, axis) for node, axis in zip((query, key), at, strict=True))
     if left is None or right is None:
         return True
-    one = query.roots == key.roots
-    if not one and left.whole and right.whole and left.numbers.shape == right.numbers.shape:
-        return torch.equal(left.numbers, right.numbers)
-    patterns = [x.offsets if one else x.offsets.argsort(-1) for x in (left, right)]
-    orders = [torch.cat([pattern, x.numbers.sign()], -1) for pattern, x in zip(patterns, (left, right), strict=True)]
+    ends = [(float(numbers.abs().min()), float(numbers.abs().max())) for numbers in (left, right)]
+    widths = {root.shape[_features_axis(root)] for root in query.roots | key.roots}
+    if query.roots != key.roots and left.shape == right.shape and ends == 2 * [(1.0, width) for width in widths]:
+        return torch.equal(left, right)  # of whole projections, the heads as well
+    orders = [torch.cat([x.abs().argsort(-1), x.sign()], -1) for x in (left, right)]
     return not all(bool((order == order[:1]).all()) for order in orders) or torch.equal(orders[0][0], orders[1][0])
 
 
-class _Channels(NamedTuple):
-    """The features that the channels of each head are, (vectors, E), from 1, and whether all of a projection are."""
-
-    numbers: Tensor
-    whole: bool
-
-    @property
-    def offsets(self) -> Tensor:
-        """From the first of them."""
-        return self.numbers.abs() - self.numbers[:, :1].abs()
-
-
-def _channels(node: Node, axis: int) -> _Channels | None:
-    """Of an operand of the product; None where they come from several projections, or are not known."""
-    if len(node.roots) != 1:
-        return None
+def _channels(node: Node, axis: int) -> Tensor | None:
+    """(vectors, E) features that channels of the product are, from 1; None of several projections, or not known."""
     numbers = followed(node, lambda root, shape: None if (at := features(root, shape)) is None else at.float() + 1)
-    if numbers is None or numbers.dim() < 2 or not numbers.numel() or numbers.is_complex() or numbers.is_meta:
+    if numbers is None or len(node.roots) != 1 or numbers.dim() < 2 or numbers.is_complex() or numbers.is_meta:
         return None
     first = numbers.movedim(axis, -1)[..., 0, :]
     numbers = first.reshape(-1, first.shape[-1])
-    once = numbers.abs().sort(-1).values.diff(dim=-1) != 0
-    if not bool(once.all()):  # zeros, or a rotation of neighbours
-        return None
-    low, high = torch.aminmax(numbers.abs())
-    root = next(iter(node.roots))
-    return _Channels(numbers, float(low) == 1.0 and float(high) == root.shape[_features_axis(root)])
+    once = numbers.numel() > 0 and bool((numbers.abs().sort(-1).values.diff(dim=-1) != 0).all())
+    return numbers if once else None  # else zeros, or neighbours that were rotated
 
 
 def followed(node: Node, coordinate: Callable[[Node, tuple[int, ...]], Tensor | None]) -> Tensor | None:
