@@ -119,7 +119,7 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
 
 def _without_product(weighing: Weighing, chain: Chain, value: Tensor, output: Tensor) -> Reading | str:
     """Logits that are no product of q and k: an additive score, where the `chain` ends, or what is not followed."""
-    score, logits = _ADDITIVE if chain.product is not None else _origin(weighing.node), weighing.logits
+    score, logits = _ADDITIVE if chain.product is not None else start_of(weighing.node), weighing.logits
     if score is None:
         return ONE_PROJECTION
     logits = logits.movedim(weighing.dim, -1)
@@ -154,7 +154,7 @@ def _without_product(weighing: Weighing, chain: Chain, value: Tensor, output: Te
     )
 
 
-def _origin(node: Node) -> str | None:
+def start_of(node: Node) -> str | None:
     """What logits come from that are no product, and no score that is known; None: from one projection."""
     while not node.is_root and not (node.pairs is not None and node.pairs.both):
         parent = node.main()

@@ -89,17 +89,8 @@ def decided_by(node: Node, lineage: Node) -> bool:
 
     torch.where(q > -8, q, 2 * q + 8)
     """
-    behind = [node] if not node.act else []
-    known = set(behind)
-    while behind:
-        at = behind.pop()
-        for parent in () if at.op in ops.CREATIONS else at.parents():
-            if parent.act and (_starts(parent) & lineage.roots or parent.products & lineage.products):
-                return True
-            if not parent.act and parent not in known:
-                known.add(parent)
-                behind.append(parent)
-    return False
+    made_of = (before for before in ancestors(node, closed=ops.CREATIONS) if before.act)
+    return not node.act and any(_starts(a) & lineage.roots or a.products & lineage.products for a in made_of)
 
 
 def _starts(node: Node) -> frozenset[Node]:
@@ -109,7 +100,7 @@ def _starts(node: Node) -> frozenset[Node]:
 
 def is_learned(node: Node) -> bool:
     """Whether a parameter is among what it was made from."""
-    return any(leaf.op == "parameter" for leaf in ancestors(node))
+    return any(leaf.op == "parameter" or leaf.learned for leaf in ancestors(node))
 
 
 def capacity(node: Node) -> int:
@@ -205,19 +196,28 @@ def part(write: Node, whole: Tensor) -> Tensor:
     return replay_all(reversed(path), whole)
 
 
+def box(write: Node, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Where a block that was written begins on each axis of the whole; None where it is no slice, or has gaps."""
+    starts = []
+    for dim in range(len(shape)):
+        places = part(write, numbered(shape, dim))
+        line = places[tuple(slice(None) if d == dim else 0 for d in range(places.dim()))]
+        if places.dim() != len(shape) or bool((line != line[0] + torch.arange(places.shape[dim])).any()):
+            return None
+        starts.append(int(line[0]))
+    return tuple(starts)
+
+
 def spread(node: Node, value: Tensor) -> Tensor:
     """The whole of which `value` is the first block of logits written to it; elsewhere its nearest entry.
 
     Raises:
         RuntimeError: the block is no box.
     """
-    write = next(write for write in written(node)[1] if block(write) is not None)
-    for dim, n in enumerate(node.shape):
-        places = part(write, numbered(node.shape, dim))
-        line = places[tuple(slice(None) if d == dim else 0 for d in range(places.dim()))]
-        start = int(line[0])
-        if places.dim() != value.dim() or line.tolist() != list(range(start, start + places.shape[dim])):
-            raise RuntimeError("a block that is no slice, or has gaps")
+    starts = box(next(write for write in written(node)[1] if block(write) is not None), node.shape)
+    if starts is None or value.dim() != len(starts):
+        raise RuntimeError("a block that is no slice, or has gaps")
+    for dim, (n, start) in enumerate(zip(node.shape, starts, strict=True)):
         if value.shape[dim] != n:
             nearest = (torch.arange(n, device=value.device) - start).clamp(0, value.shape[dim] - 1)
             value = value.index_select(dim, nearest)
