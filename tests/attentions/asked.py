@@ -262,6 +262,14 @@ UNREAD: dict[str, tuple[Middle, str]] = {
         lambda _, q, k, v: ((q @ k.mT) / (q @ k.mT).std()).softmax(-1) @ v,
         "div by a function of the logits",
     ),
+    "exponentials over the sum of the heads": (
+        lambda _, q, k, v: (lambda e: (e / e.sum(1, keepdim=True)) @ v)(torch.exp(q @ k.mT * ROOT)),
+        "softmax over another axis than the value product sums over",
+    ),
+    "exponentials over the sum of all": (
+        lambda _, q, k, v: (lambda e: (e / e.sum()) @ v)(torch.exp(q @ k.mT * ROOT)),
+        "division by a sum over several axes",
+    ),
     "few queries": (few_queries, "queries picked by their values"),
     "matrix from outside on q": (on_q(lambda x: x @ OUTSIDE), FROM_OUTSIDE),
     "matrix from outside on k": (lambda _, q, k, v: attend(q, F.linear(k, OUTSIDE), v), FROM_OUTSIDE),

@@ -115,7 +115,10 @@ def by_hand(scene: Scene, made: Made) -> bool:
         return False
     node.args = (inner,)
     if grouped is None:
-        begin(scene, made, top.operands[0], -1, sinks=sinks)
+        axes = total.args[1] if len(total.args) > 1 and total.args[1] else range(len(top.shape))
+        weighing = begin(scene, made, top.operands[0], int(axes[0]) if len(axes) == 1 else -1, sinks=sinks)
+        if len(axes) > 1:
+            node.weights = Weights(weighing, Carried(changes=("division by a sum over several axes",)))
     else:
         begin(scene, made, top.operands[0], grouped.axis, edges=groups_of(total))
     return True
