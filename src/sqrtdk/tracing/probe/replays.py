@@ -114,10 +114,10 @@ class Part:
         return [taken.get(a, n) for a, n in enumerate(node.shape)]
 
 
-def inwards(node: Node, deepest: int) -> Iterator[Part]:
+def inwards(node: Node) -> Iterator[Part]:
     """Parts that end in `node`, the shortest first: each begins where all paths meet farther in."""
     source, _ = dominator(node)
-    for _ in range(deepest):
+    for _ in range(_DEEPEST):
         found = None if source is None else part_between(source, node)
         if source is None or found is None:
             return
@@ -250,7 +250,7 @@ class Moved:
 
 def moved(node: Node) -> Iterator[Moved]:
     """The parts that end in `node` and only move entries and multiply them by one number, the shortest first."""
-    for part in inwards(node, _DEEPEST):
+    for part in inwards(node):
         if part.is_large:
             return
         for dtype in (torch.float64, torch.float32):

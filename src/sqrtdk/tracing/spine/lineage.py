@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from sqrtdk.tracing.lower.vectors import ROTATION
-from sqrtdk.tracing.probe.norms import Norm, norm_at, norms_inwards
-from sqrtdk.tracing.probe.replays import Part, moved
+from sqrtdk.tracing.probe.norms import Norm, norm_at, norm_of
+from sqrtdk.tracing.probe.replays import Part, inwards, moved
 from sqrtdk.tracing.records import BY_DATA, Factor, Stage
 from sqrtdk.tracing.spine import pieces
 from sqrtdk.tracing.spine.factors import multiplied, tensor_factor
@@ -133,11 +133,10 @@ def _effects(node: Node, where: str) -> Iterator[Side]:
         if not side.unknown:
             side, factor = replace(side, basis=_through(side, found.part, found.place)), found.factor(where)
             yield side if factor is None else side.times(factor, Stage(where, "scale", factor.text()))
-    for norm in norms_inwards(node):
-        side = follow(norm.part.source, where)
-        if not side.unknown:
-            values = _through(side, norm.part, norm.part.run)
-            yield _normed(side, norm, values, where, norm.part.effect)
+    for part in inwards(node):
+        norm = norm_of(part)
+        if norm is not None and not (side := follow(part.source, where)).unknown:
+            yield _normed(side, norm, _through(side, part, part.run), where, part.effect)
 
 
 def _through(side: Side, part: Part, effect: Callable[[Tensor], Tensor]) -> Tensor | None:
