@@ -86,7 +86,7 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
         steps = (*steps, Sink(column=False))
     if weighing.fault is not None:
         steps = (*steps, Unknown(weighing.fault))
-    elif any(isinstance(step, Offset) and step.varies(weighing.dim) for step in steps):
+    elif not weighing.carried.changes and any(isinstance(s, Offset) and s.varies(weighing.dim) for s in steps):
         steps = (*steps, Unknown(OWN))
     elif span.size is None and any(isinstance(step, Sink) and step.column for step in steps):
         layout = replace(layout, columns=layout.columns - 1)
