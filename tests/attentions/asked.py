@@ -88,6 +88,62 @@ def zeros_with(write: Callable[[Tensor, Tensor], Tensor]) -> Middle:
     return on_both(lambda x: write(torch.zeros_like(x), x))
 
 
+def on_q(function: Vectors) -> Middle:
+    return lambda _, q, k, v: attend(function(q), k, v)
+
+
+def halves_in_turn(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+
+
+def doubled_far_out(x: Tensor) -> Tensor:
+    x = x.clone()
+    x[x < -8] = 2 * x[x < -8]
+    return x
+
+
+def cut_far_out(x: Tensor) -> Tensor:
+    x = x.clone()
+    x[x < -8] = 0.0
+    return x
+
+
+def in_pairs(x: Tensor) -> Tensor:
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+
+
+def complex_product(part: Vectors, *, conjugate: bool = True) -> Middle:
+    def middle(_: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        z = in_pairs(q) @ (in_pairs(k).conj() if conjugate else in_pairs(k)).mT
+        return (part(z) * ROOT).softmax(-1) @ v
+
+    return middle
+
+
+def by_exponentials(z: Tensor) -> Tensor:
+    """As JAX has it: the sum in float32, and cast down before the division."""
+    e = torch.exp(z - z.amax(-1, keepdim=True))
+    return e / e.float().sum(-1, keepdim=True).to(e.dtype)
+
+
+def by_reciprocals(z: Tensor) -> Tensor:
+    e = torch.exp(z - z.amax(-1, keepdim=True))
+    return e * (1 / e.float().sum(-1, keepdim=True)).to(e.dtype)
+
+
+def few_queries(_: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """ProbSparse attention (Zhou et al. 2021, arXiv:2012.07436): of the other rows none attends."""
+    sampled = (q @ k[:, :, ::2].mT).amax(-1) - (q @ k[:, :, ::2].mT).mean(-1)
+    b, h = torch.arange(len(q))[:, None, None], torch.arange(H)[:, None]
+    out = v.mean(-2, keepdim=True).expand_as(v).clone()
+    out[b, h, sampled.topk(3).indices] = attend(q[b, h, sampled.topk(3).indices], k, v)
+    return out
+
+
+OUTSIDE = torch.randn(E, E, generator=torch.Generator().manual_seed(2))
+OUTSIDE_DIAGONAL, OUTSIDE_ORDER = 2 * torch.eye(E), torch.eye(E)[CHANNELS]
+FROM_OUTSIDE = "a matrix from outside the model"
+
 # Name -> what happens between projections and output, and the scale that it has.
 READ: dict[str, tuple[Middle, float]] = {
     "roll of channels": (on_both(lambda x: x.roll(1, -1)), ROOT),
@@ -151,6 +207,19 @@ READ: dict[str, tuple[Middle, float]] = {
     "pairs of channels the other way": (rearranged("b h l (p e) -> b h l (e p)", p=2), ROOT),
     "axes reversed": (rearranged("b h l e -> e l h b", "e l h b -> b h l e"), ROOT),
     "halves of positions": (rearranged("b h (s l) e -> s b h l e", "s b h l e -> b h (s l) e", s=2), ROOT),
+    "channels of q and k in turn": (on_both(halves_in_turn), ROOT),
+    "real part of a complex product": (complex_product(lambda z: z.real), ROOT),
+    "first of real and imaginary part": (complex_product(lambda z: torch.view_as_real(z)[..., 0]), ROOT),
+    "complex numbers multiplied and summed": (
+        lambda _, q, k, v: ((in_pairs(q)[:, :, :, None] * in_pairs(k).conj()[:, :, None]).sum(-1).real * ROOT)
+        .softmax(-1) @ v, ROOT,
+    ),
+    "weights by a sum that was cast": (
+        lambda _, q, k, v: by_exponentials(q @ k.mT * ROOT).to(v.dtype) @ v, ROOT,
+    ),
+    "weights by a reciprocal": (lambda _, q, k, v: by_reciprocals(q @ k.mT * ROOT).to(v.dtype) @ v, ROOT),
+    "diagonal matrix from outside": (on_q(lambda x: x @ OUTSIDE_DIAGONAL), 2 * ROOT),
+    "permutation matrix from outside": (on_both(lambda x: x @ OUTSIDE_ORDER), ROOT),
     "three axes of channels": (rearranged("b h l (x y z) -> b h l (z y x)", x=2, y=2), ROOT),
 }  # fmt: skip
 
@@ -165,7 +234,69 @@ UNREAD: dict[str, tuple[Middle, str]] = {
     "relu of logits": (on_logits(F.relu), "relu"),
     "root of logits": (on_logits(lambda z: z.abs().sqrt()), "sqrt"),
     "asinh of logits": (on_logits(torch.asinh), "asinh"),
+    "curve below -8": (on_both(lambda x: torch.where(x > -8, x, 2 * x + 8)), "where"),
+    "curve of q below -8": (on_q(lambda x: torch.where(x > -8, x, 2 * x + 8)), "where"),
+    "curve of logits below -8": (on_logits(lambda z: torch.where(z > -8, z, 2 * z + 8)), "where"),
+    "halved where any is large": (on_both(lambda x: torch.where((x > 50).any(), x / 2, x)), "where"),
+    "halved where rows are long": (
+        on_both(lambda x: torch.where(x.norm(dim=-1, keepdim=True) > 50, x / 2, x)),
+        "where",
+    ),
+    "halved by the largest": (on_both(lambda x: x * torch.where(x.amax() > 50, 0.5, 1.0)), "mul"),
+    "logits halved where one is large": (
+        on_logits(lambda z: torch.where(z.abs().amax(-1, keepdim=True) > 50, z / 2, z)),
+        "where",
+    ),
+    "logits halved by the largest": (on_logits(lambda z: z * torch.where(z.amax() > 50, 0.5, 1.0)), "mul"),
+    "0 below -8": (on_both(lambda x: x * (x > -8)), "mul"),
+    "0 written below -8": (on_both(cut_far_out), "index_put"),
+    "doubled below -8": (on_both(doubled_far_out), "index_put"),
+    "imaginary part": (complex_product(lambda z: z.imag), "complex product"),
+    "length of a complex product": (complex_product(torch.abs), "complex product"),
+    "less the largest of the heads": (
+        on_logits(lambda z: z - z.amax(1, keepdim=True)),
+        "a sum with a function of the logits",
+    ),
+    "logits over their deviation": (on_logits(lambda z: z / z.std()), "div by a function of the logits"),
+    "logits over that of others": (
+        lambda _, q, k, v: ((q @ k.mT) / (q @ k.mT).std()).softmax(-1) @ v,
+        "div by a function of the logits",
+    ),
+    "exponentials over the sum of the heads": (
+        lambda _, q, k, v: (lambda e: (e / e.sum(1, keepdim=True)) @ v)(torch.exp(q @ k.mT * ROOT)),
+        "softmax over another axis than the value product sums over",
+    ),
+    "exponentials over the sum of all": (
+        lambda _, q, k, v: (lambda e: (e / e.sum()) @ v)(torch.exp(q @ k.mT * ROOT)),
+        "division by a sum over several axes",
+    ),
+    "few queries": (few_queries, "queries picked by their values"),
+    "matrix from outside on q": (on_q(lambda x: x @ OUTSIDE), FROM_OUTSIDE),
+    "matrix from outside on k": (lambda _, q, k, v: attend(q, F.linear(k, OUTSIDE), v), FROM_OUTSIDE),
+    "matrix from outside on both": (on_both(lambda x: torch.einsum("bhle,ef->bhlf", x, OUTSIDE)), FROM_OUTSIDE),
     "squared weights": (on_weights(torch.square), "pow on the weights"),
+}
+
+# Name -> what moves channels of q or k alone: the product is one of channels that don't belong together.
+PERMUTED: dict[str, Middle] = {
+    "halves of q in turn": on_q(halves_in_turn),
+    "flip of q": on_q(lambda x: x.flip(-1)),
+    "roll of q": on_q(lambda x: x.roll(1, -1)),
+    "kernel that turns q round": on_q(backwards),
+    "k by indices": lambda _, q, k, v: attend(q, k[..., CHANNELS], v),
+    "k by a gather": lambda _, q, k, v: attend(q, k.gather(-1, CHANNELS.expand_as(k)), v),
+    "halves of q changed places": on_q(lambda x: torch.cat(x.chunk(2, -1)[::-1], -1)),
+    "heads of q across": lambda _, q, k, v: attend(
+        q.transpose(1, 2).flatten(2).unflatten(-1, (E, H)).permute(0, 3, 1, 2), k, v
+    ),
+    "heads of q in another order": on_q(lambda x: x.roll(1, 1)),
+    "heads of k in another order": lambda _, q, k, v: attend(q, k.flip(1), v),
+    "permutation matrix on k": lambda _, q, k, v: attend(q, k @ OUTSIDE_ORDER, v),
+    "q one way and k another": lambda _, q, k, v: attend(q.flip(-1), k.roll(1, -1), v),
+    "kernel of attention with halves of q in turn": lambda _, q, k, v: F.scaled_dot_product_attention(
+        halves_in_turn(q), k, v
+    ),
+    "complex product without a conjugate": complex_product(lambda z: z.real, conjugate=False),
 }
 
 

@@ -9,7 +9,7 @@ import torch
 
 import sqrtdk
 from sqrtdk.tracing import AttentionCall
-from tests.attentions.asked import READ, ROOT, UNREAD, WIDTH, Asked, B, L, Middle, on_both, on_logits
+from tests.attentions.asked import PERMUTED, READ, ROOT, UNREAD, WIDTH, Asked, B, L, Middle, on_both, on_logits
 
 
 def read(middle: Middle, dtype: torch.dtype = torch.float32) -> AttentionCall:
@@ -58,11 +58,39 @@ def test_the_factor_says_what_gave_it_and_one_of_1_is_none(name: str, effects: l
     assert [stage.detail for stage in call.stages if stage.name == "norm"] == norms
 
 
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", PERMUTED)
+def test_channels_that_do_not_belong_together_are_told(name: str) -> None:
+    call = read(PERMUTED[name])
+    assert "permuted" in [stage.name for stage in call.stages]
+    assert call.formula == "softmax(0.3536 * permuted(q).k)"
+
+
+@pytest.mark.parametrize("name", READ)
+def test_of_channels_that_belong_together_none_is_told(name: str) -> None:
+    assert "permuted" not in [stage.name for stage in read(READ[name][0]).stages]
+
+
 def test_what_is_straight_near_0_alone_is_no_factor() -> None:
     """min(x, 2 x + 8) is x above -8, where all of these q and k lie."""
     call = read(on_both(lambda x: torch.minimum(x, 2 * x + 8)))
     assert "minimum" in " ".join(call.unknown)
     assert call.scale.effective is None
+
+
+@pytest.mark.parametrize("name", ["weights by a sum that was cast", "weights by a reciprocal"])
+def test_a_softmax_by_hand_in_half_precision_has_its_precision(name: str) -> None:
+    middle, scale = READ[name]
+    call = read(middle, torch.bfloat16)
+    assert (call.logits_dtype, call.unknown) == ("bfloat16", ())
+    assert call.scale.effective == pytest.approx(scale, rel=1e-4)
+
+
+def test_a_matrix_from_outside_is_no_linear_attention() -> None:
+    model = Asked(UNREAD["matrix from outside on q"][0])
+    with sqrtdk.trace(model) as run:
+        model(torch.randn(B, L, WIDTH))
+    assert run.not_measured == ()
 
 
 def test_the_larger_of_logits_and_their_double_is_no_bound() -> None:

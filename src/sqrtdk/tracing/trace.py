@@ -161,7 +161,7 @@ class Trace:
         self.unread = scene.store.unread()
         scene.store.close()
         self._scene = None
-        self._sites.entering = None
+        self._sites.entering = self._sites.leaving = None
         records = [record for record in self._records if record is not None]
         numbers = _numbers(record.call.site for record in records)
         self.calls = tuple(replace(record.call, index=n) for record, n in zip(records, numbers, strict=True))

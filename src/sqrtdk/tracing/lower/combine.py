@@ -46,6 +46,8 @@ def _written_to_cache(node: Node) -> bool:
     new = node.args[position] if position < len(node.args) else None
     if not isinstance(new, Node) or not new.act or any(p.products or p.weights for p in node.parents()):
         return False
+    if node.op != "slice_scatter" and new.roots & node.args[0].roots:  # k[k < -8] = 2 * k[k < -8]: no new ones
+        return False
     node.args = (new,)
     node.roots, node.terms = new.roots, new.terms
     return True

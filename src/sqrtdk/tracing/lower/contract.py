@@ -27,8 +27,8 @@ from sqrtdk.tracing.lower.vectors import holds_angles, keep_rotation
 from sqrtdk.tracing.lower.weights import OTHER_SUM, WHOLE
 from sqrtdk.tracing.records import APART, ONE_PROJECTION
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.graph import alias, capacity
-from sqrtdk.tracing.tape.node import Carried, Multiplied, Node, Product, Weighing, origin
+from sqrtdk.tracing.tape.graph import alias, capacity, replay_all
+from sqrtdk.tracing.tape.node import Carried, Multiplied, Node, Product, Weighing, back, origin
 from sqrtdk.tracing.tape.recorder import Made, Scene, Unweighted
 
 OTHER_AXIS = "softmax over another axis than the value product sums over"
@@ -42,6 +42,7 @@ def contract(scene: Scene, made: Made) -> None:
     node = made.node
     left, right = ops.CONTRACTIONS[node.op]
     a, b = node.args[left], node.args[right]
+    _settle_matrices(scene, a, b)
     weights = a.weights or b.weights
     if (weights is not None or a.products or b.products) and mix_heads(node, made.tensors):
         return
@@ -64,6 +65,30 @@ def contract(scene: Scene, made: Made) -> None:
             node.product = product
     elif not weigh(scene, made, a, b):
         _project(scene, made, a, b)
+
+
+def _settle_matrices(scene: Scene, a: Node, b: Node) -> None:
+    """A product with a square matrix from outside the model meets q or k: it was a step on the way, and no product.
+
+    (q @ M) @ k.mT
+    """
+    for side, other in ((a, b), (b, a)):
+        if len(side.products) != 1 or not other.act:
+            continue
+        (product,) = side.products
+        for i, arg in enumerate(product.args) if product.product is not None else ():
+            matrix = origin(arg) if isinstance(arg, Node) else product
+            square = matrix.op == "input" and len(matrix.shape) < 4 and matrix.shape[-1] == matrix.shape[-2]
+            if square and matrix not in scene.store.projected and matrix.value is not None:
+                value = replay_all(list(back(arg))[-2::-1], matrix.value)
+                product.args = tuple(Node("constant", arg.shape) if j == i else x for j, x in enumerate(product.args))
+                product.operands[i], product.product = value, None
+        if product.product is None:
+            start = next(arg for arg in product.parents() if arg.act)
+            for node in back(side, ops.PASSING | {"mul", "div"}):
+                node.products, node.roots = frozenset(), start.roots
+                if node is product:
+                    break
 
 
 def is_product(a: Node, b: Node) -> bool:

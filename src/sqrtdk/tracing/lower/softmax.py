@@ -71,7 +71,7 @@ def begin(
         op=f"aten.{node.op}",
         entry=entry,
         flex=scene.flex,
-        stored=logits.dtype if product is None else product.dtype,
+        stored=logits.dtype if product is None else product.dtype.to_real(),
         sinks=sinks,
         edges=edges,
         ended=scene.listener.ended,
@@ -97,16 +97,17 @@ def by_hand(scene: Scene, made: Made) -> bool:
     node = made.node
     if node.op == "exp":
         return _from_logarithm(scene, made)
-    if node.op != "div" or len(node.args) < 2 or not all(isinstance(arg, Node) for arg in node.args[:2]):
+    above, below = _fraction(node)
+    if above is None or below is None:
         return False
-    top, (total, sinks) = origin(node.args[0]), _total(node.args[1])
+    top, (total, sinks) = origin(above), _total(below)
     if total is None:
         return False
     if (grouped := reduction(total)) is not None:
         if top.op != "exp" or origin(grouped.reduced) is not top:
             return _summed_before(scene, made, top, total)
-    elif total.main() is not node.args[0]:
-        return False
+    elif (summed := total.main()) is None or origin(summed, ops.SAME) is not origin(above, ops.SAME):
+        return False  # the sum of a cast is the sum: float32 among bfloat16, as JAX has it
     if top.op != "exp" or 0 not in top.operands:
         return False  # exp(z) of what is no score of queries and keys
     inner = top.args[0]
@@ -114,10 +115,28 @@ def by_hand(scene: Scene, made: Made) -> bool:
         return False
     node.args = (inner,)
     if grouped is None:
-        begin(scene, made, top.operands[0], -1, sinks=sinks)
+        axes = total.args[1] if len(total.args) > 1 and total.args[1] else range(len(top.shape))
+        weighing = begin(scene, made, top.operands[0], int(axes[0]) if len(axes) == 1 else -1, sinks=sinks)
+        if len(axes) > 1:
+            node.weights = Weights(weighing, Carried(changes=("division by a sum over several axes",)))
     else:
         begin(scene, made, top.operands[0], grouped.axis, edges=groups_of(total))
     return True
+
+
+def _fraction(node: Node) -> tuple[Node | None, Node | None]:
+    """What is divided, and by what: e / s, or e * (1 / s)."""
+    pair = [arg for arg in node.args[:2] if isinstance(arg, Node)]
+    if len(pair) < 2 or node.op not in ("div", "mul"):
+        return None, None
+    if node.op == "div":
+        return pair[0], pair[1]
+    for above, inverse in (pair, pair[::-1]):
+        share = origin(inverse, ops.SAME)
+        share = share.args[0] if share.op == "mul" and share.number(1) == 1.0 else share  # as torch writes 1 / s
+        if share.op == "reciprocal":
+            return above, share.main()
+    return None, None
 
 
 def _summed_before(scene: Scene, made: Made, top: Node, total: Node) -> bool:

@@ -7,6 +7,7 @@ when the sum enters a softmax: the same multiplication gates, scales and pools e
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -224,6 +225,29 @@ def as_matrix(node: Node, product: Product) -> None:
     result = _product("mm", _aten.mm.default, matrix, _spread(vector, -1), node)
     node.stand_for("view", _aten.view.default, result)
     node.products = frozenset({result})
+
+
+def real_part(node: Node, views: tuple[Node, ...]) -> tuple[Node, tuple[Node, ...]] | None:
+    """Re(q . conj(k)), read as the product of twice as many real channels, and the views after it; None of others."""
+    at = next((i for i, view in enumerate(views[:-1]) if view.op == "view_as_real"), -1)
+    part = None if at < 0 or views[at + 1].op != "select" else views[at + 1]
+    if part is None or node.op not in ("bmm", "mm") or part.args[1:] not in ((-1, 0), (len(part.shape), 0)):
+        return None
+    q, k = node.args
+    left = step("view_as_real", _as_channels, (*q.shape[:-1], 2 * q.shape[-1]), q)
+    right = step("view_as_real", _conjugate, (*k.shape[:-2], 2 * k.shape[-2], k.shape[-1]), k)
+    real = _product(node.op, node.func, left, right, node)
+    real.place = node.place
+    real.product = None if node.product is None else replace(node.product, dtype=node.product.dtype.to_real())
+    return real, (*views[:at], *views[at + 2 :])
+
+
+def _as_channels(value: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(value.resolve_conj().contiguous()).flatten(-2)
+
+
+def _conjugate(value: torch.Tensor) -> torch.Tensor:
+    return _as_channels(value.mT.conj()).mT
 
 
 def _product(op: str, func: Any, left: Node, right: Node, made: Node) -> Node:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.probe.replays import Part, inwards, part_between
+from sqrtdk.tracing.probe.replays import Part, part_between
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import ancestors, capacity, dominator, is_learned
 from sqrtdk.tracing.tape.node import Node
@@ -24,7 +24,6 @@ _LONG, _SHORT = 1024.0, 1 / 8  # lengths of rows: eps does not show beside one, 
 _BROUGHT = 0.2  # of the length of a long row, that a short one must come to
 _SAME = 2.0**-8  # relative: a few roundings of float32 an operation
 _ONE = 1e-4  # a gain of 1, but for rounding
-_DEEPEST = 8  # operations inwards
 _MEANS = frozenset({"mean", "var", "std"})  # of squares: what is divided by them has root mean square 1
 _PASSED = frozenset({"mul", "add", *ops.SAME})  # between a norm and the vector with its gain
 
@@ -73,14 +72,6 @@ def may_normalise(node: Node) -> bool:
         return node.op in ops.NORMS
     active = {parent for parent in node.parents() if parent.act}
     return len(active) > 1 and any(capacity(parent) < math.prod(node.shape) for parent in active)
-
-
-def norms_inwards(node: Node) -> Iterator[Norm]:
-    """The normalisations that end in `node` by any operation, the shortest first."""
-    for part in inwards(node, _DEEPEST):
-        found = norm_of(part)
-        if found is not None:
-            yield found
 
 
 def norm_within(node: Node) -> tuple[Norm, tuple[Node, ...]] | None:

@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sqrtdk.tracing.lower.pairs import is_additive, is_score
+from sqrtdk.tracing.lower.sums import real_part
 from sqrtdk.tracing.probe.replays import Moved, moved
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.spine.lineage import follow
 from sqrtdk.tracing.spine.masks import numbers_around, numbers_over, spread_over
 from sqrtdk.tracing.spine.operations import OPERATIONS, Readers, beside_product, read_residual_mixing, unknown
 from sqrtdk.tracing.spine.operations import Link as Link
+from sqrtdk.tracing.spine.orient import operands
 from sqrtdk.tracing.spine.rotations import paired
 from sqrtdk.tracing.steps import Beside, Scale, Sink, Softcap, Step, Unknown
 from sqrtdk.tracing.tape import ops, places
@@ -95,6 +97,10 @@ def read_chain(
         node = main
     if node is until:
         return Chain(node, steps, views)
+    if node.product is not None and node.product.dtype.is_complex:
+        real = real_part(node, views)
+        node, views = real or (node, views)
+        steps = steps if real else (Unknown("complex product"), *steps)
     if node.product is not None:
         steps = (*_written_at(node, beside_product(node, views)), *steps)
     return Chain(node, _fold_caps(steps), views, fork)
@@ -160,8 +166,8 @@ def _scale_of(branch: Node) -> float | None:
     chain = read_chain(branch)
     if chain.product is None or any(isinstance(step, Unknown) for step in chain.steps):
         return None
-    operands = [arg for arg in chain.product.args if isinstance(arg, Node)][-2:]
-    sides = paired(follow(operands[0], "q"), follow(operands[1], "k"))
+    left, right = operands(chain.product)
+    sides = paired(follow(left, "q"), follow(right, "k"))
     values = [step.factor.value for step in chain.steps if isinstance(step, Scale)]
     values += [factor.value for side in sides for factor in side.factors]
     known = [value for value in values if value is not None]

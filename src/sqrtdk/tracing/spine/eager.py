@@ -22,14 +22,15 @@ from sqrtdk.tracing.spine.orient import (
     operands,
     orientation,
     over_channels,
+    paired_channels,
     place_heads,
     place_rows,
 )
 from sqrtdk.tracing.spine.packed import read_nested
 from sqrtdk.tracing.spine.reading import Cell, Layout, Logits, Reading, of_softmax
 from sqrtdk.tracing.spine.rotations import paired
-from sqrtdk.tracing.spine.side import Side
-from sqrtdk.tracing.steps import Sink, Unknown
+from sqrtdk.tracing.spine.side import PERMUTED, Side
+from sqrtdk.tracing.steps import OWN, Offset, Sink, Unknown
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.node import Node, Weighing
 
@@ -70,6 +71,8 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
     axes = place_rows(axes, chain.product, query_node, key_node, chain.views, tuple(weighing.logits.shape))
     axes = place_heads(axes, chain.product, query_node, chain.views, weighing.logits.dim())
     query, key = paired(_followed(query_node, "q", left), _followed(key_node, "k", left))
+    if not paired_channels(left, right, (-1, -2)):
+        query = query.then(PERMUTED)
     if len(right.shape) > 1:
         query, key = (query.transposed(), key) if axes.swapped else (query, key.transposed())
     layout = lay_out(weighing.logits, chain.product, chain.views, axes, query, value, heads_hint)
@@ -83,6 +86,8 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
         steps = (*steps, Sink(column=False))
     if weighing.fault is not None:
         steps = (*steps, Unknown(weighing.fault))
+    elif not weighing.carried.changes and any(isinstance(s, Offset) and s.varies(weighing.dim) for s in steps):
+        steps = (*steps, Unknown(OWN))
     elif span.size is None and any(isinstance(step, Sink) and step.column for step in steps):
         layout = replace(layout, columns=layout.columns - 1)
     return of_softmax(
@@ -114,7 +119,7 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
 
 def _without_product(weighing: Weighing, chain: Chain, value: Tensor, output: Tensor) -> Reading | str:
     """Logits that are no product of q and k: an additive score, where the `chain` ends, or what is not followed."""
-    score, logits = _ADDITIVE if chain.product is not None else _origin(weighing.node), weighing.logits
+    score, logits = _ADDITIVE if chain.product is not None else start_of(weighing.node), weighing.logits
     if score is None:
         return ONE_PROJECTION
     logits = logits.movedim(weighing.dim, -1)
@@ -149,7 +154,7 @@ def _without_product(weighing: Weighing, chain: Chain, value: Tensor, output: Te
     )
 
 
-def _origin(node: Node) -> str | None:
+def start_of(node: Node) -> str | None:
     """What logits come from that are no product, and no score that is known; None: from one projection."""
     while not node.is_root and not (node.pairs is not None and node.pairs.both):
         parent = node.main()

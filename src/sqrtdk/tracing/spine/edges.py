@@ -10,9 +10,10 @@ from torch import Tensor
 from sqrtdk.tracing.lower.pairs import is_additive
 from sqrtdk.tracing.records import ONE_PROJECTION, Stage
 from sqrtdk.tracing.spine.chain import READERS, Link, read_chain
+from sqrtdk.tracing.spine.eager import start_of
 from sqrtdk.tracing.spine.factors import factor_of_edges
 from sqrtdk.tracing.spine.lineage import follow
-from sqrtdk.tracing.spine.reading import Edges, Layout, Reading
+from sqrtdk.tracing.spine.reading import Edges, Layout, Reading, of_softmax
 from sqrtdk.tracing.spine.side import Side
 from sqrtdk.tracing.steps import Scale, Step, Unknown
 from sqrtdk.tracing.tape.node import EdgeGroups, Node, Weighing
@@ -32,52 +33,43 @@ def read_edges(weighing: Weighing, groups: EdgeGroups, value: Tensor, output: Te
     query, key = (_side(node, where) for node, where in ((left, "q"), (right, "k")))
     width, fault = left.shape[-1], weighing.fault
     paired = math.prod(way.product.shape) * width == math.prod(left.shape) == math.prod(right.shape)
-    return Reading(
-        site=weighing.entry.site,
-        kind=KIND,
-        op=weighing.op,
+    reading = of_softmax(
+        weighing,
+        query,
+        key,
+        way.steps if fault is None else (*way.steps, Unknown(fault)),
         layout=replace(layout, columns=_sources(right) or layout.rows, width=width),
-        query=query,
-        key=key,
-        steps=way.steps if fault is None else (*way.steps, Unknown(fault)),
         operands=Edges(weighing.logits, way.product, way.views, groups.axis, groups.index) if paired else None,
         dtype=value.dtype,
         logits_dtype=weighing.stored,
-        device=weighing.logits.device,
         output=None if fault is not None else output,
-        dropout=weighing.dropout,
-        carried=weighing.carried,
         fault=None if fault is None else "the weights of a node do not sum to 1",
         no_slope=None if paired else "its logits are no product of one row with one row",
         no_stats=None if paired and _fits(groups, layout) else _NO_STATS,
     )
+    return replace(reading, kind=KIND)
 
 
 def _without_product(weighing: Weighing, layout: Layout, value: Tensor) -> Reading | str:
     """An attention whose logits are no product of q and k; a string says that it is none."""
-    node, additive = weighing.node, is_additive(weighing.node)
-    while not node.is_root and (parent := node.main()) is not None:
-        node = parent
-    pooled = node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None)
-    if pooled and not additive:
+    score = "additive" if is_additive(weighing.node) else start_of(weighing.node)
+    if score is None:
         return f"{KIND}: {ONE_PROJECTION}"
-    score = "additive" if additive else f"unknown({node.op})"
+    additive = score == "additive"
     stage = Stage("logits", "score" if additive else "unknown", score)
-    return Reading(
-        site=weighing.entry.site,
-        kind=KIND,
-        op=weighing.op,
+    reading = of_softmax(
+        weighing,
+        Side(None, None, (stage,), unknown=() if additive else (score,)),
+        Side(None, None),
+        (),
         layout=layout,
-        query=Side(None, None, (stage,), unknown=() if additive else (score,)),
-        key=Side(None, None),
-        steps=(),
         operands=None,
         dtype=value.dtype,
         logits_dtype=weighing.logits.dtype,
-        device=weighing.logits.device,
         score=score,
         fault=f"the logits are no product of q and k: {score}",
     )
+    return replace(reading, kind=KIND)
 
 
 def _layout(logits: Tensor, groups: EdgeGroups, value: Tensor) -> Layout:

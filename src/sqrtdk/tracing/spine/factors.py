@@ -16,7 +16,7 @@ from sqrtdk.tracing.probe.norms import is_computed_gain
 from sqrtdk.tracing.records import DATA, ROWS, Factor, Stage
 from sqrtdk.tracing.spine.rotations import amplitude_of, decayed, turned
 from sqrtdk.tracing.spine.side import Follow, Side
-from sqrtdk.tracing.tape.graph import ancestors, capacity, evaluate, is_learned
+from sqrtdk.tracing.tape.graph import ancestors, capacity, decided_by, evaluate, is_learned
 from sqrtdk.tracing.tape.node import Node
 
 _MOST_HEADS = 2**12  # of a factor whose values are worked out where there are none
@@ -138,7 +138,7 @@ def multiplied(node: Node, main: Node, where: str, follow: Follow) -> Side:
     side = follow(main, where)
     position = 1 if node.args[0] is main else 0
     other = node.args[position]
-    if isinstance(other, Node) and other.act:
+    if isinstance(other, Node) and (other.act or decided_by(other, main)):
         return side.lost(where, node.op)
     if isinstance(other, Node) and other.op == "gate":
         gate = Factor(None, where, DATA)

@@ -21,11 +21,11 @@ from sqrtdk.tracing.records import ROWS, Factor
 from sqrtdk.tracing.spine.factors import tensor_factor
 from sqrtdk.tracing.spine.lineage import follow
 from sqrtdk.tracing.spine.masks import as_passed, read_addend
-from sqrtdk.tracing.spine.orient import over_channels
+from sqrtdk.tracing.spine.orient import over_channels, paired_channels
 from sqrtdk.tracing.spine.packed import Pairs, Sequences
 from sqrtdk.tracing.spine.reading import Layout, Reading, Vectors
 from sqrtdk.tracing.spine.rotations import paired
-from sqrtdk.tracing.spine.side import Side
+from sqrtdk.tracing.spine.side import PERMUTED, Side
 from sqrtdk.tracing.steps import Bias, Hide, Scale, Sink, Softcap, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.tape.graph import is_learned
@@ -112,7 +112,9 @@ def read_kernel(call: KernelCall, kernel: Kernel) -> Reading:
     arguments = _Arguments(call, kernel)
     q, k, v = arguments["query"], arguments["key"], arguments["value"]
     kv_heads: int | None
-    query, key = paired(follow(arguments.node("query"), "q"), follow(arguments.node("key"), "k"))
+    nodes = arguments.node("query"), arguments.node("key")
+    query, key = paired(follow(nodes[0], "q"), follow(nodes[1], "k"))
+    query = query if paired_channels(*nodes) else query.then(PERMUTED)
     if arguments.by_token:
         k, v, pairs = _sequences(arguments, q, k, v)
         query, key = _by_head(query, q, pairs.queries), _by_head(key, k, pairs.keys)

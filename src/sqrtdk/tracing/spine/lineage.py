@@ -16,25 +16,34 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from sqrtdk.tracing.lower.vectors import ROTATION
-from sqrtdk.tracing.probe.norms import Norm, norm_at, norms_inwards
-from sqrtdk.tracing.probe.replays import Part, moved
+from sqrtdk.tracing.probe.norms import Norm, norm_at, norm_of
+from sqrtdk.tracing.probe.replays import Part, inwards, moved
 from sqrtdk.tracing.records import BY_DATA, Factor, Stage
 from sqrtdk.tracing.spine import pieces
 from sqrtdk.tracing.spine.factors import multiplied, tensor_factor
 from sqrtdk.tracing.spine.rotations import repeats, rotated, turned_by_matrix
 from sqrtdk.tracing.spine.side import TURNS, Follow, Side
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.graph import ancestors, replay
+from sqrtdk.tracing.tape.graph import ancestors, decided_by, replay
 from sqrtdk.tracing.tape.node import Node
 
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten"})
 _MOST_UNKNOWN = 4  # operations without readers on one way; a recurrence has more, and is none of these
+_DEEPEST = 40  # steps inside one another
 _PICKS = frozenset({"gather", "index", "index_select"})
 
 
 class _Asked(threading.local):
     now = False
     inside = 0
+    followed: dict[tuple[Node, str, bool], Side] | None = None  # on the way that is followed now
+
+
+class _TooDeepError(Exception):
+    """A way goes on for more steps than Python should take inside one another."""
+
+    def __init__(self, node: Node, where: str, now: bool) -> None:
+        self.args = (node, where, now)
 
 
 _asked = _Asked()
@@ -44,17 +53,45 @@ _by_effects: WeakKeyDictionary[Node, dict[str, Side | None]] = WeakKeyDictionary
 
 def follow(node: Node, where: str) -> Side:
     """Follow `node` back to its root, collecting what happened on the way."""
+    if _asked.followed is not None:
+        return _step(node, where)
+    way, _asked.followed = [(node, where, _asked.now)], {}
+    try:
+        while True:  # of a recurrence the steps farther in are followed first, and known then
+            try:
+                node, where, now = way[-1]
+                with unasked(now):
+                    side = _step(node, where)
+                _asked.followed[way.pop()] = side
+                if not way:
+                    return side
+            except _TooDeepError as deep:
+                way.append(deep.args)
+    finally:
+        _asked.followed = None
+
+
+def _step(node: Node, where: str) -> Side:
+    assert _asked.followed is not None
+    key = node, where, _asked.now
+    if key in _asked.followed:
+        return _asked.followed[key]
+    if _asked.inside >= _DEEPEST:
+        raise _TooDeepError(*key)
     before, _asked.inside = _asked.inside, _asked.inside + 1
     try:
-        return _follow(node, where).written_at(node)
+        side = _follow(node, where).written_at(node)
     finally:
         _asked.inside = before
+    if before:  # what ends the way is asked more
+        _asked.followed[key] = side
+    return side
 
 
 @contextmanager
-def unasked() -> Iterator[None]:
+def unasked(now: bool = True) -> Iterator[None]:
     """A block in which operations without readers are not asked what they do: what is lost is told as it was seen."""
-    before, _asked.now = _asked.now, True
+    before, _asked.now = _asked.now, now
     try:
         yield
     finally:
@@ -96,11 +133,10 @@ def _effects(node: Node, where: str) -> Iterator[Side]:
         if not side.unknown:
             side, factor = replace(side, basis=_through(side, found.part, found.place)), found.factor(where)
             yield side if factor is None else side.times(factor, Stage(where, "scale", factor.text()))
-    for norm in norms_inwards(node):
-        side = follow(norm.part.source, where)
-        if not side.unknown:
-            values = _through(side, norm.part, norm.part.run)
-            yield _normed(side, norm, values, where, norm.part.effect)
+    for part in inwards(node):
+        norm = norm_of(part)
+        if norm is not None and not (side := follow(part.source, where)).unknown:
+            yield _normed(side, norm, _through(side, part, part.run), where, part.effect)
 
 
 def _through(side: Side, part: Part, effect: Callable[[Tensor], Tensor]) -> Tensor | None:
@@ -188,6 +224,9 @@ def _view(node: Node, main: Node, where: str, follow: Follow) -> Side:
     side = follow(main, where)
     if node.op in _PICKS and _by_data(node, main):
         side = side.then(Stage(where, "gather", BY_DATA))
+        own = any(decided_by(parent, main) for parent in node.parents())
+        if own and where == "q" and node.shape[-2:-1] < main.shape[-2:-1]:  # of the other rows none attends (Informer)
+            side = replace(side, unknown=(*side.unknown, "queries picked by their values"))
     elif node.op == "gather":
         side = side.then(Stage(where, "gather"))
     if times := repeats(node):
@@ -209,6 +248,8 @@ def _negated(node: Node, main: Node, where: str, follow: Follow) -> Side:
 
 
 def _cached(node: Node, main: Node, where: str, follow: Follow) -> Side:
+    if len(node.args) > 1:  # q[q < -8] = 0: no new keys
+        return _unknown(node, main, where, follow)
     return follow(main, where).then(Stage(where, "cache"), basis=None)
 
 
@@ -232,6 +273,10 @@ def _shifted(node: Node, main: Node, where: str, follow: Follow) -> Side:
     return replace(side, basis=side.basis + sign * shift / product)
 
 
+def _by_matrix(node: Node, main: Node, where: str, follow: Follow) -> Side:
+    return follow(main, where).lost(where, node.op, "a matrix from outside the model", basis=None)
+
+
 def _turned(node: Node, main: Node, where: str, follow: Follow) -> Side:
     return follow(main, where).then(Stage(where, "rope", "by its effect"), rope=True)
 
@@ -242,6 +287,7 @@ READERS: dict[str, Callable[[Node, Node, str, Follow], Side | None]] = {
     "neg": _negated,
     **pieces.READERS,
     ROTATION: _turned,
+    **dict.fromkeys(ops.CONTRACTIONS, _by_matrix),
     "add": _shifted,
     "sub": _shifted,
     **dict.fromkeys(ops.SAME, _same),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sqrtdk.tracing.steps import ZERO_ONE, Bias, Hide, Sink, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.tape.graph import ancestors, block, evaluate, part
+from sqrtdk.tracing.tape.graph import ancestors, block, evaluate, is_learned, part
 from sqrtdk.tracing.tape.node import Node
 
 TRIANGLES = ("causal", "causal_lower_right")
@@ -118,14 +118,14 @@ def read_addend(
         return (Bias(of_content, None, content),) if content else _by_origin(node)
     added, views = value if alpha == 1 else value * alpha, tuple(views)
     addend, hidden = Placed(added, views, shape), _hidden_entries(added)
-    if hidden is None and not node.act and not _learned(node):
+    if hidden is None and not node.act and not is_learned(node):
         hidden = _shallow_entries(added)
     if content and hidden is None:
         return (Bias(of_content, addend, content),)
     if not bool(added.any()):
         return ()
     if hidden is None:
-        zero_one = _is_zero_one(added) and not _learned(node)
+        zero_one = _is_zero_one(added) and not is_learned(node)
         return (Bias(ZERO_ONE if zero_one else bias_name(added, None) or "bias", addend),)
     steps: tuple[Step, ...] = ()
     rest, name = added.masked_fill(hidden, 0.0), bias_name(added, hidden)
@@ -153,11 +153,6 @@ def _shallow_entries(value: Tensor) -> Tensor | None:
     if not bool(value.min() < 0) or not bool((hidden | (value == 0)).all()):
         return None
     return hidden if pattern(~hidden) in (*TRIANGLES, "padding") else None
-
-
-def _learned(node: Node) -> bool:
-    """Whether a parameter is among what `node` was made from."""
-    return any(ancestor.op == "parameter" or ancestor.learned for ancestor in ancestors(node))
 
 
 def _hidden_entries(value: Tensor) -> Tensor | None:

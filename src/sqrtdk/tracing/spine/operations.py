@@ -20,6 +20,7 @@ from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.spine.factors import heads_axis, of_the_data, of_the_rows, read_factor
 from sqrtdk.tracing.spine.masks import HIDDEN, HIDES, read_addend
 from sqrtdk.tracing.steps import (
+    OWN,
     ZERO_ONE_FACTOR,
     Clamp,
     Hide,
@@ -34,7 +35,7 @@ from sqrtdk.tracing.steps import (
 )
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.graph import evaluate
+from sqrtdk.tracing.tape.graph import decided_by, evaluate
 from sqrtdk.tracing.tape.node import EXTREMES, Node, origin
 
 
@@ -100,11 +101,15 @@ def _multiplied(link: Link) -> tuple[Step, ...]:
     trailing = len(node.shape) > 4 and node.shape[-1] == 1  # an axis that einsum adds
     axis = heads_axis(node.args[index], link.main)
     factor = read_factor(node, index, "logits", heads_axis=-4 if trailing and axis == -3 else axis)
+    if isinstance(node.args[index], Node) and decided_by(node.args[index], link.main):
+        return unknown(link)
     value = node.operands.get(index)
     value = evaluate(node.args[index]) if value is not None and value.is_meta else value
     if factor is None and node.op == "mul" and value is not None and bool(((value == 0) | (value == 1)).all()):
         # z * m before z + -1e4 * (1 - m) is the mask's first half; alone, it leaves hidden keys a logit of 0.
         return () if _hidden_later(value, link) else (Unknown(ZERO_ONE_FACTOR),)
+    if isinstance(node.args[index], Node) and node.args[index].products:
+        return (Unknown(f"{node.op} by a function of the logits"),)
     factor = of_the_data(node.args[index], factor or of_the_rows(node, index, "logits"))
     if factor is None or (node.op == "div" and index == 0):
         return (Unknown(f"{node.op} by a tensor"),)
@@ -160,7 +165,7 @@ def _summed(link: Link) -> tuple[Step, ...]:
     if is_squared_length(other):
         return (Squares("squares", placed, sign=sign), *turned)
     if own:
-        return (Unknown("a sum with a function of the logits"), *turned)
+        return (Unknown(OWN), *turned)
     if _is_second_part(other, link.main):
         return (Unknown("a sum with another product of q and k"), *turned)
     return (*link.addends(position, sign), *turned)

@@ -15,16 +15,21 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sqrtdk.tracing.lower.vectors import ROTATION
 from sqrtdk.tracing.probe.norms import norm_at
-from sqrtdk.tracing.spine.regroup import regrouped
+from sqrtdk.tracing.probe.replays import moved
+from sqrtdk.tracing.spine.regroup import REJOINED, regrouped
 from sqrtdk.tracing.steps.placed import to_softmax
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.graph import numbered, replay
+from sqrtdk.tracing.tape.graph import dominator, numbered, replay
 from sqrtdk.tracing.tape.node import Node, Weighing
 
 _LARGEST = 2**24  # features of a projection that are followed to the logits
 _REDUCED = frozenset({"mean", "sum", "amax", "amin"})
 _CONVOLUTIONS = frozenset({"convolution", "_convolution", "mkldnn_convolution"}) | ops.AFFINE
+# What leaves channels where they are, or is known to move them; all else is asked.
+_TERMS = frozenset({"add", "sub", "addcmul", "sum", "mul", "div", "neg", "complex", "overwrite", "copy", ROTATION})
+_IN_PLACE = _TERMS | ops.PASSING | ops.NORMS.keys() | ops.CLAMPS | REJOINED | ops.CACHE_WRITES.keys()
 _LINEAR = (ops.PROJECTIONS | ops.CONTRACTIONS.keys()) - _CONVOLUTIONS - {"embedding", "_embedding_bag"}
 
 
@@ -216,6 +221,38 @@ def _root(node: Node) -> Node | None:
     return node
 
 
+def paired_channels(query: Node, key: Node, at: tuple[int, int] = (-1, -1)) -> bool:
+    """Whether channels that are multiplied lie alike in their projections; True where that can't be told.
+
+    One with halves of its channels in turn, `q.unflatten(-1, (2, -1)).mT.flatten(-2)`, needs the other to have them so.
+
+    Args:
+        query: operand of the product.
+        key: the other one.
+        at: the axis of the channels in each.
+    """
+    left, right = (_channels(node, axis) for node, axis in zip((query, key), at, strict=True))
+    if left is None or right is None:
+        return True
+    ends = [(float(numbers.abs().min()), float(numbers.abs().max())) for numbers in (left, right)]
+    widths = {root.shape[_features_axis(root)] for root in query.roots | key.roots}
+    if query.roots != key.roots and left.shape == right.shape and ends == 2 * [(1.0, width) for width in widths]:
+        return torch.equal(left, right)  # of whole projections, the heads as well
+    orders = [torch.cat([x.abs().argsort(-1), x.sign()], -1) for x in (left, right)]
+    return not all(bool((order == order[:1]).all()) for order in orders) or torch.equal(orders[0][0], orders[1][0])
+
+
+def _channels(node: Node, axis: int) -> Tensor | None:
+    """(vectors, E) features that channels of the product are, from 1; None of several projections, or not known."""
+    numbers = followed(node, lambda root, shape: None if (at := features(root, shape)) is None else at.float() + 1)
+    if numbers is None or len(node.roots) != 1 or numbers.dim() < 2 or numbers.is_complex() or numbers.is_meta:
+        return None
+    first = numbers.movedim(axis, -1)[..., 0, :]
+    numbers = first.reshape(-1, first.shape[-1])
+    once = numbers.numel() > 0 and bool((numbers.abs().sort(-1).values.diff(dim=-1) != 0).all())
+    return numbers if once else None  # else zeros, or neighbours that were rotated
+
+
 def followed(node: Node, coordinate: Callable[[Node, tuple[int, ...]], Tensor | None]) -> Tensor | None:
     """A coordinate of the projections that `node` descends from, brought into its layout; None where it is lost."""
 
@@ -231,6 +268,11 @@ def followed(node: Node, coordinate: Callable[[Node, tuple[int, ...]], Tensor | 
         inner: Node | None = at
         while inner is not None and inner.op in ops.VIEWS and not inner.is_root and inner.shape[-1:] == at.shape[-1:]:
             inner = inner.main()
+        if at.op in ("add", "sub") and (whole := dominator(at)[0]) is not None and whole.shape == at.shape:
+            return regrouped(whole, start)  # rotate_half(x) * sin + x * cos
+        if at.op not in _IN_PLACE and (shuffled := next(moved(at), None)) is not None:
+            line = regrouped(shuffled.part.source, start)
+            return None if line is None else shuffled.place(line)
         if inner is None or inner is at or not inner.is_root or len(inner.shape) != 2:
             return None
         # A linear layer folds what is before the features: (B * L, D), of which (B, L, D) is the first view.

@@ -63,7 +63,8 @@ def joined(node: Node, main: Node, where: str, follow: Follow) -> Side:
     if len(sides) == 1:
         return sides[0]
     bases = [side.basis for side in sides if side.basis is not None]
-    return together(sides, basis=torch.cat(bases, dim) if len(bases) == len(sides) else None)
+    put = torch.cat if node.op == "cat" else torch.stack
+    return together(sides, basis=put(bases, dim) if len(bases) == len(sides) else None)
 
 
 def pads_after(pads: tuple[tuple[int, int], ...], before: Node, view: Node) -> tuple[tuple[int, int], ...]:
@@ -91,7 +92,7 @@ def _axis_after(axis: int, before: Node, view: Node) -> int | None:
 def together(sides: Sequence[Side], **changes: object) -> Side:
     """What pieces of different origin have in common; their factors must agree."""
     first = sides[0]
-    unknown = [name for side in sides for name in side.unknown]
+    unknown = list(dict.fromkeys(name for side in sides for name in side.unknown))
     if not all(_alike(side, first) for side in sides):
         unknown.append("pieces with unlike factors")
     whole = replace(
@@ -242,7 +243,7 @@ def convolved(node: Node, where: str, follow: Follow) -> Side | None:
 
 READERS = {
     "constant_pad_nd": padded,
-    "cat": joined,
+    **dict.fromkeys(("cat", "stack"), joined),
     "overwrite": assembled,
     **dict.fromkeys(_POOLS | _REDUCTIONS, pooled),
 }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.graph import block, dominator, numbered, replay, replay_all, written
+from sqrtdk.tracing.tape.graph import block, box, dominator, numbered, replay, replay_all, written
 from sqrtdk.tracing.tape.node import Node
 
 REJOINED = frozenset({"cat", "stack"})
@@ -119,36 +119,17 @@ def sliced(node: Node) -> tuple[int, list[Node]]:
 
     Nor may they overlap: one beside the other along one axis, they make all of the logits.
     """
-    pieces: dict[int, Node] = {}
-    axes: set[int] = set()
+    pieces: dict[tuple[int, int], Node] = {}
     for write in written(node)[1]:
         source = block(write)
-        at = _slice(write.args[0], node) if source is not None and source.shape == write.shape else None
-        if at is None or source is None or at[1] in pieces:
+        starts = box(write, node.shape) if source is not None and source.shape == write.shape else None
+        narrowed = [axis for axis, n in enumerate(node.shape) if starts is not None and write.shape[axis] != n]
+        if source is None or starts is None or len(narrowed) != 1 or (narrowed[0], starts[narrowed[0]]) in pieces:
             return 0, []
-        axes.add(at[0])
-        pieces[at[1]] = source
-    if len(axes) != 1:
-        return 0, []
-    (axis,), after = axes, 0
-    for first, piece in sorted(pieces.items()):
-        if first != after:
+        pieces[narrowed[0], starts[narrowed[0]]] = source
+    after = 0
+    for (axis, first), piece in sorted(pieces.items(), key=lambda item: item[0]):
+        if first != after:  # of another axis as well
             return 0, []
         after += piece.shape[axis]
-    return (axis, [pieces[first] for first in sorted(pieces)]) if after == node.shape[axis] else (0, [])
-
-
-def _slice(view: object, whole: Node) -> tuple[int, int] | None:
-    """The axis that a view narrows, and where it begins there; None where it is another view."""
-    views: list[Node] = []
-    while isinstance(view, Node) and view.op in ops.VIEWS:
-        views.insert(0, view)
-        view = view.main()
-    if not views or not isinstance(view, Node) or view.shape != whole.shape:
-        return None
-    part = views[-1].shape
-    narrowed = [axis for axis, n in enumerate(whole.shape) if part[axis : axis + 1] != (n,)]
-    if len(part) != len(whole.shape) or len(narrowed) != 1:
-        return None
-    numbers = _line(views, whole.shape, narrowed[0], narrowed[0])
-    return (narrowed[0], int(numbers[0])) if _consecutive(numbers) else None
+    return (axis, [pieces[at] for at in sorted(pieces)]) if pieces and after == node.shape[axis] else (0, [])

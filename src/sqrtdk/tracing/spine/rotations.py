@@ -69,7 +69,7 @@ def rotated(node: Node, where: str, follow: Follow) -> Side | None:
     if tables and amplitude is None and node.op == "sum":
         return None
     side = follow(source, where)
-    side = replace(side, basis=_in_shape(side.basis, node))
+    side = replace(side, basis=in_shape(side.basis, node))
     if not tables:
         return side
     if amplitude is None:
@@ -298,7 +298,7 @@ def decayed(side: Side, by: Tensor, where: str) -> Side:
     return side.then(Stage(where, "decay"), decay=decay)
 
 
-def _in_shape(basis: Tensor | None, node: Node) -> Tensor | None:
+def in_shape(basis: Tensor | None, node: Node) -> Tensor | None:
     """Values in the shape of their rotated selves; the order of the channels does not matter, q's and k's are alike."""
     if basis is None or tuple(basis.shape) == node.shape:
         return basis

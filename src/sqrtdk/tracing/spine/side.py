@@ -14,6 +14,7 @@ from sqrtdk.tracing.tape import places
 from sqrtdk.tracing.tape.node import Node, Root
 
 TURNS = ("rope", "xpos")
+PERMUTED = Stage("q", "permuted", "its channels are in another order, or have another sign, than those of k")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,7 @@ from sqrtdk.tracing.tape.node import Node
 
 ZERO_ONE = "zero-one mask"  # a bias of 0 and 1 where a mask has them: one that was meant to be bool
 ZERO_ONE_FACTOR = "mul by a 0/1 mask"  # an unknown step
+OWN = "a sum with a function of the logits"  # another one
 _ROUNDING = 0.05  # relative error of the unmixed logits at which their slope still stands, as it averages over hundreds
 
 
@@ -272,6 +273,13 @@ class Offset(Step):
 
     def undo(self, sample: Sample) -> Sample:
         return sample if self.addend is None else sample.without(self.addend)
+
+    def varies(self, keys: int) -> bool:
+        """Whether it differs along the axis of the keys, as a maximum over the heads does: the softmax sees that."""
+        if self.addend is None:
+            return False
+        line = self.addend.at_softmax().movedim(keys, -1)
+        return line.stride(-1) != 0 and bool((line != line[..., :1]).any())
 
 
 @dataclass(frozen=True, slots=True)

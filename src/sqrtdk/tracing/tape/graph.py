@@ -14,7 +14,13 @@ from sqrtdk.tracing.tape.node import Node, back
 
 
 def replay(node: Node, value: Tensor) -> Tensor:
-    """Apply the view that `node` is to `value`, which has the shape of the node's parent."""
+    """Apply the view that `node` is to `value`, which has the shape of the node's parent.
+
+    Raises:
+        RuntimeError: an index has no data, or the operation does not take the value.
+    """
+    if not value.is_meta and any(operand.is_meta for operand in node.operands.values()):
+        raise RuntimeError("an index without data")  # torch would give any numbers
     if node.op in ops.RESHAPES:
         return value.reshape(node.shape)
     if node.op == "as_strided":  # its strides are those of a tensor without gaps, or there is no telling
@@ -78,9 +84,23 @@ def ancestors(node: Node, *, closed: frozenset[str] = frozenset()) -> Iterator[N
                 queue.extend(current.parents())
 
 
+def decided_by(node: Node, lineage: Node) -> bool:
+    """Whether a constant operand is none: it is a condition on q, k or logits, or made of one.
+
+    torch.where(q > -8, q, 2 * q + 8)
+    """
+    made_of = (before for before in ancestors(node, closed=ops.CREATIONS) if before.act)
+    return not node.act and any(_starts(a) & lineage.roots or a.products & lineage.products for a in made_of)
+
+
+def _starts(node: Node) -> frozenset[Node]:
+    """The roots that it descends from, those behind products of q and k too."""
+    return node.roots.union(*(arg.roots for product in node.products for arg in product.parents()))
+
+
 def is_learned(node: Node) -> bool:
     """Whether a parameter is among what it was made from."""
-    return any(leaf.op == "parameter" for leaf in ancestors(node))
+    return any(leaf.op == "parameter" or leaf.learned for leaf in ancestors(node))
 
 
 def capacity(node: Node) -> int:
@@ -176,19 +196,28 @@ def part(write: Node, whole: Tensor) -> Tensor:
     return replay_all(reversed(path), whole)
 
 
+def box(write: Node, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Where a block that was written begins on each axis of the whole; None where it is no slice, or has gaps."""
+    starts = []
+    for dim in range(len(shape)):
+        places = part(write, numbered(shape, dim))
+        line = places[tuple(slice(None) if d == dim else 0 for d in range(places.dim()))]
+        if places.dim() != len(shape) or bool((line != line[0] + torch.arange(places.shape[dim])).any()):
+            return None
+        starts.append(int(line[0]))
+    return tuple(starts)
+
+
 def spread(node: Node, value: Tensor) -> Tensor:
     """The whole of which `value` is the first block of logits written to it; elsewhere its nearest entry.
 
     Raises:
         RuntimeError: the block is no box.
     """
-    write = next(write for write in written(node)[1] if block(write) is not None)
-    for dim, n in enumerate(node.shape):
-        places = part(write, numbered(node.shape, dim))
-        line = places[tuple(slice(None) if d == dim else 0 for d in range(places.dim()))]
-        start = int(line[0])
-        if places.dim() != value.dim() or line.tolist() != list(range(start, start + places.shape[dim])):
-            raise RuntimeError("a block that is no slice, or has gaps")
+    starts = box(next(write for write in written(node)[1] if block(write) is not None), node.shape)
+    if starts is None or value.dim() != len(starts):
+        raise RuntimeError("a block that is no slice, or has gaps")
+    for dim, (n, start) in enumerate(zip(node.shape, starts, strict=True)):
         if value.shape[dim] != n:
             nearest = (torch.arange(n, device=value.device) - start).clamp(0, value.shape[dim] - 1)
             value = value.index_select(dim, nearest)

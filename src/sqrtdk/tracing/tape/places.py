@@ -151,6 +151,7 @@ class Sites:
                 self.learn(name, module)
         self.stack: list[nn.Module] = []
         self.entering: Callable[[nn.Module, tuple[Any, ...]], None] | None = None  # told of outermost module calls
+        self.leaving: Callable[[nn.Module, Any], None] | None = None  # told of every module call that ends
         self._thread = threading.get_ident()
         self._handles: list[Any] = []
 
@@ -194,6 +195,8 @@ class Sites:
     def _pop(self, module: nn.Module, args: Any, output: Any) -> None:
         if threading.get_ident() != self._thread:
             return
+        if self.leaving is not None:
+            self.leaving(module, output)
         while self.stack:
             if self.stack.pop() is module:
                 break

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -132,6 +133,7 @@ class Recorder(EagerMode):
         self.classifier = classifier
         self._kernels = kernels
         self.sites.entering = self.store.forget_inputs
+        self.sites.leaving = partial(self._guard, self.store.cut_recurrent)
         self._thread = threading.get_ident()
         self._again = False  # it sees what a backward pass computes again, and nothing else
         self._composite: dict[Any, bool] = {}

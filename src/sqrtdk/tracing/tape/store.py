@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
-from sqrtdk.tracing.tape import places
+from sqrtdk.tracing.tape import ops, places
 from sqrtdk.tracing.tape.graph import alias
 from sqrtdk.tracing.tape.node import Carried, Node, Root, Weighing, Weights, origin
 from sqrtdk.tracing.tape.places import Place, Sites, local_of, module_tensors, within
@@ -223,6 +223,15 @@ class Store:
         """What these go into is not followed."""
         nodes = (self._nodes.get(arg) for arg in args if isinstance(arg, Tensor))
         _lose((node for node in nodes if node is not None), places.here())
+
+    def cut_recurrent(self, module: nn.Module, output: Any) -> None:
+        """What a recurrent module gave starts a lineage, step by step as by one operation of torch."""
+        if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+            for item in output if isinstance(output, tuple) else (output,):
+                node = self._nodes.get(item) if isinstance(item, Tensor) else None
+                if node is not None and node.act and node.op not in ops.PROJECTIONS:
+                    self.cut(node, item, projects=True)
+                    node.op = type(module).__name__.lower()
 
     def keep(self, node: Node, tensor: Tensor) -> None:
         """Keep the values of `node`."""

@@ -24,7 +24,7 @@ from sqrtdk.tracing.tape.recorder import Operands, Unweighted
 from sqrtdk.tracing.tell.sight import look
 
 Lost = Weighing | Unweighted | Operands
-_WRITTEN = ("norm", "rope", "xpos", "decay")
+_WRITTEN = ("norm", "rope", "xpos", "decay", "permuted")
 
 
 def write(reading: Reading, steps: Iterable[Step]) -> str:

@@ -145,7 +145,7 @@ def _why_no_slope(reading: Reading) -> str | None:
 def _read_slope(reading: Reading, sight: Sight) -> Slope | str:
     """The slope of the logits on the projections' product, or why there is none."""
     query, key, layout, operands = reading.query, reading.key, reading.layout, reading.operands
-    if query.basis is None or key.basis is None:
+    if query.basis is None or key.basis is None or query.basis.is_complex():
         return "the projection's values could not be brought into the product's layout"
     aligned = layout.rows == layout.columns or reading.offset is not None
     if query.moves != key.moves or (query.moves and (reading.reordered or not aligned)):

@@ -17,6 +17,7 @@ from sqrtdk.tracing.lower.vectors import ROTATION
 from sqrtdk.tracing.probe.norms import name_of_gain, norm_within
 from sqrtdk.tracing.spine.lineage import follow, unasked
 from sqrtdk.tracing.spine.regroup import REJOINED, regrouped
+from sqrtdk.tracing.spine.rotations import in_shape
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import dominator, part, written
 from sqrtdk.tracing.tape.node import Node
@@ -221,7 +222,7 @@ class _Way:
             value = valued(span.source)
             if value is not None and span.order is not None:
                 value = value.reshape(-1)[span.order.to(value.device)]
-            return None if value is None else _in_shape(value, node)
+            return in_shape(value, node)
 
         def valued(node: Node) -> Tensor | None:
             value = start(node)
@@ -295,14 +296,3 @@ def _written(node: Node, valued: Callable[[Node], Tensor | None]) -> Tensor | No
             whole = value.new_full(node.shape, float("nan") if value.is_floating_point() else -1)
         part(write, whole).copy_(value)
     return whole
-
-
-def _in_shape(value: Tensor, node: Node) -> Tensor | None:
-    """Values in the shape of what a step made of them."""
-    if tuple(value.shape) == node.shape:
-        return value
-    if node.op == "complex" and value.numel() == 2 * math.prod(node.shape):
-        return torch.view_as_complex(value.reshape(*node.shape, 2))
-    if value.is_complex():
-        value = torch.view_as_real(value)
-    return value.reshape(node.shape) if value.numel() == math.prod(node.shape) else None
