@@ -172,9 +172,9 @@ def _first(
     gave: list[tuple[ModuleStep, bool | None, bool | None]] = []
     for order, (one, other) in enumerate(steps):
         main = 1 if any(_within(site, [one.place[0]]) for site in sites) else len(one.gives)
-        gave.append((one, alike(one.takes, other.takes, order), alike(one.gives[:main], other.gives, order)))
-    for (one, takes, gives), (_, other) in zip(gave, steps, strict=True):
-        if takes is not False and gives is False:
+        takes, gives = alike(one.takes, other.takes, order), alike(one.gives[:main], other.gives, order)
+        gave.append((one, takes, gives))
+        if takes is not False and gives is False:  # calls inside of it have ended before it
             module = FirstModule(one.place[0], other.place[0])
             inside = [step for step in gave if step[0].parent == one.number]
             return _inside(module, inside, one.place[0] in agreeing)
@@ -216,6 +216,8 @@ def gap_of(x: Kept, y: Kept, blind: Blind) -> float:
     one, other = x.values[:: stride // x.stride], y.values[:: stride // y.stride]
     if not one.is_floating_point():
         return 0.0 if torch.equal(one, other) else math.inf
+    if torch.equal(one, other):
+        return 0.0
     one, other = one.double(), other.double()
     rows = rows_of(x.shape, blind)
     if rows is not None:

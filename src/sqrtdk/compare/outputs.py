@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ class Both:
         a: A's tensor.
         b: B's, on A's device.
         rows: True for the entries that count, of the tensor's shape; None for all.
+        known: sizes that were measured, by what they are of: tensors as large as logits are asked for several times.
     """
 
     name: str
@@ -43,15 +44,23 @@ class Both:
     a: Tensor
     b: Tensor
     rows: Tensor | None = None
+    known: dict[str, Measured] = field(default_factory=dict)
 
     def size(self, values: Tensor) -> Measured:
-        """Size of the entries that count; what hides an entry (-inf, finfo.min) is none."""
-        values = values.double()
-        return self._measured(torch.where(values.abs() < _HIDING, values, 0.0))
+        """Size of the entries of A's or B's tensor that count; what hides an entry (-inf, finfo.min) is none."""
+        side = "a" if values is self.a else "b"
+        if side not in self.known:
+            if not (values.numel() and float(values.abs().max()) < _HIDING):
+                values = torch.where(values.double().abs() < _HIDING, values.double(), 0.0)
+            self.known[side] = self._measured(values)
+        return self.known[side]
 
     def gap(self) -> Measured:
         """Size of the difference; equal infinities, and NaN on both sides, are none."""
-        return self._measured(difference(self.a.double(), self.b.double()))
+        if "gap" not in self.known:
+            equal = torch.equal(self.a, self.b)
+            self.known["gap"] = (0.0, 0.0) if equal else self._measured(difference(self.a.double(), self.b.double()))
+        return self.known["gap"]
 
     def nan(self) -> bool:
         """Whether both have NaN at an entry that counts."""
@@ -61,7 +70,9 @@ class Both:
     def _measured(self, values: Tensor) -> Measured:
         if self.rows is not None:
             values = values[self.rows]
-        return (float(values.square().mean().sqrt()), float(values.abs().max())) if values.numel() else (0.0, 0.0)
+        if not values.numel():
+            return (0.0, 0.0)
+        return float(values.double().square().mean().sqrt()), float(values.abs().max())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

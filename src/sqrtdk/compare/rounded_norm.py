@@ -44,7 +44,7 @@ def rounded_norm(before: Tensor, after: Tensor, kind: str, dtype: torch.dtype) -
 def with_known_norm(way: Way, seen: Seen, other: Way) -> Way:
     """The way with the numbers of the other side's norms in its own, if that was rounded and they give its values."""
     rounding = way.steps[-1] if len(way.steps) == len(seen.steps) + 1 else None
-    if seen.projected is None or not isinstance(rounding, Rounded):
+    if seen.projected is None or not isinstance(rounding, Rounded) or rounding.dtype == "int8":
         return way
     norm = way.steps[-2] if len(way.steps) > 1 else None  # `q.half().float()` has no norm before the rounding
     if not isinstance(norm, Norm):

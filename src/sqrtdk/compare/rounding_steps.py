@@ -35,15 +35,11 @@ def projection_allowed(affine: Affine, entering: Tensor, a: Precision, b: Precis
     """Of a projection, (B, H, L, E); of two dtypes, the side of the lesser one has its weights rounded to it."""
     result, squares = compute.project(affine, entering), _squared(affine, entering)
     bias = 0.0 if affine.bias is None else affine.bias.double().abs()[:, None]
-    return sum(
-        (
-            _many(sum_variance(result - _plain_bias(affine), squares, entering.shape[-1]), p, result.numel())
-            + unit(p.dtype) * (result.abs() + bias)
-            + least(p.dtype)
-            for p in (a, b)
-        ),
-        sigmas(result.numel()) * cast_unit(affine, a, b) * (squares / 3).sqrt(),
-    )
+    variance, sizes = sum_variance(result - _plain_bias(affine), squares, entering.shape[-1]), result.abs() + bias
+    allowed = sigmas(result.numel()) * cast_unit(affine, a, b) * (squares / 3).sqrt()
+    for p, times in ((a, 2),) if a == b else ((a, 1), (b, 1)):
+        allowed += times * (_many(variance, p, result.numel()) + unit(p.dtype) * sizes + least(p.dtype))
+    return allowed
 
 
 def cast_unit(affine: Affine, a: Precision, b: Precision) -> float:

@@ -268,7 +268,7 @@ def lesser(dtype: str | None, own: torch.dtype) -> str | None:
         >>> lesser("torch.float16", torch.float32), lesser("float32", torch.float32)
         ('float16', None)
     """
-    if dtype is None or torch.finfo(dtype_of(dtype)).eps <= torch.finfo(own).eps:
+    if dtype is None or (dtype != "int8" and torch.finfo(dtype_of(dtype)).eps <= torch.finfo(own).eps):
         return None
     return dtype.removeprefix("torch.")
 
