@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.compute import apply_step, follow
-from sqrtdk.compare.program import Change, Norm, Rotation, Way
+from sqrtdk.compare.program import Norm, Rotation, Step, Way
 
 ENTERS, STEP = 2.0, 8.0  # roundings: a norm takes six, a rotation five
-Steps = tuple[Change, ...]
+Steps = tuple[Step, ...]
 
 
 def agrees(steps: Steps, entered: Tensor, wanted: Tensor, unit: float, sizes: Tensor | None = None) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from sqrtdk.compare.compute import MOST_STORED, dtype_of, follow, rounded
 from sqrtdk.compare.fit import fit_norm, fit_rotation
 from sqrtdk.compare.observed import Seen
-from sqrtdk.compare.program import Affine, Change, Formula, Opaque, Own, Program, Rounded, Way
+from sqrtdk.compare.program import Affine, Formula, Opaque, Own, Program, Rounded, Step, Way
 from sqrtdk.compare.rounded_norm import rounded_norm
 from sqrtdk.tracing.tensors import CallTensors, Term, Waypoint
 
@@ -48,7 +48,7 @@ def way_of(seen: Seen, dtype: torch.dtype) -> Way:
         affine = Affine(seen.name, seen.weight, seen.bias, seen.features)
     if seen.projected is None:
         return Way(steps=(Opaque("not recorded"),), heads=seen.heads, scaled=seen.scaled)
-    steps: list[Change] = []
+    steps: list[Step] = []
     before, known = seen.projected, seen.projected
     for point in seen.steps:
         steps.append(_step(before, point, dtype, seen.rounded_by))
@@ -103,7 +103,7 @@ def _gives(way: Way, seen: Seen, dtype: torch.dtype) -> bool:
     return bool((got - seen.used).norm() <= _ROUNDINGS * unit * seen.used.norm())
 
 
-def _step(before: Tensor, point: Waypoint, dtype: torch.dtype, rounded_by: Tensor | float) -> Change:
+def _step(before: Tensor, point: Waypoint, dtype: torch.dtype, rounded_by: Tensor | float) -> Step:
     label = f"{point.name} {point.detail}".strip()
     if point.values is None:
         return Opaque(label)
@@ -150,10 +150,10 @@ class _Draft:
     def scale(self, by: Tensor | float) -> None:
         formula = self.formula
         if self.capped and formula.softcap_at == "masked":
-            self.formula = replace(formula, after=_times(formula.after, by))
+            self.formula = replace(formula, after=formula.after * by)
             return
         if self.added:
-            number = _number(by)
+            number = None if isinstance(by, Tensor) else by
             if number is None and formula.bias is not None:
                 formula = replace(formula, bias=formula.bias * by)
             elif number is not None:
@@ -161,9 +161,9 @@ class _Draft:
             if formula.visible is not None and math.isfinite(formula.fill) and number is not None:
                 formula = replace(formula, fill_by=formula.fill_by * number)
         if self.capped:
-            self.formula = replace(formula, after=_times(formula.after, by), softcap_at="product")
+            self.formula = replace(formula, after=formula.after * by, softcap_at="product")
         else:
-            self.formula = replace(formula, scale=_times(formula.scale, by))
+            self.formula = replace(formula, scale=formula.scale * by)
 
     def softcap(self, cap: float) -> bool:
         if self.capped:
@@ -206,7 +206,7 @@ def formula_of(call: CallTensors, seen: Mapping[str, Seen]) -> Formula | None:
     if isinstance(key, Tensor):
         key = (key[:, seen["key"].heads] if key.shape[1] > 1 else key).mT
     factors.append(key)
-    draft = _Draft(Formula(scale=_times(*factors), kept=call.kept, dropout=call.dropout))
+    draft = _Draft(Formula(scale=factors[0] * factors[1], kept=call.kept, dropout=call.dropout))
     for term in call.terms:
         if not _read(draft, term):
             return None
@@ -245,11 +245,3 @@ def _as_4d(factor: Tensor | float) -> Tensor | float:
     if factor.numel() == 1:
         return float(factor)
     return factor.double()[(None,) * (4 - factor.dim())]
-
-
-def _times(one: Tensor | float, other: Tensor | float) -> Tensor | float:
-    return one * other
-
-
-def _number(factor: Tensor | float) -> float | None:
-    return float(factor) if not isinstance(factor, Tensor) or factor.numel() == 1 else None

@@ -22,7 +22,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.program import Affine, Change, Formula, Norm, Opaque, Own, Rounded, Way
+from sqrtdk.compare.program import Affine, Formula, Norm, Opaque, Own, Rounded, Step, Way
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.tracing.probe.rotation import apply_rotation as apply_rotation
 
@@ -91,7 +91,7 @@ def follow(way: Way, projected: Tensor) -> tuple[Tensor, ...]:
     return (*values[1:-1], last)
 
 
-def apply_step(step: Change, values: Tensor) -> Tensor:
+def apply_step(step: Step, values: Tensor) -> Tensor:
     """Values (B, H, L, E) after one step."""
     if isinstance(step, Opaque):
         raise InvalidValueError(
@@ -236,7 +236,7 @@ def some_rows(formula: Formula, index: Tensor, length: int) -> Formula:
     def of(value: Tensor) -> Tensor:
         return value[..., index, :] if value.ndim > 1 and value.shape[-2] == length != 1 else value
 
-    cut = _parts(formula, of)
+    cut = of_tensors(formula, of)
     if cut.own is not None and isinstance(cut.own.query, Tensor):
         cut = replace(cut, own=replace(cut.own, query=of(cut.own.query)))
     return cut
@@ -248,7 +248,7 @@ def some_heads(formula: Formula, index: Tensor, count: int) -> Formula:
     def of(value: Tensor) -> Tensor:
         return value[..., index, :, :] if value.ndim > 2 and value.shape[-3] == count != 1 else value
 
-    cut = replace(_parts(formula, of), sinks=None if formula.sinks is None else formula.sinks[index])
+    cut = replace(of_tensors(formula, of), sinks=None if formula.sinks is None else formula.sinks[index])
     own = cut.own
     if own is None:
         return cut
@@ -256,7 +256,7 @@ def some_heads(formula: Formula, index: Tensor, count: int) -> Formula:
     return replace(cut, own=replace(own, query=query, key=key))
 
 
-def _parts(formula: Formula, of: Callable[[Tensor], Tensor]) -> Formula:
+def of_tensors(formula: Formula, of: Callable[[Tensor], Tensor]) -> Formula:
     """A formula with `of` of every tensor that broadcasts to (B, Hq, L, S)."""
     return replace(
         formula,

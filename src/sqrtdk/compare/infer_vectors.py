@@ -24,7 +24,7 @@ from torch import Tensor
 from sqrtdk.compare.agreement import Steps, agrees, roundings, sizes_of, undone
 from sqrtdk.compare.compute import apply_step, follow
 from sqrtdk.compare.fit.norm import fit_norm
-from sqrtdk.compare.program import Affine, Change, Norm, Opaque, Rotation, Way
+from sqrtdk.compare.program import Affine, Norm, Opaque, Rotation, Step, Way
 from sqrtdk.tracing.probe.rotation import fit_rotation
 
 UNKNOWN_NORM, UNKNOWN_ROTATION = Opaque("norm"), Opaque("rotation")
@@ -152,7 +152,7 @@ def _simplest(steps: Steps, others: Steps, entered: Tensor, wanted: Tensor, unit
     return steps
 
 
-def _nearer(step: Change, other: Change) -> Iterator[Change]:
+def _nearer(step: Step, other: Step) -> Iterator[Step]:
     """The step with some of the other's fields."""
     if isinstance(step, Rotation) and isinstance(other, Rotation):
         if step.layout == other.layout == "interleaved" and step.first == other.first:  # pairs that do not show

@@ -121,7 +121,8 @@ def judge(
     front = segments(b, passed.before.seen, passed.before.a, precisions, rows) if passed.names else []
     alike = before.within and all(gap(part, passed.before.a).within for part in front if _of(part, passed))
     parts, program = _in_parts(front, every, passed, sides, None if alike else causes)
-    if alike and None not in (a.terms, b.terms) and not passed.names and _is_half(precisions):
+    half = any(unit(p.dtype) > unit(torch.float32) for p in precisions)
+    if alike and half and None not in (a.terms, b.terms) and not passed.names:
         weak, changed = _explained(every, sides, causes, weak=True)
         both = whole(b, seen_b, program_a, precisions, rows, changed, every)
         if changed is not program_a and shows(without := gap(both, program_a), gap(both, changed)):
@@ -244,11 +245,6 @@ def _without_formula(
     last = parts[-1][1].before if alike is False else None
     reason = "" if same is not None else reason
     return Judged(same, tuple(parts), tuple(stages), last, last, reason or None, sides, seen, rows)
-
-
-def _is_half(precisions: Precisions) -> bool:
-    """Whether a side computes in fewer digits than float32 has."""
-    return any(unit(p.dtype) > unit(torch.float32) for p in precisions)
 
 
 def _sizes(call: CallTensors) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from sqrtdk.compare.numbers import (
     told_apart,
     total,
 )
-from sqrtdk.compare.program import Change, Formula, Rounded, Way
+from sqrtdk.compare.program import Formula, Rounded, Step, Way
 from sqrtdk.compare.suspect import Both, Difference, Sides
 from sqrtdk.tracing.records import AttentionCall, Scale
 
@@ -303,7 +303,7 @@ def rounded_vector(both: Both[Way]) -> Difference | None:
         return None
 
     def edit(way: Way) -> Way:
-        steps: list[Change] = [step for step in way.steps if not isinstance(step, Rounded)]
+        steps: list[Step] = [step for step in way.steps if not isinstance(step, Rounded)]
         for place, step in reversed(b):
             steps.insert(min(place, len(steps)), step)
         return replace(way, steps=tuple(steps))
