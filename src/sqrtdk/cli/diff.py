@@ -67,6 +67,15 @@ def diff(
     seq_len: options.SeqLen = None,
     seed: options.Seed = 0,
     trust_remote_code: options.TrustRemoteCode = False,
+    kv_scale: Annotated[
+        float | None,
+        typer.Option(
+            "--kv-scale",
+            metavar="NUMBER",
+            help="The one scale of a quantised cache that a side keeps of k and v.",
+            show_default="found in the numbers",
+        ),
+    ] = None,
     mapping: Annotated[
         Path | None,
         typer.Option(
@@ -118,7 +127,9 @@ def diff(
                 revision=(revision_a, revision_b),
             )  # fmt: skip
             command = shlex.join(["sqrtdk", *sys.argv[1:]])
-            report = diff_with(a, b, None, *loading, mapping=mapping, fail_on=fail_on, command=command)
+            report = diff_with(
+                a, b, None, *loading, mapping=mapping, kv_scale=kv_scale, fail_on=fail_on, command=command
+            )
             documents: tuple[tuple[Path | None, Callable[[], str], str], ...]
             documents = ((output, lambda: to_json(report), "JSON"), (html, lambda: to_html(report, lang), "HTML"))
             wanted = [(path, draw(), kind) for path, draw, kind in documents if path is not None]

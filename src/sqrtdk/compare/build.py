@@ -9,14 +9,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import dtype_of, follow
+from sqrtdk.compare.compute import MOST_STORED, dtype_of, follow, rounded
 from sqrtdk.compare.fit import fit_norm, fit_rotation
 from sqrtdk.compare.observed import LESSER, Seen
-from sqrtdk.compare.program import Affine, Change, Formula, Norm, Opaque, Own, Program, Rotation, Rounded, Way
+from sqrtdk.compare.program import Affine, Formula, Norm, Opaque, Own, Program, Rotation, Rounded, Step, Way
 from sqrtdk.tracing.tensors import CallTensors, Term, Waypoint
 
 _UNIT, _YARN = 1e-3, 1.6  # amplitudes of rotations: 1, but for rounding, to 0.1 log(factor) + 1
 _ROUNDINGS = 4.0  # of casts and factors between what was projected and what met
+ONE_INPUT = 128.0  # roundings that two projections of one input are apart at most
+LEAST_STORED = 16  # numbers of k or v: fewer may be stored by chance
+SHARED = ((0, 1, 2, 3), (0, 2, 3), (3,), (0, 2))  # axes of (B, H, L, E) that share a scale: all, a head, row, channel
 
 
 def program_of(call: CallTensors, seen: Mapping[str, Seen]) -> Program:
@@ -45,8 +48,8 @@ def way_of(seen: Seen, dtype: torch.dtype) -> Way:
         affine = Affine(seen.name, seen.weight, seen.bias, seen.features)
     if seen.projected is None:
         return Way(steps=(Opaque("not recorded"),), heads=seen.heads, scaled=seen.scaled)
-    steps: list[Change] = []
-    before = seen.projected
+    steps: list[Step] = []
+    before, known = seen.projected, seen.projected
     for point in seen.steps:
         steps.append(_step(before, point, dtype, seen.rounded_by))
         if point.values is None:
@@ -54,12 +57,44 @@ def way_of(seen: Seen, dtype: torch.dtype) -> Way:
         if point is seen.steps[-1] and point.name == "norm" and isinstance(steps[-1], Opaque):
             steps[-1:] = rounded_norm(before, point.values, point.detail, dtype) or steps[-1:]
         before = point.values
+        known = before if not any(isinstance(step, Opaque) for step in steps) else known
     steps = _one_rotation(steps, seen, dtype)
     way = Way(affine, tuple(steps), seen.heads, seen.scaled)
-    return way if steps or _gives(way, seen, dtype) else replace(way, steps=(Opaque("not recorded"),), scaled=1.0)
+    lost = next((place for place, step in enumerate(steps) if isinstance(step, Opaque)), None)
+    if lost is None and (steps or _gives(way, seen, dtype)):
+        return way
+    cached = stored(known, seen) if all(isinstance(step, Opaque | Rounded) for step in steps[lost:]) else None
+    if cached is not None:
+        return replace(way, steps=(*steps[:lost], cached))
+    return way if steps else replace(way, steps=(Opaque("not recorded"),), scaled=1.0)
 
 
-def _one_rotation(steps: list[Change], seen: Seen, dtype: torch.dtype) -> list[Change]:
+def stored(before: Tensor, seen: Seen) -> Rounded | None:
+    """A quantised cache: what was stored in few bits under a scale, and read back, of k or v as it met.
+
+    The scale is the one that the user names, 1, that of the largest number, or that of the largest number that is
+    left, which is the largest that the dtype stores where others were cut off; of all, or of each head, row or channel.
+    Numbers that lie between two that are stored may be either.
+    """
+    x, y = before.double() * seen.scaled, seen.used
+    if x.shape != y.shape or y.numel() < LEAST_STORED or not bool(x.isfinite().all() and y.any()):
+        return None
+    slack = (ONE_INPUT if seen.borrowed else _ROUNDINGS) * torch.finfo(torch.float32).eps
+    moved = slack * torch.maximum(x.abs(), x.square().mean().sqrt())
+    for dtype, most in MOST_STORED.items():
+        sizes = [size.abs().amax(axes, keepdim=True) / most for axes in SHARED for size in (y, x)]
+        fixed = [number for number in (seen.kv_scale, 1.0) if number is not None]
+        for scale in (*(x.new_tensor(number) for number in fixed), *sizes):
+            scale = torch.where(scale > 0, scale, 1.0)
+            read = (rounded((x + way * moved) / scale, dtype) * scale for way in (0.0, 1.0, -1.0))
+            off = torch.stack([(one - y).abs() for one in read]).amin(0)
+            if bool((off <= slack * y.abs()).all()) and not torch.equal(x, y):
+                by = seen.scaled / scale
+                return Rounded(dtype, float(by) if by.numel() == 1 else by)
+    return None
+
+
+def _one_rotation(steps: list[Step], seen: Seen, dtype: torch.dtype) -> list[Step]:
     """The steps with one rotation for the last ones, where these are several, or not known, and one by their values.
 
     Cached keys and new ones that were turned apart, cat(turn(past), turn(k)), or q that was turned twice.
@@ -86,7 +121,7 @@ def _gives(way: Way, seen: Seen, dtype: torch.dtype) -> bool:
     return bool((got - seen.used).norm() <= _ROUNDINGS * unit * seen.used.norm())
 
 
-def _step(before: Tensor, point: Waypoint, dtype: torch.dtype, rounded_by: Tensor | float) -> Change:
+def _step(before: Tensor, point: Waypoint, dtype: torch.dtype, rounded_by: Tensor | float) -> Step:
     label = f"{point.name} {point.detail}".strip()
     if point.values is None:
         return Opaque(label)

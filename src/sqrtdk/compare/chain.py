@@ -19,7 +19,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from sqrtdk.compare.changes import OTHER, Change, changes_of, relation
+from sqrtdk.compare.changes import OTHER, ModuleChange, changes_of, relation
 from sqrtdk.compare.measured import FAILED, UNMEASURED, Blind, exact_of, rows_of
 from sqrtdk.compare.modules import Kept, ModuleStep, Patch, Place, align_steps
 from sqrtdk.compare.numbers import difference
@@ -254,7 +254,7 @@ class _Walk:
                 yield path, (pair[0], pair[1])
 
 
-def _changes(one: nn.Module, other: nn.Module, others: Mapping[str, nn.Module]) -> list[Change]:
+def _changes(one: nn.Module, other: nn.Module, others: Mapping[str, nn.Module]) -> list[ModuleChange]:
     """What two modules differ by; nothing where their tensors can't be compared, as some that are quantised."""
     try:
         return list(changes_of(one, other, others))
@@ -301,8 +301,10 @@ def gap_of(x: Kept, y: Kept, blind: Blind) -> float:
     """Root mean square of the difference, as a share of the size of A's."""
     stride = math.lcm(x.stride, y.stride)
     one, other = x.values[:: stride // x.stride], y.values[:: stride // y.stride]
+    if torch.equal(one, other):
+        return 0.0
     if not one.is_floating_point():
-        return 0.0 if torch.equal(one, other) else math.inf
+        return math.inf
     one, other = one.double(), other.double()
     rows = rows_of(x.shape, blind)
     if rows is not None:

@@ -32,7 +32,7 @@ Held = bool | int | float | str | None | Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Change:
+class ModuleChange:
     """A part of B's module that A's may be given.
 
     Attributes:
@@ -49,7 +49,7 @@ class Change:
         return OTHER if OTHER in self.text else LAYER.sub("#", self.text)
 
 
-def changes_of(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[Change]:
+def changes_of(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[ModuleChange]:
     """What two modules differ by, most exact first: what they hold, then their types.
 
     Args:
@@ -61,12 +61,13 @@ def changes_of(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> I
     sets = [[*tensors, value] for value in values] if 1 < len(values) <= _MOST else []  # one may matter alone
     for parts in (*sets, [*tensors, *values]):
         if 0 < len(parts) <= _MOST:
-            yield Change("; there also ".join(text for text, _ in parts), partial(_each, [edit for _, edit in parts]))
+            text = "; there also ".join(text for text, _ in parts)
+            yield ModuleChange(text, partial(_each, [edit for _, edit in parts]))
     if type(a) is not type(b) and (not any(a.children()) or not any(b.children())):
         names = [type(module).__name__ for module in (a, b)]
         if names[0] == names[1]:
             names = [f"{type(module).__module__}.{name}" for module, name in zip((a, b), names, strict=True)]
-        yield Change(f"{names[0]} in A, {names[1]} in B", partial(_put, b))
+        yield ModuleChange(f"{names[0]} in A, {names[1]} in B", partial(_put, b))
 
 
 Part = tuple[str, Callable[[nn.Module], None]]  # what differs, and what gives it to a module

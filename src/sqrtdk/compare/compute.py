@@ -22,7 +22,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.program import Affine, Change, Formula, Norm, Opaque, Own, Rounded, Way
+from sqrtdk.compare.program import Affine, Formula, Norm, Opaque, Own, Rounded, Step, Way
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.tracing.probe.rotation import apply_rotation as apply_rotation
 
@@ -37,15 +37,27 @@ DTYPES = {
     "float8_e5m2": torch.float8_e5m2,
 }
 
+MOST_STORED = {  # the largest number that a cache in so few bits stores; what is beyond is cut off
+    "float8_e4m3fn": torch.finfo(torch.float8_e4m3fn).max,
+    "float8_e5m2": torch.finfo(torch.float8_e5m2).max,
+    "int8": 127.0,
+}
+
 
 def rounded(values: Tensor, dtype: str | None) -> Tensor:
-    """Values rounded to a dtype, as float64; None rounds nothing.
+    """Values rounded to a dtype, as float64, and cut off where it is one of a cache; None rounds nothing.
 
     Example:
         >>> rounded(torch.tensor([1.0 + 2**-12]), "float16").tolist()
         [1.0]
+        >>> rounded(torch.tensor([200.0, 2.5, -0.6]), "int8").tolist()
+        [127.0, 2.0, -1.0]
     """
-    return values.double() if dtype is None else values.to(dtype_of(dtype)).double()
+    if dtype is None:
+        return values.double()
+    if dtype in MOST_STORED:
+        values = values.clamp(-MOST_STORED[dtype], MOST_STORED[dtype])
+    return values.double().round() if dtype == "int8" else values.to(dtype_of(dtype)).double()
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -79,7 +91,7 @@ def follow(way: Way, projected: Tensor) -> tuple[Tensor, ...]:
     return (*values[1:-1], last)
 
 
-def apply_step(step: Change, values: Tensor) -> Tensor:
+def apply_step(step: Step, values: Tensor) -> Tensor:
     """Values (B, H, L, E) after one step."""
     if isinstance(step, Opaque):
         raise InvalidValueError(

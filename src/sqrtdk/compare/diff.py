@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,12 @@ from sqrtdk.compare.output_words import Ends, of_outputs
 from sqrtdk.compare.outputs import compare_outputs, pair_outputs
 from sqrtdk.compare.pair import Judged, cancelled_within, first_difference, judge
 from sqrtdk.compare.picture import picture_of, scatter_of
-from sqrtdk.compare.records import FAIL_ON, Cause, DiffReport, PairDiff, StageDiff, Unpaired
+from sqrtdk.compare.records import FAIL_ON, Cause, DiffReport, PairDiff, Unpaired
 from sqrtdk.compare.refuse import first_nan, refuse_nan, refuse_strangers, refuse_unlike
 from sqrtdk.compare.sides import Given, Side, options_of_sides
-from sqrtdk.compare.suspect import STAGES, Sides
-from sqrtdk.compare.words import is_reached, paragraphs, rows_without_key
+from sqrtdk.compare.stages import ordered, with_cut_off
+from sqrtdk.compare.suspect import Sides
+from sqrtdk.compare.words import is_reached, paragraphs
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.options import LoadOptions
@@ -61,6 +62,7 @@ def diff(
     seq_len: int | None = None,
     seed: int = 0,
     trust_remote_code: bool = False,
+    kv_scale: float | None = None,
     fail_on: str = "different",
     command: str = "",
 ) -> DiffReport:
@@ -96,6 +98,8 @@ def diff(
         seq_len: Tokens a row of made-up inputs.
         seed: For weights, inputs and the runs.
         trust_remote_code: Let a model's own Python files run.
+        kv_scale: The one scale of a quantised cache that a side keeps of k and v, as an engine without calibrated
+            scales takes 1. None finds 1, and those that come from the numbers.
         fail_on: What makes `exit_code` 1: "different"; "unmeasured", which is also what could not be judged; "never".
         command: What the user typed, for the report.
 
@@ -122,8 +126,9 @@ def diff(
     )  # fmt: skip
     with shown("diff"):
         return diff_with(
-            a, b, inputs, options_a, options_b, inputs_b=inputs_b, mapping=mapping, fail_on=fail_on, command=command
-        )
+            a, b, inputs, options_a, options_b, inputs_b=inputs_b, mapping=mapping, kv_scale=kv_scale, fail_on=fail_on,
+            command=command,
+        )  # fmt: skip
 
 
 def diff_with(
@@ -135,12 +140,15 @@ def diff_with(
     *,
     inputs_b: Any = None,
     mapping: Mapping[str, str] | str | Path | None = None,
+    kv_scale: float | None = None,
     fail_on: str = "different",
     command: str = "",
 ) -> DiffReport:
     """`diff`, with the options of loading each side in one; it says what they are."""
     if fail_on not in FAIL_ON:
         raise InvalidValueError(f"fail_on is {fail_on!r}", hint=f"Use one of: {', '.join(FAIL_ON)}.")
+    if kv_scale is not None and not 0 < kv_scale < math.inf:
+        raise InvalidValueError(f"kv_scale is {kv_scale}", hint="A fixed scale is above 0, and finite.")
     for options in (options_a, options_b):
         check_seed(options.seed)
         check_sizes(options.rows, options.seq_len)
@@ -149,7 +157,9 @@ def diff_with(
     given_b = None if inputs_b is None else as_inputs(inputs_b)
     side_a, side_b = open_sides(a, b, given, given_b, options_a, options_b)
     with on_cpu_by_default():
-        return sides_diff(side_a, side_b, named, seed=options_a.seed, fail_on=fail_on, command=command)
+        return sides_diff(
+            side_a, side_b, named, seed=options_a.seed, kv_scale=kv_scale, fail_on=fail_on, command=command
+        )
 
 
 def sides_diff(
@@ -158,6 +168,7 @@ def sides_diff(
     named: Mapping[str, str] | None = None,
     *,
     seed: int = 0,
+    kv_scale: float | None = None,
     fail_on: str = "different",
     command: str = "",
 ) -> DiffReport:
@@ -168,6 +179,7 @@ def sides_diff(
         side_b: B.
         named: the map of sites.
         seed: for the report.
+        kv_scale: as for `diff`.
         fail_on: as for `diff`.
         command: for the report.
     """
@@ -175,7 +187,7 @@ def sides_diff(
     refuse_nan(side_a, side_b)
     alignment = align(side_a.calls, side_b.calls, _cut_sites(side_a, side_b) | dict(named))
     refuse_strangers(side_a, side_b, alignment, named)
-    pairs, ends = _compared(side_a, side_b, alignment)
+    pairs, ends = _compared(side_a, side_b, alignment, kv_scale)
     for side in (side_a, side_b):  # what the modules took and gave is large, and serves this pair of sides alone
         if side.exact is not None and side.exact.listened:
             side.exact = replace(side.exact, steps=(), listened=False)
@@ -241,7 +253,7 @@ def _alone(side: Side, places: Sequence[int], other: str, unread: Mapping[str, P
 # -- the pairs ---------------------------------------------------------------------------------------------------------
 
 
-def _compared(a: Side, b: Side, alignment: Alignment) -> tuple[tuple[PairDiff, ...], Ends]:
+def _compared(a: Side, b: Side, alignment: Alignment, kv_scale: float | None) -> tuple[tuple[PairDiff, ...], Ends]:
     """Every pair judged, and what the models return; what comes into a pair differs by itself, or follows."""
     cuts = [side.cuts or (None,) * len(side.calls) for side in (a, b)]
     calls = [cut_alike(a.calls[i], b.calls[j], cuts[0][i], cuts[1][j]) for i, j in alignment.pairs]
@@ -250,7 +262,7 @@ def _compared(a: Side, b: Side, alignment: Alignment) -> tuple[tuple[PairDiff, .
         tell("comparing the attentions", done, len(calls))
         earlier = next((known.sides for known in reversed(judged) if known.sides), None)
         declared = (a.declared.get(name_of(one), ""), b.declared.get(name_of(other), ""))
-        judged.append(_judged(one, other, earlier, declared))
+        judged.append(_judged(one, other, earlier, declared, kv_scale))
     refuse_unlike(judged)
     blind = blind_rows(a, b, judged)
     ends = pair_outputs(a, b, blind)
@@ -308,16 +320,19 @@ def _placed(pair: PairDiff, place: str) -> PairDiff:
     return replace(pair, causes=tuple(told(cause) if cause.name == "input" else cause for cause in pair.causes))
 
 
-def _judged(a: CallTensors, b: CallTensors, earlier: Sides | None, declared: tuple[str, str]) -> Judged:
+def _judged(
+    a: CallTensors, b: CallTensors, earlier: Sides | None, declared: tuple[str, str], kv_scale: float | None
+) -> Judged:
     """`judge`, where there are numbers to judge."""
     lost = [first_nan((call,)) for call in (a, b)]
     if lost[0] is not None and lost[1] is not None:
         return Judged(None, reason=f"both sides have NaN, A first in the {lost[0][1]}, B in the {lost[1][1]}")
-    return judge(a, b, CAUSES, earlier, declared)
+    return judge(a, b, CAUSES, earlier, declared, kv_scale)
 
 
 def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, origin: str | None) -> PairDiff:
     causes = [cause for _, explained in judged.parts for cause in explained.causes]
+    causes = [with_cut_off(cause, judged.sides, judged.seen) for cause in causes]
     if judged.after is not None and judged.after.within and any(cause.name != UNKNOWN for cause in causes):
         causes = [cause for cause in causes if cause.name != UNKNOWN]  # what is left of a part is rounding in the whole
     own = judged.same
@@ -354,7 +369,7 @@ def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, or
         allowed=None if after is None else after.allowed,
         difference=None if before is None else before.largest,
         explained=share,
-        stages=_ordered((entering.stage, *judged.stages), {cause.stage for cause in causes}, rows, left_out),
+        stages=ordered((entering.stage, *judged.stages), {cause.stage for cause in causes}, rows, left_out),
         formula_a=None if a.call is None else a.call.formula,
         formula_b=None if b.call is None else b.call.formula,
         reason=judged.reason,
@@ -368,20 +383,3 @@ def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, or
 def _rows(judged: Judged) -> tuple[int, int]:
     """How many rows the output has, and how many of them were left out."""
     return (0, 0) if judged.rows is None else (judged.rows.numel(), int((~judged.rows).sum()))
-
-
-def _off(stage: StageDiff) -> tuple[bool, float]:
-    """How much a stage differs: whether it does, and by how many times what rounding allows."""
-    return stage.same is False, stage.largest / stage.allowed if stage.largest and stage.allowed else 0.0
-
-
-def _ordered(stages: Sequence[StageDiff], caused: Collection[str], rows: int, left_out: int) -> tuple[StageDiff, ...]:
-    """Every stage, in order; where a cause acts it differs. The output says which rows it is without."""
-    known: dict[str, StageDiff] = {}
-    for stage in stages:  # v has two of one name, as it is projected and as it is used
-        if stage.stage not in known or _off(stage) >= _off(known[stage.stage]):
-            known[stage.stage] = replace(stage, same=False) if stage.stage in caused else stage
-    if left_out and "output" in known:
-        reasons = filter(None, (known["output"].reason, f"{rows_without_key(left_out, rows)} left out"))
-        known["output"] = replace(known["output"], reason="; ".join(reasons))
-    return tuple(known[name] if name in known else StageDiff(name, None, reason="not recorded") for name in STAGES)

@@ -25,6 +25,7 @@ LEAST = 0.5  # share that a cause must explain where something unknown is left b
 WORTH = 0.02  # share of a difference that a cause must take away to be kept before the whole of it is explained
 UNKNOWN = "unknown"
 Causes = Mapping[str, Callable[[Sides], Iterator[Suspicion]]]
+Programs = dict[tuple[Suspicion, ...], Program]  # A's with some suspicions applied
 LEFT = 0.5  # of the squares, with a cause that shows
 ROUNDED, OF_WEIGHTS = ("rounding",), ("weights", "projection_bias")
 VECTORS = math.ceil(-2 * math.log2(RISK) - 1)  # that chance does not lay along another one
@@ -58,86 +59,91 @@ def explain(segment: Segment, sides: Sides, causes: Causes) -> Explained:
     before = gap(segment, sides.a)
     if before.within:
         return Explained((), sides.a, before, before)
-    chosen = _nearest(segment, sides, causes, before)
-    if not gap(segment, _applied(sides.a, chosen)).within:
+    programs: Programs = {(): sides.a}
+    chosen = _nearest(segment, sides, causes, before, programs)
+    if not gap(segment, _applied(programs, chosen)).within:
         every = _all(segment, sides, causes)
-        if gap(segment, _applied(sides.a, every)).within:
+        if gap(segment, _applied(programs, every)).within:
             chosen = every
-    after = gap(segment, _applied(sides.a, chosen))
-    if after.within:
-        chosen = _fewest(segment, sides.a, chosen)
-    program = _applied(sides.a, chosen)
+    if gap(segment, _applied(programs, chosen)).within:
+        chosen = _fewest(segment, programs, chosen)
+    program = _applied(programs, chosen)
     after = gap(segment, program)
-    found = [_cause(segment, sides.a, chosen, suspicion, after) for suspicion in chosen]
+    found = [_cause(segment, programs, chosen, suspicion, after) for suspicion in chosen]
     if not after.within:
         found = [cause for cause in found if cause.explained >= LEAST]
         found.append(_unknown(segment, sides, before, after))
     return Explained(tuple(found), program, before, after)
 
 
-def _asked(segment: Segment, sides: Sides, causes: Causes) -> list[Suspicion]:
-    every = [suspicion for suspect in causes.values() for suspicion in suspect(sides)]
-    return [suspicion for suspicion in every if suspicion.stage in segment.asks]
+def _asked(segment: Segment, sides: Sides, causes: Causes) -> Iterator[Suspicion]:
+    every = (suspicion for suspect in causes.values() for suspicion in suspect(sides))
+    return (suspicion for suspicion in every if suspicion.stage in segment.asks)
 
 
-def _nearest(segment: Segment, sides: Sides, causes: Causes, before: Gap) -> list[Suspicion]:
+def _nearest(segment: Segment, sides: Sides, causes: Causes, before: Gap, programs: Programs) -> tuple[Suspicion, ...]:
     """One after the other that brings A nearest to B, the first that brings it there; all are asked anew each time."""
-    chosen: list[Suspicion] = []
-    program, left = sides.a, before
+    chosen: tuple[Suspicion, ...] = ()
+    left = before
     for _ in range(MOST):
-        asked = _asked(segment, replace(sides, a=program), causes)
-        others = [one for one in asked if not any((one.name, one.stage) == (old.name, old.stage) for old in chosen)]
-        gaps = [gap(segment, other.change(program)) for other in others]
-        there = [i for i, found in enumerate(gaps) if found.within]
-        if there:
-            return [*chosen, others[there[0]]]
-        best = min(range(len(others)), key=lambda i: gaps[i].size, default=None)
-        if best is None or not gaps[best].size <= (1 - WORTH) * left.size:
+        program, best = _applied(programs, chosen), None
+        names = {(old.name, old.stage) for old in chosen}
+        for other in _asked(segment, replace(sides, a=program), causes):
+            if (other.name, other.stage) in names:
+                continue
+            changed = other.change(program)
+            found = gap(segment, changed)
+            if best is None or found.within or found.size < best[0].size:
+                best = found, other, changed
+            if found.within:
+                break
+        if best is None or not (best[0].within or best[0].size <= (1 - WORTH) * left.size):
             break
-        chosen.append(others[best])
-        program, left = others[best].change(program), gaps[best]
+        left, chosen = best[0], (*chosen, best[1])
+        programs[chosen] = best[2]
+        if left.within:
+            break
     return chosen
 
 
-def _all(segment: Segment, sides: Sides, causes: Causes) -> list[Suspicion]:
+def _all(segment: Segment, sides: Sides, causes: Causes) -> tuple[Suspicion, ...]:
     """All suspicions, as they come up while they are applied: two that only together bring A nearer are among them."""
     chosen: list[Suspicion] = []
     names: set[tuple[str, str]] = set()
     program = sides.a
     for _ in range(ROUNDS):
-        fresh = [
-            one for one in _asked(segment, replace(sides, a=program), causes) if (one.name, one.stage) not in names
-        ]
-        for suspicion in fresh[:1]:
-            names.add((suspicion.name, suspicion.stage))
-            chosen.append(suspicion)
-            program = suspicion.change(program)
-        if not fresh:
+        asked = _asked(segment, replace(sides, a=program), causes)
+        suspicion = next((one for one in asked if (one.name, one.stage) not in names), None)
+        if suspicion is None:
             break
-    return chosen
-
-
-def _applied(program: Program, suspicions: list[Suspicion]) -> Program:
-    for suspicion in suspicions:
+        names.add((suspicion.name, suspicion.stage))
+        chosen.append(suspicion)
         program = suspicion.change(program)
-    return program
+    return tuple(chosen)
 
 
-def _without(suspicions: list[Suspicion], one: Suspicion) -> list[Suspicion]:
-    return [other for other in suspicions if other is not one]
+def _applied(programs: Programs, suspicions: tuple[Suspicion, ...]) -> Program:
+    """A's program with some suspicions applied, once for those that are asked again."""
+    if suspicions not in programs:
+        programs[suspicions] = suspicions[-1].change(_applied(programs, suspicions[:-1]))
+    return programs[suspicions]
 
 
-def _fewest(segment: Segment, program: Program, suspicions: list[Suspicion]) -> list[Suspicion]:
+def _without(suspicions: tuple[Suspicion, ...], one: Suspicion) -> tuple[Suspicion, ...]:
+    return tuple(other for other in suspicions if other is not one)
+
+
+def _fewest(segment: Segment, programs: Programs, suspicions: tuple[Suspicion, ...]) -> tuple[Suspicion, ...]:
     """Those without which the numbers do not agree."""
     for suspicion in reversed(suspicions):
         rest = _without(suspicions, suspicion)
-        if gap(segment, _applied(program, rest)).within:
+        if gap(segment, _applied(programs, rest)).within:
             suspicions = rest
     return suspicions
 
 
-def _cause(segment: Segment, program: Program, chosen: list[Suspicion], one: Suspicion, after: Gap) -> Cause:
-    without = gap(segment, _applied(program, _without(chosen, one)))
+def _cause(segment: Segment, programs: Programs, chosen: tuple[Suspicion, ...], one: Suspicion, after: Gap) -> Cause:
+    without = gap(segment, _applied(programs, _without(chosen, one)))
     explained = _share(without, after)
     return Cause(one.name, one.a, one.b, explained, one.text, one.stage)
 
@@ -225,7 +231,7 @@ def faint(segment: Segment, sides: Sides, causes: Causes) -> Explained:
     rounded = ROUNDED if sides.a.dtype == sides.b.dtype else (*ROUNDED, *OF_WEIGHTS)
     asked = {name: suspect for name, suspect in causes.items() if name not in rounded}
     while found.after.size > 0.0:
-        sharper = replace(segment, most=math.sqrt(LEFT) * found.after.size)
+        sharper = replace(segment, most=math.sqrt(LEFT) * found.after.size, known=[])
         more = explain(sharper, replace(sides, a=found.program), asked)
         if not more.after.within:
             break

@@ -32,7 +32,6 @@ from sqrtdk.compare.options import (
     SCALE,
     SINKS,
     SOFTCAP,
-    Change,
     Option,
     blind_rows,
     options,
@@ -40,12 +39,13 @@ from sqrtdk.compare.options import (
 )
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.recorded import Recorded
+from sqrtdk.compare.suspect import Edit
 from sqrtdk.tracing.tensors import CallTensors, Term
 
 LOGITS = 2**26  # logits that may be computed for trials: some seconds
 MOST = 600  # trials
 FITTED = 6  # formulas whose scale is fitted, each as dear as a hundred trials
-Known = Mapping[int, Change]  # what a side tells of its formula: by the part, what puts it into another formula
+Known = Mapping[int, Edit[Formula]]  # what a side tells of its formula: by the part, what puts it into another formula
 STRONG = (0.5, 1.0, 2.0, 3.0, 4.0, 7.0)  # softcaps below the usual ones
 NEAR = 0.02  # relative: a fitted scale so near a usual one is tried as that one first
 
@@ -272,7 +272,7 @@ def known_of(call: CallTensors, seen: Mapping[str, Seen]) -> Known:
         call: its tensors.
         seen: of `observe(call)`.
     """
-    known: dict[int, Change] = {}
+    known: dict[int, Edit[Formula]] = {}
     lesser = torch.finfo(dtype_of(call.dtype)).eps
     told = {name: getattr(call, name) for name in ("logits_dtype", "weights_dtype")}
     told = {name: dtype for name, dtype in told.items() if torch.finfo(dtype_of(dtype)).eps > lesser}

@@ -25,7 +25,7 @@ from sqrtdk.compare.compute import apply_step, centred, dtype_of, follow
 from sqrtdk.compare.fit.norm import fit_norm
 from sqrtdk.compare.observed import Seen
 from sqrtdk.compare.precision import unit
-from sqrtdk.compare.program import Change, Norm, Opaque, Rotation, Rounded, Way
+from sqrtdk.compare.program import Norm, Opaque, Rotation, Rounded, Step, Way
 from sqrtdk.compare.rounding_steps import ENTERS, Steps, agrees, allowed, inverse
 from sqrtdk.tracing.probe.rotation import fit_rotation
 
@@ -150,7 +150,7 @@ def _simplest(steps: Steps, others: Steps, entered: Tensor, wanted: Tensor, dtyp
     return steps
 
 
-def _nearer(step: Change, other: Change) -> Iterator[Change]:
+def _nearer(step: Step, other: Step) -> Iterator[Step]:
     """The step with fields of the other, most of them first."""
     if isinstance(step, Rotation) and isinstance(other, Rotation):
         if step.layout == other.layout == "interleaved" and step.first == other.first:  # pairs that do not show
@@ -236,8 +236,10 @@ def with_known_norm(way: Way, seen: Seen, other: Way) -> Way:
     Such a norm and its rounding are told as one step: what it gave before is known no better than that dtype holds it.
     """
     rounding = way.steps[-1] if len(way.steps) == len(seen.steps) + 1 else None
-    if seen.projected is None or not isinstance(rounding, Rounded) or not isinstance(way.steps[-2:][0], Norm):
-        return way  # `q.half().float()` has no norm before the rounding
+    if seen.projected is None or not isinstance(rounding, Rounded) or rounding.dtype == "int8":
+        return way
+    if not isinstance(way.steps[-2:][0], Norm):  # `q.half().float()` has none before the rounding
+        return way
     steps, norms = way.steps[:-1], tuple(step for step in other.steps if isinstance(step, Norm))
     known = _simplest(steps, norms, seen.projected.double(), seen.used.double(), dtype_of(rounding.dtype))
     return way if known == steps else replace(way, steps=(*known, rounding))

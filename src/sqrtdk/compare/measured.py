@@ -63,12 +63,13 @@ class Both:
 
     def size(self, values: Tensor) -> Size:
         """Size of the entries that count; what hides an entry (-inf, finfo.min) is none."""
-        values = values.double()
-        return self._measured(torch.where(values.abs() < _HIDING, values, 0.0))
+        if not (values.numel() and float(values.abs().max()) < _HIDING):
+            values = torch.where(values.double().abs() < _HIDING, values.double(), 0.0)
+        return self._measured(values)
 
     def between(self, a: Tensor, b: Tensor) -> Size:
         """Size of a difference; equal infinities, and NaN twice, are none."""
-        return self._measured(difference(a.double(), b.double()))
+        return (0.0, 0.0) if torch.equal(a, b) else self._measured(difference(a.double(), b.double()))
 
     @cached_property
     def gap(self) -> Size:
@@ -93,7 +94,9 @@ class Both:
     def _measured(self, values: Tensor) -> Size:
         if self.rows is not None:
             values = values[self.rows]
-        return (float(values.square().mean().sqrt()), float(values.abs().max())) if values.numel() else (0.0, 0.0)
+        if not values.numel():
+            return (0.0, 0.0)
+        return float(values.double().square().mean().sqrt()), float(values.abs().max())
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ class Seen:
         features: (H, E).
         borrowed: `projected` is the other side's, of the same input.
         alike: input and `projected` are the other side's, bit for bit: what it did to one, this one did.
+        kv_scale: of k and v, the fixed scale of a quantised cache that the user names; None where there is none.
     """
 
     heads: Tensor
@@ -59,13 +60,15 @@ class Seen:
     features: Tensor | None = None
     borrowed: bool = False
     alike: bool = False
+    kv_scale: float | None = None
 
 
-def observe(call: CallTensors) -> dict[str, Seen]:
-    """Q, k and v of a call, by name."""
+def observe(call: CallTensors, kv_scale: float | None = None) -> dict[str, Seen]:
+    """Q, k and v of a call, by name; `kv_scale` is the fixed scale of its cache, where the user names one."""
     count = call.query.values.shape[1]
     scales = {"query": True, "key": _is_scale(call.key, call.query), "value": False}
-    return {name: _seen(getattr(call, name), count, grouped=name != "query", scale=scales[name]) for name in NAMES}
+    seen = {name: _seen(getattr(call, name), count, grouped=name != "query", scale=scales[name]) for name in NAMES}
+    return seen | {name: replace(seen[name], kv_scale=kv_scale) for name in ("key", "value")}
 
 
 def _is_scale(key: Vector, query: Vector) -> bool:
@@ -91,7 +94,9 @@ def is_power(factor: Tensor | float, width: int) -> bool:
 
 def _seen(vector: Vector, count: int, *, grouped: bool, scale: bool) -> Seen:
     vector, by = _rounding(vector)
-    first, heads = _groups(vector) if grouped else _alone(vector)
+    order, heads = _groups(vector) if grouped else _alone(vector)
+    every = torch.arange(vector.values.shape[1], device=order.device)
+    first: Tensor | slice = slice(None) if torch.equal(order, every) else order  # as most have them: no copies
     there = vector.values.shape[1]
     of_queries = heads if there == count else heads.repeat_interleave(max(1, count // max(there, 1)))
     factor = _once(vector.factor, first)
@@ -127,7 +132,7 @@ def _rounding(vector: Vector) -> tuple[Vector, Tensor | float]:
     return vector, found.factor if found.before else 1.0
 
 
-def _without(used: Tensor, factor: Tensor | float, vector: Vector, first: Tensor) -> Tensor:
+def _without(used: Tensor, factor: Tensor | float, vector: Vector, first: Tensor | slice) -> Tensor:
     """The values before a factor; where it is 0, log n of a row that sees one key, as they were at the last step."""
     if not isinstance(factor, Tensor) or bool((factor != 0).all()):
         return used / factor
@@ -171,7 +176,7 @@ def _equal(values: Tensor) -> tuple[list[int], list[int]]:
     return order, sets
 
 
-def _once(factor: Tensor | float, first: Tensor) -> Tensor | float:
+def _once(factor: Tensor | float, first: Tensor | slice) -> Tensor | float:
     if not isinstance(factor, Tensor):
         return factor
     factor = factor if factor.dim() == 4 else factor[None]

@@ -6,7 +6,7 @@ An option changes one part of a formula. Two options of different parts can be t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -17,9 +17,9 @@ from sqrtdk.audit.tolerance import inverse_root
 from sqrtdk.compare.masks import NOT_APART, Parts, decompose, distances, recompose, with_padding, with_pattern
 from sqrtdk.compare.numbers import one_number, rescaled, same, softcap_placed, total
 from sqrtdk.compare.program import Formula
+from sqrtdk.compare.suspect import Edit
 from sqrtdk.positions import alibi_slopes
 
-Change = Callable[[Formula], Formula]
 CAPS = (50.0, 30.0, 20.0, 15.0, 10.0, 100.0, 5.0)
 HALF = ("float16", "bfloat16")
 SCALE, SOFTCAP, BIAS, MASK, FILL, SINKS, ROUNDING, DROPOUT = range(8)
@@ -48,7 +48,7 @@ class Option:
 
     part: int
     changes: int
-    change: Change
+    change: Edit[Formula]
 
 
 def options(base: Formula, sizes: Sizes) -> Iterator[Option]:
@@ -64,7 +64,7 @@ def options(base: Formula, sizes: Sizes) -> Iterator[Option]:
         yield Option(DROPOUT, 1, _set(kept=None, dropout=0.0))
 
 
-def scales(base: Formula, sizes: Sizes) -> Iterator[Change]:
+def scales(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
     """The dictionary of mistakes, of the base's own scale and of the textbook's."""
     own = one_number(total(base))
     root = inverse_root(sizes.features)
@@ -85,7 +85,7 @@ def scales(base: Formula, sizes: Sizes) -> Iterator[Change]:
             yield _scale(number)
 
 
-def softcaps(base: Formula, sizes: Sizes) -> Iterator[Change]:
+def softcaps(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
     """No softcap, one of the usual values, and the places of the one that there is."""
     if base.softcap is None:
         for cap in CAPS:
@@ -100,7 +100,7 @@ def softcaps(base: Formula, sizes: Sizes) -> Iterator[Change]:
             yield _set(softcap=cap)
 
 
-def biases(base: Formula, sizes: Sizes) -> Iterator[Change]:
+def biases(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
     """None, one that the scale multiplies, of another sign or size, turned round, of other heads; ALiBi for none."""
     if base.bias is None:
         apart = distances(sizes.rows, sizes.keys).double()
@@ -119,7 +119,7 @@ def biases(base: Formula, sizes: Sizes) -> Iterator[Change]:
         yield _set(bias=bias.flip(-3))
 
 
-def fills(base: Formula, sizes: Sizes) -> Iterator[Change]:
+def fills(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
     """Other numbers in place of minus infinity; of a row that sees no key they make an average."""
     lowest = float(torch.finfo(torch.float32).min)
     scale = one_number(total(base))
@@ -130,7 +130,7 @@ def fills(base: Formula, sizes: Sizes) -> Iterator[Change]:
             yield _set(fill=fill, fill_by=1.0, fill_added=added)
 
 
-def sinks(base: Formula, sizes: Sizes) -> Iterator[Change]:
+def sinks(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
     """None, and sinks of 0."""
     if base.sinks is not None:
         yield _set(sinks=None)
@@ -201,7 +201,7 @@ def _paddings(parts: Parts) -> Iterator[tuple[Tensor, int]]:
             yield parts.padding.flip(-1), 1
 
 
-def _mask(parts: Parts, bounds: tuple[int | None, int | None], padding: Tensor) -> Change:
+def _mask(parts: Parts, bounds: tuple[int | None, int | None], padding: Tensor) -> Edit[Formula]:
     def change(formula: Formula) -> Formula:
         other = replace(parts, padding=padding, rest=None, apart=torch.full_like(parts.apart, NOT_APART))
         moved = parts if padding is parts.padding else with_padding(parts, other)
@@ -237,15 +237,15 @@ def window(base: Formula, sizes: Sizes, row: int) -> Option:
     return Option(MASK, 1, _mask(parts, (parts.least, row - 1), parts.padding))
 
 
-def _set(**values: object) -> Change:
+def _set(**values: object) -> Edit[Formula]:
     return lambda formula: replace(formula, **values)  # type: ignore[arg-type]
 
 
-def _scale(number: float) -> Change:
+def _scale(number: float) -> Edit[Formula]:
     return lambda formula: rescaled(formula, Formula(number))
 
 
-def _placed(other: Formula) -> Change:
+def _placed(other: Formula) -> Edit[Formula]:
     return lambda formula: softcap_placed(formula, other)
 
 

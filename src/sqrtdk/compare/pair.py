@@ -72,10 +72,12 @@ def judge(
     causes: Causes,
     earlier: Sides | None = None,
     declared: tuple[str, str] = ("", ""),
+    kv_scale: float | None = None,
 ) -> Judged:
     """Compare what two calls do to one input: B's own at every stage, through A's program.
 
-    `earlier` are the programs of the pair before this one, `declared` what declares the scale of A and of B.
+    `earlier` are the programs of the pair before this one, `declared` what declares the scale of A and of B, `kv_scale`
+    is the fixed scale of a quantised cache.
     """
     reason = _unread(a, b)
     if reason is not None:
@@ -84,7 +86,7 @@ def judge(
     if reason is not None:
         return Judged(None, reason=reason, strangers=True)
     a, b = in_order(a), in_order(b)
-    seen_a, seen_b = observe(a), observe(b)
+    seen_a, seen_b = observe(a, kv_scale), observe(b, kv_scale)
     reason = _unlike_heads(seen_a, seen_b)
     if reason is not None:
         return Judged(None, reason=reason, strangers=True)
@@ -112,16 +114,17 @@ def judge(
     direct = compare_directly(told, program_a, {part.name for part in every}, rows)
     if program_a.formula is None:
         return _without_formula(told, sides, every, direct, causes, rows)
-    whole_way = whole(b, seen_b, program_a, precisions, rows)
+    whole_way = whole(b, seen_b, program_a, precisions, rows, every=every)
     before = gap(whole_way, program_a)
     if None in (a.terms, b.terms) and outputs_alike(told, rows, TIGHT):
         before = replace(before, within=True)  # a formula that was found on numbers may be off by their rounding
     front = segments(b, passed.before.seen, passed.before.a, precisions, rows) if passed.names else []
     alike = before.within and all(gap(part, passed.before.a).within for part in front if _of(part, passed))
     parts, program = _in_parts(front, every, passed, sides, None if alike else causes)
-    if alike and None not in (a.terms, b.terms) and not passed.names and _is_half(precisions):
+    half = any(unit(p.dtype) > unit(torch.float32) for p in precisions)
+    if alike and half and None not in (a.terms, b.terms) and not passed.names:
         weak, changed = _explained(every, sides, causes, weak=True)
-        both = whole(b, seen_b, program_a, precisions, rows, changed)
+        both = whole(b, seen_b, program_a, precisions, rows, changed, every)
         if changed is not program_a and shows(without := gap(both, program_a), gap(both, changed)):
             before, parts, program, alike = replace(without, within=False), weak, changed, False
             whole_way = whole(b, seen_b, changed, precisions, rows)
@@ -242,11 +245,6 @@ def _without_formula(
     last = parts[-1][1].before if alike is False else None
     reason = "" if same is not None else reason
     return Judged(same, tuple(parts), tuple(stages), last, last, reason or None, sides, seen, rows)
-
-
-def _is_half(precisions: Precisions) -> bool:
-    """Whether a side computes in fewer digits than float32 has."""
-    return any(unit(p.dtype) > unit(torch.float32) for p in precisions)
 
 
 def _sizes(call: CallTensors) -> tuple[int, int]:

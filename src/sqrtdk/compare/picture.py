@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import logits, spread
+from sqrtdk.compare.compute import logits, parts_of, spread
 from sqrtdk.compare.pair import Judged
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.records import MaskPicture, Scatter
@@ -48,21 +46,7 @@ def _short(values: Tensor) -> tuple[float, ...]:
 
 def _cut(formula: Formula, rows: int, keys: int) -> Formula:
     """The formula of the first rows and keys of the first sequence."""
-
-    def number(value: Tensor | float) -> Tensor | float:
-        return _part(value, rows, keys) if isinstance(value, Tensor) else value
-
-    def tensor(value: Tensor | None) -> Tensor | None:
-        return None if value is None else _part(value, rows, keys)
-
-    return replace(
-        formula,
-        scale=number(formula.scale),
-        after=number(formula.after),
-        bias=tensor(formula.bias),
-        visible=tensor(formula.visible),
-        kept=tensor(formula.kept),
-    )
+    return parts_of(formula, lambda value: _part(value, rows, keys))
 
 
 def _part(value: Tensor, rows: int, keys: int) -> Tensor:

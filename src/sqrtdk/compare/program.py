@@ -53,7 +53,7 @@ class Rounded:
     by: Tensor | float = field(default=1.0, compare=False)
 
 
-Change = Norm | Rotation | Opaque | Rounded
+Step = Norm | Rotation | Opaque | Rounded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +85,7 @@ class Way:
     """
 
     affine: Affine | None = None
-    steps: tuple[Change, ...] = ()
+    steps: tuple[Step, ...] = ()
     heads: Tensor | None = None
     scaled: Tensor | float = 1.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from sqrtdk._sites import ROOT
@@ -38,9 +39,10 @@ def first_nan(calls: Sequence[CallTensors]) -> tuple[CallTensors, str, int] | No
             ("value", call.value.values),
             ("output", call.output),
         ):
-            count = int(tensor.isnan().sum()) if tensor.is_floating_point() else 0
-            if count:
-                return call, name, count
+            if tensor.is_floating_point() and not math.isfinite(float(tensor.sum())):  # one pass, where none is NaN
+                count = int(tensor.isnan().sum())
+                if count:
+                    return call, name, count
     return None
 
 

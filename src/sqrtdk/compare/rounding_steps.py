@@ -32,7 +32,7 @@ from torch import Tensor
 
 from sqrtdk.compare import compute
 from sqrtdk.compare.precision import Precision, least, sigmas, sum_variance, unit
-from sqrtdk.compare.program import Affine, Change, Norm, Rotation, Rounded, Way
+from sqrtdk.compare.program import Affine, Norm, Rotation, Rounded, Step, Way
 
 STILL = 1e-3  # an angle that is none
 ONE = 1e-5  # within which a frequency is 1, as well as a table of float32 tells it
@@ -42,7 +42,7 @@ ENTERS = 2.0  # of values that two sides have projected
 FAR = 0.5  # of their length; what a norm and a rotation in bfloat16 are allowed is less than a tenth
 EXACT = Precision(torch.float64)
 Sides = tuple[Precision, Precision]
-Steps = tuple[Change, ...]
+Steps = tuple[Step, ...]
 
 
 class Off(NamedTuple):
@@ -137,7 +137,7 @@ def inverse(step: Rotation) -> Rotation:
     return replace(step, table=step.table.conj().resolve_conj() / size)
 
 
-def _stepped(step: Change, before: Tensor, after: Tensor, off: Off, sides: Sides) -> Off:
+def _stepped(step: Step, before: Tensor, after: Tensor, off: Off, sides: Sides) -> Off:
     if isinstance(step, Norm):
         return _normed(step, before, after, off, sides)
     if isinstance(step, Rotation):

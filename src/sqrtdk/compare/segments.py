@@ -7,8 +7,8 @@ against it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from sqrtdk.compare.rounding_steps import Off, projection_off, way_off
 from sqrtdk.compare.suspect import STAGES, way_of
 from sqrtdk.tracing.tensors import CallTensors
 
+MOST_KNOWN = 4  # programs whose gaps are kept
 MOST_ROWS = 4  # that are looked at first: where these differ by more than is allowed, no others need be
 OF_FORMULA = ("scale", "softcap", "bias", "mask", "sinks", "weights", "output")
 
@@ -48,6 +49,7 @@ class Segment:
         asks: stages of the suspicions that may act on it.
         allowed_at: as `allowed`, (B, H, n, E) of the rows of n numbers; None where that is no less work.
         most: root of the mean square that they may be from the target by, all together.
+        known: gaps of the programs that were asked last, which are asked again from several sides.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Segment:
     asks: tuple[str, ...] = STAGES
     allowed_at: Callable[[Program, Tensor], Tensor] | None = None
     most: float = math.inf
+    known: list[tuple[Program, Gap]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,23 +83,37 @@ class Gap:
 
 def gap(segment: Segment, program: Program) -> Gap:
     """How far a program is from B over a segment; not a number counts as far."""
+    known = next((own for other, own in segment.known if other is program), None)
+    if known is None:
+        known = _gap(segment, program)
+        segment.known[:] = [*segment.known[1 - MOST_KNOWN :], (program, known)]
+    return known
+
+
+def _gap(segment: Segment, program: Program) -> Gap:
     difference = (segment.run(program) - segment.target.double()).abs()
-    difference = difference.nan_to_num(nan=float("inf"), posinf=float("inf"))
-    counted = difference.new_ones(difference.shape, dtype=torch.bool)
-    if segment.rows is not None:
-        counted = segment.rows[:, None, :, None].expand(difference.shape)
-    if not bool(counted.any()):
+    if not math.isfinite(float(difference.sum())):
+        difference = difference.nan_to_num(nan=float("inf"), posinf=float("inf"))
+    if not difference.numel() or (segment.rows is not None and not bool(segment.rows.any())):
         return Gap(0.0, 0.0, 0.0, True)
-    size, difference = float(difference[counted].square().mean().sqrt()), difference.masked_fill(~counted, 0.0)
+    left_out = None
+    if segment.rows is not None and not bool(segment.rows.all()):
+        left_out = ~segment.rows[:, None, :, None].expand(difference.shape)
+
+    def counted(values: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
+        return values if left_out is None else values[~left_out[:, :, rows]]
+
+    size = float(counted(difference).square().mean().sqrt())
+    difference = difference if left_out is None else difference.masked_fill(left_out, 0.0)
     largest = float(difference.max())
     if segment.allowed_at is not None and difference.shape[2] > MOST_ROWS:
         most = difference.amax((0, 1, 3)).topk(MOST_ROWS).indices
         allowed = segment.allowed_at(program, most)
         if bool((difference[:, :, most] > allowed).any()):
-            return Gap(largest, size, float(allowed[counted[:, :, most]].max()), False)
+            return Gap(largest, size, float(counted(allowed, most).max()), False)
     allowed = torch.as_tensor(segment.allowed(program), dtype=torch.float64).expand(difference.shape)
-    within = size <= segment.most and bool((difference <= allowed)[counted].all())
-    return Gap(largest, size, float(allowed[counted].max()), within)
+    within = size <= segment.most and bool(counted(difference <= allowed).all())
+    return Gap(largest, size, float(counted(allowed).max()), within)
 
 
 def is_known(way: Way) -> bool:
@@ -131,16 +148,19 @@ def whole(
     precisions: Precisions,
     rows: Tensor | None,
     changed: Program | None = None,
+    every: Sequence[Segment] | None = None,
 ) -> Segment:
     """All segments as one: A's program from the first place on where it does not give what B had, to the output.
 
     Each of q, k and v begins as late as it can: where A gives what B had of it, at what met in the product; else as it
     was projected, where A gives that; else at the input; and before all that a `changed` program has otherwise. What is
-    off on the way since then is carried on.
+    off on the way since then is carried on. `every` are the segments of A's program, where they are there already.
     """
     precisions = of_measured(precisions)
-    parts = {part.name: part for part in segments(b, seen, a, precisions, rows)}
+    parts = {part.name: part for part in (segments(b, seen, a, precisions, rows) if every is None else every)}
     begins = {name: _begin(name, parts, a, a if changed is None else changed) for name in NAMES}
+    if set(begins.values()) == {"used"}:
+        return replace(parts["output"], name="whole", stages=STAGES, asks=STAGES)
     latest: list[tuple[Program, dict[str, Tensor], dict[str, Off]]] = []
 
     def vectors(program: Program) -> tuple[dict[str, Tensor], dict[str, Off]]:

@@ -31,7 +31,7 @@ from sqrtdk.models.run import call as forward
 from sqrtdk.models.signature import forward_arguments
 from sqrtdk.recording.records import Cut
 from sqrtdk.tracing.records import AttentionCall
-from sqrtdk.tracing.tape.stance import steps_seen
+from sqrtdk.tracing.tape.stance import eager_compiler, steps_seen
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
 
@@ -237,12 +237,13 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
         """In float64; a half-precision model with operations that know no float64 in float32."""
         half = run.calls[0].dtype in ("float16", "bfloat16")
         listener = Listener(sites, patch) if listen else None
+        reads = patch is None  # with B's parts in A the modules are all that is asked for
         try:
-            return _finer(loaded, torch.float64, seed, attn, listener)
+            return _finer(loaded, torch.float64, seed, attn, listener, reads)
         except (SqrtdkError, RuntimeError, TypeError, ValueError, NotImplementedError):
             if not half:
                 raise
-            return _finer(loaded, torch.float32, seed, attn, listener)
+            return _finer(loaded, torch.float32, seed, attn, listener, reads)
 
     first = run.calls[0]
     info = SideInfo(
@@ -273,9 +274,15 @@ def declared_scales(calls: Sequence[AttentionCall], model: nn.Module) -> dict[st
 
 
 def _traced(
-    module: nn.Module, inputs: Inputs, seed: int, attn: str | None, listener: Listener | None = None
+    module: nn.Module,
+    inputs: Inputs,
+    seed: int,
+    attn: str | None,
+    listener: Listener | None = None,
+    *,
+    reads: bool = True,
 ) -> tuple[Trace, Any]:
-    """The trace of a run, and what the forward returned."""
+    """The trace of a run, and what the forward returned; the trace is empty unless the attentions are to be read."""
     with ExitStack() as stack:
         stack.enter_context(random_state(module))
         stack.enter_context(eval_mode(module))
@@ -283,14 +290,17 @@ def _traced(
             stack.enter_context(implementation(module, attn))
         stack.enter_context(steps_seen())
         torch.manual_seed(seed)
-        with Trace(module, stats=False, numeric=False, keep=True) as run:
+        run = Trace(module, stats=False, numeric=False, keep=True)
+        with run if reads else eager_compiler():
             if listener is not None:
                 stack.enter_context(listener.on(module))
             returned = forward(module, inputs)
     return run, returned
 
 
-def _finer(loaded: LoadedModel, dtype: torch.dtype, seed: int, attn: str | None, listener: Listener | None) -> Exact:
+def _finer(
+    loaded: LoadedModel, dtype: torch.dtype, seed: int, attn: str | None, listener: Listener | None, reads: bool
+) -> Exact:
     """A run of a copy of the model in another dtype."""
 
     def cast(value: Any) -> Any:
@@ -298,8 +308,14 @@ def _finer(loaded: LoadedModel, dtype: torch.dtype, seed: int, attn: str | None,
 
     named = loaded.inputs
     inputs = {name: cast(x) for name, x in named.items()} if isinstance(named, dict) else tuple(map(cast, named))
-    twin = copy.deepcopy(loaded.module).to(dtype)
-    run, returned = _traced(twin, inputs, seed, attn, listener)
+    copied: dict[int, Any] = {}  # each number once, into its new dtype
+    for tensor in (*loaded.module.parameters(), *loaded.module.buffers()):
+        if tensor.is_floating_point() and tensor.dtype != dtype and type(tensor) in (nn.Parameter, Tensor):
+            other = tensor.detach().to(dtype)
+            kept = type(tensor) is nn.Parameter
+            copied[id(tensor)] = nn.Parameter(other, tensor.requires_grad) if kept else other
+    twin = copy.deepcopy(loaded.module, copied).to(dtype)
+    run, returned = _traced(twin, inputs, seed, attn, listener, reads=reads)
     steps = () if listener is None else tuple(listener.steps)
     replaced = frozenset() if listener is None else frozenset(listener.replaced)
     return Exact(dtype, inputs_of(run.tensors), tensors_of(returned), steps, replaced, listener is not None)

@@ -1,13 +1,24 @@
-"""What each side does at a stage that is no tensor: scale, softcap, bias, mask, sinks, weights."""
+"""What each side does at a stage that is no tensor: scale, softcap, bias, mask, sinks, weights; the stages in order.
+
+And how much of k or v a dtype is too small for, as of a quantised cache.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.program import Formula
-from sqrtdk.compare.records import StageDiff
-from sqrtdk.compare.suspect import Sides
+from sqrtdk.compare.compute import MOST_STORED, apply_step
+from sqrtdk.compare.observed import Seen
+from sqrtdk.compare.program import Formula, Opaque, Rounded
+from sqrtdk.compare.records import Cause, StageDiff
+from sqrtdk.compare.suspect import LETTERS, STAGES, Sides, way_of
+from sqrtdk.compare.words import rows_without_key
+
+EDGE = 1 + 2.0**-20  # the largest number under a scale that it made is the last that is stored, but for its rounding
 
 
 def of_formula(stage: str, sides: Sides) -> StageDiff:
@@ -99,3 +110,44 @@ def hidden_rows(formula: Formula | None, batch: int, rows: int) -> Tensor:
         return torch.zeros(batch, rows, dtype=torch.bool)
     visible = formula.visible[(None,) * (4 - formula.visible.dim())]
     return (~visible.any(-1)).any(1).expand(batch, rows).clone()
+
+
+def _off(stage: StageDiff) -> tuple[bool, float]:
+    """How much a stage differs: whether it does, and by how many times what rounding allows."""
+    return stage.same is False, stage.largest / stage.allowed if stage.largest and stage.allowed else 0.0
+
+
+def ordered(stages: Sequence[StageDiff], caused: Collection[str], rows: int, left_out: int) -> tuple[StageDiff, ...]:
+    """Every stage, in order; where a cause acts it differs. The output says which rows it is without."""
+    known: dict[str, StageDiff] = {}
+    for stage in stages:  # v has two of one name, as it is projected and as it is used
+        if stage.stage not in known or _off(stage) >= _off(known[stage.stage]):
+            known[stage.stage] = replace(stage, same=False) if stage.stage in caused else stage
+    if left_out and "output" in known:
+        reasons = filter(None, (known["output"].reason, f"{rows_without_key(left_out, rows)} left out"))
+        known["output"] = replace(known["output"], reason="; ".join(reasons))
+    return tuple(known[name] if name in known else StageDiff(name, None, reason="not recorded") for name in STAGES)
+
+
+def with_cut_off(cause: Cause, sides: Sides | None, seen: Mapping[str, Seen] | None) -> Cause:
+    """The cause `rounding` of k or v, with the share of it that its dtype is too small for, on the side that rounds."""
+    if cause.name != "rounding" or cause.stage not in LETTERS or sides is None or seen is None:
+        return cause
+    ways = [way_of(program, cause.stage) for program in (sides.b, sides.a)]
+    way = next((way for way in ways if any(isinstance(step, Rounded) for step in way.steps)), None)
+    values = seen[cause.stage].projected
+    if way is None or values is None:
+        return cause
+    for step in way.steps:
+        if isinstance(step, Opaque):
+            break
+        most = MOST_STORED.get(step.dtype) if isinstance(step, Rounded) else None
+        if isinstance(step, Rounded) and most is not None:
+            share = float(((values * step.by).abs() > most * EDGE).double().mean())
+            limit = most / step.by * way.scaled
+            beyond = f"{most:g} times a scale" if isinstance(limit, Tensor) else f"{limit:.6g}"
+            letter = LETTERS[cause.stage]
+            text = f"{cause.text} ({100 * share:.2g}% of {letter} beyond {beyond} were cut off)"
+            return replace(cause, text=text) if share else cause
+        values = apply_step(step, values)
+    return cause

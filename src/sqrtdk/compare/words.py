@@ -292,8 +292,9 @@ def _caused(group: Group, pairs: Sequence[PairDiff], rounding: str) -> str:
         return f"{first}; {agree}.{_followed(group)}"
     rest = f"with {all_of_it} {share(worst.explained)} of the difference goes away"
     left = f"{short(worst.residue)} is left, {rounding} allows {short(worst.allowed)}"
+    left = left[:1].upper() + left[1:]
     stage = f", at the stage {lost}" if (lost := lost_stage(worst)) and group.unknown else ""
-    return f"{first}; {rest}. {_capital(left)}: the cause of the rest is unknown{stage}.{_followed(group)}"
+    return f"{first}; {rest}. {left}: the cause of the rest is unknown{stage}.{_followed(group)}"
 
 
 def _unexplained(group: Group, pairs: Sequence[PairDiff], rounding: str) -> str:
@@ -394,7 +395,3 @@ def _unknown(pair: PairDiff) -> bool:
 
 def _joined(texts: Sequence[str]) -> str:
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -28,7 +28,7 @@ from sqrtdk.compare.numbers import (
     told_apart,
     total,
 )
-from sqrtdk.compare.program import Change, Formula, Rounded, Way
+from sqrtdk.compare.program import Formula, Rounded, Step, Way
 from sqrtdk.compare.suspect import Both, Difference, Sides
 from sqrtdk.tracing.records import AttentionCall, Scale
 
@@ -275,7 +275,7 @@ def lesser(dtype: str | None, own: torch.dtype) -> str | None:
         >>> lesser("torch.float16", torch.float32), lesser("float32", torch.float32)
         ('float16', None)
     """
-    if dtype is None or torch.finfo(dtype_of(dtype)).eps <= torch.finfo(own).eps:
+    if dtype is None or (dtype != "int8" and torch.finfo(dtype_of(dtype)).eps <= torch.finfo(own).eps):
         return None
     return dtype.removeprefix("torch.")
 
@@ -310,7 +310,7 @@ def rounded_vector(both: Both[Way]) -> Difference | None:
         return None
 
     def edit(way: Way) -> Way:
-        steps: list[Change] = [step for step in way.steps if not isinstance(step, Rounded)]
+        steps: list[Step] = [step for step in way.steps if not isinstance(step, Rounded)]
         for place, step in reversed(b):
             steps.insert(min(place, len(steps)), step)
         return replace(way, steps=tuple(steps))
