@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from sqrtdk.compare import compute
 from sqrtdk.compare.precision import Precision, unit
-from sqrtdk.compare.program import Affine, Change, Formula, Norm, Rotation, Way
+from sqrtdk.compare.program import Affine, Formula, Norm, Rotation, Step, Way
 from sqrtdk.compare.rounding import output_allowed
 from sqrtdk.compare.rounding_steps import Off, projection_off, way_off
 from tests.compare.rounding_ways import Attended, draw, ways
@@ -109,7 +109,7 @@ def test_projections(dtype: torch.dtype) -> None:
         assert float(((wrong - compute.project(affine, x)).abs() / allowed).max()) > 1.0
 
 
-def allowed_of(step: Change, x: Tensor, dtype: torch.dtype) -> Tensor:
+def allowed_of(step: Step, x: Tensor, dtype: torch.dtype) -> Tensor:
     return way_off(Way(steps=(step,)), x, Off.none(x), EXACT, Precision(dtype)).bound
 
 

@@ -146,7 +146,12 @@ def _stepped(step: Step, before: Tensor, after: Tensor, off: Off, sides: Sides) 
         return off
     above, under = (compute.apply_step(step, before + way * off.bound) for way in (1.0, -1.0))
     bound = torch.maximum((above - after).abs(), (after - under).abs())
-    return Off((above - under).abs() / sigmas(before.numel()), torch.zeros_like(off.row), bound)
+    off = Off((above - under).abs() / sigmas(before.numel()), torch.zeros_like(off.row), bound)
+    if isinstance(step.by, float) and step.by == 1.0:
+        return off
+    for p in sides:  # what was stored is read back: times a scale, which was rounded as well
+        off = off.plus(2.0 * unit(p.dtype) * after.abs())
+    return off
 
 
 def _normed(norm: Norm, before: Tensor, after: Tensor, off: Off, sides: Sides) -> Off:
