@@ -9,14 +9,8 @@ from sqrtdk.tracing.records import NotMeasured
 
 FOLD, QK_NORM = "fold", "qk_norm"  # ways to store that change more than the grain of the scales
 OUTLIERS, ROWS, OTHER_HEAD, PRECISION, VALUES, CUT_OFF, COARSE = CAUSES = (
-    "outlier channels",
-    "large rows",
-    "another head's scale",
-    "precision",
-    "values",
-    "cut off",
-    "coarse scale",
-)
+    "outlier channels", "large rows", "another head's scale", "precision", "values", "cut off", "coarse scale",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,11 +51,7 @@ def field(config: Any, path: str) -> Any:
 
 
 def mapping(config: Any, path: str) -> dict[str, Any] | None:
-    """A copy of the readable entries of the mapping at `path`, or None if there is no mapping.
-
-    >>> mapping({"rope_scaling": {"factor": 8.0}}, "rope_scaling")
-    {'factor': 8.0}
-    """
+    """A copy of the readable entries of the mapping at `path`, or None if there is no mapping."""
     entries = field(config, path)
     names = _safely(list, entries) if isinstance(entries, Mapping) else None
     return None if names is None else {name: field(entries, name) for name in names if isinstance(name, str)}

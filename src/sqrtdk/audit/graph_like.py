@@ -33,7 +33,6 @@ _DECLARING = ("gemma2", "gemma3", "gemma3_text", "t5gemma", "t5gemma2", "vaultge
               "granitemoeshared", "granitemoehybrid", "granite4", "hyperclovax", "helium", *MLA_YARN)  # fmt: skip
 _WORDS = r"(Text|Vision|Audio)?(For\w+|PreTrained\w*|\w*(Model|Attention|Layer|Block|Stack|Encoder|Decoder)\w*)"
 
-
 # Names that show a family when the graph keeps no class names: what the paths of its attentions end with, and what the
 # names of its weights contain; "" for any.
 _BY_NAMES = (

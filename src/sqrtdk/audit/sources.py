@@ -40,12 +40,7 @@ def listed(texts: Iterable[str | None], by: str = ", ") -> str | None:
 
 
 def each(at: str | None) -> tuple[tuple[str, int], ...]:
-    """The files and lines of a text, as `listed` made it.
-
-    Example:
-        >>> each("a.py:3, b c.py:14")
-        (('a.py', 3), ('b c.py', 14))
-    """
+    """The files and lines of a text, as `listed` made it: "a.py:3, b c.py:14"."""
     return tuple((file, int(line)) for file, line in re.findall(r"(?s)(.+?):(\d{1,9})(?:, |\Z)", at or ""))
 
 

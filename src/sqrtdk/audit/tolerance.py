@@ -13,11 +13,7 @@ SCALE_TOLERANCE = 0.01
 
 
 def inverse_root(dim: float) -> float:
-    """1/sqrt(dim); NaN, which nothing is close to, where there is no dimension to take the root of.
-
-    >>> inverse_root(16), inverse_root(0)
-    (0.25, nan)
-    """
+    """1/sqrt(dim); NaN, which nothing is close to, where there is no dimension to take the root of."""
     return 1.0 / math.sqrt(dim) if dim > 0 else math.nan
 
 

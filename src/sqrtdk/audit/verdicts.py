@@ -19,11 +19,7 @@ LEAST_LAYERS = 3  # any two numbers lie on some 1/(layer + 1) times a constant, 
 
 
 def template(site: str) -> str:
-    """The site with its numbers replaced, so that the same place in all layers has one name.
-
-    >>> template("model.layers.11.self_attn")
-    'model.layers.#.self_attn'
-    """
+    """The site with its numbers replaced, as "model.layers.#.self_attn": the same place in all layers has one name."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "#", site)
 
 

@@ -82,9 +82,7 @@ def unused(context: Context) -> Iterable[Finding]:
             fix = "multiply by it where q and k are normalised, or their product scaled; or remove it"
             yield Finding("unused", severity, site, None, None, message, fix, SOURCE)
         cap = _declared_cap(context, judged)
-        bent = next(
-            (stage.detail for stage in judged.call.stages if stage.name == "softcap" and stage.detail[:1] == "z"), ""
-        )
+        bent = next((s.detail for s in judged.call.stages if s.name == "softcap" and s.detail[:1] == "z"), "")
         if bent:  # logits in the place of the cap
             right = f"{bent.partition('/ ')[2].rstrip(')')} * {bent.removeprefix('z * ')}"
             message = f"the softcap is {bent}, not {right}: it caps nothing, and no logit stays below 0"
