@@ -247,10 +247,9 @@ def _channels(node: Node, axis: int) -> Tensor | None:
     numbers = followed(node, lambda root, shape: None if (at := features(root, shape)) is None else at.float() + 1)
     if numbers is None or len(node.roots) != 1 or numbers.dim() < 2 or numbers.is_complex() or numbers.is_meta:
         return None
-    first = numbers.movedim(axis, -1)[..., 0, :]
-    numbers = first.reshape(-1, first.shape[-1])
-    once = numbers.numel() > 0 and bool((numbers.abs().sort(-1).values.diff(dim=-1) != 0).all())
-    return numbers if once else None  # else zeros, or neighbours that were rotated
+    first = numbers.movedim(axis, -1)[..., :1, :].flatten(0, -2)
+    once = numbers.numel() > 0 and bool((first.abs().sort(-1).values.diff(dim=-1) != 0).all())
+    return first if once else None  # else zeros, or neighbours that were rotated
 
 
 def followed(node: Node, coordinate: Callable[[Node, tuple[int, ...]], Tensor | None]) -> Tensor | None:
