@@ -20,8 +20,8 @@ LOOK = "tracing/tell/sight.py:_look"
 
 MUTANTS: dict[str, Planted] = {
     # what a part of the graph does to other values
-    "an effect is not tried on other numbers": plant(MOVED, Change("(1.0, 64.0)", "()")),
-    "an effect is tried at one size": plant(MOVED, Change("(1.0, 64.0)", "(1.0,)")),
+    "an effect is not tried on other numbers": plant(MOVED, Change("(1.0, 64.0, 2.0**20)", "()")),
+    "an effect is tried at one size": plant(MOVED, Change("(1.0, 64.0, 2.0**20)", "(1.0,)")),
     "an effect's places are off by one": plant(
         MOVED, Change("A.long().flatten() - 1", "(A.long().flatten() - 2).clamp_min(0)")
     ),
