@@ -137,6 +137,7 @@ SCALED: dict[str, tuple[Core, Core, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SCALED)
 def test_frequencies_by_the_name_of_their_law(name: str) -> None:
     a, b, said = SCALED[name]
@@ -171,6 +172,7 @@ ROUNDED = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("parts", "dtype", "layout", "base", "what"), ROUNDED)
 def test_what_is_rounded_to_half_precision(parts: str, dtype: torch.dtype, layout: str, base: float, what: str) -> None:
     exact, half = rounded(dtype, "", layout, base), rounded(dtype, parts, layout, base)
@@ -376,6 +378,7 @@ PAIRS: dict[str, Case] = {
 SAID = PLACES | OF_AXES | PAIRS
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", SAID)
 def test_one_sentence_says_what_is_turned_otherwise(name: str) -> None:
     a, b, inputs, expected, said = SAID[name]
