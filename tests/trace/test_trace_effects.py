@@ -6,10 +6,25 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import sqrtdk
 from sqrtdk.tracing import AttentionCall
-from tests.attentions.asked import PERMUTED, READ, ROOT, UNREAD, WIDTH, Asked, B, L, Middle, on_both, on_logits
+from tests.attentions.asked import (
+    PERMUTED,
+    READ,
+    ROOT,
+    UNREAD,
+    WIDTH,
+    Asked,
+    B,
+    H,
+    L,
+    Middle,
+    on_both,
+    on_logits,
+    on_weights,
+)
 
 
 def read(middle: Middle, dtype: torch.dtype = torch.float32) -> AttentionCall:
@@ -134,6 +149,29 @@ def test_logits_in_the_place_of_a_cap(change: Callable[[torch.Tensor], torch.Ten
     assert (call.scale.numeric, call.scale.reason) == (None, "z * tanh(z / 3) has no inverse")
     other = read(on_logits(lambda z: z * torch.tanh((z + 1) / 3)))
     assert "mul by a function of the logits" in other.unknown
+
+
+def test_a_clamp_that_can_bite_is_told() -> None:
+    assert read(on_logits(lambda z: z.clamp(-0.1, 0.1))).formula == "softmax(clamp(0.3536 * q.k, -0.1, 0.1))"
+    assert read(on_logits(lambda z: z.clamp(min=torch.finfo(z.dtype).min))).formula == "softmax(0.3536 * q.k)"
+
+
+def test_the_beta_of_baddbmm_is_a_factor_of_the_bias() -> None:
+    bias = 3.0 * torch.arange(float(L)).sin().expand(B * H, L, L).tril()
+
+    def middle(_: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        z = torch.baddbmm(bias, q.flatten(0, 1), k.flatten(0, 1).mT, beta=0.5, alpha=ROOT)
+        return z.view(B, H, L, L).softmax(-1) @ v
+
+    call = read(middle)
+    assert call.formula == "softmax(0.3536 * q.k + bias)"
+    assert call.scale.agree is True
+
+
+def test_weights_that_were_changed_tell_no_slope() -> None:
+    scale = read(on_weights(torch.square)).scale
+    assert (scale.effective, scale.numeric) == (None, None)
+    assert "the weights were changed after the softmax" in str(scale.reason)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
