@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sqrtdk.compare.changes import changes_of
 from sqrtdk.compare.diff import diff
 from sqrtdk.report.diff_chinese import paragraphs
 from tests.compare.decoders import (
@@ -129,6 +130,21 @@ def test_another_number_in_another_layer_is_told_apart() -> None:
         "`layers.1.norm2`: `eps` is 1e-05 in A, 1.1 in B",
         "",
     ]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        (0.123456, 0.123457, "is 0.123456 in A, 0.123457 in B"),
+        ("x" * 5000 + "left", "x" * 5000 + "right", f"is ...{'x' * 30}left... in A, ...{'x' * 30}right... in B"),
+        (functional.gelu, functional.relu, "is gelu in A, relu in B"),
+    ],
+)
+def test_values_are_written_so_that_they_differ(one: Any, other: Any, told: str) -> None:
+    modules = [nn.Identity() for _ in range(2)]
+    for module, value in zip(modules, (one, other), strict=True):
+        module.held = value
+    assert [change.text for change in changes_of(modules[0], modules[1], {})] == [f"`held` {told}"]
 
 
 def test_modules_of_two_names_differ_by_a_number() -> None:

@@ -367,3 +367,21 @@ def test_matrices_of_positions_that_are_an_input(turn: Callable[[Tensor, Tensor]
         OfPositions(turn)(torch.randn(B, L, DIM), torch.arange(float(L)).expand(B, L))
     (call,) = run.calls
     reads(call, "softmax(0.25 * rope(q).rope(k))", ROOT, meta=False)
+
+
+class Written(OfPositions):
+    """Channels of the projection, with two of the positions written beside them."""
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (H, E)).transpose(1, 2) for p in (self.query, self.key, self.value))
+        for side in (q, k):
+            side[..., -2:] = torch.stack([positions.cos(), positions.sin()], -1)[:, None]
+        return scores(q, k, v, ROOT)
+
+
+def test_vectors_into_which_cosines_were_written_are_no_table() -> None:
+    torch.manual_seed(0)
+    with torch.no_grad(), Trace() as run:
+        Written(by_small_matrices)(torch.randn(B, L, DIM), torch.arange(float(L)).expand(B, L))
+    (call,) = run.calls
+    assert call.formula == "softmax(0.25 * unknown(cos, sin)(q).unknown(cos, sin)(k))"

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.compare.numbers import ratio, same
+from sqrtdk.compare.numbers import ratio, same, told_apart
 from sqrtdk.compare.precision import unit
 from sqrtdk.compare.words import short
 
@@ -26,6 +26,7 @@ _FEW_ROWS = 0.5  # of a parameter: where fewer differ, they are counted
 LAYER = re.compile(r"(?<=[.`])\d+(?=[.`])")  # a number in a path
 OTHER = "has other numbers"
 _FEW = 8  # numbers that are looked at first
+_LONG = 60  # letters of a text that are shown
 _MOST = 3  # parts of one module that are named
 _NEAR = 1e-6  # relative, of numbers that were computed in float64
 Held = bool | int | float | str | None | Callable[..., Any]
@@ -166,7 +167,7 @@ def _of_values(a: nn.Module, b: nn.Module) -> list[Part]:
             if partner is None or _alike(value, others[partner]):
                 continue
             names = [f"`{prefix}{name}`"] + ([f"`{prefix}{partner}`"] if partner != name else [])
-            told = [_word(value), _word(others[partner])]
+            told = _words(value, others[partner])
             text = f"{names[0]} is {told[0]} in A, {' is '.join((*names[1:], told[1]))} in B"
             if told[0] == told[1]:
                 text = f"{names[0]} is another function"
@@ -191,10 +192,15 @@ def _alike(a: Held, b: Held) -> bool:
     return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
-def _word(value: Held) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(getattr(value, "__name__", value))
+def _words(a: Held, b: Held) -> Sequence[str]:
+    """Two values, so that it shows how they differ: a stranger's text may be of any length."""
+    if type(a) in (int, float) and type(b) in (int, float):
+        return told_apart(float(a), float(b))  # type: ignore[arg-type]
+    texts = [str(getattr(value, "__name__", value)) for value in (a, b)]
+    apart = next((i for i, (x, y) in enumerate(zip(*texts, strict=False)) if x != y), 0)
+    start = max(0, apart - _LONG // 2)
+    cut = [f"{'...' if start else ''}{text[start:][:_LONG]}..." for text in texts]
+    return [text if len(text) <= _LONG else part for text, part in zip(texts, cut, strict=True)]
 
 
 def _set(holder: str, name: str, value: Held, module: nn.Module) -> None:

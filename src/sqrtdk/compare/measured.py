@@ -33,9 +33,8 @@ Blind = dict[tuple[int, int], Tensor]  # (B, L) by B and L, True where the row s
 Size = tuple[float, float]  # root mean square, largest entry
 FAILED = (SqrtdkError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 SLACK = 4.0  # two draws of roundings of one size, and what the order of operations makes of it
-UNMEASURED = (
-    16.0  # roundings of the dtype, times the root of the number of attentions before, where nothing is measured
-)
+# Roundings of the dtype, times the root of the number of attentions before, where nothing is measured.
+UNMEASURED = 16.0
 _ANOTHER = 0.1  # of the size, and beyond: a run in float64 that is off by so much computes something else
 _HIDING = 1e30  # and beyond: no number that a model computes with
 FEW = 64  # entries: an error that was measured on fewer may be small by luck

@@ -165,10 +165,17 @@ def _is_of_inputs(node: Node, projected: Container[Node]) -> bool:
 
 def holds_angles(node: Node) -> bool:
     """Whether a tensor holds cosines and sines, and nothing but, also as blocks that were written into a matrix."""
-    table = origin(node, _TO_TABLE)
-    while table.op in ("overwrite", "copy"):  # both have what was there before, then what was written
-        table = origin(table.args[1], _TO_TABLE)
-    return table.op in _ANGLES
+    parts = [node]
+    while parts:
+        part = origin(parts.pop(), _TO_TABLE)
+        if part.op == "overwrite":  # zeros, or what an earlier write made of them, and the block that was written
+            old, new = part.args
+            parts += [old, new] if old.act else [new]
+        elif part.op == "copy":
+            parts.append(part.args[1])
+        elif part.op not in _ANGLES:
+            return False
+    return True
 
 
 def _is_gate(node: Node, product: Node) -> bool:

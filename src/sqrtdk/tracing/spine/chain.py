@@ -22,7 +22,7 @@ from sqrtdk.tracing.spine.rotations import paired
 from sqrtdk.tracing.steps import Beside, Scale, Sink, Softcap, Step, Unknown
 from sqrtdk.tracing.tape import ops, places
 from sqrtdk.tracing.tape.graph import block, written
-from sqrtdk.tracing.tape.node import Node
+from sqrtdk.tracing.tape.node import Node, origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,12 +209,12 @@ def _by_its_own_tanh(node: Node) -> tuple[float, Node] | None:
     """The c and the z of z * tanh(z / c): the logits in the place of the cap."""
     operands = [arg for arg in node.args if isinstance(arg, Node)]
     for bent, logits in (operands, operands[::-1]) if len(operands) == 2 else ():
-        at, divisor = _without_casts(bent), 1.0
+        at, divisor = origin(bent, ops.SAME), 1.0
         if at.op != "tanh" or not logits.products:
             continue
         inner = at.main()
-        while inner is not None and _without_casts(inner) is not _without_casts(logits):
-            inner = _without_casts(inner)
+        while inner is not None and origin(inner, ops.SAME) is not origin(logits, ops.SAME):
+            inner = origin(inner, ops.SAME)
             by = inner.number(1)
             if inner.op not in ("mul", "div") or not by:
                 break
@@ -222,12 +222,6 @@ def _by_its_own_tanh(node: Node) -> tuple[float, Node] | None:
         else:
             return None if inner is None else (divisor, logits)
     return None
-
-
-def _without_casts(node: Node) -> Node:
-    while node.op in ops.SAME and (main := node.main()) is not None:
-        node = main
-    return node
 
 
 def _fold_caps(steps: tuple[Step, ...]) -> tuple[Step, ...]:

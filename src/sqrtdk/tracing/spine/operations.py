@@ -100,9 +100,9 @@ def _multiplied(link: Link) -> tuple[Step, ...]:
     index = 1 if node.args[0] is link.main else 0
     trailing = len(node.shape) > 4 and node.shape[-1] == 1  # an axis that einsum adds
     axis = heads_axis(node.args[index], link.main)
-    factor = read_factor(node, index, "logits", heads_axis=-4 if trailing and axis == -3 else axis)
     if isinstance(node.args[index], Node) and decided_by(node.args[index], link.main):
         return unknown(link)
+    factor = read_factor(node, index, "logits", heads_axis=-4 if trailing and axis == -3 else axis)
     value = node.operands.get(index)
     value = evaluate(node.args[index]) if value is not None and value.is_meta else value
     if factor is None and node.op == "mul" and value is not None and bool(((value == 0) | (value == 1)).all()):
