@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import random
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from sqrtdk.compare.diff import diff, sides_diff
 from sqrtdk.compare.records import DiffReport
 from sqrtdk.compare.sides import load_side, run_side
 from sqrtdk.models.options import LoadOptions
+from sqrtdk.report.diff_chinese import paragraphs as chinese
 from tests.compare.ports.built import build, inputs
 
 
@@ -220,3 +222,42 @@ def test_padded_and_other_dtypes_of_one_model_are_the_same_within_rounding() -> 
     assert report.same is True
     assert report.pairs[0].allowed is not None
     assert report.pairs[0].allowed > 1e-3
+
+
+class Capped(Stack):
+    """Its logits go through a softcap."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, scale in zip(self.qkv, self.scales, strict=True):
+            q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in layer(x).chunk(3, -1))
+            z = q @ k.mT
+            z = z * scale
+            z = torch.tanh(z / 0.5) * 0.5
+            x = x + (z.softmax(-1) @ v).transpose(1, 2).flatten(-2)
+        return x
+
+
+def line_of(module: type[nn.Module], code: str) -> int:
+    lines, first = inspect.getsourcelines(module.forward)
+    return first + next(number for number, line in enumerate(lines) if code in line)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "in_a", "in_b"),
+    [
+        (Capped(), Capped(scales=(1.0,) * 3), "z * scale", "z * scale"),
+        (Capped(), Stack(), "0.5) * 0.5", "q @ k.mT"),  # missing in B: the line of its product
+    ],
+    ids=["another", "missing"],
+)
+def test_the_lines_to_look_at_are_said(a: nn.Module, b: nn.Module, in_a: str, in_b: str) -> None:
+    report = diff(a, b, X)
+    (cause,) = report.pairs[0].causes
+    lines = line_of(type(a), in_a), line_of(type(b), in_b)
+    assert [at and int(at.rsplit(":", 1)[1]) for at in (cause.at_a, cause.at_b)] == list(lines)
+    assert cause.at_b is not None
+    assert cause.at_b.startswith(Path(__file__).name) or f"/{Path(__file__).name}:" in cause.at_b
+    places = f"{cause.at_b} in both" if cause.at_a == cause.at_b else f"{cause.at_b} in B, {cause.at_a} in A"
+    assert f" See {places} ({cause.name})." in report.paragraphs[0]
+    assert f"{cause.at_b}" in chinese(report)[0]
+    assert f"（{cause.name}）。" in chinese(report)[0]

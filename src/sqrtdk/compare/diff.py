@@ -27,7 +27,7 @@ from sqrtdk.compare.picture import picture_of, scatter_of
 from sqrtdk.compare.records import FAIL_ON, Cause, DiffReport, PairDiff, Unpaired
 from sqrtdk.compare.refuse import first_nan, refuse_nan, refuse_strangers, refuse_unlike
 from sqrtdk.compare.sides import Given, Side, options_of_sides
-from sqrtdk.compare.stages import ordered, with_cut_off
+from sqrtdk.compare.stages import ordered, with_cut_off, with_lines
 from sqrtdk.compare.suspect import Sides
 from sqrtdk.compare.words import is_reached, paragraphs
 from sqrtdk.errors import InvalidValueError
@@ -332,7 +332,7 @@ def _judged(
 
 def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, origin: str | None) -> PairDiff:
     causes = [cause for _, explained in judged.parts for cause in explained.causes]
-    causes = [with_cut_off(cause, judged.sides, judged.seen) for cause in causes]
+    causes = [with_lines(with_cut_off(cause, judged.sides, judged.seen), a.call, b.call) for cause in causes]
     if judged.after is not None and judged.after.within and any(cause.name != UNKNOWN for cause in causes):
         causes = [cause for cause in causes if cause.name != UNKNOWN]  # what is left of a part is rounding in the whole
     own = judged.same

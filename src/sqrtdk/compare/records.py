@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,9 @@ class Cause:
         explained: share of the difference that goes away with it, all other causes of the pair being applied; 1 is all.
         text: a sentence without its subject: "leaves out the softcap (50)".
         stage: where it acts.
+        at_a: file and line of A that do this, or behind which it is missing: "models/llama/modeling_llama.py:193"; None
+            where no code was recorded, as in a file.
+        at_b: of B.
     """
 
     name: str
@@ -30,6 +34,18 @@ class Cause:
     explained: float
     text: str
     stage: str
+    at_a: str | None = None
+    at_b: str | None = None
+
+
+def lines_of(causes: Iterable[Cause], two: str, alike: str) -> list[tuple[str, str]]:
+    """The lines of code of causes with their names; `two` holds the lines of B and A, `alike` one that is both."""
+    named: dict[str, list[str]] = {}
+    for cause in causes:
+        if cause.at_a and cause.at_b:
+            place = alike.format(cause.at_b) if cause.at_a == cause.at_b else two.format(cause.at_b, cause.at_a)
+            named.setdefault(place, []).append(cause.name)
+    return [(place, ", ".join(dict.fromkeys(names))) for place, names in named.items()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What each side does at a stage that is no tensor: scale, softcap, bias, mask, sinks, weights; the stages in order.
 
-And how much of k or v a dtype is too small for, as of a quantised cache.
+And what a cause says besides its name: how much of k or v a dtype is too small for, as of a quantised cache, and the
+lines of code.
 """
 
 from __future__ import annotations
@@ -17,7 +18,22 @@ from sqrtdk.compare.program import Formula, Opaque, Rounded
 from sqrtdk.compare.records import Cause, StageDiff
 from sqrtdk.compare.suspect import LETTERS, STAGES, Sides, way_of
 from sqrtdk.compare.words import rows_without_key
+from sqrtdk.tracing.records import AttentionCall
 
+CODE_NAMES = {  # stages of a record at which a stage is found, and behind which it is missing: the first that is there
+    "query": (("q", "projection"),),
+    "key": (("k", "projection"),),
+    "query norm": (("q", "norm"), ("q", "projection")),
+    "key norm": (("k", "norm"), ("k", "projection")),
+    "query rotation": (("q", "rope"), ("q", "norm"), ("q", "projection")),
+    "key rotation": (("k", "rope"), ("k", "norm"), ("k", "projection")),
+    "scale": (("logits", "scale"), ("q", "scale"), ("k", "scale"), ("logits", "product")),
+    "softcap": (("logits", "softcap"), ("logits", "product")),
+    "bias": (("logits", "bias"), ("logits", "product")),
+    "mask": (("logits", "mask"), ("logits", "product")),
+    "sinks": (("logits", "sinks"), ("logits", "product")),
+}
+DATA = ("weights", "input")  # causes that no line of an attention makes
 EDGE = 1 + 2.0**-20  # the largest number under a scale that it made is the last that is stored, but for its rounding
 
 
@@ -151,3 +167,15 @@ def with_cut_off(cause: Cause, sides: Sides | None, seen: Mapping[str, Seen] | N
             return replace(cause, text=text) if share else cause
         values = apply_step(step, values)
     return cause
+
+
+def with_lines(cause: Cause, a: AttentionCall | None, b: AttentionCall | None) -> Cause:
+    """The cause, with the lines of both sides where its stage is computed, or behind which it is missing."""
+    if cause.name in DATA:
+        return cause
+    return replace(cause, at_a=_line(cause.stage, a), at_b=_line(cause.stage, b))
+
+
+def _line(stage: str, call: AttentionCall | None) -> str | None:
+    known = {} if call is None else {(x.where, x.name): x.at for x in reversed(call.stages) if x.at is not None}
+    return next((known[place] for place in CODE_NAMES.get(stage, ()) if place in known), None)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sqrtdk._sites import ROOT, fold_sites
-from sqrtdk.compare.records import Cause, PairDiff, SideInfo, Unpaired
+from sqrtdk.compare.records import Cause, PairDiff, SideInfo, Unpaired, lines_of
 
 UNKNOWN = "unknown"  # the name of a cause that is none
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
@@ -286,15 +286,18 @@ def _caused(group: Group, pairs: Sequence[PairDiff], rounding: str) -> str:
     one = "it" if len(group.causes) == 1 else "them"
     all_of_it = {1: one, 2: "both"}.get(len(texts), f"all {len(texts)}")
     if group.resolved:
-        agree = (
-            f"with {all_of_it} the outputs agree to {short(worst.residue)}, {rounding} allows {short(worst.allowed)}"
-        )
-        return f"{first}; {agree}.{_followed(group)}"
+        agree = f"the outputs agree to {short(worst.residue)}, {rounding} allows {short(worst.allowed)}"
+        return f"{first}; with {all_of_it} {agree}.{_in_code(group)}{_followed(group)}"
     rest = f"with {all_of_it} {share(worst.explained)} of the difference goes away"
     left = f"{short(worst.residue)} is left, {rounding} allows {short(worst.allowed)}"
     left = left[:1].upper() + left[1:]
     stage = f", at the stage {lost}" if (lost := lost_stage(worst)) and group.unknown else ""
-    return f"{first}; {rest}. {left}: the cause of the rest is unknown{stage}.{_followed(group)}"
+    return f"{first}; {rest}. {left}: the cause of the rest is unknown{stage}.{_in_code(group)}{_followed(group)}"
+
+
+def _in_code(group: Group) -> str:
+    places = [f"{place} ({name})" for place, name in lines_of(group.causes, "{} in B, {} in A", "{} in both")]
+    return f" See {'; '.join(places)}." if places else ""
 
 
 def _unexplained(group: Group, pairs: Sequence[PairDiff], rounding: str) -> str:

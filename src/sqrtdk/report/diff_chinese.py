@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from sqrtdk.compare.output_words import BESIDE, FIRST, FOLLOWS, differing, sizes, unjudged_by_reason, unlike
-from sqrtdk.compare.records import DiffReport, PairDiff
+from sqrtdk.compare.records import DiffReport, PairDiff, lines_of
 from sqrtdk.compare.words import (
     Group,
     cancelling,
@@ -121,10 +121,15 @@ def _caused(group: Group, report: DiffReport, allows: str) -> str:
     applied = "将其应用于 A " if len(texts) == 1 else f"将这 {len(texts)} 项应用于 A "
     left = f"{short(worst.residue)}，{allows} {short(worst.allowed)}"
     if group.resolved:
-        return f"{first}。{applied}之后，输出相差至多 {left}。{_followed(group)}"
+        return f"{first}。{applied}之后，输出相差至多 {left}。{_in_code(group)}{_followed(group)}"
     stage = f"（在{_stage(lost)}阶段）" if (lost := lost_stage(worst)) and group.unknown else ""
     rest = f"{applied}之后，差异的 {share(worst.explained)} 消失，仍剩 {left}：其余原因未知{stage}。"
-    return f"{first}。{rest}{_followed(group)}"
+    return f"{first}。{rest}{_in_code(group)}{_followed(group)}"
+
+
+def _in_code(group: Group) -> str:
+    places = lines_of(group.causes, "B 的 {}、A 的 {}", "两侧的 {}")
+    return f"代码见{'；'.join(f'{place}（{name}）' for place, name in places)}。" if places else ""
 
 
 def _unexplained(group: Group, report: DiffReport, allows: str) -> str:
