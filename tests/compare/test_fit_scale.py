@@ -38,7 +38,7 @@ def test_the_scale_of_torchs_attention(scale: float, dtype: torch.dtype) -> None
     assert abs(fit.common / scale - 1.0) < 3 * torch.finfo(dtype).eps
     assert bool(((fit.scale / scale).log().abs() < 6 * fit.error + 1e-7).all())
     side = Precision(dtype)
-    assert fit.residual < float(output_allowed(q, k, v, Formula(scale, visible=visible), side, side).max())
+    assert fit.residual < float(output_allowed(q, k, v, Formula(scale, visible=visible), (side, side)).max())
 
 
 def test_a_scale_of_each_head() -> None:

@@ -15,7 +15,7 @@ from sqrtdk.compare import compute
 from sqrtdk.compare.precision import Precision, unit
 from sqrtdk.compare.program import Affine, Formula, Norm, Rotation, Step, Way
 from sqrtdk.compare.rounding import output_allowed
-from sqrtdk.compare.rounding_steps import Off, projection_off, way_off
+from sqrtdk.compare.rounding_steps import Off, followed, projected
 from tests.compare.rounding_ways import Attended, draw, ways
 from tests.support.kernel_here import unable
 from tests.support.paths import with_tests
@@ -38,6 +38,7 @@ def ratios_of(count: int, dtype: torch.dtype, *, small: bool, kernel: bool) -> t
 def _judge(call: Attended, kernel: bool, ratios: Ratios, wrong: list[str]) -> None:
     expected, _ = compute.attend(call.query, call.key, call.value, call.formula)
     limits: dict[tuple[Precision, int], Tensor] = {}
+    nothing = [Off.none(x) for x in (call.query, call.key, call.value)]
     offs = [Off.none(x).plus(unit(x.dtype) * x.double().abs()) for x in (call.query, call.key)]
     for name, attend, *side in ways(call, kernel):
         with warnings.catch_warnings():
@@ -45,8 +46,8 @@ def _judge(call: Attended, kernel: bool, ratios: Ratios, wrong: list[str]) -> No
             output = attend(call).double()
         precision, folds = key = tuple(side)
         if key not in limits:
-            off = dict(zip(("query_off", "key_off"), offs[:folds], strict=False))
-            limits[key] = output_allowed(call.query, call.key, call.value, call.formula, EXACT, precision, **off)
+            off = [*offs[:folds], *nothing[folds:]] if folds else []
+            limits[key] = output_allowed(call.query, call.key, call.value, call.formula, (EXACT, precision), off)
         ratio = float(((output - expected).abs() / limits[key]).nan_to_num(nan=math.inf).max())
         ratios[str(call.query.dtype), name].append(1.0 / ratio if ratio else math.inf)
         if ratio > 1.0:
@@ -92,7 +93,7 @@ def test_a_wrong_scale_is_beyond_it_in_every_dtype() -> None:
         output = functional.scaled_dot_product_attention(q, k, v, scale=factor * 32**-0.5)
         side, formula = Precision(dtype, logit_steps=2), Formula(32**-0.5)
         expected, _ = compute.attend(q, k, v, formula)
-        assert bool(((output.double() - expected).abs() > output_allowed(q, k, v, formula, EXACT, side)).any()), dtype
+        assert bool(((output.double() - expected).abs() > output_allowed(q, k, v, formula, (EXACT, side))).any()), dtype
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -102,7 +103,7 @@ def test_projections(dtype: torch.dtype) -> None:
         bias = torch.randn(64).to(dtype)
         affine = Affine("q", weight.view(4, 16, entering), bias.view(4, 16), torch.arange(64).view(4, 16))
         its = functional.linear(x, weight, bias).view(2, 20, 4, 16).transpose(1, 2).double()
-        allowed = projection_off(affine, x, EXACT, Precision(dtype)).bound
+        allowed = projected(affine, x, (EXACT, Precision(dtype)))[1].bound
         ratio = (its - compute.project(affine, x)).abs() / allowed
         assert 0.05 < float(ratio.max()) <= 1.0
         wrong = compute.project(affine, x * (1 + 100 * torch.finfo(dtype).eps))
@@ -110,7 +111,7 @@ def test_projections(dtype: torch.dtype) -> None:
 
 
 def allowed_of(step: Step, x: Tensor, dtype: torch.dtype) -> Tensor:
-    return way_off(Way(steps=(step,)), x, Off.none(x), EXACT, Precision(dtype)).bound
+    return followed(Way(steps=(step,)), x, Off.none(x), (EXACT, Precision(dtype)))[1].bound
 
 
 @pytest.mark.sampled(4)
@@ -162,12 +163,12 @@ def test_a_softmax_in_half_is_allowed_to_fall_on_the_next_number() -> None:
     half = Precision(logits_dtype=torch.float16, weights_dtype=torch.float16)
     formula, side = Formula(0.5, logits_dtype="float16", weights_dtype="float16"), half
     expected, _ = compute.attend(q, k, v, formula)
-    allowed = output_allowed(q, k, v, formula, EXACT, side)
+    allowed = output_allowed(q, k, v, formula, (EXACT, side))
     assert bool(((output.double() - expected).abs() <= allowed).all())
     plain = Formula(0.5)
     assert bool(
         (
-            (output.double() - compute.attend(q, k, v, plain)[0]).abs() > output_allowed(q, k, v, plain, EXACT, side)
+            (output.double() - compute.attend(q, k, v, plain)[0]).abs() > output_allowed(q, k, v, plain, (EXACT, side))
         ).any()
     )
 
@@ -175,16 +176,16 @@ def test_a_softmax_in_half_is_allowed_to_fall_on_the_next_number() -> None:
 def test_the_memory_is_chunked_as_that_of_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = (torch.randn(1, 2, 40, 8) for _ in range(3))
     formula = Formula(0.3, visible=torch.ones(40, 40).tril().bool())
-    whole = output_allowed(q, k, v, formula, Precision(), Precision())
+    whole = output_allowed(q, k, v, formula, (Precision(), Precision()))
     monkeypatch.setattr(compute.chunks, "__defaults__", (2 * 40 * 7,))
-    torch.testing.assert_close(output_allowed(q, k, v, formula, Precision(), Precision()), whole)
+    torch.testing.assert_close(output_allowed(q, k, v, formula, (Precision(), Precision())), whole)
 
 
 def test_both_sides_add_up() -> None:
     q, k, v = (torch.randn(1, 2, 10, 8) for _ in range(3))
     one, two = Precision(), Precision(torch.bfloat16)
-    both, single = (output_allowed(q, k, v, Formula(0.3), a, b) for a, b in ((one, two), (EXACT, two)))
-    alone = output_allowed(q, k, v, Formula(0.3), one, EXACT)
+    both, single = (output_allowed(q, k, v, Formula(0.3), pair) for pair in ((one, two), (EXACT, two)))
+    alone = output_allowed(q, k, v, Formula(0.3), (one, EXACT))
     torch.testing.assert_close(both, single + alone, rtol=1e-7, atol=0.0)
 
 

@@ -15,11 +15,11 @@ from sqrtdk.compare.build import program_of
 from sqrtdk.compare.diff import diff
 from sqrtdk.compare.observed import observe
 from sqrtdk.compare.pair import precision_of
-from sqrtdk.compare.precision import Precision
+from sqrtdk.compare.precision import Precision, Precisions
 from sqrtdk.compare.program import Affine, Formula, Norm, Program, Rotation, Rounded, Way
 from sqrtdk.compare.rounding import output_allowed
-from sqrtdk.compare.rounding_steps import Off, Steps, projection_off, way_off
-from sqrtdk.compare.segments import Precisions, gap, of_measured, whole
+from sqrtdk.compare.rounding_steps import Off, Steps, followed, projected
+from sqrtdk.compare.segments import gap, of_measured, reach, whole
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
 from tests.compare.ports.built import build, inputs
@@ -38,7 +38,8 @@ def kept(base: str, dtype: torch.dtype = torch.float32, **planted: Any) -> CallT
 def whole_of(a: CallTensors, b: CallTensors) -> tuple[segments.Segment, Program]:
     seen = observe(b)
     program = program_of(a, observe(a))
-    return whole(b, seen, program, Precisions(precision_of(a), precision_of(b)), None), program
+    every = segments.segments(b, seen, program, (precision_of(a), precision_of(b)), None)
+    return whole(every, program), program
 
 
 @pytest.mark.sampled(2)
@@ -48,10 +49,9 @@ def test_rounding_of_the_way_is_within_it(begin: str, dtype: torch.dtype, monkey
     monkeypatch.setattr(segments, "_begin", lambda *_: begin)
     for base, style in (("rope_gqa", "eager"), ("sdpa", "eager"), ("rope", "einsum"), ("rope_fused", "sdpa")):
         part, program = whole_of(kept(base, dtype), kept(base, dtype, style=style))
-        rows = replace(part, allowed_at=None)
-        assert gap(rows, program).within, base
         assert gap(part, program).within, base
-        ratio = (part.run(program) - part.target.double()).abs() / torch.as_tensor(part.allowed(program))
+        values, allowed = reach(part, program)
+        ratio = (values - part.target.double()).abs() / allowed(None)
         assert float(ratio.max()) > 0.01, base
 
 
@@ -84,19 +84,17 @@ def test_what_cancels_over_the_whole_way_is_the_same() -> None:
 
 def test_some_rows_are_allowed_what_they_are_among_all() -> None:
     part, program = whole_of(kept("rope_gqa"), kept("rope_gqa", shift_q=1, shift_k=1))
-    assert part.allowed_at is not None
     rows = torch.tensor([3, 17, 9])
-    torch.testing.assert_close(part.allowed_at(program, rows), torch.as_tensor(part.allowed(program))[:, :, rows])
+    _, allowed = reach(part, program)
+    torch.testing.assert_close(allowed(rows), allowed(None)[:, :, rows])
 
 
 def test_a_lesser_dtype_of_the_logits_counts_where_both_have_it() -> None:
     half, whole_numbers = Precision(logits_dtype=torch.float16, weights_dtype=torch.float16), Precision()
-    assert of_measured(Precisions(half, whole_numbers)).a == Precision(
-        logits_dtype=torch.float32, weights_dtype=torch.float32
-    )
-    assert of_measured(Precisions(half, half)).a == half
+    assert of_measured((half, whole_numbers))[0] == Precision(logits_dtype=torch.float32, weights_dtype=torch.float32)
+    assert of_measured((half, half))[0] == half
     own = Precision(torch.float16, torch.float32, torch.float16)
-    assert of_measured(Precisions(own, whole_numbers)).a == own
+    assert of_measured((own, whole_numbers))[0] == own
 
 
 def test_errors_of_vectors_move_the_output_by_no_more() -> None:
@@ -107,7 +105,7 @@ def test_errors_of_vectors_move_the_output_by_no_more() -> None:
     expected = compute.attend(q, k, v, formula)[0]
     for each, row in ((1e-4, 0.0), (0.0, 1e-4), (1e-5, 1e-4)):
         offs = [Off(torch.full_like(x, each), torch.full_like(x[..., :1], row), torch.zeros_like(x)) for x in (q, k, v)]
-        limit = output_allowed(q, k, v, formula, EXACT, EXACT, query_off=offs[0], key_off=offs[1], value_off=offs[2])
+        limit = output_allowed(q, k, v, formula, (EXACT, EXACT), offs)
         moved = [x * (1 + row * torch.randn(2, 3, 40, 1)) + each * torch.randn(x.shape) for x in (q, k, v)]
         ratio = (compute.attend(*moved, formula)[0] - expected).abs() / limit
         assert 0.05 < float(ratio.max()) <= 1.0
@@ -117,10 +115,10 @@ def test_the_deviations_of_a_way_are_those_of_its_rounding() -> None:
     x, weight = torch.randn(2, 30, 64), torch.randn(4, 16, 64)
     affine = Affine("q", weight, None, torch.arange(64).view(4, 16))
     way = Way(affine, (Norm("rms", torch.ones(1, 16), eps=1e-6), Rounded("bfloat16")))
-    off = way_off(way, compute.project(affine, x), projection_off(affine, x, EXACT, Precision()), EXACT, Precision())
+    exact, off = followed(way, *projected(affine, x, (EXACT, Precision())), (EXACT, Precision()))
     its: Tensor = torch.einsum("bld,hed->bhle", x, weight)
     its = (its * (its.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).bfloat16().double()
-    exact = compute.follow(way, compute.project(affine, x))[-1]
+    torch.testing.assert_close(exact, compute.follow(way, compute.project(affine, x))[-1])
     assert bool(((its - exact).abs() <= 8 * off.each).all())
     assert float((off.each > 0).double().mean()) < 0.05  # few are near enough to the middle of two numbers
 
@@ -149,7 +147,7 @@ def test_no_error_before_a_step_is_more_behind_it_than_its_bound(steps: Callable
     """Errors of any signs, and those that lie along the vector, or all to one side, and change length and mean most."""
     x, way = torch.randn(2, 3, 10, 16, dtype=torch.float64), Way(steps=steps())
     size = 1e-6 * torch.rand(x.shape, dtype=torch.float64)
-    limit = way_off(way, x, Off.none(x).plus(size), EXACT, EXACT).bound
+    limit = followed(way, x, Off.none(x).plus(size), (EXACT, EXACT))[1].bound
     highest = 0.0
     for signs in (torch.randn(x.shape).sign(), x.sign(), -x.sign(), torch.ones_like(x)):
         moved = (compute.follow(way, x + signs * size)[-1] - compute.follow(way, x)[-1]).abs()
@@ -163,7 +161,7 @@ def test_what_was_made_of_one_input_bit_for_bit_alike_is_the_same_whatever_made_
     seen, program = observe(call), program_of(call, observe(call))
     assert seen["query"].projected is not None
     off = {**seen, "query": replace(seen["query"], projected=seen["query"].projected * 1.01)}
-    precisions = Precisions(precision_of(call), precision_of(call))
+    precisions: Precisions = (precision_of(call), precision_of(call))
     for alike in (False, True):
         told = {**off, "query": replace(off["query"], alike=alike)}
         part = next(one for one in segments.segments(call, told, program, precisions, None) if one.name == "query")

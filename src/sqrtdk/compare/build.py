@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -125,16 +125,10 @@ def _step(before: Tensor, point: Waypoint, dtype: torch.dtype, rounded_by: Tenso
     label = f"{point.name} {point.detail}".strip()
     if point.values is None:
         return Opaque(label)
-    if point.name == "norm":
-        norm = fit_norm(before, point.values, point.detail, dtype=dtype)
-        return (
-            Opaque(label)
-            if norm is None
-            else replace(norm.norm, eps=_plain(norm.norm.eps, norm.eps_low, norm.eps_high))
-        )
-    if point.name == "rope":
-        rotation = fit_rotation(before, point.values, dtype=dtype)
-        return Opaque(label) if rotation is None else rotation.rotation
+    if point.name == "norm" and (norm := fit_norm(before, point.values, point.detail, dtype=dtype)) is not None:
+        return replace(norm.norm, eps=_plain(norm.norm.eps, norm.eps_low, norm.eps_high))
+    if point.name == "rope" and (turned := fit_rotation(before, point.values, dtype=dtype)) is not None:
+        return turned.rotation
     return Rounded(point.detail, rounded_by) if point.name == "rounded" else Opaque(label)
 
 
@@ -149,13 +143,11 @@ def rounded_norm(before: Tensor, after: Tensor, kind: str, dtype: torch.dtype) -
         ('rms', 'bfloat16')
     """
     for lesser in LESSER:
-        if torch.finfo(lesser).eps <= torch.finfo(dtype).eps or not torch.equal(
-            after.to(lesser).to(after.dtype), after
-        ):
-            continue
-        norm = fit_norm(before, after, kind, dtype=lesser)
-        if norm is not None:
-            return norm.norm, Rounded(str(lesser).removeprefix("torch."))
+        coarser = torch.finfo(lesser).eps > torch.finfo(dtype).eps
+        if coarser and torch.equal(after.to(lesser).to(after.dtype), after):
+            norm = fit_norm(before, after, kind, dtype=lesser)
+            if norm is not None:
+                return norm.norm, Rounded(str(lesser).removeprefix("torch."))
     return None
 
 
@@ -177,109 +169,71 @@ def _plain(value: float, low: float, high: float) -> float:
 # -- from the product to the softmax -----------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A formula while its terms are read, in their order."""
-
-    formula: Formula
-    capped: bool = False
-    added: bool = False
-
-    def scale(self, by: Tensor | float) -> None:
-        formula = self.formula
-        if self.capped and formula.softcap_at == "masked":
-            self.formula = replace(formula, after=formula.after * by)
-            return
-        if self.added:
-            if not isinstance(by, Tensor):
-                filled = formula.visible is not None and math.isfinite(formula.fill)
-                fill_by = formula.fill_by * (by if filled else 1.0)
-                formula = replace(formula, bias_by=formula.bias_by * by, fill_by=fill_by)
-            elif formula.bias is not None:
-                formula = replace(formula, bias=formula.bias * by)
-        if self.capped:
-            self.formula = replace(formula, after=formula.after * by, softcap_at="product")
-        else:
-            self.formula = replace(formula, scale=formula.scale * by)
-
-    def softcap(self, cap: float, *, by_logits: bool) -> bool:
-        if self.capped:
-            return False
-        self.capped = True
-        at = "masked" if self.added else "scaled"
-        self.formula = replace(self.formula, softcap=cap, softcap_at=at, softcap_by_logits=by_logits)
-        return True
-
-    def bias(self, value: Tensor, name: str) -> bool:
-        if self.formula.softcap_at == "masked":
-            return False
-        formula = self.formula
-        if formula.bias is not None:
-            value = formula.bias * formula.bias_by + value
-            formula = replace(formula, bias_by=1.0)
-        self.formula = replace(formula, bias=value.double(), bias_name=name)
-        self.added = True
-        return True
-
-    def mask(self, term: Term, visible: Tensor) -> None:
-        formula = self.formula
-        if self.formula.softcap_at == "masked" and math.isfinite(term.fill):
-            visible = visible.clone()
-        fill, added, kind = term.fill, term.added, term.detail
-        if formula.visible is not None:
-            visible = formula.visible & visible
-            fill = min(formula.fill, fill)
-            added = added and formula.fill_added
-            kind = formula.mask if formula.mask == kind else "mask"
-        self.formula = replace(formula, visible=visible, fill=fill, fill_added=added, mask=kind)
-        self.added = True
-
-
 def formula_of(call: CallTensors, seen: Mapping[str, Seen]) -> Formula | None:
     """The formula of a call from its terms and the factors of q and k; None where one of them is not known."""
     if call.terms is None:
         return None
-    factors = [_as_4d(seen["query"].factor)]
-    key = _as_4d(seen["key"].factor)
+    query, key = (_as_4d(seen[name].factor) for name in ("query", "key"))
     if isinstance(key, Tensor):
         key = (key[:, seen["key"].heads] if key.shape[1] > 1 else key).mT
-    factors.append(key)
-    draft = _Draft(Formula(scale=factors[0] * factors[1], kept=call.kept, dropout=call.dropout))
+    formula: Formula | None = Formula(scale=query * key, kept=call.kept, dropout=call.dropout)
     for term in call.terms:
-        if not _read(draft, term):
-            return None
-    formula = draft.formula
+        formula = None if formula is None else _with_term(formula, term)
+    if formula is None:
+        return None
     lesser = torch.finfo(dtype_of(call.dtype)).eps
     for name in ("logits_dtype", "weights_dtype"):
         if torch.finfo(dtype_of(getattr(call, name))).eps > lesser:
-            formula = replace(formula, **{name: getattr(call, name)})
-    if formula.logits_dtype or formula.weights_dtype:
-        formula = replace(formula, own=Own(call.dtype, *factors))
+            formula = replace(formula, **{name: getattr(call, name)}, own=Own(call.dtype, query, key))
     return formula
 
 
-def _read(draft: _Draft, term: Term) -> bool:
-    value = term.value
-    if value is None:
-        return False
-    if term.name == "scale":
-        draft.scale(_as_4d(value))
-    elif term.name == "softcap":
-        return draft.softcap(float(value), by_logits=bool(term.detail))
-    elif term.name == "bias":
-        return isinstance(value, Tensor) and draft.bias(value, term.detail)
-    elif term.name == "mask" and isinstance(value, Tensor):
-        draft.mask(term, value)
-    elif term.name == "sinks" and isinstance(value, Tensor):
-        draft.formula = replace(draft.formula, sinks=value)
-    else:
-        return False
-    return True
+def _with_term(formula: Formula, term: Term) -> Formula | None:
+    """The formula with one more term behind those that it has; None where it can't be written so."""
+    value, added = term.value, formula.bias is not None or formula.visible is not None
+    if term.name == "scale" and value is not None:
+        return _scaled(formula, _as_4d(value))
+    if term.name == "softcap" and value is not None and formula.softcap is None:
+        at = "masked" if added else "scaled"
+        return replace(formula, softcap=float(value), softcap_at=at, softcap_by_logits=bool(term.detail))
+    if not isinstance(value, Tensor):
+        return None
+    if term.name == "bias" and formula.softcap_at != "masked":
+        if formula.bias is not None:
+            value = formula.bias * formula.bias_by + value
+            formula = replace(formula, bias_by=1.0)
+        return replace(formula, bias=value.double(), bias_name=term.detail)
+    if term.name == "mask":
+        return _masked(formula, term, value)
+    return replace(formula, sinks=value) if term.name == "sinks" else None
+
+
+def _scaled(formula: Formula, by: Tensor | float) -> Formula:
+    """Times a factor: of the product, of what was added to it, or of what the softcap gave."""
+    if formula.softcap is not None and formula.softcap_at == "masked":
+        return replace(formula, after=formula.after * by)
+    if isinstance(by, Tensor):
+        formula = formula if formula.bias is None else replace(formula, bias=formula.bias * by)
+    elif formula.bias is not None or formula.visible is not None:
+        filled = formula.visible is not None and math.isfinite(formula.fill)
+        fill_by = formula.fill_by * (by if filled else 1.0)
+        formula = replace(formula, bias_by=formula.bias_by * by, fill_by=fill_by)
+    if formula.softcap is not None:
+        return replace(formula, after=formula.after * by, softcap_at="product")
+    return replace(formula, scale=formula.scale * by)
+
+
+def _masked(formula: Formula, term: Term, visible: Tensor) -> Formula:
+    fill, added, kind = term.fill, term.added, term.detail
+    if formula.visible is not None:
+        visible = formula.visible & visible
+        fill = min(formula.fill, fill)
+        added = added and formula.fill_added
+        kind = formula.mask if formula.mask == kind else "mask"
+    return replace(formula, visible=visible, fill=fill, fill_added=added, mask=kind)
 
 
 def _as_4d(factor: Tensor | float) -> Tensor | float:
     if not isinstance(factor, Tensor):
         return factor
-    if factor.numel() == 1:
-        return float(factor)
-    return factor.double()[(None,) * (4 - factor.dim())]
+    return float(factor) if factor.numel() == 1 else factor.double()[(None,) * (4 - factor.dim())]

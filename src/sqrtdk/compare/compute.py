@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -149,47 +150,40 @@ def spread(tensor: Tensor, count: int, heads: Tensor | None = None) -> Tensor:
     return tensor.repeat_interleave(count // there, 1)
 
 
-def logits(
-    query: Tensor, key: Tensor, formula: Formula, rows: slice | None = None, product: Tensor | None = None
-) -> Tensor:
-    """Logits (B, Hq, l, S) in float64, as they enter the softmax, of all rows or of some.
+def logits(query: Tensor, key: Tensor, formula: Formula, product: Tensor | None = None) -> Tensor:
+    """Logits (B, Hq, L, S) in float64, as they enter the softmax.
 
-    The order is scale, softcap (where `softcap_at` has it), bias, mask; then `logits_dtype`. `product` is q . k of the
-    rows, where it is there already.
+    The order is scale, softcap (where `softcap_at` has it), bias, mask; then `logits_dtype`. `product` is q . k, where
+    it is there already.
     """
-    length, scale = query.shape[-2], formula.scale
+    scale = formula.scale
     if product is None and formula.own is not None:
-        product, scale = _own_product(query, key, formula.own, rows), _left(scale, formula.own)
-    z = product_of(query, key, rows) if product is None else product
-    z = _capped(z * _of_rows(scale, rows, length, z.dtype), formula, rows, length, ("scaled", "product"))
+        product, scale = _own_product(query, key, formula.own), _left(scale, formula.own)
+    z = query.double() @ spread(key, query.shape[1]).double().mT if product is None else product
+    z = _capped(z * _to(scale, z.dtype), formula, ("scaled", "product"))
     if formula.bias is not None:
-        z = z + _of_rows(formula.bias.double() * formula.bias_by, rows, length, z.dtype)
+        z = z + (formula.bias.double() * formula.bias_by).to(z.dtype)
     if formula.visible is not None:
-        z = _masked(z, formula, _rows(formula.visible, rows, length))
-    z = _capped(z, formula, rows, length, ("masked",))
+        z = _masked(z, formula, formula.visible)
+    z = _capped(z, formula, ("masked",))
     return rounded(z, formula.logits_dtype)
 
 
-def curve(product: Tensor, formula: Formula, rows: slice | None, length: int) -> tuple[Tensor, Tensor]:
-    """Logits before bias and mask, (B, Hq, l, S), of q . k of some rows, and their slope against it, softcap included.
+def curve(product: Tensor, formula: Formula) -> tuple[Tensor, Tensor]:
+    """Logits before bias and mask, (B, Hq, L, S), of q . k, and their slope against it, softcap included.
 
     The slope broadcasts to the logits.
     """
-    scale = _of_rows(formula.scale, rows, length)
-    z, slope = product * scale, torch.as_tensor(scale, dtype=torch.float64, device=product.device)
+    slope = torch.as_tensor(formula.scale, dtype=torch.float64, device=product.device)
+    z = product * slope
     if formula.softcap is not None:
         bent = (z / formula.softcap).tanh()
         if formula.softcap_by_logits:
             z, slope = z * bent, slope * (bent + z / formula.softcap * (1.0 - bent.square())).abs()
         elif formula.softcap_at != "masked":  # there bias and mask come first: the steepest slope is taken
             z, slope = formula.softcap * bent, slope * (1.0 - bent.square())
-    after = _of_rows(formula.after, rows, length)
+    after = _to(formula.after, torch.float64)
     return z * after, slope * after
-
-
-def hidden(formula: Formula, rows: slice | None, length: int) -> Tensor | None:
-    """True where the key is hidden, broadcasts to (B, Hq, l, S); None where no key is."""
-    return None if formula.visible is None else ~_rows(formula.visible, rows, length)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, formula: Formula) -> tuple[Tensor, Tensor]:
@@ -198,7 +192,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, formula: Formula) -> tuple
     key, value = spread(key, heads).double(), spread(value, heads).double()
     outputs, sums = [], []
     for rows in chunks(query, key):
-        weights, lse = weigh(query, key, formula, rows)
+        weights, lse = weigh(query[..., rows, :], key, some_rows(formula, rows, query.shape[-2]))
         outputs.append(weights @ value)
         sums.append(lse)
     if not outputs:
@@ -206,15 +200,13 @@ def attend(query: Tensor, key: Tensor, value: Tensor, formula: Formula) -> tuple
     return torch.cat(outputs, 2), torch.cat(sums, 2)
 
 
-def weigh(
-    query: Tensor, key: Tensor, formula: Formula, rows: slice | None = None, z: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Weights (B, Hq, l, S) as they meet v, dropout included, and the lse (B, Hq, l), in float64.
+def weigh(query: Tensor, key: Tensor, formula: Formula, z: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Weights (B, Hq, L, S) as they meet v, dropout included, and the lse (B, Hq, L), in float64.
 
-    `z` are the logits of the rows, where they are there already.
+    `z` are the logits, where they are there already.
     """
     entering = z
-    z = logits(query, key, formula, rows) if z is None else z
+    z = logits(query, key, formula) if z is None else z
     top = z.amax(-1, keepdim=True) if z.shape[-1] else z.new_full((*z.shape[:-1], 1), float("-inf"))
     sinks = None if formula.sinks is None else formula.sinks.double()[:, None, None]
     top = top if sinks is None else torch.maximum(top, sinks)
@@ -228,46 +220,32 @@ def weigh(
         weights = _own_weights(z, formula)
     if formula.kept is not None:
         left = 1.0 - formula.dropout
-        weights = weights * _rows(formula.kept, rows, query.shape[-2]) * (1.0 / left if left > 0 else 0.0)
+        weights = weights * formula.kept * (1.0 / left if left > 0 else 0.0)
     return weights, (total.log() + top)[..., 0]
 
 
-def some_rows(formula: Formula, index: Tensor, length: int) -> Formula:
-    """The formula of some of `length` rows, by their numbers."""
-
-    def of(value: Tensor) -> Tensor:
-        return value[..., index, :] if value.ndim > 1 and value.shape[-2] == length != 1 else value
-
-    cut = parts_of(formula, of)
-    if cut.own is not None and isinstance(cut.own.query, Tensor):
-        cut = replace(cut, own=replace(cut.own, query=of(cut.own.query)))
-    return cut
+def some_rows(formula: Formula, rows: Tensor | slice, length: int) -> Formula:
+    """The formula of some of `length` rows, by their numbers or from one to another."""
+    return parts_of(formula, lambda x: x[..., rows, :] if x.ndim > 1 and x.shape[-2] == length != 1 else x)
 
 
 def some_heads(formula: Formula, index: Tensor, count: int) -> Formula:
     """The formula of some of `count` heads, by their numbers."""
-
-    def of(value: Tensor) -> Tensor:
-        return value[..., index, :, :] if value.ndim > 2 and value.shape[-3] == count != 1 else value
-
-    cut = replace(parts_of(formula, of), sinks=None if formula.sinks is None else formula.sinks[index])
-    own = cut.own
-    if own is None:
-        return cut
-    query, key = (of(x) if isinstance(x, Tensor) else x for x in (own.query, own.key))
-    return replace(cut, own=replace(own, query=query, key=key))
+    sinks = None if formula.sinks is None else formula.sinks[index]
+    return parts_of(
+        replace(formula, sinks=sinks), lambda x: x[..., index, :, :] if x.ndim > 2 and x.shape[-3] == count != 1 else x
+    )
 
 
 def parts_of(formula: Formula, of: Callable[[Tensor], Tensor]) -> Formula:
     """A formula with `of` of every tensor that broadcasts to (B, Hq, L, S)."""
-    return replace(
-        formula,
-        scale=of(formula.scale) if isinstance(formula.scale, Tensor) else formula.scale,
-        after=of(formula.after) if isinstance(formula.after, Tensor) else formula.after,
-        bias=None if formula.bias is None else of(formula.bias),
-        visible=None if formula.visible is None else of(formula.visible),
-        kept=None if formula.kept is None else of(formula.kept),
-    )
+
+    def parts(record: Any, names: tuple[str, ...]) -> dict[str, Any]:
+        values = {name: getattr(record, name) for name in names}
+        return {name: of(value) if isinstance(value, Tensor) else value for name, value in values.items()}
+
+    own = formula.own if formula.own is None else replace(formula.own, **parts(formula.own, ("query", "key")))
+    return replace(formula, own=own, **parts(formula, ("scale", "after", "bias", "visible", "kept")))
 
 
 def chunks(query: Tensor, key: Tensor, budget: int = CHUNK) -> Iterator[slice]:
@@ -278,18 +256,11 @@ def chunks(query: Tensor, key: Tensor, budget: int = CHUNK) -> Iterator[slice]:
         yield slice(first, min(length, first + step))
 
 
-def product_of(query: Tensor, key: Tensor, rows: slice | None = None) -> Tensor:
-    """Q . k, (B, Hq, l, S), of all rows or of some."""
-    queries = query if rows is None else query[..., rows, :]
-    return queries.double() @ spread(key, query.shape[1]).double().mT
-
-
-def _own_product(query: Tensor, key: Tensor, own: Own, rows: slice | None) -> Tensor:
+def _own_product(query: Tensor, key: Tensor, own: Own) -> Tensor:
     """Q . k as a side has it, in its dtype, with the factors on q and k that it puts there."""
     dtype, factor = dtype_of(own.dtype), own.key.mT if isinstance(own.key, Tensor) else own.key
     queries = (query.double() * own.query).to(dtype)
-    keys = (spread(key, query.shape[1]).double() * factor).to(dtype)
-    return (queries if rows is None else queries[..., rows, :]) @ keys.mT
+    return queries @ (spread(key, query.shape[1]).double() * factor).to(dtype).mT
 
 
 def _left(scale: Tensor | float, own: Own) -> Tensor | float:
@@ -311,14 +282,14 @@ def _own_weights(z: Tensor, formula: Formula) -> Tensor:
     return rounded(weights if formula.sinks is None else weights[..., :-1], formula.weights_dtype)
 
 
-def _capped(z: Tensor, formula: Formula, rows: slice | None, length: int, places: tuple[str, ...]) -> Tensor:
+def _capped(z: Tensor, formula: Formula, places: tuple[str, ...]) -> Tensor:
     """Through the softcap and the factor after it, if this is their place."""
     if formula.softcap_at not in places:
         return z
     if formula.softcap is not None:
         z = (z if formula.softcap_by_logits else formula.softcap) * (z / formula.softcap).tanh()
     after = formula.after
-    return z if isinstance(after, float) and after == 1.0 else z * _of_rows(after, rows, length, z.dtype)
+    return z if isinstance(after, float) and after == 1.0 else z * _to(after, z.dtype)
 
 
 def _masked(z: Tensor, formula: Formula, visible: Tensor) -> Tensor:
@@ -332,12 +303,5 @@ def _masked(z: Tensor, formula: Formula, visible: Tensor) -> Tensor:
     return torch.where(visible, z, rounded(z + fill, stored).to(z.dtype))
 
 
-def _of_rows(
-    value: Tensor | float, rows: slice | None, length: int, dtype: torch.dtype = torch.float64
-) -> Tensor | float:
-    """The rows of what broadcasts to (B, Hq, L, S)."""
-    return _rows(value, rows, length).to(dtype) if isinstance(value, Tensor) else value
-
-
-def _rows(value: Tensor, rows: slice | None, length: int) -> Tensor:
-    return value[..., rows, :] if rows is not None and value.ndim > 1 and value.shape[-2] == length != 1 else value
+def _to(value: Tensor | float, dtype: torch.dtype) -> Tensor | float:
+    return value.to(dtype) if isinstance(value, Tensor) else value

@@ -23,11 +23,10 @@ from sqrtdk.compare.opening import open_sides
 from sqrtdk.compare.output_words import Ends, of_outputs
 from sqrtdk.compare.outputs import compare_outputs, pair_outputs
 from sqrtdk.compare.pair import Judged, cancelled_within, first_difference, judge
-from sqrtdk.compare.picture import picture_of, scatter_of
 from sqrtdk.compare.records import FAIL_ON, Cause, DiffReport, PairDiff, Unpaired
 from sqrtdk.compare.refuse import first_nan, refuse_nan, refuse_strangers, refuse_unlike
 from sqrtdk.compare.sides import Given, Side, options_of_sides
-from sqrtdk.compare.stages import ordered, with_cut_off, with_lines
+from sqrtdk.compare.stages import ordered, picture_of, scatter_of, with_cut_off, with_lines
 from sqrtdk.compare.suspect import Sides
 from sqrtdk.compare.words import is_reached, paragraphs
 from sqrtdk.errors import InvalidValueError
@@ -356,6 +355,7 @@ def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, or
     share = None
     if before is not None and after is not None and not before.within:
         share = 1 - after.size / before.size if before.size else None
+    shown = (judged.sides, judged.seen) if own is False and judged.sides and judged.seen else None
     return PairDiff(
         site_a=a.site,
         site_b=b.site,
@@ -373,8 +373,8 @@ def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, or
         formula_a=None if a.call is None else a.call.formula,
         formula_b=None if b.call is None else b.call.formula,
         reason=judged.reason,
-        scatter=() if own is not False or judged.sides is None else scatter_of(judged),
-        picture=None if own is not False or judged.sides is None else picture_of(judged),
+        scatter=() if shown is None else scatter_of(*shown),
+        picture=None if shown is None else picture_of(*shown),
         rows=rows,
         rows_left_out=left_out,
     )

@@ -25,7 +25,8 @@ LEAST = 0.5  # share that a cause must explain where something unknown is left b
 WORTH = 0.02  # share of a difference that a cause must take away to be kept before the whole of it is explained
 UNKNOWN = "unknown"
 Causes = Mapping[str, Callable[[Sides], Iterator[Suspicion]]]
-Programs = dict[tuple[Suspicion, ...], Program]  # A's with some suspicions applied
+Chosen = tuple[Suspicion, ...]
+Programs = dict[Chosen, Program]  # A's with some suspicions applied
 LEFT = 0.5  # of the squares, with a cause that shows
 ROUNDED, OF_WEIGHTS = ("rounding",), ("weights", "projection_bias")
 VECTORS = math.ceil(-2 * math.log2(RISK) - 1)  # that chance does not lay along another one
@@ -60,37 +61,42 @@ def explain(segment: Segment, sides: Sides, causes: Causes) -> Explained:
     if before.within:
         return Explained((), sides.a, before, before)
     programs: Programs = {(): sides.a}
-    chosen = _nearest(segment, sides, causes, before, programs)
-    if not gap(segment, _applied(programs, chosen)).within:
-        every = _all(segment, sides, causes)
-        if gap(segment, _applied(programs, every)).within:
-            chosen = every
-    if gap(segment, _applied(programs, chosen)).within:
-        chosen = _fewest(segment, programs, chosen)
-    program = _applied(programs, chosen)
-    after = gap(segment, program)
-    found = [_cause(segment, programs, chosen, suspicion, after) for suspicion in chosen]
+
+    def left(suspicions: Chosen) -> Gap:
+        return gap(segment, _applied(programs, suspicions))
+
+    chosen = _nearest(segment, sides, causes, programs)
+    if not left(chosen).within and left(every := _all(segment, sides, causes)).within:
+        chosen = every
+    if left(chosen).within:  # those without which the numbers do not agree
+        for suspicion in reversed(chosen):
+            rest = _without(chosen, suspicion)
+            chosen = rest if left(rest).within else chosen
+    after = left(chosen)
+    found = []
+    for one in chosen:
+        share = _share(left(_without(chosen, one)), after)
+        if after.within or share >= LEAST:
+            found.append(Cause(one.name, one.a, one.b, share, one.text, one.stage))
     if not after.within:
-        found = [cause for cause in found if cause.explained >= LEAST]
         found.append(_unknown(segment, sides, before, after))
-    return Explained(tuple(found), program, before, after)
+    return Explained(tuple(found), _applied(programs, chosen), before, after)
 
 
-def _asked(segment: Segment, sides: Sides, causes: Causes) -> Iterator[Suspicion]:
+def _asked(segment: Segment, sides: Sides, causes: Causes, chosen: Iterable[Suspicion]) -> Iterator[Suspicion]:
+    """What is suspected beside what was chosen."""
+    names = {(old.name, old.stage) for old in chosen}
     every = (suspicion for suspect in causes.values() for suspicion in suspect(sides))
-    return (suspicion for suspicion in every if suspicion.stage in segment.asks)
+    return (one for one in every if one.stage in segment.asks and (one.name, one.stage) not in names)
 
 
-def _nearest(segment: Segment, sides: Sides, causes: Causes, before: Gap, programs: Programs) -> tuple[Suspicion, ...]:
+def _nearest(segment: Segment, sides: Sides, causes: Causes, programs: Programs) -> Chosen:
     """One after the other that brings A nearest to B, the first that brings it there; all are asked anew each time."""
-    chosen: tuple[Suspicion, ...] = ()
-    left = before
+    chosen: Chosen = ()
+    left = gap(segment, sides.a)
     for _ in range(MOST):
         program, best = _applied(programs, chosen), None
-        names = {(old.name, old.stage) for old in chosen}
-        for other in _asked(segment, replace(sides, a=program), causes):
-            if (other.name, other.stage) in names:
-                continue
+        for other in _asked(segment, replace(sides, a=program), causes, chosen):
             changed = other.change(program)
             found = gap(segment, changed)
             if best is None or found.within or found.size < best[0].size:
@@ -106,46 +112,27 @@ def _nearest(segment: Segment, sides: Sides, causes: Causes, before: Gap, progra
     return chosen
 
 
-def _all(segment: Segment, sides: Sides, causes: Causes) -> tuple[Suspicion, ...]:
+def _all(segment: Segment, sides: Sides, causes: Causes) -> Chosen:
     """All suspicions, as they come up while they are applied: two that only together bring A nearer are among them."""
-    chosen: list[Suspicion] = []
-    names: set[tuple[str, str]] = set()
+    chosen: Chosen = ()
     program = sides.a
     for _ in range(ROUNDS):
-        asked = _asked(segment, replace(sides, a=program), causes)
-        suspicion = next((one for one in asked if (one.name, one.stage) not in names), None)
+        suspicion = next(_asked(segment, replace(sides, a=program), causes, chosen), None)
         if suspicion is None:
             break
-        names.add((suspicion.name, suspicion.stage))
-        chosen.append(suspicion)
-        program = suspicion.change(program)
-    return tuple(chosen)
+        chosen, program = (*chosen, suspicion), suspicion.change(program)
+    return chosen
 
 
-def _applied(programs: Programs, suspicions: tuple[Suspicion, ...]) -> Program:
+def _applied(programs: Programs, suspicions: Chosen) -> Program:
     """A's program with some suspicions applied, once for those that are asked again."""
     if suspicions not in programs:
         programs[suspicions] = suspicions[-1].change(_applied(programs, suspicions[:-1]))
     return programs[suspicions]
 
 
-def _without(suspicions: tuple[Suspicion, ...], one: Suspicion) -> tuple[Suspicion, ...]:
+def _without(suspicions: Chosen, one: Suspicion) -> Chosen:
     return tuple(other for other in suspicions if other is not one)
-
-
-def _fewest(segment: Segment, programs: Programs, suspicions: tuple[Suspicion, ...]) -> tuple[Suspicion, ...]:
-    """Those without which the numbers do not agree."""
-    for suspicion in reversed(suspicions):
-        rest = _without(suspicions, suspicion)
-        if gap(segment, _applied(programs, rest)).within:
-            suspicions = rest
-    return suspicions
-
-
-def _cause(segment: Segment, programs: Programs, chosen: tuple[Suspicion, ...], one: Suspicion, after: Gap) -> Cause:
-    without = gap(segment, _applied(programs, _without(chosen, one)))
-    explained = _share(without, after)
-    return Cause(one.name, one.a, one.b, explained, one.text, one.stage)
 
 
 def _share(before: Gap, after: Gap) -> float:
@@ -156,11 +143,10 @@ def _share(before: Gap, after: Gap) -> float:
 
 
 def _unknown(segment: Segment, sides: Sides, before: Gap, after: Gap) -> Cause:
-    stage = segment.stages[-1]
-    if segment.name == "output" and sides.b.formula is None:
-        stage = "weights"  # what B makes of the product is not known
     if segment.name != "output":
         stage = lost_stage(segment, sides)
+    else:  # where B has no formula, what it makes of the product is not known
+        stage = "weights" if sides.b.formula is None else segment.stages[-1]
     return unknown_cause(stage, after, max(0.0, _share(before, after)))
 
 
@@ -190,8 +176,7 @@ def stage_of_vector(name: str, programs: Iterable[Program]) -> str:
 
 def first_stage(names: list[str]) -> str | None:
     """The first of some stages, in the order of an attention."""
-    known = [name for name in STAGES if name in names]
-    return known[0] if known else None
+    return next((name for name in STAGES if name in names), None)
 
 
 # -- causes that move no single number beyond what rounding allows -----------------------------------------------------

@@ -16,25 +16,24 @@ from sqrtdk.compare.explain import UNKNOWN, Causes, Explained, explain, faint, f
 from sqrtdk.compare.infer_vectors import with_known_norm
 from sqrtdk.compare.numbers import held
 from sqrtdk.compare.observed import NAMES, Seen, observe
-from sqrtdk.compare.precision import Precision, unit
+from sqrtdk.compare.precision import Precision, Precisions, unit
 from sqrtdk.compare.program import Program
 from sqrtdk.compare.records import CANCELS, StageDiff
-from sqrtdk.compare.segments import Gap, Precisions, Segment, gap, segments, whole
+from sqrtdk.compare.segments import Gap, Segment, gap, segments, whole
 from sqrtdk.compare.stages import hidden_rows, of_formula
 from sqrtdk.compare.suspect import Sides, way_of, with_way
 from sqrtdk.compare.unknown_steps import (
-    Direct,
-    Passed,
+    Parts,
+    alike,
     compare_directly,
-    output_differs,
+    differs,
     outputs_alike,
     past_unknown,
-    same_output,
+    same_input,
 )
 from sqrtdk.tracing.tensors import CallTensors
 
 ROUNDINGS = {"scale": 1, "softcap": 3, "bias": 1, "mask": 1}  # of the logits, where each is an operation of its own
-Parts = list[tuple[Segment, Explained]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,92 +81,96 @@ def judge(
     reason = _unread(a, b)
     if reason is not None:
         return Judged(None, reason=reason)
-    reason = _unlike_shapes(a, b)
-    if reason is not None:
-        return Judged(None, reason=reason, strangers=True)
     a, b = in_order(a), in_order(b)
     seen_a, seen_b = observe(a, kv_scale), observe(b, kv_scale)
-    reason = _unlike_heads(seen_a, seen_b)
+    reason = _unlike(a, b, seen_a, seen_b)
     if reason is not None:
         return Judged(None, reason=reason, strangers=True)
-    first = (None, None) if earlier is None else (earlier.a.formula, earlier.b.formula)
-    told = completed(a, b, seen_a, seen_b, first)
-    (program_a, program_b), seen_b = (_rounded_norms(*told), _rounded_norms(*reversed(told))), told[1].seen
-    seen_b = {name: replace(seen, alike=_alike(told[0].seen[name], seen)) for name, seen in seen_b.items()}
-    precisions = Precisions(precision_of(a), precision_of(b))
-    program_a, program_b = _added_alike(program_a, program_b)
-    passed = past_unknown(program_a, program_b, told[0].seen, seen_b)
-    program_a, program_b, seen_b = passed.after.a, passed.after.b, passed.after.seen
+
+    told = _told(a, b, seen_a, seen_b, earlier)
+    seen = {name: replace(own, alike=_alike(told[0].seen[name], own)) for name, own in told[1].seen.items()}
+    ahead, behind, passed = past_unknown(told[0].program, told[1].program, told[0].seen, seen)
+    told = [replace(side, program=program) for side, program in zip(told, (behind.a, behind.b), strict=True)]
     sides = Sides(
-        a=program_a,
-        b=program_b,
-        head_dim=seen_b["query"].used.shape[-1],
+        a=behind.a,
+        b=behind.b,
+        head_dim=behind.seen["query"].used.shape[-1],
         model_dim=_model_dim(seen_a) or _model_dim(seen_b),
-        heads=seen_b["query"].used.shape[1],
-        self_attention=seen_b["query"].used.shape[2] == seen_b["key"].used.shape[2],
+        heads=behind.seen["query"].used.shape[1],
+        self_attention=behind.seen["query"].used.shape[2] == behind.seen["key"].used.shape[2],
         declared_a=declared[0],
         declared_b=declared[1],
     )
-    rows = ~(hidden_rows(program_a.formula, *_sizes(b)) | hidden_rows(program_b.formula, *_sizes(b)))
-    every = segments(b, seen_b, program_a, precisions, rows)
-    told = [replace(side, program=program) for side, program in zip(told, (program_a, program_b), strict=True)]
-    direct = compare_directly(told, program_a, {part.name for part in every}, rows)
-    if program_a.formula is None:
+    rows = ~(hidden_rows(behind.a.formula, *_sizes(b)) | hidden_rows(behind.b.formula, *_sizes(b)))
+    precisions: Precisions = precision_of(a), precision_of(b)
+    every = segments(b, behind.seen, behind.a, precisions, rows)
+    direct, reasons = compare_directly(told, behind.a, {part.name for part in every}, rows)
+    if behind.a.formula is None:
         return _without_formula(told, sides, every, direct, causes, rows)
-    whole_way = whole(b, seen_b, program_a, precisions, rows, every=every)
-    before = gap(whole_way, program_a)
-    if None in (a.terms, b.terms) and outputs_alike(told, rows, TIGHT):
+
+    # the whole way, and every part of it
+    recorded = None not in (a.terms, b.terms)
+    whole_way = whole(every, sides.a)
+    before = gap(whole_way, sides.a)
+    if not recorded and outputs_alike(told, rows, TIGHT):
         before = replace(before, within=True)  # a formula that was found on numbers may be off by their rounding
-    front = segments(b, passed.before.seen, passed.before.a, precisions, rows) if passed.names else []
-    alike = before.within and all(gap(part, passed.before.a).within for part in front if _of(part, passed))
-    parts, program = _in_parts(front, every, passed, sides, None if alike else causes)
-    half = any(unit(p.dtype) > unit(torch.float32) for p in precisions)
-    if alike and half and None not in (a.terms, b.terms) and not passed.names:
+    front = segments(b, ahead.seen, ahead.a, precisions, rows) if passed else []
+    split = [part for part in front if _of(part, passed)]
+    same = before.within and all(gap(part, ahead.a).within for part in split)
+    asked = None if same else causes
+    if passed:  # before steps that are not known; then behind them, with what was found of all other ways
+        parts, program = _explained(front, replace(sides, a=ahead.a, b=ahead.b), asked)
+        found = sides.a
+        for name in NAMES:
+            if name not in passed:
+                found = with_way(found, name, way_of(program, name))
+        last = [part for part in every if part.name == "output" or _of(part, passed)]
+        later, program = _explained(last, replace(sides, a=found), asked)
+        parts = [*later, *parts]
+    else:
+        parts, program = _explained(every, sides, asked)
+    if not same:
+        same = all(explained.before.within for _, explained in parts)
+    elif recorded and not passed and any(unit(p.dtype) > unit(torch.float32) for p in precisions):
         weak, changed = _explained(every, sides, causes, weak=True)
-        both = whole(b, seen_b, program_a, precisions, rows, changed, every)
-        if changed is not program_a and shows(without := gap(both, program_a), gap(both, changed)):
-            before, parts, program, alike = replace(without, within=False), weak, changed, False
-            whole_way = whole(b, seen_b, changed, precisions, rows)
-    elif not alike:
-        alike = all(explained.before.within for _, explained in parts)
-    by_way = None if alike else _by_the_way(whole_way, sides, parts, causes)
+        both = whole(every, sides.a, changed)
+        if changed is not sides.a and shows(without := gap(both, sides.a), gap(both, changed)):
+            before, parts, program, same = replace(without, within=False), weak, changed, False
+            whole_way = whole(segments(b, behind.seen, changed, precisions, rows), changed)
+    by_way = None if same else _by_the_way(whole_way, sides, parts, causes)
     if by_way is not None:
         parts, program = by_way
-    after = before if alike else gap(whole_way, program)
-    if before.within and not alike:  # what differs is before a step that the whole way does not go through
+    after = before if same else gap(whole_way, program)
+    if before.within and not same:  # what differs is before a step that the whole way does not go through
         most = max((found for part, found in parts if _of(part, passed)), key=lambda found: found.before.size)
         before, after = most.before, most.after
     stages = []
     for segment, explained in parts:
-        stages += _stages(segment, explained, sides, alike or (by_way is not None and not explained.causes))
-    if direct.parts and alike and same_output(told, rows):
+        stages += _stages(segment, explained, sides, same or (by_way is not None and not explained.causes))
+
+    # vectors that no part tells of
+    if direct and same and same_input(told, rows) and alike(told, "output", rows):
         # q and k that differ alike, by a permutation say, leave their product as it is
-        direct = replace(direct, parts=tuple((part, replace(found, causes=())) for part, found in direct.parts))
-    cancels = not any(explained.causes for _, explained in direct.parts)
-    stages += [stage for segment, explained in direct.parts for stage in _stages(segment, explained, sides, cancels)]
-    same: bool | None = alike and cancels
-    reason = None
-    if same and direct.reasons:
-        same, reason = None, "; ".join(direct.reasons)
-    return Judged(same, (*direct.parts, *parts), tuple(stages), before, after, reason, sides, seen_b, rows)
+        direct = [(part, replace(found, causes=())) for part, found in direct]
+    cancels = not any(explained.causes for _, explained in direct)
+    for segment, explained in direct:
+        stages += _stages(segment, explained, sides, cancels)
+    known = None if same and cancels and reasons else same and cancels
+    reason = "; ".join(reasons) if known is None else None
+    return Judged(known, (*direct, *parts), tuple(stages), before, after, reason, sides, behind.seen, rows)
 
 
-def _by_the_way(whole_way: Segment, sides: Sides, parts: Parts, causes: Causes) -> tuple[Parts, Program] | None:
-    """What the causes of the whole way are, where a part is left with what is not known and the whole way is not.
-
-    Features of q and k that stand in another order differ at every stage, and make no difference to their product.
-    """
-    if not any(cause.name == UNKNOWN for _, explained in parts for cause in explained.causes):
-        return None
-    found = explain(whole_way, sides, causes)
-    if not found.after.within or not found.causes:
-        return None
-    left, told = list(found.causes), []
-    for segment, explained in parts:
-        own = [cause for cause in left if cause.stage in segment.stages and not explained.before.within]
-        left = [cause for cause in left if cause not in own]
-        told.append((segment, replace(explained, causes=tuple(own))))
-    return None if left else (told, found.program)
+def _told(
+    a: CallTensors, b: CallTensors, seen_a: Mapping[str, Seen], seen_b: Mapping[str, Seen], earlier: Sides | None
+) -> list[Told]:
+    """Both sides completed from one another, with the numbers of norms and what is added to the logits told alike."""
+    first = (None, None) if earlier is None else (earlier.a.formula, earlier.b.formula)
+    told = completed(a, b, seen_a, seen_b, first)
+    one, other = _rounded_norms(*told), _rounded_norms(*reversed(told))
+    if one.formula is not None and other.formula is not None:
+        formulas = told_alike(one.formula, other.formula, held(one.dtype, other.dtype))
+        one, other = replace(one, formula=formulas[0]), replace(other, formula=formulas[1])
+    return [replace(side, program=program) for side, program in zip(told, (one, other), strict=True)]
 
 
 def _rounded_norms(own: Told, other: Told) -> Program:
@@ -186,65 +189,61 @@ def _explained(
 
     With `weak` those are asked too of a segment that is within rounding.
     """
-    parts = []
+    parts: Parts = []
     program = sides.a
     for segment in every:
-        if causes is None:
-            # what differs and makes no difference to the output needs no cause
-            own = gap(segment, program)
-            explained = Explained((), program, own, own)
+        here, before = replace(sides, a=program), gap(segment, program)
+        if causes is None:  # what differs and makes no difference to the output needs no cause
+            explained = Explained((), program, before, before)
         else:
-            explained = explain(segment, replace(sides, a=program), causes)
-            if weak and explained.before.within:
-                explained = faint(segment, replace(sides, a=program), causes)
+            explained = (faint if weak and before.within else explain)(segment, here, causes)
         program = explained.program
         parts.append((segment, explained))
     return parts, program
 
 
-def _in_parts(
-    front: list[Segment], every: list[Segment], passed: Passed, sides: Sides, causes: Causes | None
-) -> tuple[Parts, Program]:
-    """The segments before steps that are not known, then those behind them with what was found of all other ways."""
-    if not passed.names:
-        return _explained(every, sides, causes)
-    ahead, program = _explained(front, replace(sides, a=passed.before.a, b=passed.before.b), causes)
-    found = sides.a
-    for name in NAMES:
-        if name not in passed.names:
-            found = with_way(found, name, way_of(program, name))
-    behind = [part for part in every if part.name == "output" or _of(part, passed)]
-    parts, program = _explained(behind, replace(sides, a=found), causes)
-    return [*parts, *ahead], program
+def _by_the_way(whole_way: Segment, sides: Sides, parts: Parts, causes: Causes) -> tuple[Parts, Program] | None:
+    """What the causes of the whole way are, where a part is left with what is not known and the whole way is not.
+
+    Features of q and k that stand in another order differ at every stage, and make no difference to their product.
+    """
+    if not any(cause.name == UNKNOWN for _, explained in parts for cause in explained.causes):
+        return None
+    found = explain(whole_way, sides, causes)
+    if not found.after.within or not found.causes:
+        return None
+    left = list(found.causes)
+    told: Parts = []
+    for segment, explained in parts:
+        own = [cause for cause in left if cause.stage in segment.stages and not explained.before.within]
+        left = [cause for cause in left if cause not in own]
+        told.append((segment, replace(explained, causes=tuple(own))))
+    return None if left else (told, found.program)
 
 
-def _of(part: Segment, passed: Passed) -> bool:
-    """Whether a segment is of a way that has two parts."""
-    return part.name.removesuffix(" used") in passed.names
+def _of(part: Segment, names: list[str]) -> bool:
+    """Whether a segment is of one of these vectors."""
+    return part.name.removesuffix(" used") in names
 
 
 def _without_formula(
-    told: list[Told], sides: Sides, every: list[Segment], direct: Direct, causes: Causes, rows: Tensor
+    told: list[Told], sides: Sides, every: list[Segment], direct: Parts, causes: Causes, rows: Tensor
 ) -> Judged:
     """A pair of which what makes weights of the product is not known: q, k and v, and the outputs where these agree."""
-    seen = told[1].seen
-    alike = outputs_alike(told, rows)
-    parts, _ = _explained(every, sides, None if alike else causes)
-    parts = [*direct.parts, *parts]
+    same = outputs_alike(told, rows)
+    parts, _ = _explained(every, sides, None if same else causes)
+    parts = [*direct, *parts]
+    if same is False:
+        parts.append(differs(told, "output", ("weights", "output"), rows, sides.a))
+    stages = [stage for segment, explained in parts for stage in _stages(segment, explained, sides, bool(same))]
     reason = _unknown(told)
-    if alike:
-        same: bool | None = True
-    elif alike is False:
-        parts.append(output_differs(told, rows, sides.a))
-        same = False
-    else:
-        same = False if any(explained.causes for _, explained in parts) else None
-    stages = [stage for segment, explained in parts for stage in _stages(segment, explained, sides, bool(alike))]
-    if alike is not False:
+    if same is not False:
         stages.append(StageDiff("weights", None, reason=reason))
-    last = parts[-1][1].before if alike is False else None
-    reason = "" if same is not None else reason
-    return Judged(same, tuple(parts), tuple(stages), last, last, reason or None, sides, seen, rows)
+    last = parts[-1][1].before if same is False else None
+    if same is None and any(explained.causes for _, explained in parts):
+        same = False
+    told_why = reason if same is None else None
+    return Judged(same, tuple(parts), tuple(stages), last, last, told_why, sides, told[1].seen, rows)
 
 
 def _sizes(call: CallTensors) -> tuple[int, int]:
@@ -274,29 +273,18 @@ def _unread(a: CallTensors, b: CallTensors) -> str | None:
     return None
 
 
-def _unlike_shapes(a: CallTensors, b: CallTensors) -> str | None:
+def _unlike(a: CallTensors, b: CallTensors, seen_a: Mapping[str, Seen], seen_b: Mapping[str, Seen]) -> str | None:
+    """Why two calls can't be one attention, by their shapes."""
     one, other = a.query.values.shape, b.query.values.shape
     if one[1] != other[1]:
         return f"A has {one[1]} heads, B {other[1]}"
     if one != other or a.output.shape != b.output.shape:
         return f"q of A is {tuple(one)}, of B {tuple(other)}; outputs {tuple(a.output.shape)}, {tuple(b.output.shape)}"
-    return None
-
-
-def _unlike_heads(a: Mapping[str, Seen], b: Mapping[str, Seen]) -> str | None:
     for name in ("key", "value"):
-        one, other = a[name].used.shape, b[name].used.shape
-        if one[1] != other[1] and one[1] != 1 and other[1] != 1:
-            return f"{name} of A has {one[1]} heads, of B {other[1]}"
+        of_a, of_b = seen_a[name].used.shape[1], seen_b[name].used.shape[1]
+        if of_a != of_b and 1 not in (of_a, of_b):
+            return f"{name} of A has {of_a} heads, of B {of_b}"
     return None
-
-
-def _added_alike(a: Program, b: Program) -> tuple[Program, Program]:
-    """The programs, with what their formulas add to the logits told apart alike."""
-    if a.formula is None or b.formula is None:
-        return a, b
-    one, other = told_alike(a.formula, b.formula, held(a.dtype, b.dtype))
-    return replace(a, formula=one), replace(b, formula=other)
 
 
 def _model_dim(seen: Mapping[str, Seen]) -> int | None:
@@ -310,24 +298,27 @@ def precision_of(call: CallTensors) -> Precision:
     return Precision(dtype_of(call.dtype), dtype_of(call.logits_dtype), dtype_of(call.weights_dtype), max(2, steps))
 
 
-def _stages(segment: Segment, explained: Explained, sides: Sides, alike: bool) -> list[StageDiff]:
+def _stages(segment: Segment, explained: Explained, sides: Sides, same: bool) -> list[StageDiff]:
     before = explained.before
     differing = {cause.stage for cause in explained.causes}
-    reason = CANCELS if alike and not before.within else None
-    if segment.name != "output":
-        found = []
-        lost = lost_stage(segment, sides)
-        for stage in dict.fromkeys((*segment.stages, *([] if before.within or differing else [lost]))):
-            differs = not before.within and (stage in differing or (not differing and stage == lost))
-            told = reason if differs else None
-            # of the stages beside the one that differs: what is left where that one is put right
-            size = before if differs or before.within else explained.after if explained.after.within else None
-            largest, allowed = (None, None) if size is None else (size.largest, size.allowed)
-            found.append(StageDiff(stage, not differs, largest, allowed, reason=told))
-        return found
-    stages = [of_formula(stage, sides) for stage in segment.stages[:-1]]
-    stages = [replace(stage, same=stage.stage not in differing) for stage in stages]
-    return [*stages, StageDiff("output", before.within, before.largest, before.allowed, reason=reason)]
+    reason = CANCELS if same and not before.within else None
+    if segment.name == "output":
+        stages = [replace(of_formula(stage, sides), same=stage not in differing) for stage in segment.stages[:-1]]
+        return [*stages, StageDiff("output", before.within, before.largest, before.allowed, reason=reason)]
+    if not before.within and not differing:
+        differing = {lost_stage(segment, sides)}
+        stages_of = dict.fromkeys((*segment.stages, *differing))
+    else:
+        stages_of = dict.fromkeys(segment.stages)
+    # of the stages beside the one that differs: what is left where that one is put right
+    left = before if before.within else explained.after if explained.after.within else None
+    found = []
+    for stage in stages_of:
+        wrong = not before.within and stage in differing
+        size = before if wrong else left
+        largest, allowed = (None, None) if size is None else (size.largest, size.allowed)
+        found.append(StageDiff(stage, not wrong, largest, allowed, reason=reason if wrong else None))
+    return found
 
 
 def cancelled_within(judged: Judged) -> Judged:

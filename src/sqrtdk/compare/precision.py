@@ -35,6 +35,9 @@ class Precision:
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
 
+Precisions = tuple[Precision, Precision]  # of A and of B
+
+
 def unit(dtype: torch.dtype) -> float:
     """u: the largest relative error of one rounding to nearest.
 

@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare import compute
-from sqrtdk.compare.precision import Precision, least, sigmas, stored, sum_variance, unit
+from sqrtdk.compare.precision import Precision, Precisions, least, sigmas, stored, sum_variance, unit
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.rounding_steps import Off
 
@@ -55,12 +55,8 @@ def output_allowed(
     key: Tensor,
     value: Tensor,
     formula: Formula,
-    a: Precision,
-    b: Precision,
-    *,
-    query_off: Off | None = None,
-    key_off: Off | None = None,
-    value_off: Off | None = None,
+    sides: Precisions,
+    offs: Sequence[Off] = (),
     entries: int | None = None,
 ) -> Tensor:
     """Of the output, (B, Hq, L, Ev), in chunks of rows.
@@ -70,23 +66,18 @@ def output_allowed(
         key: (B, H, S, E).
         value: (B, H, S, Ev).
         formula: of both.
-        a: one side; float64 allows next to nothing.
-        b: the other side.
-        query_off: errors of q as it comes in, of both sides; None: both have it as it is given.
-        key_off: of k.
-        value_off: of v.
+        sides: in which both compute; float64 allows next to nothing.
+        offs: errors of q, k and v as they come in, of both sides; none: both have them as they are given.
         entries: of the output that are looked at; None: those of these rows.
     """
-    heads, given = query.shape[1], (query_off, key_off, value_off)
-    offs: list[Off] = []
-    if any(off is not None for off in given):
-        vectors = (query, key, value)
-        offs = [(off or Off.none(x)).spread(heads, None) for off, x in zip(given, vectors, strict=True)]
+    heads = query.shape[1]
+    offs = [off.spread(heads, None) for off in offs]
     key, value = compute.spread(key, heads).double(), compute.spread(value, heads).double()
     times, most = _repeats(key), sigmas(entries or query.shape[:3].numel() * value.shape[-1])
-    parts = [
-        _of_rows(query, key, value, formula, (a, b), rows, most, times, offs) for rows in compute.chunks(query, key)
-    ]
+    length, parts = query.shape[-2], []
+    for rows in compute.chunks(query, key):
+        cut, off = compute.some_rows(formula, rows, length), [offs[0].rows(rows), *offs[1:]] if offs else []
+        parts.append(_of_rows(query[..., rows, :], key, value, cut, sides, most, times, off))
     return torch.cat(parts, 2) if parts else query.new_zeros((*query.shape[:3], value.shape[-1])).double()
 
 
@@ -95,17 +86,16 @@ def _of_rows(
     key: Tensor,
     value: Tensor,
     formula: Formula,
-    sides: tuple[Precision, Precision],
-    rows: slice,
+    sides: Precisions,
     most: float,
     times: Tensor,
     offs: Sequence[Off],
 ) -> Tensor:
-    there = _Logits.of(query, key, formula, rows)
-    weights, _ = compute.weigh(query, key, formula, rows, there.entering)
+    there = _Logits.of(query, key, formula)
+    weights, _ = compute.weigh(query, key, formula, there.entering)
     whole = weights
     if formula.kept is not None:
-        whole, _ = compute.weigh(query, key, replace(formula, kept=None), rows, there.entering)
+        whole, _ = compute.weigh(query, key, replace(formula, kept=None), there.entering)
     output, reach, squared = weights @ value, _reach(value, formula), value.square()
     terms, repeated = weights.square() @ squared, (weights.square() * times) @ squared
     mean_square = weights @ squared if formula.kept is None else whole @ squared + reach**2
@@ -115,7 +105,7 @@ def _of_rows(
     summed = sum_variance(output, terms, keys) + divided
     allowed = torch.zeros_like(output)
     if offs:
-        carried = there.carried(query[..., rows, :].double(), key, offs[0].rows(rows), offs[1], whole, most)
+        carried = there.carried(query.double(), key, offs[0], offs[1], whole, most)
         allowed += torch.minimum(most * (spread * carried).sqrt(), reach)
         of_value = offs[2].each.square() + offs[2].row.square() * squared
         allowed += most * ((weights.square() * _repeats(value)) @ of_value).sqrt()  # equal values are off alike
@@ -181,15 +171,13 @@ class _Logits:
     slope: Tensor
 
     @classmethod
-    def of(cls, query: Tensor, key: Tensor, formula: Formula, rows: slice) -> _Logits:
-        """For some rows of a query."""
-        queries = query[..., rows, :].double()
-        product, squares = queries @ key.mT, queries.square() @ key.square().mT
-        bare, slope = compute.curve(product, formula, rows, query.shape[-2])
-        entering = z = compute.logits(query, key, formula, rows, product)
+    def of(cls, query: Tensor, key: Tensor, formula: Formula) -> _Logits:
+        product, squares = query.double() @ key.mT, query.double().square() @ key.square().mT
+        bare, slope = compute.curve(product, formula)
+        entering = z = compute.logits(query, key, formula, product)
         plain = formula.bias is None and formula.softcap_at != "masked"
         sizes = bare.abs() if plain else torch.maximum(bare.abs(), z.abs())
-        hidden, added = compute.hidden(formula, rows, query.shape[-2]), None
+        hidden, added = None if formula.visible is None else ~formula.visible, None
         top = z.amax(-1, keepdim=True) if z.shape[-1] else z
         below = (z - top).masked_fill(top == float("-inf"), 0.0)
         if hidden is not None and formula.fill_added and not math.isinf(formula.fill):

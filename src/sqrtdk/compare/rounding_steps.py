@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare import compute
-from sqrtdk.compare.precision import Precision, least, sigmas, sum_variance, unit
+from sqrtdk.compare.precision import Precision, Precisions, least, sigmas, sum_variance, unit
 from sqrtdk.compare.program import Affine, Norm, Rotation, Rounded, Step, Way
 
 STILL = 1e-3  # an angle that is none
@@ -41,7 +41,6 @@ TURN = 2.0 * math.sqrt(2.0)  # of a pair's length: cosine or sine and its produc
 ENTERS = 2.0  # of values that two sides have projected
 FAR = 0.5  # of their length; what a norm and a rotation in bfloat16 are allowed is less than a tenth
 EXACT = Precision(torch.float64)
-Sides = tuple[Precision, Precision]
 Steps = tuple[Step, ...]
 
 
@@ -79,8 +78,8 @@ class Off(NamedTuple):
         return Off(*(error[..., which, :] for error in self))
 
 
-def projection_off(affine: Affine, entering: Tensor, a: Precision, b: Precision) -> Off:
-    """Of a projection: its sum, and the rounding of that and of the bias.
+def projected(affine: Affine, entering: Tensor, sides: Precisions) -> tuple[Tensor, Off]:
+    """Heads (B, H, L, E) of an input, and what they are off by: their sum, and the rounding of that and of the bias.
 
     Of two dtypes, the side of the lesser one has its weights rounded to it.
     """
@@ -89,24 +88,24 @@ def projection_off(affine: Affine, entering: Tensor, a: Precision, b: Precision)
     squares = compute.project(squared, entering.double().square())
     bias = torch.zeros(()) if affine.bias is None else affine.bias.double()[:, None]
     summed = (sum_variance(result - bias, squares, entering.shape[-1]) / 3).sqrt()
-    units = [unit(p.dtype) for p in (a, b)]
+    units = [unit(p.dtype) for p in sides]
     cast = max(units) if max(units) > min(*units, unit(affine.weight.dtype)) else 0.0
     off = Off.none(result).plus(0.0, cast * (squares / 3).sqrt())
-    for p in (a, b):
+    for p in sides:
         off = off.plus(unit(p.dtype) * (result.abs() + bias.abs()) + least(p.dtype), unit(p.accumulator) * summed)
-    return off
+    return result, off
 
 
-def way_off(way: Way, before: Tensor, off: Off, a: Precision, b: Precision) -> Off:
-    """After all steps of a way, (B, H, L, E), of values that are off before it."""
+def followed(way: Way, before: Tensor, off: Off, sides: Precisions) -> tuple[Tensor, Off]:
+    """Values (B, H, L, E) after all steps of a way, and what they are off by, of values that are off before it."""
     values = before.double()
     for step in way.steps:
         after = compute.apply_step(step, values)
-        off, values = _stepped(step, values, after, off, (a, b)), after
+        off, values = _stepped(step, values, after, off, sides), after
     if not way.steps:
-        off = off.plus((unit(a.dtype) + unit(b.dtype)) * values.abs())
-    scaled = abs(way.scaled) if isinstance(way.scaled, float) else way.scaled.abs()
-    return Off(off.each * scaled, off.row, off.bound * scaled)
+        off = off.plus(sum(unit(p.dtype) for p in sides) * values.abs())
+    scaled = torch.as_tensor(way.scaled, dtype=torch.float64).abs()
+    return values * way.scaled, Off(off.each * scaled, off.row, off.bound * scaled)
 
 
 def allowed(steps: Steps, entered: Tensor, dtype: torch.dtype, bound: Tensor | None = None) -> Tensor:
@@ -119,7 +118,7 @@ def allowed(steps: Steps, entered: Tensor, dtype: torch.dtype, bound: Tensor | N
         bound: what `entered` may be off by; None: it is another side's projection, or its own.
     """
     bound = ENTERS * unit(dtype) * entered.abs() if bound is None else bound
-    return way_off(Way(steps=steps), entered, Off.none(entered).plus(bound), EXACT, Precision(dtype)).bound
+    return followed(Way(steps=steps), entered, Off.none(entered).plus(bound), (EXACT, Precision(dtype)))[1].bound
 
 
 def agrees(steps: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype, bound: Tensor | None = None) -> bool:
@@ -137,7 +136,7 @@ def inverse(step: Rotation) -> Rotation:
     return replace(step, table=step.table.conj().resolve_conj() / size)
 
 
-def _stepped(step: Step, before: Tensor, after: Tensor, off: Off, sides: Sides) -> Off:
+def _stepped(step: Step, before: Tensor, after: Tensor, off: Off, sides: Precisions) -> Off:
     if isinstance(step, Norm):
         return _normed(step, before, after, off, sides)
     if isinstance(step, Rotation):
@@ -154,7 +153,7 @@ def _stepped(step: Step, before: Tensor, after: Tensor, off: Off, sides: Sides) 
     return off
 
 
-def _normed(norm: Norm, before: Tensor, after: Tensor, off: Off, sides: Sides) -> Off:
+def _normed(norm: Norm, before: Tensor, after: Tensor, off: Off, sides: Precisions) -> Off:
     """In the dtype throughout, as careless code computes it: the length, the division and the gain, the shift.
 
     A mean that is taken off rounds by its own size; a sum of squares is of one sign.
@@ -181,7 +180,7 @@ def _normed(norm: Norm, before: Tensor, after: Tensor, off: Off, sides: Sides) -
     return off
 
 
-def _turned(rotation: Rotation, before: Tensor, off: Off, sides: Sides) -> Off:
+def _turned(rotation: Rotation, before: Tensor, off: Off, sides: Precisions) -> Off:
     """Table, two products and their sum; and angles that were computed in float32, by three roundings of an angle."""
     real, imaginary = rotation.table.real.double().abs(), rotation.table.imag.double().abs()
     size = real.square() + imaginary.square()

@@ -1,7 +1,8 @@
 """The parts of an attention between two places where B's numbers are recorded; A's program is run over each by itself.
 
 Every part begins with what B had there, so that what differs before it, and the rounding of that, does not count
-against it.
+against it. From there on the values of A's program and what they may be off by are carried on together: through the
+projection, the steps of the way, and the attention.
 """
 
 from __future__ import annotations
@@ -9,59 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import attend, follow, project, some_rows, spread
+from sqrtdk.compare.compute import attend, some_rows, spread
 from sqrtdk.compare.observed import NAMES, Seen
-from sqrtdk.compare.precision import Precision, unit
-from sqrtdk.compare.program import Opaque, Program, Way
+from sqrtdk.compare.precision import Precision, Precisions, unit
+from sqrtdk.compare.program import Affine, Opaque, Program, Way
 from sqrtdk.compare.rounding import output_allowed
-from sqrtdk.compare.rounding_steps import Off, projection_off, way_off
+from sqrtdk.compare.rounding_steps import Off, followed, projected
 from sqrtdk.compare.suspect import STAGES, way_of
 from sqrtdk.tracing.tensors import CallTensors
 
 MOST_KNOWN = 4  # programs whose gaps are kept
 MOST_ROWS = 4  # that are looked at first: where these differ by more than is allowed, no others need be
 OF_FORMULA = ("scale", "softcap", "bias", "mask", "sinks", "weights", "output")
-
-
-class Precisions(NamedTuple):
-    """In which dtypes both sides compute."""
-
-    a: Precision
-    b: Precision
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Segment:
-    """A part of the way.
-
-    Attributes:
-        name: of what it ends with: "query", "key", "value" as projected; "query used" and so on; "output".
-        stages: those that it covers.
-        target: B's values at its end.
-        run: a program's values there.
-        allowed: how far they may be from the target by the rounding of both sides, each entry or all.
-        rows: (B, L), True for those that are compared; None for all.
-        asks: stages of the suspicions that may act on it.
-        allowed_at: as `allowed`, (B, H, n, E) of the rows of n numbers; None where that is no less work.
-        most: root of the mean square that they may be from the target by, all together.
-        known: gaps of the programs that were asked last, which are asked again from several sides.
-    """
-
-    name: str
-    stages: tuple[str, ...]
-    target: Tensor
-    run: Callable[[Program], Tensor]
-    allowed: Callable[[Program], Tensor | float]
-    rows: Tensor | None = None
-    asks: tuple[str, ...] = STAGES
-    allowed_at: Callable[[Program, Tensor], Tensor] | None = None
-    most: float = math.inf
-    known: list[tuple[Program, Gap]] = field(default_factory=list)
+Allowed = Callable[[Tensor | None], Tensor]  # of the rows of some numbers, or of all, (B, H, n, E)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +47,40 @@ class Gap:
     within: bool
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """A part of the way.
+
+    Attributes:
+        name: of what it ends with: "query", "key", "value" as projected; "query used" and so on; "output".
+        stages: those that it covers.
+        target: B's values at its end.
+        seen: B's q, k and v.
+        begins: where those of them that it goes through begin: "input", "projected" or "used".
+        precisions: in which both sides compute.
+        rows: (B, L), True for those that are compared; None for all.
+        asks: stages of the suspicions that may act on it.
+        own: the projection that gave A what B had, bit for bit: its own arithmetic is not that of float64.
+        most: root of the mean square that they may be from the target by, all together.
+        known: gaps of the programs that were asked last, which are asked again from several sides.
+    """
+
+    name: str
+    stages: tuple[str, ...]
+    target: Tensor
+    seen: Mapping[str, Seen] = field(default_factory=dict)
+    begins: Mapping[str, str] = field(default_factory=dict)
+    precisions: Precisions = (Precision(), Precision())
+    rows: Tensor | None = None
+    asks: tuple[str, ...] = STAGES
+    own: Affine | None = None
+    most: float = math.inf
+    known: list[tuple[Program, Gap]] = field(default_factory=list)
+
+
+# -- how far a program is from B over a segment ------------------------------------------------------------------------
+
+
 def gap(segment: Segment, program: Program) -> Gap:
     """How far a program is from B over a segment; not a number counts as far."""
     known = next((own for other, own in segment.known if other is program), None)
@@ -90,10 +90,17 @@ def gap(segment: Segment, program: Program) -> Gap:
     return known
 
 
+def apart(values: Tensor, target: Tensor) -> Tensor:
+    """Differences; what is no number on one side is infinitely far."""
+    difference = (values.double() - target.double()).abs()
+    if math.isfinite(float(difference.sum())):
+        return difference
+    return difference.nan_to_num(nan=math.inf, posinf=math.inf)
+
+
 def _gap(segment: Segment, program: Program) -> Gap:
-    difference = (segment.run(program) - segment.target.double()).abs()
-    if not math.isfinite(float(difference.sum())):
-        difference = difference.nan_to_num(nan=float("inf"), posinf=float("inf"))
+    values, allowed = reach(segment, program)
+    difference = apart(values, segment.target)
     if not difference.numel() or (segment.rows is not None and not bool(segment.rows.any())):
         return Gap(0.0, 0.0, 0.0, True)
     left_out = None
@@ -106,14 +113,69 @@ def _gap(segment: Segment, program: Program) -> Gap:
     size = float(counted(difference).square().mean().sqrt())
     difference = difference if left_out is None else difference.masked_fill(left_out, 0.0)
     largest = float(difference.max())
-    if segment.allowed_at is not None and difference.shape[2] > MOST_ROWS:
+    if len(segment.begins) > 1 and difference.shape[2] > MOST_ROWS:
         most = difference.amax((0, 1, 3)).topk(MOST_ROWS).indices
-        allowed = segment.allowed_at(program, most)
-        if bool((difference[:, :, most] > allowed).any()):
-            return Gap(largest, size, float(counted(allowed, most).max()), False)
-    allowed = torch.as_tensor(segment.allowed(program), dtype=torch.float64).expand(difference.shape)
-    within = size <= segment.most and bool(counted(difference <= allowed).all())
-    return Gap(largest, size, float(counted(allowed).max()), within)
+        limits = allowed(most)
+        if bool((difference[:, :, most] > limits).any()):
+            return Gap(largest, size, float(counted(limits, most).max()), False)
+    limits = allowed(None)
+    within = size <= segment.most and bool(counted(difference <= limits).all())
+    return Gap(largest, size, float(counted(limits).max()), within)
+
+
+def reach(segment: Segment, program: Program) -> tuple[Tensor, Allowed]:
+    """A program's values at the end of a segment, and how far they may be from the target by rounding on both sides."""
+    vectors = [_vector(segment, program, name) for name in segment.begins]
+    if len(vectors) == 1:
+        values, of_one = vectors[0]
+        assert of_one is not None
+        return values, lambda index: of_one.bound if index is None else of_one.bound[:, :, index]
+    formula, count = program.formula, vectors[0][0].shape[1]
+    assert formula is not None
+    heads = (None, program.key.heads, program.value.heads)
+    query, key, value = (spread(x, count, which) for (x, _), which in zip(vectors, heads, strict=True))
+    offs: list[Off] = []
+    if any(off is not None for _, off in vectors):
+        whole = [Off.none(x) if off is None else off for x, off in vectors]
+        offs = [off.spread(count, which) for off, which in zip(whole, heads, strict=True)]
+
+    def allowed(index: Tensor | None) -> Tensor:
+        queries, cut, off = query, formula, offs
+        if index is not None:
+            queries, cut = query[:, :, index], some_rows(formula, index, query.shape[2])
+            off = [offs[0].rows(index), *offs[1:]] if offs else offs
+        return output_allowed(queries, key, value, cut, segment.precisions, off, segment.target.numel())
+
+    return attend(query, key, value, formula)[0], allowed
+
+
+def _vector(segment: Segment, program: Program, name: str) -> tuple[Tensor, Off | None]:
+    """q, k or v where the segment ends, or where they meet, and by what it may be off; None: it is as B had it."""
+    seen, way, begin = segment.seen[name], way_of(program, name), segment.begins[name]
+    if begin == "used" or seen.projected is None:
+        return seen.used, None
+    values, off = seen.projected, _borrowed(seen, seen.projected, segment.precisions)
+    if begin == "input":
+        assert way.affine is not None
+        assert seen.input is not None
+        values, off = projected(way.affine, seen.input, segment.precisions)
+        if segment.name == name:
+            return (seen.projected if way.affine is segment.own else values), off
+    return followed(way, values, off, segment.precisions)
+
+
+def _borrowed(seen: Seen, values: Tensor, precisions: Precisions) -> Off:
+    """What the projected values are off by where they are the other side's, of one input: two projections."""
+    off = Off.none(values)
+    if not seen.borrowed:
+        return off
+    size = float(values.double().square().mean().sqrt())
+    width = values.shape[1] * values.shape[-1]
+    sums = sum(unit(p.accumulator) for p in precisions) * math.sqrt(width / 6) * size
+    return off.plus(sum(unit(p.dtype) for p in precisions) * values.abs(), sums)
+
+
+# -- the segments of a pair --------------------------------------------------------------------------------------------
 
 
 def is_known(way: Way) -> bool:
@@ -133,69 +195,43 @@ def segments(
         precisions: in which both sides compute.
         rows: (B, L), True where the output is compared.
     """
-    precisions = of_measured(precisions)
-    parts = [_projection(name, seen[name], precisions, a) for name in NAMES if _projects(seen[name], way_of(a, name))]
-    parts += [_steps(name, seen[name], precisions) for name in NAMES if _steps_known(seen[name], way_of(a, name))]
+    part = partial(Segment, seen=seen, precisions=of_measured(precisions))
+    found, steps = [], []
+    for name in NAMES:
+        vector, way = seen[name], way_of(a, name)
+        if vector.projected is None:
+            continue
+        if way.affine is not None and vector.input is not None and _fits(way.affine, vector.projected):
+            own = way.affine if vector.alike else None
+            begins = {name: "input"}
+            found.append(part(name, (name,), vector.projected, begins=begins, asks=(name,), own=own))
+        if is_known(way) and vector.projected.shape == vector.used.shape:
+            stages = (f"{name} norm", f"{name} rotation") if name != "value" else ("value",)
+            begins = {name: "projected"}
+            steps.append(part(f"{name} used", stages, vector.used, begins=begins, asks=(name, *stages)))
+    found += steps
     if a.formula is not None:
-        parts.append(_output(b, {name: seen[name].used for name in NAMES}, precisions, rows))
-    return parts
+        begins, asks = dict.fromkeys(NAMES, "used"), ("key", "value", *OF_FORMULA)
+        found.append(part("output", OF_FORMULA, b.output, begins=begins, asks=asks, rows=rows))
+    return found
 
 
-def whole(
-    b: CallTensors,
-    seen: Mapping[str, Seen],
-    a: Program,
-    precisions: Precisions,
-    rows: Tensor | None,
-    changed: Program | None = None,
-    every: Sequence[Segment] | None = None,
-) -> Segment:
-    """All segments as one: A's program from the first place on where it does not give what B had, to the output.
+def _fits(affine: Affine, projected: Tensor) -> bool:
+    return affine.weight.shape[:2] == projected.shape[1:4:2]
+
+
+def whole(every: Sequence[Segment], a: Program, changed: Program | None = None) -> Segment:
+    """All segments of A's program as one: from the first place on where it does not give what B had, to the output.
 
     Each of q, k and v begins as late as it can: where A gives what B had of it, at what met in the product; else as it
     was projected, where A gives that; else at the input; and before all that a `changed` program has otherwise. What is
-    off on the way since then is carried on. `every` are the segments of A's program, where they are there already.
+    off on the way since then is carried on.
     """
-    precisions = of_measured(precisions)
-    parts = {part.name: part for part in (segments(b, seen, a, precisions, rows) if every is None else every)}
+    parts = {part.name: part for part in every}
     begins = {name: _begin(name, parts, a, a if changed is None else changed) for name in NAMES}
-    if set(begins.values()) == {"used"}:
-        return replace(parts["output"], name="whole", stages=STAGES, asks=STAGES)
-    latest: list[tuple[Program, dict[str, Tensor], dict[str, Off]]] = []
-
-    def vectors(program: Program) -> tuple[dict[str, Tensor], dict[str, Off]]:
-        if not latest or latest[0][0] is not program:
-            ways = {name: _along(way_of(program, name), seen[name], begins[name], precisions) for name in NAMES}
-            latest[:] = [(program, *({name: way[i] for name, way in ways.items()} for i in (0, 1)))]  # type: ignore[list-item]
-        return latest[0][1:]
-
-    def run(program: Program) -> Tensor:
-        return _output(b, vectors(program)[0], precisions, rows).run(program)
-
-    def allowed(program: Program) -> Tensor | float:
-        values, offs = vectors(program)
-        return _output(b, values, precisions, rows, offs).allowed(program)
-
-    def allowed_at(program: Program, index: Tensor) -> Tensor:
-        values, offs = vectors(program)
-        part = _output(b, values, precisions, rows, offs)
-        assert part.allowed_at is not None
-        return part.allowed_at(program, index)
-
-    return Segment("whole", STAGES, b.output, run, allowed, rows, allowed_at=allowed_at)
-
-
-def of_measured(precisions: Precisions) -> Precisions:
-    """What is allowed for, B being what was measured: a lesser dtype of A's logits or weights counts where B has it."""
-    a, b = precisions
-
-    def no_less(own: torch.dtype | None, other: torch.dtype | None) -> torch.dtype | None:
-        if own is None or unit(own) <= unit(a.dtype):
-            return own
-        return min(own, max(a.dtype, other or b.dtype, key=unit), key=unit)
-
-    logits, weights = no_less(a.logits_dtype, b.logits_dtype), no_less(a.weights_dtype, b.weights_dtype)
-    return Precisions(replace(a, logits_dtype=logits, weights_dtype=weights), b)
+    output = parts["output"]
+    known = output.known if begins == output.begins else []
+    return replace(output, name="whole", stages=STAGES, asks=STAGES, begins=begins, known=known)
 
 
 def _begin(name: str, parts: Mapping[str, Segment], a: Program, changed: Program) -> str:
@@ -208,123 +244,14 @@ def _begin(name: str, parts: Mapping[str, Segment], a: Program, changed: Program
     return "used" if own is other and gap(parts[f"{name} used"], a).within else "projected"
 
 
-def _along(way: Way, seen: Seen, begin: str, precisions: Precisions) -> tuple[Tensor, Off]:
-    """Values of q, k or v from where they begin, and by what they may be off."""
-    if begin == "used" or seen.projected is None:
-        return seen.used, Off.none(seen.used)
-    if begin == "input":
-        assert way.affine is not None
-        assert seen.input is not None
-        values, off = project(way.affine, seen.input), projection_off(way.affine, seen.input, *precisions)
-    else:
-        values, off = seen.projected, _borrowed(seen, seen.projected, precisions)
-    return follow(way, values)[-1], way_off(way, values, off, *precisions)
+def of_measured(precisions: Precisions) -> Precisions:
+    """What is allowed for, B being what was measured: a lesser dtype of A's logits or weights counts where B has it."""
+    a, b = precisions
 
+    def no_less(own: torch.dtype | None, other: torch.dtype | None) -> torch.dtype | None:
+        if own is None or unit(own) <= unit(a.dtype):
+            return own
+        return min(own, max(a.dtype, other or b.dtype, key=unit), key=unit)
 
-def _projects(seen: Seen, way: Way) -> bool:
-    fits = way.affine is not None and seen.input is not None and seen.projected is not None
-    return fits and way.affine is not None and way.affine.weight.shape[:2] == seen.projected.shape[1:4:2]  # type: ignore[union-attr]
-
-
-def _steps_known(seen: Seen, way: Way) -> bool:
-    return seen.projected is not None and is_known(way) and seen.projected.shape == seen.used.shape
-
-
-def _projection(name: str, seen: Seen, precisions: Precisions, a: Program) -> Segment:
-    entering, own = seen.input, way_of(a, name).affine
-    assert entering is not None
-    assert seen.projected is not None
-
-    def run(program: Program) -> Tensor:
-        affine = way_of(program, name).affine
-        assert affine is not None
-        if seen.alike and seen.projected is not None and affine is own:  # A ran it itself, in its own arithmetic
-            return seen.projected.double()
-        return project(affine, entering)
-
-    def allowed(program: Program) -> Tensor | float:
-        affine = way_of(program, name).affine
-        assert affine is not None
-        return projection_off(affine, entering, *precisions).bound
-
-    return Segment(name, (name,), seen.projected, run, allowed, asks=(name,))
-
-
-def _steps(name: str, seen: Seen, precisions: Precisions) -> Segment:
-    before = seen.projected
-    assert before is not None
-
-    def run(program: Program) -> Tensor:
-        return follow(way_of(program, name), before)[-1]
-
-    def allowed(program: Program) -> Tensor | float:
-        return way_off(way_of(program, name), before, _borrowed(seen, before, precisions), *precisions).bound
-
-    stages = (f"{name} norm", f"{name} rotation") if name != "value" else ("value",)
-    return Segment(f"{name} used", stages, seen.used, run, allowed, asks=(name, *stages))
-
-
-def _borrowed(seen: Seen, values: Tensor, precisions: Precisions) -> Off:
-    """What the projected values are off by where they are the other side's, of one input: two projections."""
-    off = Off.none(values)
-    if not seen.borrowed:
-        return off
-    size = float(values.double().square().mean().sqrt())
-    width = values.shape[1] * values.shape[-1]
-    sums = sum(unit(p.accumulator) for p in precisions) * math.sqrt(width / 6) * size
-    return off.plus(sum(unit(p.dtype) for p in precisions) * values.abs(), sums)
-
-
-def _output(
-    b: CallTensors,
-    values: Mapping[str, Tensor],
-    precisions: Precisions,
-    rows: Tensor | None,
-    offs: Mapping[str, Off] | None = None,
-) -> Segment:
-    query = values["query"]
-    count = query.shape[1]
-
-    def grouped(program: Program) -> tuple[Tensor, Tensor]:
-        return (
-            spread(values["key"], count, program.key.heads),
-            spread(values["value"], count, program.value.heads),
-        )
-
-    def run(program: Program) -> Tensor:
-        assert program.formula is not None
-        return attend(query, *grouped(program), program.formula)[0]
-
-    def allowed(program: Program) -> Tensor:
-        return allowed_at(program, None)
-
-    def allowed_at(program: Program, index: Tensor | None) -> Tensor:
-        formula, rows_of = program.formula, query
-        assert formula is not None
-        query_off, key_off, value_off = _of_heads(offs, program, count)
-        if index is not None:
-            formula, rows_of = some_rows(formula, index, query.shape[2]), query[:, :, index]
-            query_off = None if query_off is None else query_off.rows(index)
-        return output_allowed(
-            rows_of,
-            *grouped(program),
-            formula,
-            *precisions,
-            query_off=query_off,
-            key_off=key_off,
-            value_off=value_off,
-            entries=b.output.numel(),
-        )
-
-    asks = ("key", "value", *OF_FORMULA)
-    return Segment("output", OF_FORMULA, b.output, run, allowed, rows, asks, allowed_at)
-
-
-def _of_heads(
-    offs: Mapping[str, Off] | None, program: Program, count: int
-) -> tuple[Off | None, Off | None, Off | None]:
-    """Errors of q, k and v for every query head."""
-    if offs is None:
-        return None, None, None
-    key, value = (offs[name].spread(count, way_of(program, name).heads) for name in ("key", "value"))
-    return offs["query"], key, value
+    logits, weights = no_less(a.logits_dtype, b.logits_dtype), no_less(a.weights_dtype, b.weights_dtype)
+    return replace(a, logits_dtype=logits, weights_dtype=weights), b

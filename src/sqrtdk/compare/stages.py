@@ -1,4 +1,4 @@
-"""What each side does at a stage that is no tensor: scale, softcap, bias, mask, sinks, weights; the stages in order.
+"""What a reader sees of a pair: each side's formula in few words, the stages in order, the logits, both masks.
 
 And what a cause says besides its name: how much of k or v a dtype is too small for, as of a quantised cache, and the
 lines of code.
@@ -6,16 +6,16 @@ lines of code.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import MOST_STORED, apply_step
+from sqrtdk.compare.compute import MOST_STORED, apply_step, logits, parts_of, spread
 from sqrtdk.compare.observed import Seen
 from sqrtdk.compare.program import Formula, Opaque, Rounded
-from sqrtdk.compare.records import Cause, StageDiff
+from sqrtdk.compare.records import Cause, MaskPicture, Scatter, StageDiff
 from sqrtdk.compare.suspect import LETTERS, STAGES, Sides, way_of
 from sqrtdk.compare.words import rows_without_key
 from sqrtdk.tracing.records import AttentionCall
@@ -35,6 +35,9 @@ CODE_NAMES = {  # stages of a record at which a stage is found, and behind which
 }
 DATA = ("weights", "input")  # causes that no line of an attention makes
 EDGE = 1 + 2.0**-20  # the largest number under a scale that it made is the last that is stored, but for its rounding
+HEADS = 4  # whose logits are shown
+POINTS = 200  # a head
+SIDE = 48  # rows and keys of a picture
 
 
 def of_formula(stage: str, sides: Sides) -> StageDiff:
@@ -48,10 +51,15 @@ def of_formula(stage: str, sides: Sides) -> StageDiff:
 
 def _other_keys(a: Formula, b: Formula) -> str:
     """How many entries, a row and a key, B's mask has otherwise: ", 37 keys differ"."""
-    one = torch.ones((), dtype=torch.bool)
-    left, right = (one if formula.visible is None else formula.visible.bool() for formula in (a, b))
-    count = int((left ^ right).sum())
+    count = int((_visible(a) ^ _visible(b)).sum())
     return f", {count} {'key differs' if count == 1 else 'keys differ'}" if count else ""
+
+
+def _visible(formula: Formula) -> Tensor:
+    """Four axes, those of a formula without a mask of size 1."""
+    if formula.visible is None:
+        return torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    return formula.visible.bool()[(None,) * (4 - formula.visible.dim())]
 
 
 def number(value: Tensor | float) -> str:
@@ -65,10 +73,6 @@ def number(value: Tensor | float) -> str:
         return f"{value:.4g}"
     least, most = float(value.min()), float(value.max())
     return f"{least:.4g}" if least == most else f"{least:.4g} to {most:.4g}"
-
-
-def _scale(formula: Formula) -> str:
-    return number(formula.scale * formula.after)
 
 
 def _softcap(formula: Formula) -> str:
@@ -95,37 +99,28 @@ def _mask(formula: Formula) -> str:
     return f"{formula.mask or 'mask'}, {share:.1%} visible, {told}"
 
 
-def _sinks(formula: Formula) -> str:
-    return "none" if formula.sinks is None else number(formula.sinks)
-
-
 def _weights(formula: Formula) -> str:
-    kinds = [f"{name} in {dtype}" for name, dtype in _roundings(formula) if dtype is not None]
+    dtypes = {"logits": formula.logits_dtype, "weights": formula.weights_dtype}
+    kinds = [f"{name} in {dtype}" for name, dtype in dtypes.items() if dtype is not None]
     if formula.kept is not None:
         kinds.append(f"dropout {formula.dropout:g}")
     return ", ".join(kinds) or "softmax"
 
 
-def _roundings(formula: Formula) -> tuple[tuple[str, str | None], ...]:
-    return ("logits", formula.logits_dtype), ("weights", formula.weights_dtype)
-
-
-_TEXT = {
-    "scale": _scale,
+_TEXT: dict[str, Callable[[Formula], str]] = {
+    "scale": lambda formula: number(formula.scale * formula.after),
     "softcap": _softcap,
     "bias": _bias,
     "mask": _mask,
-    "sinks": _sinks,
+    "sinks": lambda formula: "none" if formula.sinks is None else number(formula.sinks),
     "weights": _weights,
 }
 
 
 def hidden_rows(formula: Formula | None, batch: int, rows: int) -> Tensor:
     """(B, L), True where the row of some head sees no key: what its output is, is left open."""
-    if formula is None or formula.visible is None:
-        return torch.zeros(batch, rows, dtype=torch.bool)
-    visible = formula.visible[(None,) * (4 - formula.visible.dim())]
-    return (~visible.any(-1)).any(1).expand(batch, rows).clone()
+    visible = _visible(Formula() if formula is None else formula)
+    return (~visible.any(-1)).any(1).expand(batch, rows)
 
 
 def _off(stage: StageDiff) -> tuple[bool, float]:
@@ -179,3 +174,49 @@ def with_lines(cause: Cause, a: AttentionCall | None, b: AttentionCall | None) -
 def _line(stage: str, call: AttentionCall | None) -> str | None:
     known = {} if call is None else {(x.where, x.name): x.at for x in reversed(call.stages) if x.at is not None}
     return next((known[place] for place in CODE_NAMES.get(stage, ()) if place in known), None)
+
+
+# -- for the eyes: logits of both sides beside one another, and the keys that one mask alone shows ---------------------
+
+
+def scatter_of(sides: Sides, seen: Mapping[str, Seen]) -> tuple[Scatter, ...]:
+    """Logits of the first heads, both formulas on B's q and k, at visible keys."""
+    if sides.a.formula is None or sides.b.formula is None:
+        return ()
+    query = seen["query"].used[:1, :, :SIDE]
+    z = []
+    for program, formula in ((sides.a, sides.a.formula), (sides.b, sides.b.formula)):
+        key = spread(seen["key"].used[:1], query.shape[1], program.key.heads)[:, :, :SIDE]
+        z.append(logits(query, key, parts_of(formula, _first))[0])
+    found = []
+    for head, (a, b) in enumerate(zip(*(both[:HEADS] for both in z), strict=True)):
+        rows, keys = torch.nonzero((a > -1e4) & (b > -1e4), as_tuple=True)
+        if not len(rows):
+            continue
+        pick = torch.linspace(0, len(rows) - 1, min(POINTS, len(rows))).long()
+        rows, keys = rows[pick], keys[pick]
+        points = [tuple(float(f"{value:.6g}") for value in x[rows, keys].tolist()) for x in (a, b)]
+        found.append(Scatter(head, tuple(rows.tolist()), tuple(keys.tolist()), points[0], points[1]))
+    return tuple(found)
+
+
+def _first(value: Tensor) -> Tensor:
+    """The part of the first sequence, rows and keys."""
+    return value[(None,) * (4 - value.dim())][:1, :, :SIDE, :SIDE]
+
+
+def picture_of(sides: Sides, seen: Mapping[str, Seen]) -> MaskPicture | None:
+    """Where the masks of the first sequence and head that differ do; None where they are the same."""
+    if sides.a.formula is None or sides.b.formula is None:
+        return None
+    shape = (*seen["query"].used.shape[:3], seen["key"].used.shape[2])
+    a, b = (_visible(formula).expand(shape) for formula in (sides.a.formula, sides.b.formula))
+    unlike = (a != b).nonzero()
+    if not len(unlike):
+        return None
+    batch, head, row, key = (int(at) for at in unlike[0])
+    first_row, first_key = max(0, min(row - 2, shape[2] - SIDE)), max(0, min(key - 2, shape[3] - SIDE))
+    shown = [x[batch, head, first_row : first_row + SIDE, first_key : first_key + SIDE].tolist() for x in (a, b)]
+    marks = {(True, True): "+", (True, False): "a", (False, True): "b", (False, False): "."}
+    rows = ["".join(marks[both] for both in zip(*lines, strict=True)) for lines in zip(*shown, strict=True)]
+    return MaskPicture(first_row, first_key, tuple(rows))

@@ -15,7 +15,7 @@ from torch import nn
 from sqrtdk.compare.align import align
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.pair import Judged, judge
-from sqrtdk.compare.segments import Segment
+from sqrtdk.compare.segments import Segment, reach
 from sqrtdk.compare.sides import Side, load_side, run_side
 from sqrtdk.models.options import LoadOptions
 from tests.compare.real.test_same import DTYPES, OTHERS, SIX, inputs, model, scaled
@@ -105,9 +105,9 @@ def judged(family: str, dtype: torch.dtype) -> Iterator[Judged]:
 def ratio(segment: Segment, own: Judged) -> float:
     """The largest difference over a segment, of what is allowed there."""
     assert own.sides is not None
-    difference = (segment.run(own.sides.a) - segment.target.double()).abs()
-    allowed = torch.as_tensor(segment.allowed(own.sides.a), dtype=torch.float64)
-    return float(torch.where(difference == 0, 0.0, difference / allowed.clamp(min=1e-300)).max())
+    values, allowed = reach(segment, own.sides.a)
+    difference = (values - segment.target.double()).abs()
+    return float(torch.where(difference == 0, 0.0, difference / allowed(None).clamp(min=1e-300)).max())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
