@@ -149,30 +149,33 @@ def _logarithmic(rows: Tensor) -> bool:
 
 def of_rows(both: Both[Formula]) -> Difference | None:
     """A factor that stands for the length: it differs from row to row, or goes by the keys that each row sees."""
-    a, b = both.a, both.b
-    if same(a.scale, b.scale, both.sides.off) or not by_length(both):
+    if not by_length(both):
         return None
-    one = one_number(a.scale) is not None, one_number(b.scale) is not None
+    one = one_number(total(both.a)) is not None, one_number(total(both.b)) is not None
     text = OF_ROWS.get(one, "multiplies the rows by other factors, as log n of their keys")
-    return Difference(ROWS[one[0]], ROWS[one[1]], {"text": text})
+    return Difference(ROWS[one[0]], ROWS[one[1]], {"text": text}, lambda formula: rescaled(formula, both.b))
 
 
 def by_length(both: Both[Formula]) -> bool:
-    """Whether what differs in the factors before the softcap goes by the length and not by the scale.
+    """Whether what differs in the factors, wherever a softcap lies between them, goes by the length.
 
     It does where it is not the same for all rows, or where one side alone takes the log of the keys that a row sees;
     and where both do, if that is to the base of a whole number, a length, on both sides.
     """
-    off = both.sides.off
-    logs = [_log_factor(formula, off) for formula in (both.a, both.b)]
+    off, factors = both.sides.off, (total(both.a), total(both.b))
+    if same(*factors, off):
+        return False
+    logs = [
+        _log_factor(factor, formula.visible, off) for factor, formula in zip(factors, (both.a, both.b), strict=True)
+    ]
     if logs == [None, None]:
-        return _by_rows(both.a, both.b, off)
+        return _by_rows(*factors, off)
     return None in logs or all(_is_length(factor, both.sides.head_dim, off) for factor in logs)
 
 
-def _by_rows(a: Formula, b: Formula, off: float) -> bool:
+def _by_rows(a: Value, b: Value, off: float) -> bool:
     """Whether they are off by a number that is not the same for all rows; rows whose factor is 0 have any."""
-    mine, wanted = (torch.as_tensor(formula.scale, dtype=torch.float64) for formula in (a, b))
+    mine, wanted = (torch.as_tensor(factor, dtype=torch.float64) for factor in (a, b))
     factors = torch.as_tensor(over(wanted, mine))
     if factors.ndim < 2 or factors.shape[-2] == 1:
         return False
@@ -180,16 +183,15 @@ def _by_rows(a: Formula, b: Formula, off: float) -> bool:
     return not same(counted, counted[..., -1:, :], off)
 
 
-def _log_factor(formula: Formula, off: float) -> float | None:
+def _log_factor(factors: Value, visible: Tensor | None, off: float) -> float | None:
     """By what the factors are the logs of how many keys the rows see; None where they are not, or are one number."""
-    scale, visible = formula.scale, formula.visible
-    if not isinstance(scale, Tensor) or visible is None or one_number(scale) is not None:
+    if not isinstance(factors, Tensor) or visible is None or one_number(factors) is not None:
         return None
-    if scale.shape[-1] != 1 or visible.shape[-1] == 1:
+    if factors.shape[-1] != 1 or visible.shape[-1] == 1:
         return None
     logs = visible.sum(-1, keepdim=True).clamp(min=1).double().log()
-    mean = float((scale * logs).mean() / logs.square().mean().clamp(min=off))
-    return mean if same(scale.double(), mean * logs, off) else None
+    mean = float((factors * logs).mean() / logs.square().mean().clamp(min=off))
+    return mean if same(factors, mean * logs, off) else None
 
 
 def _is_length(factor: float | None, head_dim: int, off: float) -> bool:
