@@ -120,10 +120,11 @@ ROWS = (
     Row("rounding", rotations.like_rotations, "rotation", (), angles.of_kind("rounding")),
     Row("rounding", ways(*QKV), "", (), formula.rounded_vector),
     Row(
-        "rounding", formulas, "weights", ("logits_dtype", "weights_dtype", "own"), formula.rounded_logits_and_weights
+        "rounding", formulas, "weights", ("logits_dtype", "weights_dtype", "own"),
+        formula.rounded("the logits and the weights"),
     ),
-    Row("rounding", formulas, "weights", ("logits_dtype", "own"), formula.rounded_logits),
-    Row("rounding", formulas, "weights", ("weights_dtype", "own"), formula.rounded_weights),
+    Row("rounding", formulas, "weights", ("logits_dtype", "own"), formula.rounded("the logits")),
+    Row("rounding", formulas, "weights", ("weights_dtype", "own"), formula.rounded("the weights")),
     Row("dropout", formulas, "weights", ("kept", "dropout"), formula.dropout),
 )  # fmt: skip
 

@@ -29,9 +29,8 @@ from sqrtdk.compare.masks import (
     with_pattern,
     with_stretches,
 )
-from sqrtdk.compare.numbers import of_formula
 from sqrtdk.compare.program import Formula
-from sqrtdk.compare.suspect import NONE, Both, Difference, Edit, Sides
+from sqrtdk.compare.suspect import NONE, Both, Difference, Edit, Sides, of_formula
 
 UPPER_LEFT, LOWER_RIGHT = "upper left", "lower right"
 Bounds = tuple[int | None, int | None]

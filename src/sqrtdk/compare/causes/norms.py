@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.numbers import apart, few_digits, spread
+from sqrtdk.compare.numbers import few_digits, same, spread
 from sqrtdk.compare.program import Norm, Rotation, Way
 from sqrtdk.compare.suspect import (
     ALIKE,
@@ -84,10 +84,10 @@ def _features(both: Both[Norm]) -> int:
 def gain(both: Both[Norm]) -> Difference | None:
     """Another gain, or shift."""
     a, b, slack = both.a, both.b, both.sides.slack
-    gains = apart(a.gain, b.gain, slack)
+    gains = not same(a.gain, b.gain, slack)
     if not (gains or _shifts_differ(a, b, slack)) or _equivalent(both) or _kind_by_gain(both) is not None:
         return None
-    how = next((words for plus, words in OFF_BY_ONE.items() if not apart(a.gain + plus, b.gain, slack)), None)
+    how = next((words for plus, words in OFF_BY_ONE.items() if same(a.gain + plus, b.gain, slack)), None)
     if how is not None:
         return Difference("gain", how, {"how": how})
     old, new = spread(a.gain), spread(b.gain)
@@ -95,9 +95,7 @@ def gain(both: Both[Norm]) -> Difference | None:
 
 
 def _shifts_differ(a: Norm, b: Norm, tolerance: float) -> bool:
-    if a.shift is None and b.shift is None:
-        return False
-    shifts = [x.gain * 0 if x.shift is None else x.shift for x in (a, b)]
+    shifts = [torch.zeros_like(x.gain) if x.shift is None else x.shift for x in (a, b)]
     size = max(float(a.gain.abs().max()), float(shifts[0].abs().max()))
     return bool(((shifts[0] - shifts[1]).abs() > tolerance * size).any())
 

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.numbers import apart, number, spread, told_apart
+from sqrtdk.compare.numbers import number, same, spread, told_apart
 from sqrtdk.compare.program import Affine, Program, Rotation, Way
 from sqrtdk.compare.suspect import (
     LETTERS,
@@ -46,12 +46,12 @@ SOME, OTHER = "a bias", "another bias"
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def same(a: Tensor, b: Tensor) -> Tensor:
+def same_rows(a: Tensor, b: Tensor) -> Tensor:
     """(rows,): which rows of a and b, (rows, D), are one row, but for their rounding.
 
     Example:
         >>> third = torch.tensor([[1 / 3]], dtype=torch.float64)
-        >>> same(third, third.bfloat16().double()).item(), same(third, third + 1e-3).item()
+        >>> same_rows(third, third.bfloat16().double()).item(), same_rows(third, third + 1e-3).item()
         (True, False)
     """
     if torch.equal(a, b):
@@ -109,13 +109,13 @@ def _order(sides: Sides, vector: str) -> Tensor | None:
     if a is None or b is None or a.weight.shape != b.weight.shape:
         return None
     mine, wanted = _flat(a), _flat(b)
-    there = same(mine, wanted)
+    there = same_rows(mine, wanted)
     if bool(there.all()):
         return None
     pool, first = _pool(sides.a, vector, sides.self_attention)
     rows = torch.cat([_flat(x) for x in pool])
     found = _nearest(_sketch(wanted[~there]), _sketch(rows))
-    if not bool(same(rows[found], wanted[~there]).all()):
+    if not bool(same_rows(rows[found], wanted[~there]).all()):
         return None
     order = torch.arange(first, first + len(mine))
     order[~there] = found
@@ -258,7 +258,7 @@ def _on_affine(vector: str, edit: Edit[Affine]) -> Change:
 def weight(both: Both[Affine]) -> Difference | None:
     """Other rows; those of one parameter, as a fused one is that of three vectors, are one difference."""
     a, b = both.a, both.b
-    if a.weight.shape != b.weight.shape or bool(same(_flat(a), _flat(b)).all()):
+    if a.weight.shape != b.weight.shape or bool(same_rows(_flat(a), _flat(b)).all()):
         return None
     if _moved_to(both.sides, both.vector) is not None:
         return None
@@ -270,9 +270,9 @@ def weight(both: Both[Affine]) -> Difference | None:
 def _distance(mine: Tensor, wanted: Tensor) -> str:
     """How far apart, in words: a factor, some rows, or all."""
     factor = float((mine * wanted).sum() / (mine * mine).sum().clamp_min(1e-300))
-    if bool(same(mine * factor, wanted).all()):
+    if bool(same_rows(mine * factor, wanted).all()):
         return f"{told_apart(1.0, factor)[1]} times A's"
-    differ = int((~same(mine, wanted)).sum())
+    differ = int((~same_rows(mine, wanted)).sum())
     relative = float((mine - wanted).norm() / mine.norm().clamp_min(1e-300))
     return f"{differ} of {len(mine)} rows differ, by {number(relative):g} of its size in all"
 
@@ -293,7 +293,7 @@ def bias(both: Both[Affine]) -> Difference | None:
 
 
 def _one_row(a: Tensor, b: Tensor) -> bool:
-    return bool(same(a.reshape(1, -1), b.reshape(1, -1)).all())
+    return bool(same_rows(a.reshape(1, -1), b.reshape(1, -1)).all())
 
 
 # -- heads and factors of k and v --------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ def _heads(a: Affine, b: Affine, heads_a: Tensor | None, heads_b: Tensor | None)
         return None, None
     mine, other = a.weight.flatten(1).double(), b.weight.flatten(1).double()
     found = _nearest(_sketch(other), _sketch(mine))
-    return (heads_a, found[read]) if bool(same(mine[found], other).all()) else (None, None)
+    return (heads_a, found[read]) if bool(same_rows(mine[found], other).all()) else (None, None)
 
 
 def kv_factor(both: Both[Way]) -> Difference | None:
@@ -331,7 +331,7 @@ def kv_factor(both: Both[Way]) -> Difference | None:
     one and the same on q and k, both rotated, is `length_factor`.
     """
     a, b = (torch.as_tensor(way.scaled, dtype=torch.float64) for way in (both.a, both.b))
-    if not apart(a, b, both.sides.slack) or (both.vector == "key" and like_amplitude(both.sides)):
+    if same(a, b, both.sides.slack) or (both.vector == "key" and like_amplitude(both.sides)):
         return None
     return Difference(_size(a), _size(b), {"by": str(_size(b / a))})
 
@@ -347,4 +347,4 @@ def like_amplitude(sides: Sides) -> bool:
     ratios = [torch.as_tensor(way_of(sides.b, x).scaled) / torch.as_tensor(way_of(sides.a, x).scaled) for x in QK]
     by = torch.cat([ratio.double().flatten() for ratio in ratios])
     one = torch.ones(1, dtype=torch.float64)
-    return turning and not apart(by[:1], by, sides.slack) and apart(by[:1], one, sides.slack)
+    return turning and same(by[:1], by, sides.slack) and not same(by[:1], one, sides.slack)
