@@ -33,6 +33,7 @@ ALIKE = 0.05  # two fitted numbers that a reader would take for one
 
 T = TypeVar("T")
 Word = str | float | None
+Words = tuple[str, str, str]  # what A has, what B has, half a sentence with B as its subject
 Edit = Callable[[T], T]
 Change = Callable[[Program], Program]
 
