@@ -100,10 +100,6 @@ def _moved(sides: Sides) -> dict[str, Tensor]:
     return {} if float(lost.abs().max()) > SUMS * size else orders  # some rows twice, others gone
 
 
-def _moved_to(sides: Sides, vector: str) -> Tensor | None:
-    return None if _order(sides, vector) is None else _moved(sides).get(vector)
-
-
 def _order(sides: Sides, vector: str) -> Tensor | None:
     a, b = way_of(sides.a, vector).affine, way_of(sides.b, vector).affine
     if a is None or b is None or a.weight.shape != b.weight.shape:
@@ -141,22 +137,18 @@ def relabelled(sides: Sides, orders: dict[str, Tensor] | None = None) -> bool:
         sides: both programs.
         orders: of the rows that moved, where they are known.
     """
-    turned = [(rotation(way_of(sides.a, name)), rotation(way_of(sides.b, name))) for name in QK]
-    if any(a is None or b is None or a.layout == b.layout or a.width != b.width for a, b in turned):
-        return False
     orders = _moved(sides) if orders is None else orders
-    return all(
-        name in orders and a is not None and torch.equal(orders[name], _relabelling(sides, name, a))
-        for name, (a, _) in zip(QK, turned, strict=True)
-    )
-
-
-def _relabelling(sides: Sides, vector: str, turned: Rotation) -> Tensor:
-    """The order of rows that goes with the other layout than `turned`'s."""
-    own, (_, first) = way_of(sides.a, vector).affine, _pool(sides.a, vector, sides.self_attention)
-    assert own is not None
-    numbers = torch.arange(first, first + len(_flat(own))).view(own.weight.shape[:2])
-    return layout_order(numbers, turned).flatten()
+    for vector in QK:
+        (turned, other), own = (rotation(way_of(x, vector)) for x in (sides.a, sides.b)), way_of(sides.a, vector).affine
+        if turned is None or other is None or turned.layout == other.layout or turned.width != other.width:
+            return False
+        if own is None or vector not in orders:
+            return False
+        first = _pool(sides.a, vector, sides.self_attention)[1]
+        rows = torch.arange(first, first + len(_flat(own))).view(own.weight.shape[:2])
+        if not torch.equal(orders[vector], layout_order(rows, turned).flatten()):
+            return False
+    return True
 
 
 def layout_order(channels: Tensor, turned: Rotation) -> Tensor:
@@ -177,14 +169,14 @@ def reordered(sides: Sides) -> Iterator[Both[dict[str, Tensor]]]:
     orders = _moved(sides)
     if orders and relabelled(sides, orders):
         orders = {vector: order for vector, order in orders.items() if vector not in QK}
+
+    def change(program: Program) -> Program:
+        new = program
+        for vector, order in orders.items():
+            new = with_way(new, vector, _taken(program, vector, order, sides.self_attention))
+        return new
+
     if orders:
-
-        def change(program: Program) -> Program:
-            new = program
-            for vector, order in orders.items():
-                new = with_way(new, vector, _taken(program, vector, order, sides.self_attention))
-            return new
-
         yield Both(sides, orders, orders, lambda _: change, next(iter(orders)))
 
 
@@ -260,7 +252,7 @@ def weight(both: Both[Affine]) -> Difference | None:
     a, b = both.a, both.b
     if a.weight.shape != b.weight.shape or bool(same_rows(_flat(a), _flat(b)).all()):
         return None
-    if _moved_to(both.sides, both.vector) is not None:
+    if both.vector in _moved(both.sides):
         return None
     key = b.name or a.name or both.vector
     words = {"name": "" if key in QKV else f", {key}", "how": _distance(_flat(a), _flat(b))}
@@ -282,7 +274,7 @@ def bias(both: Both[Affine]) -> Difference | None:
     mine, wanted, sides = _bias(both.a), _bias(both.b), both.sides
     if _one_row(mine, wanted):
         return None
-    order = _moved_to(sides, both.vector)
+    order = _moved(sides).get(both.vector)
     if order is not None:
         rows = torch.cat([_bias(x).flatten() for x in _pool(sides.a, both.vector, sides.self_attention)[0]])
         if _one_row(rows[order], wanted):
@@ -337,8 +329,8 @@ def kv_factor(both: Both[Way]) -> Difference | None:
 
 
 def _size(factor: Tensor) -> float | str:
-    one = number(float(factor.min()))
-    return one if one == number(float(factor.max())) else spread(factor)
+    text = spread(factor)
+    return text if " " in text else float(text)
 
 
 def like_amplitude(sides: Sides) -> bool:
