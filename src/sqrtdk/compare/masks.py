@@ -52,11 +52,6 @@ class Parts:
     blocks: Tensor | None = None
 
     @property
-    def banded(self) -> bool:
-        """Whether a key is hidden for its distance."""
-        return self.least is not None or self.greatest is not None
-
-    @property
     def symmetric(self) -> bool:
         """Whether the band is a window that reaches as far ahead as back."""
         return self.least is not None and self.least < 0 and self.greatest == -self.least
@@ -292,18 +287,11 @@ def linked(pairs: Tensor, live: Tensor) -> Tensor:
     return ((ties.cumsum(1)[:, :keys] == 0) & live).cumsum(1).clamp(min=1)
 
 
-def _parts(
-    visible: Tensor,
-    core: Tensor,
-    apart: Tensor,
-    bounds: Bounds,
-    documents: Tensor | None = None,
-    blocks: Tensor | None = None,
-) -> Parts:
+def _parts(visible: Tensor, core: Tensor, apart: Tensor, bounds: Bounds, *stretches: Tensor | None) -> Parts:
     """Band, documents and blocks that are known, and what they leave to padding, rows apart and rest."""
     rows, keys = visible.shape[-2:]
     tokens = core.any(1).any(-2)
-    parts = Parts(rows, keys, *bounds, tokens, apart, None, documents, blocks)
+    parts = Parts(rows, keys, *bounds, tokens, apart, None, *stretches)
     inside = pattern(parts)
     padding = tokens | ~inside.any(-2)
     both = inside & padding[:, None]
@@ -323,11 +311,6 @@ def with_pattern(parts: Parts, other: Parts, **changes: Any) -> Parts:
     moved = replace(parts, **changes)
     changed = (pattern(parts) ^ pattern(moved))[:, None]
     return _settled(parts, moved, other, torch.where(blind(parts), NOT_APART, parts.apart), changed)
-
-
-def with_stretches(parts: Parts, other: Parts) -> Parts:
-    """The parts with the documents and blocks of another mask."""
-    return with_pattern(parts, other, documents=other.documents, blocks=other.blocks)
 
 
 def with_padding(parts: Parts, other: Parts) -> Parts:

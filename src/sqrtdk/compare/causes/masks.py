@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.causes.structure import blocks, documents, laid_otherwise, single_keys
+from sqrtdk.compare.causes.structure import laid_otherwise, single_keys, stretches
 from sqrtdk.compare.masks import (
     CLOSED,
     NOT_APART,
@@ -28,7 +28,6 @@ from sqrtdk.compare.masks import (
     shape_of,
     with_padding,
     with_pattern,
-    with_stretches,
 )
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.suspect import NONE, Both, Difference, Edit, Sides, Words, formulas, of_formula
@@ -113,7 +112,7 @@ def _offset(both: Both[Parts]) -> tuple[int | None, bool]:
 def _windows(both: Both[Parts]) -> bool:
     """Whether one side has a window that reaches as far ahead as back, and the other such a one or no band."""
     a, b = both.a, both.b
-    return (a.symmetric and (b.symmetric or not b.banded)) or (b.symmetric and not a.banded)
+    return any(x.symmetric and (y.symmetric or y.least is None is y.greatest) for x, y in ((a, b), (b, a)))
 
 
 def _felt(parts: Parts, shift: int) -> int | None:
@@ -231,16 +230,18 @@ def structure(both: Both[Parts]) -> Difference | None:
     one, other = _whole(both)
     if torch.equal(one, other):
         return None
-    plain, laid = a.rest is None and b.rest is None, _laid(both)
-    stretches = [words for words in (documents(a, b), blocks(a, b)) if words is not None]
-    if laid is None and plain and stretches:
-        old, new = (", ".join(words[side] for words in stretches) for side in (0, 1))
-        text = "; ".join(words[2] for words in stretches)
-        return Difference(old, new, {"text": text}, _put(both, with_stretches))
-    if laid is None and (plain or (not _lopsided(both) and _in_parts(a, b, other))):
-        return None
-    old, new, text = laid or single_keys((one, other))
-    return Difference(old, new, {"text": text}, _put(both))
+    laid, edit = _laid(both), _put(both)
+    if laid is None and a.rest is None and b.rest is None:
+        words, edit = stretches(a, b), _put(both, _with_stretches)
+    elif laid is None and not _lopsided(both) and _in_parts(a, b, other):
+        words = None
+    else:
+        words = laid or single_keys((one, other))
+    return None if words is None else Difference(words[0], words[1], {"text": words[2]}, edit)
+
+
+def _with_stretches(parts: Parts, other: Parts) -> Parts:
+    return with_pattern(parts, other, documents=other.documents, blocks=other.blocks)
 
 
 def _whole(both: Both[Parts]) -> tuple[Tensor, Tensor]:
@@ -254,7 +255,7 @@ def _whole(both: Both[Parts]) -> tuple[Tensor, Tensor]:
 
 def _in_parts(a: Parts, b: Parts, mask: Tensor) -> bool:
     """Whether the named parts of B, put into A's mask, make it B's."""
-    moved = with_pattern(with_stretches(a, b), b, least=b.least, greatest=b.greatest)
+    moved = with_pattern(_with_stretches(a, b), b, least=b.least, greatest=b.greatest)
     made = recompose(with_padding(moved, b))
     return bool((mask if made is None else made == mask).all())
 

@@ -164,38 +164,6 @@ STRETCHES = {  # what a side has, and what B does: without those of A, with its 
 }  # fmt: skip
 
 
-def documents(a: Parts, b: Parts) -> Words | None:
-    """Documents that B lets see one another, keeps apart, or begins elsewhere; chunks, where they are of one size."""
-    return _stretches((a, b), _borders, "chunks", _chunk, "documents", _listed)
-
-
-def blocks(a: Parts, b: Parts) -> Words | None:
-    """Blocks whose later keys B hides, or shows, or other ones; a prefix is the one block that comes first."""
-    return _stretches((a, b), _ranges, "prefix", _prefix, "blocks", _spans)
-
-
-def _stretches(
-    sides: tuple[Parts, Parts],
-    read: Callable[[Parts], list[list[Any]]],
-    regular: str,
-    size_of: Callable[[list[list[Any]], Parts], str | None],
-    others: str,
-    written: Callable[[list[Any]], str],
-) -> Words | None:
-    """What both sides have, in as many samples: a mask of one sample stands for all."""
-    every = [read(parts) for parts in sides]
-    found = [each * (max(map(len, every)) // len(each)) for each in every]
-    if found[0] == found[1]:
-        return None
-    name, said = regular, [size_of(each, parts) if any(each) else "" for each, parts in zip(found, sides, strict=True)]
-    if None in said:
-        name, said = others, [_by_sample(each, written) if any(each) else "" for each in found]
-    has, lost, added, both = STRETCHES[name]
-    old, new = (has.format(each) if each else NONE for each in said)
-    text = both if said[0] and said[1] else added if said[1] else lost
-    return old, new, text.format(a=said[0], b=said[1])
-
-
 def _borders(parts: Parts) -> list[list[int]]:
     """Where documents begin between the tokens of each sample."""
     seen = recompose(parts)
@@ -231,6 +199,27 @@ def _prefix(found: list[list[tuple[int, int]]], parts: Parts) -> str | None:
         return None
     sizes = sorted({last - start + 1 for each, start in every for _, last in each})
     return " to ".join(dict.fromkeys(f"{size}" for size in (*sizes[:1], *sizes[-1:])))
+
+
+def stretches(a: Parts, b: Parts) -> Words | None:
+    """Documents and blocks that one side alone has, or that begin elsewhere; of a regular size, where all have one."""
+    words = []
+    for read, regular, size_of, irregular, written in READ:
+        every = read(a), read(b)
+        found = [each * (max(map(len, every)) // len(each)) for each in every]  # a mask of one sample stands for all
+        if found[0] == found[1]:
+            continue
+        name, said = regular, [size_of(each, x) if any(each) else "" for each, x in zip(found, (a, b), strict=True)]
+        if None in said:
+            name, said = irregular, [_by_sample(each, written) if any(each) else "" for each in found]
+        has, lost, added, both = STRETCHES[name]
+        old, new = (has.format(each) if each else NONE for each in said)
+        text = both if said[0] and said[1] else added if said[1] else lost
+        words.append((old, new, text.format(a=said[0], b=said[1])))
+    if not words:
+        return None
+    olds, news, texts = zip(*words, strict=True)
+    return ", ".join(olds), ", ".join(news), "; ".join(texts)
 
 
 # -- keys without a pattern --------------------------------------------------------------------------------------------
@@ -292,3 +281,11 @@ def _by_sample(found: list[list[Any]], written: Callable[[list[Any]], str]) -> s
         return written(found[0])
     number = next(number for number, each in enumerate(found) if each)
     return f"{written(found[number])} in sample {number} (others in other samples)"
+
+
+Read = Callable[[Parts], list[list[Any]]]  # in each sample
+Size = Callable[[list[list[Any]], Parts], str | None]
+READ: tuple[tuple[Read, str, Size, str, Callable[[list[Any]], str]], ...] = (
+    (_borders, "chunks", _chunk, "documents", _listed),
+    (_ranges, "prefix", _prefix, "blocks", _spans),  # a prefix is the one block that comes first
+)
