@@ -43,7 +43,6 @@ SAID = {  # what B does where the mistake is B's, and where it is A's
     "padded_head": ("takes the root of a padded head_dim", "does not take the root of a padded head_dim, as A does"),
 }
 PLACES = {"scaled": "after the scale", "product": "before the scale", "masked": "after the mask"}
-AXES = ("entry of the batch", "head", "row", "key")
 ROWS = {True: "one for all rows", False: "one of each row"}
 OF_ROWS = {  # by whether A and B have one factor for all rows
     (False, True): "leaves out the factor of the rows, as log n of the keys that each sees",
@@ -71,13 +70,14 @@ def _scale_words(sides: Sides, a: Value, b: Value) -> str:
     one_a, one_b = one_number(a), one_number(b)
     if one_a is None or one_b is None:
         old, new = map(str, shown_apart(a, b))
-        by = ratio(a, b)
+        by, factors = ratio(a, b), torch.as_tensor(over(b, a) if one_b is None else over(a, b))
+        each = f"each {' and '.join(_axes(factors, 'batch entry'))}"
         if by is not None:
             text = f"multiplies every factor of the scale by {by:.4g}"
         elif one_b is not None:
-            text = f"leaves out factors of {_axes(over(a, b))}"
+            text = f"leaves out factors of {each}"
         else:
-            text = f"{'multiplies by' if one_a is not None else 'has other'} factors of {_axes(over(b, a))}"
+            text = f"{'multiplies by' if one_a is not None else 'has other'} factors of {each}"
         return f"{text} ({new} in place of {old})"
     old, new = told_apart(one_a, one_b)
     of_b, of_a = _mistake(sides, one_a, one_b), _mistake(sides, one_b, one_a)
@@ -115,12 +115,10 @@ def _mistake(sides: Sides, right: float, wrong: float) -> str | None:
     return min(names, key=lambda name: MISTAKES[name].rank, default=None)
 
 
-def _axes(factors: Value) -> str:
-    """What factors go by: "each head"."""
-    assert isinstance(factors, Tensor)
-    sizes = (1, 1, 1, 1, *factors.shape)[-4:]
-    by = [name for name, size in zip(("batch entry", "head", "row", "key"), sizes, strict=True) if size > 1]
-    return "each " + " and ".join(by)
+def _axes(values: Tensor, batch: str = "entry of the batch") -> list[str]:
+    """What values go by: ["head"]."""
+    sizes = (1, 1, 1, 1, *values.shape)[-4:]
+    return [name for name, size in zip((batch, "head", "row", "key"), sizes, strict=True) if size > 1]
 
 
 def shown_apart(a: Value | None, b: Value | None) -> tuple[str | float | None, str | float | None]:
@@ -143,10 +141,9 @@ def shown_apart(a: Value | None, b: Value | None) -> tuple[str | float | None, s
     one, other = told_apart(float(x.flatten()[at]), float(y.flatten()[at]))
     if x.numel() == 1 or isinstance(words[0], float):
         return float(one), float(other)
-    sizes = (1, 1, 1, 1, *x.shape)[-4:]
-    places = torch.unravel_index(torch.tensor(at), sizes)
-    where = [f"{name} {int(place)}" for name, size, place in zip(AXES, sizes, places, strict=True) if size > 1]
-    return f"{one} at {', '.join(where)}", f"{other} at {', '.join(where)}"
+    places = torch.unravel_index(torch.tensor(at), x.squeeze().shape)
+    where = ", ".join(f"{name} {int(place)}" for name, place in zip(_axes(x), places, strict=True))
+    return f"{one} at {where}", f"{other} at {where}"
 
 
 def _shown(value: Value | None) -> str | float | None:
@@ -157,8 +154,7 @@ def _shown(value: Value | None) -> str | float | None:
     assert isinstance(value, Tensor)
     if not value.numel():
         return "none"
-    by = [name for name, size in zip(AXES, (1, 1, 1, 1, *value.shape)[-4:], strict=True) if size > 1]
-    return f"{float(value.min()):.4g} to {float(value.max()):.4g} by {' and '.join(by)}"
+    return f"{float(value.min()):.4g} to {float(value.max()):.4g} by {' and '.join(_axes(value))}"
 
 
 # -- factors of the rows -----------------------------------------------------------------------------------------------
