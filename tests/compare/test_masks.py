@@ -8,8 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sqrtdk.compare import masks
+from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.masks import CLOSED, OPEN, Parts, band, decompose, recompose, shape_of, with_padding, with_pattern
+from sqrtdk.compare.program import Formula, Program, Way
+from sqrtdk.compare.suspect import Sides
 from tests.compare.formula_cases import tokens, visible
+
+TAKEN_APART = masks._taken_apart
 
 
 def _whole(mask: Tensor | None, batch: int, rows: int, keys: int) -> Tensor:
@@ -97,3 +103,13 @@ def test_what_is_neither_band_nor_padding_is_the_rest() -> None:
     assert parts.least == 0
     assert parts.rest is not None
     assert (~parts.rest).nonzero().tolist() == [[0, 0, 5, 2]]
+
+
+def test_a_mask_is_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many causes look at it."""
+    seen = []
+    monkeypatch.setattr(masks, "_taken_apart", lambda *args: seen.append(args[0]) or TAKEN_APART(*args))
+    a, b = (Program(Way(), Way(), Way(), Formula(visible=mask)) for mask in (_CAUSAL.clone(), _CAUSAL & _LEFT))
+    found = [one for suspected in CAUSES.values() for one in suspected(Sides(a, b, 8, None, 2, self_attention=True))]
+    assert [one.name for one in found] == ["padding"]
+    assert len(seen) == 2

@@ -62,7 +62,7 @@ def _told_apart(own: Formula, other: Formula, off: float) -> Formula:
     shown = _shown(other)
     if own.bias is None or own.visible is not None or shown is None or bool(shown.all()):
         return own
-    added, seen = torch.broadcast_tensors(_whole(own.bias), _whole(shown))  # type: ignore[no-untyped-call]
+    added, seen = torch.broadcast_tensors(whole(own.bias), whole(shown))  # type: ignore[no-untyped-call]
     near = off * float(added.abs().max())
     for base in _biases(added, seen, other):
         rest = added - base
@@ -92,7 +92,7 @@ def _biases(added: Tensor, seen: Tensor, other: Formula) -> Iterator[Tensor]:
     """What may be a bias in a sum: none, the other side's times a number, a straight line for each head."""
     yield torch.zeros((), dtype=torch.float64)
     if other.bias is not None and other.bias.shape[-1] == added.shape[-1]:
-        like = _whole(other.bias)
+        like = whole(other.bias)
         yield like * _slope(added, like, seen).nanmedian()
     yield from _straight(added, seen)
 
@@ -122,7 +122,7 @@ def _completed(own: Formula, other: Formula) -> Formula:
     """With the other side's bias at keys that are hidden for good, where nothing is left of the own one."""
     if own.bias is None or other.bias is None or own.visible is None or _lets_through(own):
         return own
-    visible, mine, like = _whole(own.visible), _whole(own.bias), times(_whole(other.bias), other.bias_by)
+    visible, mine, like = whole(own.visible), whole(own.bias), times(whole(other.bias), other.bias_by)
     assert isinstance(like, Tensor)
     if mine.shape[-1] != like.shape[-1] or bool((mine.masked_fill(visible, 0.0) != 0).any()):
         return own
@@ -136,8 +136,8 @@ def _named(formula: Formula, off: float) -> Formula:
     """The formula with a relative bias called ALiBi where it is straight lines at the keys that count."""
     if formula.bias is None or formula.bias_name == ALIBI or formula.bias.ndim < 2 or formula.bias.shape[-1] < 3:
         return formula
-    bias = _whole(formula.bias)
-    seen = torch.ones_like(bias, dtype=torch.bool) if formula.visible is None else _whole(formula.visible)
+    bias = whole(formula.bias)
+    seen = torch.ones_like(bias, dtype=torch.bool) if formula.visible is None else whole(formula.visible)
     bias, seen = torch.broadcast_tensors(bias, seen)  # type: ignore[no-untyped-call]
     near = off * float(bias.abs().max())
     lines = (torch.where(seen, bias - line, 0.0) for line in _straight(bias, seen))
@@ -145,7 +145,7 @@ def _named(formula: Formula, off: float) -> Formula:
     return replace(formula, bias_name=ALIBI) if straight else formula
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def whole(tensor: Tensor) -> Tensor:
     """With all four axes, numbers in float64."""
     tensor = tensor if tensor.dtype == torch.bool else tensor.double()
     return tensor[(None,) * (4 - tensor.ndim)]

@@ -17,8 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 NOT_APART, OPEN, CLOSED = -1, -2, -3  # of a row: sees what the parts let it, every key, none
+Bounds = tuple[int | None, int | None]  # least and greatest i - j
+TAKEN_APART: Any = WeakTensorKeyDictionary()  # of a mask that is still held: its parts, by shape
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,11 +52,6 @@ class Parts:
     blocks: Tensor | None = None
 
     @property
-    def banded(self) -> bool:
-        """Whether a key is hidden for its distance."""
-        return self.least is not None or self.greatest is not None
-
-    @property
     def symmetric(self) -> bool:
         """Whether the band is a window that reaches as far ahead as back."""
         return self.least is not None and self.least < 0 and self.greatest == -self.least
@@ -71,13 +69,9 @@ def band(rows: int, keys: int, least: int | None, greatest: int | None, device: 
         >>> band(2, 3, 0, None).int().tolist()
         [[1, 0, 0], [1, 1, 0]]
     """
-    apart = distances(rows, keys, device)
-    inside = torch.ones_like(apart, dtype=torch.bool)
-    if least is not None:
-        inside &= apart >= least
-    if greatest is not None:
-        inside &= apart <= greatest
-    return inside
+    inside = torch.ones(rows, keys, dtype=torch.bool, device=device)
+    inside = inside if least is None else inside.tril_(-least)
+    return inside if greatest is None else inside.triu_(-greatest)
 
 
 def shape_of(*masks: Tensor | None) -> tuple[int, int, int]:
@@ -93,7 +87,7 @@ def shape_of(*masks: Tensor | None) -> tuple[int, int, int]:
 
 
 def decompose(visible: Tensor | None, batch: int, rows: int, keys: int) -> Parts:
-    """Take a mask apart; `recompose` gives it back exactly.
+    """Take a mask apart, once while it is held; `recompose` gives it back exactly.
 
     Args:
         visible: True where the row sees the key, broadcasts to (B, Hq, L, S); None where every key is seen.
@@ -107,30 +101,12 @@ def decompose(visible: Tensor | None, batch: int, rows: int, keys: int) -> Parts
         (0, 1, None)
     """
     if visible is None:
-        visible = torch.ones(1, 1, rows, keys, dtype=torch.bool)
-    visible = visible.bool()[(None,) * (4 - visible.ndim)]
-    visible = visible.expand(*visible.shape[:2], rows, keys)
-    open_rows = visible.all(1).all(-1)
-    if bool(open_rows.all()):
-        return _everything(rows, keys, visible)
-    core = _left_out(visible, open_rows)
-    least, _ = _bounds(core)
-    if least is not None:  # a row so far down that its band has every key is not apart
-        number = torch.arange(rows, device=visible.device)
-        some = _left_out(core, (core.sum(-1) <= 1).all(1))  # a row that sees itself alone may be padding
-        _, greatest = _kept(some, *_bounds(some), batch)
-        open_rows = open_rows & ((number < keys - 1 + least) | (number > (rows if greatest is None else greatest)))
-    alone = _alone(visible, open_rows, batch)
-    core = _left_out(visible, open_rows | (alone >= 0))
-    least, greatest = _kept(core, *_bounds(core), batch)
-    if least is None and greatest is None:  # no band to stand apart from: an entry that sees everything has no mask
-        open_rows = open_rows & ~visible.all(1).all(-1).all(-1, keepdim=True)
-        core = _left_out(visible, open_rows | (alone >= 0))
-    apart = torch.where(open_rows, OPEN, alone)
-    parts = _parts(visible, core, apart, least, greatest)
-    if parts.rest is None or rows > keys:
-        return parts
-    return next((found for found in _in_stretches(visible, core, apart, batch) if found.rest is None), parts)
+        return _everything(1, rows, keys, None)
+    known = TAKEN_APART.setdefault(visible, {})
+    if (batch, rows, keys) not in known:
+        known[batch, rows, keys] = _taken_apart(visible, batch, rows, keys)
+    found: Parts = known[batch, rows, keys]
+    return found
 
 
 def recompose(parts: Parts) -> Tensor | None:
@@ -138,9 +114,10 @@ def recompose(parts: Parts) -> Tensor | None:
     inside = within(parts)[:, None]
     if parts.rest is not None:
         inside = inside & parts.rest
-    apart = parts.apart[:, None, :, None]
-    own = apart == torch.arange(parts.keys, device=apart.device)
-    inside = (inside & (apart == NOT_APART)) | (apart == OPEN) | own
+    if bool((parts.apart != NOT_APART).any()):
+        apart = parts.apart[:, None, :, None]
+        own = apart == torch.arange(parts.keys, device=apart.device)
+        inside = (inside & (apart == NOT_APART)) | (apart == OPEN) | own
     return None if bool(inside.all()) else inside
 
 
@@ -168,15 +145,42 @@ def blind(parts: Parts) -> Tensor:
     return ~within(parts).any(-1)
 
 
-def _everything(rows: int, keys: int, visible: Tensor) -> Parts:
-    count, device = visible.shape[0], visible.device
+def _everything(count: int, rows: int, keys: int, device: torch.device | None) -> Parts:
     tokens = torch.ones(count, keys, dtype=torch.bool, device=device)
     return Parts(rows, keys, None, None, tokens, torch.full((count, rows), NOT_APART, device=device), None)
 
 
+def _taken_apart(visible: Tensor, batch: int, rows: int, keys: int) -> Parts:
+    visible = visible.bool()[(None,) * (4 - visible.ndim)]
+    visible = visible.expand(*visible.shape[:2], rows, keys)
+    if visible.stride(1) == 0 or bool((visible == visible[:, :1]).all()):  # one mask of all heads
+        visible = visible[:, :1]
+    open_rows = visible.all(1).all(-1)
+    if bool(open_rows.all()):
+        return _everything(len(visible), rows, keys, visible.device)
+    core = _left_out(visible, open_rows)
+    least, _ = _bounds(core)
+    if least is not None:  # a row so far down that its band has every key is not apart
+        number = torch.arange(rows, device=visible.device)
+        some = _left_out(core, (core.sum(-1) <= 1).all(1))  # a row that sees itself alone may be padding
+        _, greatest = _kept(some, *_bounds(some), batch)
+        open_rows = open_rows & ((number < keys - 1 + least) | (number > (rows if greatest is None else greatest)))
+    alone = _alone(visible, open_rows, batch)
+    core = _left_out(visible, open_rows | (alone >= 0))
+    least, greatest = _kept(core, *_bounds(core), batch)
+    if least is None and greatest is None:  # no band to stand apart from: an entry that sees everything has no mask
+        open_rows = open_rows & ~visible.all(1).all(-1).all(-1, keepdim=True)
+        core = _left_out(visible, open_rows | (alone >= 0))
+    apart = torch.where(open_rows, OPEN, alone)
+    parts = _parts(visible, core, apart, (least, greatest))
+    if parts.rest is None or rows > keys:
+        return parts
+    return next((found for found in _in_stretches(visible, core, apart, batch) if found.rest is None), parts)
+
+
 def _left_out(visible: Tensor, rows: Tensor) -> Tensor:
     """The mask with nothing visible in some rows."""
-    return visible & ~rows[:, None, :, None]
+    return visible & ~rows[:, None, :, None] if bool(rows.any()) else visible
 
 
 def _alone(visible: Tensor, open_rows: Tensor, batch: int) -> Tensor:
@@ -201,7 +205,7 @@ def _blind_of(visible: Tensor, open_rows: Tensor, alone: Tensor, batch: int, apa
         if not bool(core.any()):  # no other row says so
             return torch.zeros_like(alone)
         least, greatest = _kept(core, *_bounds(core), batch)
-        parts = _parts(visible, core, torch.where(open_rows, OPEN, NOT_APART), least, greatest)
+        parts = _parts(visible, core, torch.where(open_rows, OPEN, NOT_APART), (least, greatest))
         blinded = alone & blind(parts)
         if least is not None and least <= apart:  # of an entry in which all are, the last row is a token
             blinded[:, -1] &= ~blinded.all(-1)
@@ -211,16 +215,24 @@ def _blind_of(visible: Tensor, open_rows: Tensor, alone: Tensor, batch: int, apa
     return alone
 
 
-def _bounds(core: Tensor) -> tuple[int | None, int | None]:
+def _ends(pairs: Tensor) -> tuple[Tensor, Tensor]:
+    """First and last key of each row, (..., L); of a row without one S and -1."""
+    keys, some, flags = pairs.shape[-1], pairs.any(-1), pairs.to(torch.uint8)
+    first, last = flags.argmax(-1), keys - 1 - flags.flip(-1).argmax(-1)
+    return torch.where(some, first, keys), torch.where(some, last, -1)
+
+
+def _bounds(core: Tensor) -> Bounds:
     """Least and greatest i - j of a visible key; None where none is."""
-    seen = core.any(0).any(0)
-    apart = distances(seen.shape[0], seen.shape[1], seen.device)[seen]
-    return (int(apart.min()), int(apart.max())) if apart.numel() else (None, None)
+    first, last = (ends.flatten(0, -2) for ends in _ends(core))
+    number = torch.arange(core.shape[-2], device=core.device)
+    some = last >= 0
+    if not bool(some.any()):
+        return None, None
+    return int((number - last)[some].min()), int((number - first)[some].max())
 
 
-def _kept(
-    core: Tensor, least: int | None, greatest: int | None, batch: int, free: Tensor | None = None
-) -> tuple[int | None, int | None]:
+def _kept(core: Tensor, least: int | None, greatest: int | None, batch: int, free: Tensor | None = None) -> Bounds:
     """The bounds that hide a key which the row would see, were it for rows that see nothing and keys never seen.
 
     `free`, (b, L, S), are pairs of which another part says whether they are seen.
@@ -228,15 +240,12 @@ def _kept(
     if least is None or greatest is None:
         return None, None
     rows, keys = core.shape[-2:]
-    row = core.any(1).any(-1).to(torch.float32)  # (b, L), such that a product tells whether any entry has both
-    key = core.any(1).any(-2).to(torch.float32)  # (b, S)
-    meet = (row.mT @ key) > 0 if free is None else (row[:, :, None].bool() & key[:, None].bool() & ~free).any(0)
-    apart = distances(rows, keys, core.device)
+    meet = core.any(1).any(-1)[:, :, None] & core.any(1).any(-2)[:, None]
+    low, high = _bounds(meet if free is None else meet & ~free)
     equal = batch == 1 or core.shape[0] == 1 or bool((core == core[:1]).all())
-    aligned = equal and rows != keys and least in (0, rows - keys) and bool((apart < least).any())
-    hides_late = bool((meet & (apart < least)).any()) or aligned
-    hides_early = bool((meet & (apart > greatest)).any())
-    return least if hides_late else None, greatest if hides_early else None
+    aligned = equal and rows != keys and least in (0, rows - keys) and 1 - keys < least
+    hides_late = aligned or (low is not None and low < least)
+    return least if hides_late else None, greatest if high is not None and high > greatest else None
 
 
 def _in_stretches(visible: Tensor, core: Tensor, apart: Tensor, batch: int) -> Iterator[Parts]:
@@ -248,15 +257,15 @@ def _in_stretches(visible: Tensor, core: Tensor, apart: Tensor, batch: int) -> I
     live[:, keys - rows :] |= seen.any(-1)
     documents = linked(seen, live)
     other = ~alike(documents, rows)
-    yield _parts(visible, core, apart, *_kept(core, *_bounds(core), batch, other), documents)
-    blocks = linked(seen & (distances(rows, keys, core.device) < corner), torch.ones_like(live))
+    yield _parts(visible, core, apart, _kept(core, *_bounds(core), batch, other), documents)
+    blocks = linked(seen & ~band(rows, keys, corner, None, core.device), torch.ones_like(live))
     single = torch.zeros_like(blocks).scatter_add_(1, blocks - 1, torch.ones_like(blocks)) == 1
     blocks = blocks.masked_fill(single.gather(1, blocks - 1), 0)
     own = alike(blocks, rows)
     _, greatest = _bounds(core & ~own[:, None])
     for free, parted in ((own, None), (own | other, documents)):
         _, early = _kept(core, corner, greatest, batch, free)
-        yield _parts(visible, core, apart, corner, early, parted, blocks)
+        yield _parts(visible, core, apart, (corner, early), parted, blocks)
 
 
 def linked(pairs: Tensor, live: Tensor) -> Tensor:
@@ -270,32 +279,23 @@ def linked(pairs: Tensor, live: Tensor) -> Tensor:
         [[1, 1, 2, 2]]
     """
     batch, rows, keys = pairs.shape
-    numbers = torch.arange(keys, device=pairs.device, dtype=torch.int32)
-    own = numbers[keys - rows :]
-    first = torch.where(pairs, numbers, keys).amin(-1).minimum(own).long()
-    last = torch.where(pairs, numbers, -1).amax(-1).maximum(own).long()
+    own = torch.arange(keys - rows, keys, device=pairs.device)
+    first, last = _ends(pairs)
+    first, last = first.minimum(own), last.maximum(own)
     ties = torch.zeros(batch, keys + 1, dtype=torch.long, device=pairs.device)
     ties.scatter_add_(1, first + 1, torch.ones_like(first)).scatter_add_(1, last + 1, -torch.ones_like(last))
     return ((ties.cumsum(1)[:, :keys] == 0) & live).cumsum(1).clamp(min=1)
 
 
-def _parts(
-    visible: Tensor,
-    core: Tensor,
-    apart: Tensor,
-    least: int | None,
-    greatest: int | None,
-    documents: Tensor | None = None,
-    blocks: Tensor | None = None,
-) -> Parts:
+def _parts(visible: Tensor, core: Tensor, apart: Tensor, bounds: Bounds, *stretches: Tensor | None) -> Parts:
+    """Band, documents and blocks that are known, and what they leave to padding, rows apart and rest."""
     rows, keys = visible.shape[-2:]
     tokens = core.any(1).any(-2)
-    parts = Parts(rows, keys, least, greatest, tokens, apart, None, documents, blocks)
+    parts = Parts(rows, keys, *bounds, tokens, apart, None, *stretches)
     inside = pattern(parts)
     padding = tokens | ~inside.any(-2)
     both = inside & padding[:, None]
-    closed = ~visible.any(1).any(-1) & both.any(-1)
-    apart = torch.where(closed, CLOSED, apart)
+    apart = torch.where(~visible.any(1).any(-1) & both.any(-1), CLOSED, apart)
     rest = visible | ~both[:, None] | (apart != NOT_APART)[:, None, :, None]
     return replace(parts, padding=padding, apart=apart, rest=None if bool(rest.all()) else rest)
 
@@ -311,11 +311,6 @@ def with_pattern(parts: Parts, other: Parts, **changes: Any) -> Parts:
     moved = replace(parts, **changes)
     changed = (pattern(parts) ^ pattern(moved))[:, None]
     return _settled(parts, moved, other, torch.where(blind(parts), NOT_APART, parts.apart), changed)
-
-
-def with_stretches(parts: Parts, other: Parts) -> Parts:
-    """The parts with the documents and blocks of another mask."""
-    return with_pattern(parts, other, documents=other.documents, blocks=other.blocks)
 
 
 def with_padding(parts: Parts, other: Parts) -> Parts:
@@ -340,36 +335,33 @@ def _settled(parts: Parts, moved: Parts, other: Parts, apart: Tensor, changed: T
         apart: of rows that are not blind now.
         changed: broadcasts to (b, H, L, S), keys that came in or went out.
     """
-    apart = torch.where(blind(moved), _of_blind(other, parts), apart)
-    freed = (parts.apart != NOT_APART) & (apart == NOT_APART)
-    return replace(moved, apart=apart, rest=_mixed(parts.rest, other.rest, changed | freed[:, None, :, None]))
+    blinded = blind(moved)
+    apart = torch.where(blinded, _of_blind(other, parts) if bool(blinded.any()) else NOT_APART, apart)
+    rest, others = parts.rest, other.rest
+    if rest is not None or others is not None:
+        changed = changed | ((parts.apart != NOT_APART) & (apart == NOT_APART))[:, None, :, None]
+        true = torch.ones((), dtype=torch.bool, device=changed.device)
+        rest = torch.where(changed, true if others is None else others, true if rest is None else rest)
+    return replace(moved, apart=apart, rest=rest)
 
 
 def _of_blind(other: Parts, parts: Parts) -> Tensor:
-    """(b, L), what the other makes of its blind rows; by the same rule what those are that are blind here alone."""
-    rule = _rule(other)
-    if rule is None:
-        rule = _rule(parts)
-    return torch.where(blind(other), other.apart, NOT_APART if rule is None else rule)
+    """(b, L), what the other makes of its blind rows; by the same rule what those are that are blind here alone.
 
-
-def _rule(parts: Parts) -> Tensor | None:
-    """(L,), what most blind rows are, each in its place; None where no row is blind."""
-    _, numbers = torch.nonzero(blind(parts).expand(parts.apart.shape), as_tuple=True)
-    codes = parts.apart[blind(parts).expand(parts.apart.shape)]
-    if not codes.numel():
-        return None
-    own = torch.arange(parts.rows, device=codes.device)
-    alone = codes >= 0
-    if 2 * int(alone.sum()) > codes.numel():
-        own = own + (codes - numbers)[alone].mode().values
-        return torch.where((own >= 0) & (own < parts.keys), own, NOT_APART)
-    return torch.full_like(own, OPEN if 2 * int((codes == OPEN).sum()) > codes.numel() else NOT_APART)
-
-
-def _mixed(rest: Tensor | None, other: Tensor | None, changed: Tensor) -> Tensor | None:
-    """The rest, and the other's where something was changed."""
-    if rest is None and other is None:
-        return None
-    one = torch.ones((), dtype=torch.bool, device=changed.device)
-    return torch.where(changed, one if other is None else other, one if rest is None else rest)
+    The rule is what most blind rows of the other are, else of these parts, each in its place.
+    """
+    blinded = blind(other)
+    rule = torch.full((other.rows,), NOT_APART, device=other.apart.device)
+    for flags, apart in ((blinded, other.apart), (blind(parts), parts.apart)):
+        if not bool(flags.any()):
+            continue
+        flags = flags.expand(apart.shape)
+        codes, own = apart[flags], torch.arange(other.rows, device=apart.device)
+        alone = codes >= 0
+        if 2 * int(alone.sum()) > codes.numel():
+            own = own + (codes - flags.nonzero()[:, 1])[alone].mode().values
+            rule = torch.where((own >= 0) & (own < other.keys), own, NOT_APART)
+        elif 2 * int((codes == OPEN).sum()) > codes.numel():
+            rule = torch.full_like(rule, OPEN)
+        break
+    return torch.where(blinded, other.apart, rule)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.program import Formula, Program
+from sqrtdk.compare.program import Formula
 
 Value = Tensor | float
 HELD = 2.0**-20  # relative: constants held in float32, and products of a few of them, are off by no more
@@ -122,12 +121,6 @@ def difference(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(alike, 0.0, plain.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf))
 
 
-def apart(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """Whether two tensors differ by more than `tolerance` of the largest of them; shapes broadcast."""
-    size = max(float(a.abs().max()), float(b.abs().max())) if a.numel() and b.numel() else 0.0
-    return bool(((a - b).abs() > tolerance * size).any())
-
-
 def number(value: float) -> float:
     """To four digits, as a reader wants it.
 
@@ -167,64 +160,6 @@ def few_digits(a: float, b: float) -> tuple[float, float]:
     """Two numbers as `told_apart` shows them."""
     old, new = told_apart(a, b)
     return float(old), float(new)
-
-
-def shown_apart(a: Value | None, b: Value | None) -> tuple[str | float | None, str | float | None]:
-    """Two numbers as records have them, which differ: in more digits, or at the entry that differs most.
-
-    Example:
-        >>> one, other = torch.tensor([0.1, 0.2, 0.4]), torch.tensor([0.1, 0.3, 0.4])
-        >>> shown_apart(one[None, :, None, None], other[None, :, None, None])
-        ('0.2 at head 1', '0.3 at head 1')
-        >>> shown_apart(50.0, 50.0000001), shown_apart(0.125, None)
-        ((50.0, 50.0000001), (0.125, None))
-    """
-    words = shown(a), shown(b)
-    if words[0] != words[1] or a is None or b is None:
-        return words
-    x, y = torch.broadcast_tensors(_tensor(a), _tensor(b))  # type: ignore[no-untyped-call]
-    if not x.numel():
-        return words
-    at = int((x - y).abs().nan_to_num().flatten().argmax())
-    one, other = told_apart(float(x.flatten()[at]), float(y.flatten()[at]))
-    if x.numel() == 1 or isinstance(words[0], float):
-        return float(one), float(other)
-    sizes = (1, 1, 1, 1, *x.shape)[-4:]
-    places = torch.unravel_index(torch.tensor(at), sizes)
-    where = [f"{name} {int(place)}" for name, size, place in zip(AXES, sizes, places, strict=True) if size > 1]
-    return f"{one} at {', '.join(where)}", f"{other} at {', '.join(where)}"
-
-
-AXES = ("entry of the batch", "head", "row", "key")
-
-
-def shown(value: Value | None) -> str | float | None:
-    """A number as a record has it: itself, or the range of those of a tensor and what they go by.
-
-    Example:
-        >>> shown(torch.tensor([0.1, 0.2])[None, :, None, None])
-        '0.1 to 0.2 by head'
-    """
-    if value is None:
-        return None
-    number = one_number(value)
-    if number is not None:
-        return float(f"{number:.6g}")
-    assert isinstance(value, Tensor)
-    if not value.numel():
-        return "none"
-    sizes = (1, 1, 1, 1, *value.shape)[-4:]
-    by = [name for name, size in zip(AXES, sizes, strict=True) if size > 1]
-    return f"{float(value.min()):.4g} to {float(value.max()):.4g} by {' and '.join(by)}"
-
-
-def of_formula(change: Callable[[Formula], Formula]) -> Callable[[Program], Program]:
-    """The change of a program that changes its formula, where that is known."""
-
-    def apply(program: Program) -> Program:
-        return program if program.formula is None else replace(program, formula=change(program.formula))
-
-    return apply
 
 
 def _tensor(value: Value) -> Tensor:

@@ -9,29 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
 
-from sqrtdk.compare.numbers import held, of_formula, told_apart
+from sqrtdk.compare.numbers import held, told_apart
 from sqrtdk.compare.program import Formula, Norm, Program, Rotation, Way
 
 STAGES = (
-    "input",
-    "query",
-    "key",
-    "value",  # as projected
-    "query norm",
-    "key norm",
-    "query rotation",
-    "key rotation",
-    "scale",
-    "softcap",
-    "bias",
-    "mask",
-    "sinks",
-    "weights",
-    "output",
+    *("input", "query", "key", "value"),  # as projected
+    *("query norm", "key norm", "query rotation", "key rotation"),
+    *("scale", "softcap", "bias", "mask", "sinks", "weights", "output"),
 )
 QK = ("query", "key")
 QKV = ("query", "key", "value")
@@ -44,6 +33,7 @@ ALIKE = 0.05  # two fitted numbers that a reader would take for one
 
 T = TypeVar("T")
 Word = str | float | None
+Words = tuple[str, str, str]  # what A has, what B has, half a sentence with B as its subject
 Edit = Callable[[T], T]
 Change = Callable[[Program], Program]
 
@@ -172,36 +162,29 @@ def suspicions(row: Row, sides: Sides) -> Iterator[Suspicion]:
     groups: list[list[tuple[Both[Any], Difference]]] = []
     compared: set[str] = set()
     for both in row.among(sides):
-        if both.vector in compared:  # of several norms the first that differs
-            continue
-        found = row.compare(both)
-        if found is None:
-            continue
-        compared.add(both.vector)
-        group = next((group for group in groups if _alike(group[0][1], found)), None)
-        if group is None:
-            groups.append([(both, found)])
-        else:
+        found = None if both.vector in compared else row.compare(both)  # of several norms the first that differs
+        if found is not None:
+            compared.add(both.vector)
+            group = next((group for group in groups if _alike(group[0][1], found)), None)
+            if group is None:
+                groups.append(group := [])
             group.append((both, found))
     for group in groups:
-        first, found = group[0]
-        stage = f"{first.vector} {row.stage}".strip()
-        letters = {"parts": listed([LETTERS[both.vector] for both, _ in group])} if first.vector else {}
+        (first, found), vectors = group[0], [LETTERS[both.vector] for both, _ in group if both.vector]
+        letters = {"parts": listed(vectors)} if vectors else {}
         changes = [both.on(one.edit or _put(row.fields, both.b)) for both, one in group]
-        yield Suspicion(row.name, stage, found.a, found.b, _all_of(changes), _sentence(row, found, letters))
+        stage = f"{first.vector} {row.stage}".strip()
+        yield Suspicion(row.name, stage, found.a, found.b, partial(_changed, changes), _sentence(row, found, letters))
 
 
 def _put(fields: tuple[str, ...], other: Any) -> Edit[Any]:
     return lambda own: replace(own, **{name: getattr(other, name) for name in fields})
 
 
-def _all_of(changes: list[Change]) -> Change:
-    def change(program: Program) -> Program:
-        for one in changes:
-            program = one(program)
-        return program
-
-    return change
+def _changed(changes: list[Change], program: Program) -> Program:
+    for change in changes:
+        program = change(program)
+    return program
 
 
 def _alike(one: Difference, other: Difference) -> bool:
@@ -255,15 +238,18 @@ def ways(*vectors: str) -> Callable[[Sides], Iterator[Both[Way]]]:
 
 def way_of(program: Program, vector: str) -> Way:
     """The way of q, k or v by name."""
-    way: Way = getattr(program, vector)
-    return way
+    return {"query": program.query, "key": program.key, "value": program.value}[vector]
 
 
 def with_way(program: Program, vector: str, way: Way) -> Program:
     """The program with another way of q, k or v."""
-    if vector == "query":
-        return replace(program, query=way)
-    return replace(program, key=way) if vector == "key" else replace(program, value=way)
+    ways: dict[str, Any] = {vector: way}
+    return replace(program, **ways)
+
+
+def of_formula(edit: Edit[Formula]) -> Change:
+    """The change of a program by an edit of its formula, where that is known."""
+    return lambda own: own if own.formula is None else replace(own, formula=edit(own.formula))
 
 
 def on_way(vector: str) -> Callable[[Edit[Way]], Change]:

@@ -303,7 +303,11 @@ def logs(visible: Tensor, base: float, by: float = ROOT) -> Tensor:
 
 
 def named(a: Tensor | float, b: Tensor | float, visible: Tensor) -> list[str]:
-    one, other = (Program(Way(), Way(), Way(), Formula(factor, visible=visible)) for factor in (a, b))
+    return factors_named(Formula(a, visible=visible), Formula(b, visible=visible))
+
+
+def factors_named(a: Formula, b: Formula) -> list[str]:
+    one, other = (Program(Way(), Way(), Way(), formula) for formula in (a, b))
     sides = Sides(one, other, WIDTH, 4 * WIDTH, 4, self_attention=True)
     return [found.name for cause in ("length_factor", "scale") for found in CAUSES[cause](sides)]
 
@@ -315,6 +319,19 @@ def test_logs_of_the_keys_that_rows_see_are_a_length(rows: str) -> None:
     assert named(ROOT, logs(visible, 8), visible) == ["length_factor"]
     assert named(logs(visible, 8), logs(visible, 16), visible) == ["length_factor"]
     assert named(logs(visible, 8), logs(visible, 8), visible) == []
+
+
+@pytest.mark.parametrize("rows", VISIBLE)
+def test_a_length_is_one_wherever_a_softcap_stands(rows: str) -> None:
+    """The scale and the logs stand on one side of a softcap, or on both."""
+    visible = VISIBLE[rows]
+    a = Formula(logs(visible, 8), 3.0, visible=visible)
+    for bare, root in ((1.0, ROOT), (logs(visible, 16, 1.0), ROOT), (1.0, logs(visible, 16))):
+        b = Formula(bare, 3.0, "product", root, visible=visible)
+        assert factors_named(a, b) == factors_named(b, a) == ["length_factor"]
+    b = Formula(logs(visible, 8, 1.0), 3.0, "product", ROOT, visible=visible)
+    assert factors_named(a, b) == []
+    assert factors_named(b, replace(b, after=1.0)) == ["scale"]
 
 
 @pytest.mark.parametrize("rows", VISIBLE)

@@ -64,7 +64,7 @@ ROWS = (
     Row("positions", rotations.like_rotations, "rotation", (), angles.of_kind("positions")),
     Row("length_factor", rotations.like_rotations, "rotation", (), rotations.amplitude, AMPLITUDE),
     Row("length_factor", ways(*QK), "rotation", ("scaled",), rotations.amplitude_as_factor, AMPLITUDE),
-    Row("length_factor", formulas, "scale", ("scale",), formula.of_rows),
+    Row("length_factor", formulas, "scale", (), formula.of_rows),
     Row(
         "kv_scale", ways(*KV), "", ("scaled",), projections.kv_factor,
         "has {parts} times {by}: the scale of a quantised cache applied twice, or not at all",
@@ -120,10 +120,11 @@ ROWS = (
     Row("rounding", rotations.like_rotations, "rotation", (), angles.of_kind("rounding")),
     Row("rounding", ways(*QKV), "", (), formula.rounded_vector),
     Row(
-        "rounding", formulas, "weights", ("logits_dtype", "weights_dtype", "own"), formula.rounded_logits_and_weights
+        "rounding", formulas, "weights", ("logits_dtype", "weights_dtype", "own"),
+        formula.rounded("the logits and the weights"),
     ),
-    Row("rounding", formulas, "weights", ("logits_dtype", "own"), formula.rounded_logits),
-    Row("rounding", formulas, "weights", ("weights_dtype", "own"), formula.rounded_weights),
+    Row("rounding", formulas, "weights", ("logits_dtype", "own"), formula.rounded("the logits")),
+    Row("rounding", formulas, "weights", ("weights_dtype", "own"), formula.rounded("the weights")),
     Row("dropout", formulas, "weights", ("kept", "dropout"), formula.dropout),
 )  # fmt: skip
 

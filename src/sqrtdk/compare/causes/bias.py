@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.tolerance import inverse_root
-from sqrtdk.compare.addends import FAR, common_keys
+from sqrtdk.compare.addends import FAR, common_keys, whole
 from sqrtdk.compare.masks import distances
 from sqrtdk.compare.numbers import HELD, one_number, ratio, same, times, told_apart, total
 from sqrtdk.compare.program import Formula
@@ -28,17 +28,17 @@ SAID = {"alibi": "ALiBi bias", "relative": "relative bias", "bias": "bias"}
 
 def bias_factor(both: Both[Formula]) -> Difference | None:
     """The factor on the bias: a number that the trace saw, or a scale; neither is off by rounding."""
-    by = _factor_of_bias(both)
-    return None if by is None else _scaled("bias_by", both.a.bias_by, by)
+    return _scaled("bias_by", both.a.bias_by, _factor_of_bias(both))
 
 
 def fill_factor(both: Both[Formula]) -> Difference | None:
     """The factor on the fill of hidden keys, which only a finite fill can show."""
-    by = _factor_of_fill(both)
-    return None if by is None else _scaled("fill_by", both.a.fill_by, by)
+    return _scaled("fill_by", both.a.fill_by, _factor_of_fill(both))
 
 
-def _scaled(field: str, old: float, by: float) -> Difference:
+def _scaled(field: str, old: float, by: float | None) -> Difference | None:
+    if by is None:
+        return None
     return Difference(old, old * by, {"by": f"{by:.4g}"}, lambda formula: replace(formula, **{field: old * by}))
 
 
@@ -48,8 +48,8 @@ def _factor_of_bias(both: Both[Formula]) -> float | None:
     if a.bias is None or b.bias is None:
         return None
     keys = common_keys(a, b)
-    one, other = times(a.bias, a.bias_by), times(b.bias, b.bias_by)
-    by = ratio(one, other) if keys is None else ratio(times(one, keys), times(other, keys))
+    keys = torch.ones((), dtype=torch.bool) if keys is None else keys
+    by = ratio(*(times(times(bias, factor), keys) for bias, factor in ((a.bias, a.bias_by), (b.bias, b.bias_by))))
     if by is not None and same(by, 1.0):
         return None
     if a.bias_by and not same(a.bias_by, b.bias_by):
@@ -116,7 +116,7 @@ def bias(both: Both[Formula]) -> Difference | None:
         return None
     by = _factor_of_bias(both)  # the business of `bias_scaled`
     a = a if by is None else replace(a, bias_by=a.bias_by * by)
-    left, right = effective(a, b), effective(b, a)
+    left, right = _effective(a, b), _effective(b, a)
     if same(left, right, both.sides.off):
         return None
 
@@ -127,21 +127,16 @@ def bias(both: Both[Formula]) -> Difference | None:
     return Difference(_said(a, left), _said(b, right), {"text": _text(a, b, left, right)}, other)
 
 
-def effective(formula: Formula, other: Formula) -> Tensor:
+def _effective(formula: Formula, other: Formula) -> Tensor:
     """What the bias adds, as far as it reaches the weights of both: 0 at hidden keys, and 0 on average in every row."""
-    added = times(torch.zeros(1, 1, 1, 1) if formula.bias is None else formula.bias, formula.bias_by)
-    assert isinstance(added, Tensor)
-    added = added[(None,) * (4 - added.ndim)]
-    exact = formula.sinks is not None or other.sinks is not None or "masked" in (formula.softcap_at, other.softcap_at)
+    added = whole(torch.as_tensor(times(0.0 if formula.bias is None else formula.bias, formula.bias_by)))
     visible = common_keys(formula, other)
-    if visible is None:
-        return added if exact else added - added.mean(-1, keepdim=True)
-    visible = visible[(None,) * (4 - visible.ndim)]
-    added = torch.where(visible, added, 0.0)
-    if exact:
+    seen = torch.ones_like(added, dtype=torch.bool) if visible is None else whole(visible)
+    added = torch.where(seen, added, 0.0)
+    if formula.sinks is not None or other.sinks is not None or "masked" in (formula.softcap_at, other.softcap_at):
         return added
-    mean = added.sum(-1, keepdim=True) / visible.sum(-1, keepdim=True).clamp(min=1)
-    return torch.where(visible, added - mean, 0.0)
+    mean = added.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(seen, added - mean, 0.0)
 
 
 def _name(formula: Formula) -> str:
@@ -160,13 +155,12 @@ def _text(a: Formula, b: Formula, left: Tensor, right: Tensor) -> str:
         return f"adds {'an' if name.startswith('A') else 'a'} {name}, which A has not"
     if same(-left, right):
         return f"has the {name} with the other sign"
-    if a.bias.ndim > 1 and a.bias.shape[-1] == a.bias.shape[-2]:
-        turned = replace(a, bias=a.bias.mT)
-        if same(effective(turned, b), effective(b, a)):
-            return f"has the {name} turned round, rows for keys"
+    square = a.bias.ndim > 1 and a.bias.shape[-1] == a.bias.shape[-2]
+    if square and same(_effective(replace(a, bias=a.bias.mT), b), right):
+        return f"has the {name} turned round, rows for keys"
     if _shuffled(left, right):
         return f"has the {name} of the heads in another order"
-    slope_a, slope_b = slopes(a), slopes(b)
+    slope_a, slope_b = _slopes(a), _slopes(b)
     if slope_a is not None and slope_b is not None:
         head = int((slope_a - slope_b).abs().argmax())
         old, new = told_apart(float(slope_a[head]), float(slope_b[head]))
@@ -183,28 +177,23 @@ def _shuffled(left: Tensor, right: Tensor) -> bool:
     return sorted(places) == list(range(heads))
 
 
-def slopes(formula: Formula) -> Tensor | None:
+def _slopes(formula: Formula) -> Tensor | None:
     """By how much the bias falls from one key to the one before it, by head, (H,); None where it is not linear."""
     if formula.bias is None or formula.bias.ndim < 2 or formula.bias.shape[-1] < 3:
         return None
-    bias = (formula.bias.double() * formula.bias_by)[(None,) * (4 - formula.bias.ndim)]
-    steps = bias.diff(dim=-1)
-    if bias.shape[-2] > 1:  # keys after the row may rise or fall
-        before = distances(bias.shape[-2], bias.shape[-1], bias.device)[:, 1:] >= 0
-        steps = steps[..., before]
-    else:
-        steps = steps.flatten(-2)
+    bias = whole(formula.bias) * formula.bias_by
+    rows, keys = bias.shape[-2:]
+    before = distances(rows, keys, bias.device)[:, 1:] >= (0 if rows > 1 else -keys)  # later keys may rise or fall
+    steps, largest = bias.diff(dim=-1)[..., before], float(bias.abs().max())
     slope = steps.mean(-1, keepdim=True)
-    largest = float(bias.abs().max())
-    if steps.shape[-1] < 2 or not bool(((steps - slope).abs() <= 4 * HELD * largest).all()) or not largest:
-        return None
-    return slope[0, :, 0]
+    linear = steps.shape[-1] > 1 and bool(((steps - slope).abs() <= 4 * HELD * largest).all())
+    return slope[0, :, 0] if linear and largest else None
 
 
 def _where(a: Formula, b: Formula) -> str:
     """In which distances of row and key two biases differ: ", for keys after the row alone", ", from distance 8 on"."""
-    whole = replace(a, sinks=torch.zeros(1))  # the numbers themselves: what is the same in a row is not taken off
-    left, right = effective(whole, b), effective(b, whole)
+    plain = replace(a, sinks=torch.zeros(1))  # the numbers themselves: what is the same in a row is not taken off
+    left, right = _effective(plain, b), _effective(b, plain)
     differ = (left - right).abs() > HELD * max(float(left.abs().max()), float(right.abs().max()))
     differ = differ.any(0).any(0)
     if differ.shape[0] < 2 or not bool(differ.any()):

@@ -7,7 +7,10 @@ are shared out is `softcap_order`. Factors that differ by row, as log n, are `le
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,14 +26,13 @@ from sqrtdk.compare.numbers import (
     ratio,
     rescaled,
     same,
-    shown_apart,
     softcap_placed,
     told_apart,
     total,
 )
 from sqrtdk.compare.program import Formula, Rounded, Step, Way
 from sqrtdk.compare.suspect import Both, Difference, Sides
-from sqrtdk.tracing.records import AttentionCall, Scale
+from sqrtdk.tracing.records import AttentionCall
 
 SAID = {  # what B does where the mistake is B's, and where it is A's
     "missing": ("leaves the scale out", "has the scale that A leaves out"),
@@ -56,19 +58,27 @@ OWN_DTYPE = "its own dtype"
 def scale(both: Both[Formula]) -> Difference | None:
     """All that multiplies q . k, or what stands before a softcap that both have in one place."""
     a, b, off = both.a, both.b, both.sides.off
+    old, new = total(a), total(b)
     capped_alike = a.softcap is not None and b.softcap is not None and a.softcap_at == b.softcap_at
-    if same(total(a), total(b), off) and (not capped_alike or same(a.scale, b.scale, off)):
+    if by_length(both) or (same(old, new, off) and (not capped_alike or same(a.scale, b.scale, off))):
         return None
-    if by_length(both):
-        return None
-    words = {"text": _scale_words(both.sides, total(a), total(b))}
-    return Difference(*shown_apart(total(a), total(b)), words, lambda formula: rescaled(formula, b))
+    words = {"text": _scale_words(both.sides, old, new)}
+    return Difference(*shown_apart(old, new), words, lambda formula: rescaled(formula, b))
 
 
 def _scale_words(sides: Sides, a: Value, b: Value) -> str:
     one_a, one_b = one_number(a), one_number(b)
     if one_a is None or one_b is None:
-        return _words_of_many(a, b)
+        old, new = map(str, shown_apart(a, b))
+        by, factors = ratio(a, b), torch.as_tensor(over(b, a) if one_b is None else over(a, b))
+        each = f"each {' and '.join(_axes(factors, 'batch entry'))}"
+        if by is not None:
+            text = f"multiplies every factor of the scale by {by:.4g}"
+        elif one_b is not None:
+            text = f"leaves out factors of {each}"
+        else:
+            text = f"{'multiplies by' if one_a is not None else 'has other'} factors of {each}"
+        return f"{text} ({new} in place of {old})"
     old, new = told_apart(one_a, one_b)
     of_b, of_a = _mistake(sides, one_a, one_b), _mistake(sides, one_b, one_a)
     if of_b is not None and not sides.declared_b:
@@ -95,53 +105,56 @@ def _mistake(sides: Sides, right: float, wrong: float) -> str | None:
     by_ratio = {"missing": 1.0, "twice": right * right, "inverted": 1.0 / right}
     names = [name for name, value in by_ratio.items() if close(wrong, value, HELD) and not close(right, 1.0, HELD)]
     if close(right, inverse_root(sides.head_dim), HELD):
-        call = _sizes(sides)
+        of_heads = sides.b.key.heads
+        groups = sides.heads if of_heads is None else int(torch.unique(of_heads).numel())
+        sizes = SimpleNamespace(
+            head_dim=sides.head_dim, heads=sides.heads, kv_heads=groups, model_dim=sides.model_dim
+        )  # all that the dictionary of mistakes looks at
+        call = cast(AttentionCall, sizes)
         names += [name for name in SAID if any(close(wrong, value, HELD) for value in MISTAKES[name].values(call))]
     return min(names, key=lambda name: MISTAKES[name].rank, default=None)
 
 
-def _sizes(sides: Sides) -> AttentionCall:
-    """What the dictionary of mistakes looks at: the sizes of an attention."""
-    of_heads = sides.b.key.heads
-    groups = sides.heads if of_heads is None else int(torch.unique(of_heads).numel())
-    return AttentionCall(
-        site="", index=0, module_class="", kind="", op="", score="dot", batch=1, heads=sides.heads, kv_heads=groups,
-        head_dim=sides.head_dim, padded_head_dim=sides.head_dim, value_dim=sides.head_dim, model_dim=sides.model_dim,
-        query_len=1, key_len=1, self_attention=sides.self_attention, dtype="", logits_dtype="", device="", stages=(),
-        formula="", scale=Scale(None, None, None, None, None, ()),
-    )  # fmt: skip
+def _axes(values: Tensor, batch: str = "entry of the batch") -> list[str]:
+    """What values go by: ["head"]."""
+    sizes = (1, 1, 1, 1, *values.shape)[-4:]
+    return [name for name, size in zip((batch, "head", "row", "key"), sizes, strict=True) if size > 1]
 
 
-def _words_of_many(a: Value, b: Value) -> str:
-    """Of factors that are not one number."""
-    old, new = shown_apart(a, b)
-    numbers = f"({new} in place of {old})"
-    if ratio(a, b) is not None:
-        return f"multiplies every factor of the scale by {ratio(a, b):.4g} {numbers}"
-    if one_number(b) is not None:
-        return f"leaves out factors of {_kind(over(a, b))} {numbers}"
-    what = "multiplies by factors" if one_number(a) is not None else "has other factors"
-    return f"{what} of {_kind(over(b, a))} {numbers}"
+def shown_apart(a: Value | None, b: Value | None) -> tuple[str | float | None, str | float | None]:
+    """Two numbers as records have them, which differ: in more digits, or at the entry that differs most.
+
+    Example:
+        >>> one, other = torch.tensor([0.1, 0.2, 0.4]), torch.tensor([0.1, 0.3, 0.4])
+        >>> shown_apart(one[None, :, None, None], other[None, :, None, None])
+        ('0.2 at head 1', '0.3 at head 1')
+        >>> shown_apart(50.0, 50.0000001), shown_apart(0.125, one[None, :, None, None])
+        ((50.0, 50.0000001), (0.125, '0.1 to 0.4 by head'))
+    """
+    words = _shown(a), _shown(b)
+    if words[0] != words[1] or a is None or b is None:
+        return words
+    x, y = torch.broadcast_tensors(*(torch.as_tensor(value, dtype=torch.float64) for value in (a, b)))  # type: ignore[no-untyped-call]
+    if not x.numel():
+        return words
+    at = int((x - y).abs().nan_to_num().flatten().argmax())
+    one, other = told_apart(float(x.flatten()[at]), float(y.flatten()[at]))
+    if x.numel() == 1 or isinstance(words[0], float):
+        return float(one), float(other)
+    places = torch.unravel_index(torch.tensor(at), x.squeeze().shape)
+    where = ", ".join(f"{name} {int(place)}" for name, place in zip(_axes(x), places, strict=True))
+    return f"{one} at {where}", f"{other} at {where}"
 
 
-def _kind(factors: Value) -> str:
-    """What factors go by: "each row, the log of its number", "each head"."""
-    assert isinstance(factors, Tensor)
-    sizes = (1, 1, 1, 1, *factors.shape)[-4:]
-    by = [name for name, size in zip(("batch entry", "head", "row", "key"), sizes, strict=True) if size > 1]
-    if by == ["row"] and _logarithmic(factors.flatten()):
-        return "each row, in proportion to the log of its number"
-    return "each " + " and ".join(by)
-
-
-def _logarithmic(rows: Tensor) -> bool:
-    """Whether the last rows are in proportion to the log of one and their number, or of that and a start."""
-    late = rows[rows.numel() // 2 :].double()
-    if late.numel() < 3:
-        return False
-    number = torch.arange(rows.numel() - late.numel() + 1, rows.numel() + 1, dtype=torch.float64).log()
-    factor = float((late * number).sum() / (number * number).sum())
-    return not math.isclose(factor, 0.0) and bool(((late - factor * number).abs() <= 1e-5 * late.abs().max()).all())
+def _shown(value: Value | None) -> str | float | None:
+    """A number as a record has it: itself, or the range of those of a tensor and what they go by."""
+    number = None if value is None else one_number(value)
+    if value is None or number is not None:
+        return None if number is None else float(f"{number:.6g}")
+    assert isinstance(value, Tensor)
+    if not value.numel():
+        return "none"
+    return f"{float(value.min()):.4g} to {float(value.max()):.4g} by {' and '.join(_axes(value))}"
 
 
 # -- factors of the rows -----------------------------------------------------------------------------------------------
@@ -149,30 +162,33 @@ def _logarithmic(rows: Tensor) -> bool:
 
 def of_rows(both: Both[Formula]) -> Difference | None:
     """A factor that stands for the length: it differs from row to row, or goes by the keys that each row sees."""
-    a, b = both.a, both.b
-    if same(a.scale, b.scale, both.sides.off) or not by_length(both):
+    if not by_length(both):
         return None
-    one = one_number(a.scale) is not None, one_number(b.scale) is not None
+    one = one_number(total(both.a)) is not None, one_number(total(both.b)) is not None
     text = OF_ROWS.get(one, "multiplies the rows by other factors, as log n of their keys")
-    return Difference(ROWS[one[0]], ROWS[one[1]], {"text": text})
+    return Difference(ROWS[one[0]], ROWS[one[1]], {"text": text}, lambda formula: rescaled(formula, both.b))
 
 
 def by_length(both: Both[Formula]) -> bool:
-    """Whether what differs in the factors before the softcap goes by the length and not by the scale.
+    """Whether what differs in the factors, wherever a softcap lies between them, goes by the length.
 
     It does where it is not the same for all rows, or where one side alone takes the log of the keys that a row sees;
     and where both do, if that is to the base of a whole number, a length, on both sides.
     """
-    off = both.sides.off
-    logs = [_log_factor(formula, off) for formula in (both.a, both.b)]
+    off, factors = both.sides.off, (total(both.a), total(both.b))
+    if same(*factors, off):
+        return False
+    logs = [
+        _log_factor(factor, formula.visible, off) for factor, formula in zip(factors, (both.a, both.b), strict=True)
+    ]
     if logs == [None, None]:
-        return _by_rows(both.a, both.b, off)
+        return _by_rows(*factors, off)
     return None in logs or all(_is_length(factor, both.sides.head_dim, off) for factor in logs)
 
 
-def _by_rows(a: Formula, b: Formula, off: float) -> bool:
+def _by_rows(a: Value, b: Value, off: float) -> bool:
     """Whether they are off by a number that is not the same for all rows; rows whose factor is 0 have any."""
-    mine, wanted = (torch.as_tensor(formula.scale, dtype=torch.float64) for formula in (a, b))
+    mine, wanted = (torch.as_tensor(factor, dtype=torch.float64) for factor in (a, b))
     factors = torch.as_tensor(over(wanted, mine))
     if factors.ndim < 2 or factors.shape[-2] == 1:
         return False
@@ -180,16 +196,15 @@ def _by_rows(a: Formula, b: Formula, off: float) -> bool:
     return not same(counted, counted[..., -1:, :], off)
 
 
-def _log_factor(formula: Formula, off: float) -> float | None:
+def _log_factor(factors: Value, visible: Tensor | None, off: float) -> float | None:
     """By what the factors are the logs of how many keys the rows see; None where they are not, or are one number."""
-    scale, visible = formula.scale, formula.visible
-    if not isinstance(scale, Tensor) or visible is None or one_number(scale) is not None:
+    if not isinstance(factors, Tensor) or visible is None or one_number(factors) is not None:
         return None
-    if scale.shape[-1] != 1 or visible.shape[-1] == 1:
+    if factors.shape[-1] != 1 or visible.shape[-1] == 1:
         return None
     logs = visible.sum(-1, keepdim=True).clamp(min=1).double().log()
-    mean = float((scale * logs).mean() / logs.square().mean().clamp(min=off))
-    return mean if same(scale.double(), mean * logs, off) else None
+    mean = float((factors * logs).mean() / logs.square().mean().clamp(min=off))
+    return mean if same(factors, mean * logs, off) else None
 
 
 def _is_length(factor: float | None, head_dim: int, off: float) -> bool:
@@ -235,22 +250,18 @@ def softcap_order(both: Both[Formula]) -> Difference | None:
 
 def sinks(both: Both[Formula]) -> Difference | None:
     """Logits, one a head, that take weight and have no value; of 0 it is the softmax "off by one"."""
-    a, b = (
-        None if formula.sinks is None or bool((formula.sinks == float("-inf")).all()) else formula.sinks
-        for formula in (both.a, both.b)
-    )
+    found = (formula.sinks for formula in (both.a, both.b))
+    a, b = (None if x is None or bool((x == -math.inf).all()) else x.reshape(1, -1, 1, 1) for x in found)
     if same(a, b, both.sides.off):
         return None
-    old, new = shown_apart(*(None if one is None else one.reshape(1, -1, 1, 1) for one in (a, b)))
+    old, new = shown_apart(a, b)
     return Difference(old, new, {"a": str(old), "b": str(new)})
 
 
 def dropout(both: Both[Formula]) -> Difference | None:
     """Weights that were dropped; two runs of one rate and other random numbers differ as well."""
     a, b = both.a, both.b
-    if (a.kept is None and b.kept is None) or (
-        a.kept is not None and b.kept is not None and a.dropout == b.dropout and bool((a.kept == b.kept).all())
-    ):
+    if same(a.kept, b.kept) and (a.kept is None or a.dropout == b.dropout):
         return None
     if b.kept is None:
         text = f"drops no weights, where A does (rate {a.dropout:g})"
@@ -280,27 +291,19 @@ def lesser(dtype: str | None, own: torch.dtype) -> str | None:
     return dtype.removeprefix("torch.")
 
 
-def _lesser(both: Both[Formula], field: str) -> tuple[str | None, str | None]:
-    a, b = (lesser(getattr(x.formula, field), x.dtype) for x in (both.sides.a, both.sides.b))
-    return a, b
+def rounded(what: str) -> Callable[[Both[Formula]], Difference | None]:
+    """The logits, the weights, or both of them alike, which is one cast; "the logits" is what they are called."""
 
+    def compare(both: Both[Formula]) -> Difference | None:
+        a, b = (
+            [lesser(dtype, side.dtype) for dtype in (formula.logits_dtype, formula.weights_dtype)]
+            for side, formula in ((both.sides.a, both.a), (both.sides.b, both.b))
+        )
+        of_weights = int(what == "the weights")
+        old, new, alike = a[of_weights], b[of_weights], a[0] == a[1] and b[0] == b[1]
+        return None if old == new or alike != (what == "the logits and the weights") else _rounding(old, new, what)
 
-def rounded_logits_and_weights(both: Both[Formula]) -> Difference | None:
-    """Both of them, alike: one cast."""
-    logits, weights = _lesser(both, "logits_dtype"), _lesser(both, "weights_dtype")
-    return _rounding(*logits, "the logits and the weights") if logits == weights else None
-
-
-def rounded_logits(both: Both[Formula]) -> Difference | None:
-    """The logits alone."""
-    logits = _lesser(both, "logits_dtype")
-    return _rounding(*logits, "the logits") if logits != _lesser(both, "weights_dtype") else None
-
-
-def rounded_weights(both: Both[Formula]) -> Difference | None:
-    """The weights alone."""
-    weights = _lesser(both, "weights_dtype")
-    return _rounding(*weights, "the weights") if weights != _lesser(both, "logits_dtype") else None
+    return compare
 
 
 def rounded_vector(both: Both[Way]) -> Difference | None:
@@ -316,8 +319,7 @@ def rounded_vector(both: Both[Way]) -> Difference | None:
         return replace(way, steps=tuple(steps))
 
     old, new = (", ".join(step.dtype for _, step in found) or None for found in (a, b))
-    differs = _rounding(old, new, both.vector, another_place=True)
-    return None if differs is None else replace(differs, edit=edit, key=both.vector)
+    return replace(_rounding(old, new, both.vector), edit=edit, key=both.vector)
 
 
 def _roundings(way: Way, own: torch.dtype) -> tuple[tuple[int, Rounded], ...]:
@@ -331,9 +333,7 @@ def _roundings(way: Way, own: torch.dtype) -> tuple[tuple[int, Rounded], ...]:
     return tuple(found)
 
 
-def _rounding(a: str | None, b: str | None, what: str, *, another_place: bool = False) -> Difference | None:
-    if a == b and not another_place:
-        return None
+def _rounding(a: str | None, b: str | None, what: str) -> Difference:
     if b is None:
         text = f"does not round {what} to {a}"
     elif a == b:

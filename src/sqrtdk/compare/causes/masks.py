@@ -10,16 +10,17 @@ stands elsewhere as a whole, which is an offset too. A key that no row sees, alt
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.causes.structure import Words, blocks, documents, laid_otherwise, single_keys
+from sqrtdk.compare.causes.structure import laid_otherwise, single_keys, stretches
 from sqrtdk.compare.masks import (
     CLOSED,
     NOT_APART,
     OPEN,
+    Bounds,
     Parts,
     decompose,
     recompose,
@@ -27,29 +28,16 @@ from sqrtdk.compare.masks import (
     shape_of,
     with_padding,
     with_pattern,
-    with_stretches,
 )
-from sqrtdk.compare.numbers import of_formula
 from sqrtdk.compare.program import Formula
-from sqrtdk.compare.suspect import NONE, Both, Difference, Edit, Sides
+from sqrtdk.compare.suspect import NONE, Both, Difference, Edit, Sides, Words, formulas, of_formula
 
 UPPER_LEFT, LOWER_RIGHT = "upper left", "lower right"
-Bounds = tuple[int | None, int | None]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Masks:
-    """A mask taken apart.
-
-    Attributes:
-        parts: of the mask.
-        formula: whose it is.
-        corner: the least i - j of its alignment, where the two masks are aligned otherwise.
-    """
-
-    parts: Parts
-    formula: Formula
-    corner: int = 0
+APART: tuple[tuple[Callable[[Tensor], Tensor], str, str], ...] = (  # what rows that stand apart see, and what B does
+    (lambda apart: apart == OPEN, "every key", "lets rows of padding see every key"),
+    (lambda apart: apart > NOT_APART, "their own", "lets rows of padding see their own key alone"),
+    (lambda apart: apart == CLOSED, "none", "hides every key from other rows"),
+)
 
 
 def _taken_apart(a: Formula, b: Formula) -> tuple[Parts, Parts]:
@@ -57,38 +45,32 @@ def _taken_apart(a: Formula, b: Formula) -> tuple[Parts, Parts]:
     return decompose(a.visible, *shape), decompose(b.visible, *shape)
 
 
-def masks(sides: Sides) -> Iterator[Both[Masks]]:
-    """The masks, where a side has one."""
-    a, b = sides.a.formula, sides.b.formula
-    if a is None or b is None or (a.visible is None and b.visible is None):
-        return
-    left, right = _taken_apart(a, b)
-    yield Both(sides, Masks(left, a), Masks(right, b), of_formula)
+def masks(sides: Sides) -> Iterator[Both[Parts]]:
+    """The masks taken apart, where a side has one."""
+    for both in formulas(sides):
+        if both.a.visible is not both.b.visible:
+            yield Both(sides, *_taken_apart(both.a, both.b), of_formula)
 
 
-def bands(sides: Sides) -> Iterator[Both[Masks]]:
-    """The masks with their alignments."""
+def bands(sides: Sides) -> Iterator[Both[Parts]]:
+    """The masks, where their bands tell how they differ."""
     for both in masks(sides):
         if _lopsided(both) or _laid(both) is not None:
             continue
-        left, right = both.a.parts, both.b.parts
-        if left.rows == 1 < left.keys:  # a row that is alone sees every key if it is the last
-            left, right = _alone(left, right), _alone(right, left)
-        corners = 0, 0
-        if left.least is not None and right.least is not None:
-            corners = _corners(left.least, right.least, left.rows - left.keys)
-        a, b = (Masks(x, y.formula, z) for x, y, z in zip((left, right), (both.a, both.b), corners, strict=True))
+        a, b = both.a, both.b
+        if a.rows == 1 < a.keys:  # a row that is alone sees every key if it is the last
+            a, b = _alone(a, b), _alone(b, a)
         yield replace(both, a=a, b=b)
 
 
-def _lopsided(both: Both[Masks]) -> bool:
+def _lopsided(both: Both[Parts]) -> bool:
     """Whether one side alone hides keys that no named part does: what its parts seem to be is then not the whole."""
-    return (both.a.parts.rest is None) != (both.b.parts.rest is None)
+    return (both.a.rest is None) != (both.b.rest is None)
 
 
-def _laid(both: Both[Masks]) -> Words | None:
+def _laid(both: Both[Parts]) -> Words | None:
     """How B's mask is A's laid otherwise; None where one bound or the padding is all that differs."""
-    a, b = both.a.parts, both.b.parts
+    a, b = both.a, both.b
     plain = None is a.rest is b.rest is a.documents is b.documents is a.blocks is b.blocks
     unlike = [a.least != b.least, a.greatest != b.greatest, bool((a.padding != b.padding).any())]
     return None if plain and sum(unlike) < 2 else laid_otherwise(a, b, _whole(both), "mask")
@@ -98,189 +80,182 @@ def _alone(parts: Parts, other: Parts) -> Parts:
     return replace(parts, least=1 - parts.keys) if parts.least is None and other.least == 0 else parts
 
 
-def _corners(a: int, b: int, lower_right: int) -> tuple[int, int]:
+def _corners(a: Parts, b: Parts) -> tuple[int, int]:
     """The least i - j of the alignments of two bands; the same number twice where one alignment would do for both."""
-    exact = {0, lower_right}
-    if a in exact and b in exact:
-        return a, b
-    near = [{corner for corner in exact if abs(least - corner) <= 1} for least in (a, b)]
+    exact = {0, a.rows - a.keys}
+    if a.least is None or b.least is None:
+        return 0, 0
+    if a.least in exact and b.least in exact:
+        return a.least, b.least
+    near = [{corner for corner in exact if abs(least - corner) <= 1} for least in (a.least, b.least)]
     if not near[0] or not near[1] or near[0] & near[1]:
         return 0, 0
     return min(near[0]), min(near[1])
 
 
-def _shift(both: Both[Masks]) -> int:
+def _shift(both: Both[Parts]) -> int:
     """By what B's alignment moves A's band."""
-    return both.b.corner - both.a.corner
+    old, new = _corners(both.a, both.b)
+    return new - old
 
 
-def _offset(both: Both[Masks]) -> int | None:
-    """By what B's causal bound is off beyond the alignment; None where not both have one."""
-    return _beyond(both.a.parts.least, both.b.parts.least, _shift(both))
+def _offset(both: Both[Parts]) -> tuple[int | None, bool]:
+    """By what B's causal bound is off beyond the alignment, None where not both have one; and whether both bounds are.
+
+    Where they are off by the same the band as a whole stands elsewhere.
+    """
+    bounds = (both.a.least, both.b.least), (both.a.greatest, both.b.greatest)
+    low, high = (None if a is None or b is None else b - a - _shift(both) for a, b in bounds)
+    return low, bool(low) and low == high
 
 
-def _beyond(a: int | None, b: int | None, shift: int) -> int | None:
-    return None if a is None or b is None else b - a - shift
-
-
-def _moved(both: Both[Masks]) -> bool:
-    """Whether the band as a whole stands elsewhere: both bounds are off by the same."""
-    offset = _offset(both)
-    return bool(offset) and offset == _beyond(both.a.parts.greatest, both.b.parts.greatest, _shift(both))
-
-
-def _windows(both: Both[Masks]) -> bool:
+def _windows(both: Both[Parts]) -> bool:
     """Whether one side has a window that reaches as far ahead as back, and the other such a one or no band."""
-    a, b = both.a.parts, both.b.parts
-    return (a.symmetric and (b.symmetric or not b.banded)) or (b.symmetric and not a.banded)
+    a, b = both.a, both.b
+    return any(x.symmetric and (y.symmetric or y.least is None is y.greatest) for x, y in ((a, b), (b, a)))
 
 
-def _felt(greatest: int | None, shift: int, rows: int) -> int | None:
-    """A greatest i - j in an alignment that is moved by `shift`; None where it hides nothing there."""
-    return None if greatest is None or greatest + shift >= rows - 1 else greatest + shift
-
-
-def _put(b: Formula, moved: Callable[[Parts, Parts], Parts]) -> Edit[Formula]:
-    """What `moved` makes of the parts of the mask as it is then, and of B's."""
-
-    def edit(formula: Formula) -> Formula:
-        if formula.visible is None and b.visible is None:
-            return formula
-        return _filled(formula, b, recompose(moved(*_taken_apart(formula, b))))
-
-    return edit
-
-
-def _banded(b: Formula, bounds: Callable[[Parts], Bounds]) -> Edit[Formula]:
-    """Another band; keys that come in or go out are else as B has them."""
-
-    def moved(parts: Parts, other: Parts) -> Parts:
-        least, greatest = bounds(parts)
-        return with_pattern(parts, other, least=least, greatest=greatest)
-
-    return _put(b, moved)
-
-
-def _filled(formula: Formula, other: Formula, visible: Tensor | None) -> Formula:
-    """The formula with a mask; where it had none, hidden keys get what the other puts in their place."""
-    changed = replace(formula, visible=visible)
-    if formula.visible is not None or visible is None:
-        return changed
-    return replace(changed, mask=other.mask, fill=other.fill, fill_by=other.fill_by, fill_added=other.fill_added)
+def _felt(parts: Parts, shift: int) -> int | None:
+    """The greatest i - j in an alignment that is moved by `shift`; None where it hides nothing there."""
+    moved = _plus(parts.greatest, shift)
+    return None if moved is None or moved >= parts.rows - 1 else moved
 
 
 def _plus(bound: int | None, by: int) -> int | None:
     return None if bound is None else bound + by
 
 
+def _put(both: Both[Parts], moved: Callable[[Parts, Parts], Parts] | None = None) -> Edit[Formula]:
+    """What `moved` makes of the parts of the mask as it is then, and of B's; by default B's mask.
+
+    Where there was none, hidden keys get what B puts in their place.
+    """
+    b = both.sides.b.formula
+    assert b is not None
+
+    def edit(formula: Formula) -> Formula:
+        visible = b.visible if moved is None else recompose(moved(*_taken_apart(formula, b)))
+        changed = replace(formula, visible=visible)
+        if formula.visible is not None or visible is None:
+            return changed
+        return replace(changed, mask=b.mask, fill=b.fill, fill_by=b.fill_by, fill_added=b.fill_added)
+
+    return edit
+
+
+def _banded(both: Both[Parts], bounds: Callable[[Parts], Bounds]) -> Edit[Formula]:
+    """Another band; keys that come in or go out are else as B has them."""
+
+    def moved(parts: Parts, other: Parts) -> Parts:
+        least, greatest = bounds(parts)
+        return with_pattern(parts, other, least=least, greatest=greatest)
+
+    return _put(both, moved)
+
+
 # -- what differs ------------------------------------------------------------------------------------------------------
 
 
-def alignment(both: Both[Masks]) -> Difference | None:
+def alignment(both: Both[Parts]) -> Difference | None:
     """The corner from which the band counts, only where L is not S. A window moves with its causal bound."""
-    a, b, shift = both.a.parts, both.b.parts, _shift(both)
+    a, b, shift = both.a, both.b, _shift(both)
     if not shift:
         return None
-    # a window that only B's alignment can show
-    hidden = b.greatest if _felt(b.greatest, -shift, a.rows) is None else None
+    hidden = b.greatest if _felt(b, -shift) is None else None  # a window that only B's alignment can show
 
     def bounds(parts: Parts) -> Bounds:
         low = b.least if parts.least is None else parts.least + shift
         return low, hidden if parts.greatest is None else parts.greatest + shift
 
-    old, new = (LOWER_RIGHT if mask.corner else UPPER_LEFT for mask in (both.a, both.b))
+    old, new = (LOWER_RIGHT if corner else UPPER_LEFT for corner in _corners(a, b))
     rows = "1 row" if a.rows == 1 else f"{a.rows} rows"
-    return Difference(old, new, {"rows": rows, "keys": f"{a.keys}"}, _banded(both.b.formula, bounds))
+    return Difference(old, new, {"rows": rows, "keys": f"{a.keys}"}, _banded(both, bounds))
 
 
-def causal_bound(both: Both[Masks]) -> Difference | None:
+def causal_bound(both: Both[Parts]) -> Difference | None:
     """The least i - j of a visible key: a row sees the key after its own, or not its own; or there is no such bound."""
-    a, b, offset = both.a.parts.least, both.b.parts.least, _offset(both)
+    a, b, (offset, moved) = both.a.least, both.b.least, _offset(both)
     if _windows(both) or a == b or offset == 0:
         return None
     if offset is None:
         text = "leaves out the causal mask" if b is None else "has a causal mask, which A has not"
-        edit = _banded(both.b.formula, lambda parts: (b, parts.greatest))
+        edit = _banded(both, lambda parts: (b, parts.greatest))
     else:
         keys = "one key" if abs(offset) == 1 else f"{abs(offset)} keys"
         what = f"lets every row see {keys} more ahead" if offset < 0 else f"hides {keys} more from every row"
         text = f"{what} (least i - j {b} in place of {a})"
-        reach = offset if _moved(both) else 0
-        edit = _banded(both.b.formula, lambda parts: (_plus(parts.least, offset), _plus(parts.greatest, reach)))
+        reach = offset if moved else 0
+        edit = _banded(both, lambda parts: (_plus(parts.least, offset), _plus(parts.greatest, reach)))
     return Difference(NONE if a is None else a, NONE if b is None else b, {"text": text}, edit)
 
 
-def window(both: Both[Masks]) -> Difference | None:
+def window(both: Both[Parts]) -> Difference | None:
     """The greatest i - j of a visible key, or both bounds: off by one, another size, missing, on the wrong layers."""
-    a, b, shift, both_bounds = both.a.parts, both.b.parts, _shift(both), _windows(both)
+    a, b, shift, both_bounds = both.a, both.b, _shift(both), _windows(both)
     sizes = a.greatest, b.greatest
     if not both_bounds:  # as far as each hides a key in the other's alignment as well
-        hides = _felt(b.greatest, -shift, a.rows) is not None
-        sizes = _felt(a.greatest, shift, a.rows), b.greatest if hides else None
-    if _moved(both) or sizes[0] == sizes[1]:
+        sizes = _felt(a, shift), None if _felt(b, -shift) is None else b.greatest
+    if _offset(both)[1] or sizes[0] == sizes[1]:
         return None
 
     def bounds(parts: Parts) -> Bounds:
         return b.least if both_bounds else parts.least, _plus(b.greatest, -shift)
 
-    return Difference(_size(a), _size(b), edit=_banded(both.b.formula, bounds))
+    return Difference(_size(a), _size(b), edit=_banded(both, bounds))
 
 
 def _size(parts: Parts) -> int | str:
     """Keys in the window of a row, its own among them."""
-    if parts.greatest is None:
-        return NONE
-    return parts.greatest + 1 if parts.least is None else parts.greatest - parts.least + 1
+    return NONE if parts.greatest is None else parts.greatest + 1 - (parts.least or 0)
 
 
-def padding(both: Both[Masks]) -> Difference | None:
+def padding(both: Both[Parts]) -> Difference | None:
     """Padding is seen, or other keys are taken for it; or, of the same keys, rows of padding see other ones."""
-    a, b = both.a.parts, both.b.parts
-    rows = rows_differ(a, b)
+    a, b = both.a, both.b
     if _lopsided(both) or _laid(both) is not None:
         return None
     if not bool((a.padding != b.padding).any()):
+        rows = rows_differ(a, b)
         if not bool(rows.any()):
             return None
         old, new, text = _rows(a), _rows(b), _rows_text(a, b, rows)
-    elif (laid := laid_otherwise(a, b, _whole(both), "padding")) is not None:
-        old, new, text = laid
     else:
-        old, new = _keys(a), _keys(b)
-        text = _keys_text(old, new)
-    return Difference(old, new, {"text": text}, _put(both.b.formula, with_padding))
+        old, new, text = laid_otherwise(a, b, _whole(both), "padding") or _keys_words(_keys(a), _keys(b))
+    return Difference(old, new, {"text": text}, _put(both, with_padding))
 
 
-def structure(both: Both[Masks]) -> Difference | None:
+def structure(both: Both[Parts]) -> Difference | None:
     """Documents, blocks, the same mask laid otherwise; keys without a pattern where no part and no row has them all."""
-    a, b, formula = both.a.parts, both.b.parts, both.b.formula
+    a, b = both.a, both.b
     one, other = _whole(both)
-    stretches = [words for words in (documents(a, b), blocks(a, b)) if words is not None]
-    plain, laid = a.rest is None and b.rest is None, _laid(both)
     if torch.equal(one, other):
         return None
-    if laid is None and plain and stretches:
-        old, new = (", ".join(words[side] for words in stretches) for side in (0, 1))
-        text = "; ".join(words[2] for words in stretches)
-        return Difference(old, new, {"text": text}, _put(formula, with_stretches))
-    if laid is None and (plain or (not _lopsided(both) and _in_parts(a, b, other))):
-        return None
-    old, new, text = laid or single_keys((one, other))
-    return Difference(old, new, {"text": text}, lambda own: _filled(own, formula, formula.visible))
+    laid, edit = _laid(both), _put(both)
+    if laid is None and a.rest is None and b.rest is None:
+        words, edit = stretches(a, b), _put(both, _with_stretches)
+    elif laid is None and not _lopsided(both) and _in_parts(a, b, other):
+        words = None
+    else:
+        words = laid or single_keys((one, other))
+    return None if words is None else Difference(words[0], words[1], {"text": words[2]}, edit)
 
 
-def _whole(both: Both[Masks]) -> tuple[Tensor, Tensor]:
+def _with_stretches(parts: Parts, other: Parts) -> Parts:
+    return with_pattern(parts, other, documents=other.documents, blocks=other.blocks)
+
+
+def _whole(both: Both[Parts]) -> tuple[Tensor, Tensor]:
     """Both masks, (B, H, L, S)."""
-    a = both.a.parts
-    everything = torch.ones(1, 1, a.rows, a.keys, dtype=torch.bool, device=a.padding.device)
-    found = (everything if x.visible is None else x.visible.bool() for x in (both.a.formula, both.b.formula))
-    one, other = (everything & mask for mask in found)
+    a = both.a
+    every = torch.ones(1, 1, a.rows, a.keys, dtype=torch.bool, device=a.padding.device)
+    found = (None if side.formula is None else side.formula.visible for side in (both.sides.a, both.sides.b))
+    one, other = (every if mask is None else every & mask.bool() for mask in found)
     return one.expand_as(one | other), other.expand_as(one | other)
 
 
 def _in_parts(a: Parts, b: Parts, mask: Tensor) -> bool:
     """Whether the named parts of B, put into A's mask, make it B's."""
-    moved = with_pattern(with_stretches(a, b), b, least=b.least, greatest=b.greatest)
+    moved = with_pattern(_with_stretches(a, b), b, least=b.least, greatest=b.greatest)
     made = recompose(with_padding(moved, b))
     return bool((mask if made is None else made == mask).all())
 
@@ -299,29 +274,26 @@ def _keys(parts: Parts) -> str:
     return f"{many} of {hidden.shape[-1]}"
 
 
-def _keys_text(a: str, b: str) -> str:
+def _keys_words(a: str, b: str) -> Words:
     if b == NONE:
-        return f"leaves out the padding mask ({a} keys)"
+        return a, b, f"leaves out the padding mask ({a} keys)"
     if a == NONE:
-        return f"hides keys as padding ({b}), which A does not"
+        return a, b, f"hides keys as padding ({b}), which A does not"
     if {a[:8], b[:8]} == {"the firs", "the last"}:
-        return f"takes {b} keys for padding, not {a}"
-    return f"takes other keys for padding ({b} in place of {a})"
+        return a, b, f"takes {b} keys for padding, not {a}"
+    return a, b, f"takes other keys for padding ({b} in place of {a})"
 
 
 def _rows(parts: Parts) -> str:
     """What rows that stand apart see."""
-    seen = {"every key": parts.apart == OPEN, "none": parts.apart == CLOSED, "their own": parts.apart > NOT_APART}
-    said = [f"{int(rows.sum())} rows see {what}" for what, rows in seen.items() if bool(rows.any())]
+    seen = {what: int(among(parts.apart).sum()) for among, what, _ in APART}
+    said = [f"{seen[what]} rows see {what}" for what in ("every key", "none", "their own") if seen[what]]
     return ", ".join(said) or "all rows see what the mask lets them"
 
 
 def _rows_text(a: Parts, b: Parts, rows: Tensor) -> str:
-    if bool((rows & (b.apart == OPEN)).any()):
-        return "lets rows of padding see every key"
-    if bool((rows & (b.apart > NOT_APART)).any()):
-        return "lets rows of padding see their own key alone"
-    if bool((rows & (b.apart == CLOSED)).any()):
-        return "hides every key from other rows"
+    for among, _, text in APART:
+        if bool((rows & among(b.apart)).any()):
+            return text
     what = "every key" if bool((rows & (a.apart == OPEN)).any()) else "a key"
     return f"does not let rows of padding see {what}, as A does"

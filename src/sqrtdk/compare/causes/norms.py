@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from sqrtdk.compare.numbers import apart, few_digits, spread
+from sqrtdk.compare.numbers import few_digits, same, spread
 from sqrtdk.compare.program import Norm, Rotation, Way
 from sqrtdk.compare.suspect import (
     ALIKE,
@@ -50,27 +49,26 @@ def kind(both: Both[Norm]) -> Difference | None:
     if seen is not None:
         words = WORDS["rms" if seen == "l2" else "l2"], WORDS[seen]
         return Difference(*words, edit=lambda own: replace(own, gain=b.gain))
-    if a.kind == b.kind or _equivalent(both):
-        return None
-    return Difference(WORDS[a.kind], WORDS[b.kind])
+    return None if a.kind == b.kind or _equivalent(both) else Difference(WORDS[a.kind], WORDS[b.kind])
 
 
 def _equivalent(both: Both[Norm]) -> bool:
     a, b = both.a, both.b
     if {a.kind, b.kind} != {"rms", "l2"} or a.over != b.over:
         return False
-    rms, l2 = (a, b) if a.kind == "rms" else (b, a)
-    return bool(torch.isclose(l2.gain, rms.gain * _features(both) ** 0.5, rtol=both.sides.slack, atol=0).all())
+    return _by_root(both, 0.5 if a.kind == "rms" else -0.5)
 
 
 def _kind_by_gain(both: Both[Norm]) -> str | None:
-    a, b, features = both.a, both.b, _features(both)
-    if (a.kind, b.kind) != ("rms", "rms") or a.over != b.over or features == 1:
+    if (both.a.kind, both.b.kind) != ("rms", "rms") or both.a.over != both.b.over or _features(both) == 1:
         return None
-    for name, power in (("l2", -0.5), ("rms", 0.5)):
-        if bool(torch.isclose(b.gain, a.gain * features**power, rtol=both.sides.slack, atol=0).all()):
-            return name
-    return None
+    return next((name for name, power in (("l2", -0.5), ("rms", 0.5)) if _by_root(both, power)), None)
+
+
+def _by_root(both: Both[Norm], power: float) -> bool:
+    """Whether B's gain is A's times that power of how many features are normalised together."""
+    wanted = both.a.gain * _features(both) ** power
+    return bool(torch.isclose(both.b.gain, wanted, rtol=both.sides.slack, atol=0).all())
 
 
 def _features(both: Both[Norm]) -> int:
@@ -84,10 +82,10 @@ def _features(both: Both[Norm]) -> int:
 def gain(both: Both[Norm]) -> Difference | None:
     """Another gain, or shift."""
     a, b, slack = both.a, both.b, both.sides.slack
-    gains = apart(a.gain, b.gain, slack)
+    gains = not same(a.gain, b.gain, slack)
     if not (gains or _shifts_differ(a, b, slack)) or _equivalent(both) or _kind_by_gain(both) is not None:
         return None
-    how = next((words for plus, words in OFF_BY_ONE.items() if not apart(a.gain + plus, b.gain, slack)), None)
+    how = next((words for plus, words in OFF_BY_ONE.items() if same(a.gain + plus, b.gain, slack)), None)
     if how is not None:
         return Difference("gain", how, {"how": how})
     old, new = spread(a.gain), spread(b.gain)
@@ -95,9 +93,7 @@ def gain(both: Both[Norm]) -> Difference | None:
 
 
 def _shifts_differ(a: Norm, b: Norm, tolerance: float) -> bool:
-    if a.shift is None and b.shift is None:
-        return False
-    shifts = [x.gain * 0 if x.shift is None else x.shift for x in (a, b)]
+    shifts = [torch.zeros_like(x.gain) if x.shift is None else x.shift for x in (a, b)]
     size = max(float(a.gain.abs().max()), float(shifts[0].abs().max()))
     return bool(((shifts[0] - shifts[1]).abs() > tolerance * size).any())
 
@@ -170,17 +166,13 @@ def _commutes(norm: Norm, turned: Rotation | None) -> bool:
         return True
     if norm.kind == "layer" or norm.shift is not None or not bool((turned.table.abs() - 1).abs().max() < 1e-6):
         return False
-    first, second = _pair_channels(norm.gain, turned)
-    return bool(torch.isclose(first, second, rtol=1e-6, atol=0).all())
-
-
-def _pair_channels(gain: Tensor, turned: Rotation) -> tuple[Tensor, Tensor]:
-    channels = gain[..., turned.first : turned.first + turned.width]
+    channels = norm.gain[..., turned.first : turned.first + turned.width]
     if channels.shape[-1] != turned.width:  # one gain for all channels
-        return channels, channels
-    if turned.layout == "half":
-        return channels[..., : turned.width // 2], channels[..., turned.width // 2 :]
-    return channels[..., ::2], channels[..., 1::2]
+        return True
+    halves, half = turned.layout == "half", turned.width // 2
+    first = channels[..., :half] if halves else channels[..., ::2]
+    second = channels[..., half:] if halves else channels[..., 1::2]
+    return bool(torch.isclose(first, second, rtol=1e-6, atol=0).all())
 
 
 def _with_early(old: Way, count: int) -> Way:

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from sqrtdk.compare.causes.turns import Turn, off, take_apart, unit
 from sqrtdk.compare.numbers import told_apart
-from sqrtdk.compare.suspect import Both, rotation, way_of
+from sqrtdk.compare.suspect import Both, Words, rotation, way_of
 
 APART = 16.0  # times what angles may be off by: those that are as far apart are of two positions
 LEAST = 1e-4  # radians: frequencies are known from few steps
 WHOLE = 0.05  # of a position: a multiple of the least step that near to a whole number is one
-Words = tuple[str, str, str]
 
 
 # -- one position a row ------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.numbers import apart, number, spread, told_apart
+from sqrtdk.compare.numbers import number, same, spread, told_apart
 from sqrtdk.compare.program import Affine, Program, Rotation, Way
 from sqrtdk.compare.suspect import (
     LETTERS,
@@ -46,12 +46,12 @@ SOME, OTHER = "a bias", "another bias"
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def same(a: Tensor, b: Tensor) -> Tensor:
+def same_rows(a: Tensor, b: Tensor) -> Tensor:
     """(rows,): which rows of a and b, (rows, D), are one row, but for their rounding.
 
     Example:
         >>> third = torch.tensor([[1 / 3]], dtype=torch.float64)
-        >>> same(third, third.bfloat16().double()).item(), same(third, third + 1e-3).item()
+        >>> same_rows(third, third.bfloat16().double()).item(), same_rows(third, third + 1e-3).item()
         (True, False)
     """
     if torch.equal(a, b):
@@ -100,22 +100,18 @@ def _moved(sides: Sides) -> dict[str, Tensor]:
     return {} if float(lost.abs().max()) > SUMS * size else orders  # some rows twice, others gone
 
 
-def _moved_to(sides: Sides, vector: str) -> Tensor | None:
-    return None if _order(sides, vector) is None else _moved(sides).get(vector)
-
-
 def _order(sides: Sides, vector: str) -> Tensor | None:
     a, b = way_of(sides.a, vector).affine, way_of(sides.b, vector).affine
     if a is None or b is None or a.weight.shape != b.weight.shape:
         return None
     mine, wanted = _flat(a), _flat(b)
-    there = same(mine, wanted)
+    there = same_rows(mine, wanted)
     if bool(there.all()):
         return None
     pool, first = _pool(sides.a, vector, sides.self_attention)
     rows = torch.cat([_flat(x) for x in pool])
     found = _nearest(_sketch(wanted[~there]), _sketch(rows))
-    if not bool(same(rows[found], wanted[~there]).all()):
+    if not bool(same_rows(rows[found], wanted[~there]).all()):
         return None
     order = torch.arange(first, first + len(mine))
     order[~there] = found
@@ -141,22 +137,18 @@ def relabelled(sides: Sides, orders: dict[str, Tensor] | None = None) -> bool:
         sides: both programs.
         orders: of the rows that moved, where they are known.
     """
-    turned = [(rotation(way_of(sides.a, name)), rotation(way_of(sides.b, name))) for name in QK]
-    if any(a is None or b is None or a.layout == b.layout or a.width != b.width for a, b in turned):
-        return False
     orders = _moved(sides) if orders is None else orders
-    return all(
-        name in orders and a is not None and torch.equal(orders[name], _relabelling(sides, name, a))
-        for name, (a, _) in zip(QK, turned, strict=True)
-    )
-
-
-def _relabelling(sides: Sides, vector: str, turned: Rotation) -> Tensor:
-    """The order of rows that goes with the other layout than `turned`'s."""
-    own, (_, first) = way_of(sides.a, vector).affine, _pool(sides.a, vector, sides.self_attention)
-    assert own is not None
-    numbers = torch.arange(first, first + len(_flat(own))).view(own.weight.shape[:2])
-    return layout_order(numbers, turned).flatten()
+    for vector in QK:
+        (turned, other), own = (rotation(way_of(x, vector)) for x in (sides.a, sides.b)), way_of(sides.a, vector).affine
+        if turned is None or other is None or turned.layout == other.layout or turned.width != other.width:
+            return False
+        if own is None or vector not in orders:
+            return False
+        first = _pool(sides.a, vector, sides.self_attention)[1]
+        rows = torch.arange(first, first + len(_flat(own))).view(own.weight.shape[:2])
+        if not torch.equal(orders[vector], layout_order(rows, turned).flatten()):
+            return False
+    return True
 
 
 def layout_order(channels: Tensor, turned: Rotation) -> Tensor:
@@ -177,14 +169,14 @@ def reordered(sides: Sides) -> Iterator[Both[dict[str, Tensor]]]:
     orders = _moved(sides)
     if orders and relabelled(sides, orders):
         orders = {vector: order for vector, order in orders.items() if vector not in QK}
+
+    def change(program: Program) -> Program:
+        new = program
+        for vector, order in orders.items():
+            new = with_way(new, vector, _taken(program, vector, order, sides.self_attention))
+        return new
+
     if orders:
-
-        def change(program: Program) -> Program:
-            new = program
-            for vector, order in orders.items():
-                new = with_way(new, vector, _taken(program, vector, order, sides.self_attention))
-            return new
-
         yield Both(sides, orders, orders, lambda _: change, next(iter(orders)))
 
 
@@ -258,9 +250,9 @@ def _on_affine(vector: str, edit: Edit[Affine]) -> Change:
 def weight(both: Both[Affine]) -> Difference | None:
     """Other rows; those of one parameter, as a fused one is that of three vectors, are one difference."""
     a, b = both.a, both.b
-    if a.weight.shape != b.weight.shape or bool(same(_flat(a), _flat(b)).all()):
+    if a.weight.shape != b.weight.shape or bool(same_rows(_flat(a), _flat(b)).all()):
         return None
-    if _moved_to(both.sides, both.vector) is not None:
+    if both.vector in _moved(both.sides):
         return None
     key = b.name or a.name or both.vector
     words = {"name": "" if key in QKV else f", {key}", "how": _distance(_flat(a), _flat(b))}
@@ -270,9 +262,9 @@ def weight(both: Both[Affine]) -> Difference | None:
 def _distance(mine: Tensor, wanted: Tensor) -> str:
     """How far apart, in words: a factor, some rows, or all."""
     factor = float((mine * wanted).sum() / (mine * mine).sum().clamp_min(1e-300))
-    if bool(same(mine * factor, wanted).all()):
+    if bool(same_rows(mine * factor, wanted).all()):
         return f"{told_apart(1.0, factor)[1]} times A's"
-    differ = int((~same(mine, wanted)).sum())
+    differ = int((~same_rows(mine, wanted)).sum())
     relative = float((mine - wanted).norm() / mine.norm().clamp_min(1e-300))
     return f"{differ} of {len(mine)} rows differ, by {number(relative):g} of its size in all"
 
@@ -282,7 +274,7 @@ def bias(both: Both[Affine]) -> Difference | None:
     mine, wanted, sides = _bias(both.a), _bias(both.b), both.sides
     if _one_row(mine, wanted):
         return None
-    order = _moved_to(sides, both.vector)
+    order = _moved(sides).get(both.vector)
     if order is not None:
         rows = torch.cat([_bias(x).flatten() for x in _pool(sides.a, both.vector, sides.self_attention)[0]])
         if _one_row(rows[order], wanted):
@@ -293,7 +285,7 @@ def bias(both: Both[Affine]) -> Difference | None:
 
 
 def _one_row(a: Tensor, b: Tensor) -> bool:
-    return bool(same(a.reshape(1, -1), b.reshape(1, -1)).all())
+    return bool(same_rows(a.reshape(1, -1), b.reshape(1, -1)).all())
 
 
 # -- heads and factors of k and v --------------------------------------------------------------------------------------
@@ -321,7 +313,7 @@ def _heads(a: Affine, b: Affine, heads_a: Tensor | None, heads_b: Tensor | None)
         return None, None
     mine, other = a.weight.flatten(1).double(), b.weight.flatten(1).double()
     found = _nearest(_sketch(other), _sketch(mine))
-    return (heads_a, found[read]) if bool(same(mine[found], other).all()) else (None, None)
+    return (heads_a, found[read]) if bool(same_rows(mine[found], other).all()) else (None, None)
 
 
 def kv_factor(both: Both[Way]) -> Difference | None:
@@ -331,14 +323,14 @@ def kv_factor(both: Both[Way]) -> Difference | None:
     one and the same on q and k, both rotated, is `length_factor`.
     """
     a, b = (torch.as_tensor(way.scaled, dtype=torch.float64) for way in (both.a, both.b))
-    if not apart(a, b, both.sides.slack) or (both.vector == "key" and like_amplitude(both.sides)):
+    if same(a, b, both.sides.slack) or (both.vector == "key" and like_amplitude(both.sides)):
         return None
     return Difference(_size(a), _size(b), {"by": str(_size(b / a))})
 
 
 def _size(factor: Tensor) -> float | str:
-    one = number(float(factor.min()))
-    return one if one == number(float(factor.max())) else spread(factor)
+    text = spread(factor)
+    return text if " " in text else float(text)
 
 
 def like_amplitude(sides: Sides) -> bool:
@@ -347,4 +339,4 @@ def like_amplitude(sides: Sides) -> bool:
     ratios = [torch.as_tensor(way_of(sides.b, x).scaled) / torch.as_tensor(way_of(sides.a, x).scaled) for x in QK]
     by = torch.cat([ratio.double().flatten() for ratio in ratios])
     one = torch.ones(1, dtype=torch.float64)
-    return turning and not apart(by[:1], by, sides.slack) and apart(by[:1], one, sides.slack)
+    return turning and same(by[:1], by, sides.slack) and not same(by[:1], one, sides.slack)

@@ -3,7 +3,7 @@
 A structure is named only if it makes one side's mask of the other's, key by key:
 
 * documents that do not see one another, or chunks of one size; blocks that see themselves both ways, as an image in a
-  causal model does, or a prefix. `sqrtdk.compare.masks` takes them apart.
+  causal model does, or a prefix. `sqrtdk.compare.masks` takes them apart, `STRETCHES` has the words.
 * the same mask laid otherwise, a row of `LAID`: on the rows, inverted, turned round, of other samples or heads.
 
 Where none does, the rows and keys that differ are named.
@@ -12,106 +12,92 @@ Where none does, the rows and keys that differ are named.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sqrtdk.compare.masks import Parts, pattern, recompose
+from sqrtdk.compare.suspect import NONE, Words
 
-NONE = "none"
-Words = tuple[str, str, str]  # what A has, what B has, half a sentence with B as its subject
-Made = Iterator[tuple[Tensor, tuple[str, str]]]  # masks, each with what it was and what it is
 MOST = 4  # of a list that are written out
 
 
 # -- the same mask, laid otherwise -------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True, slots=True)
-class Laid:
-    """One way to lay a mask otherwise.
-
-    Attributes:
-        of: "padding" or "mask": what is laid so, all else being as it was.
-        made: yields what becomes of a mask; the other side's mask says which samples or heads to look for.
-        text: what B does, where its mask is made of A's.
-        back: what B does, where A's mask is made of B's.
-    """
-
-    of: str
-    made: Callable[[Parts, Tensor, Tensor], Made]
-    text: str
-    back: str
+Made = Iterator[tuple[Tensor, tuple[str, str]]]  # masks, each with what it was and what it is
+Laying = Callable[[Parts, Tensor, Tensor], Made]  # of a mask; the other's tells which samples or heads to look for
 
 
-def _on_rows(parts: Parts, whole: Tensor, other: Tensor) -> Made:
-    if parts.rows == parts.keys:  # attention_mask[:, None, :, None] for attention_mask[:, None, None, :]
-        yield pattern(parts)[:, None] & parts.padding[:, None, :, None], ("on the keys", "on the rows")
+def _as(was: str, now: str, *masks: Callable[[Parts, Tensor], Tensor], square: bool = False) -> Laying:
+    """Masks that are made of the parts, or of the whole; of rows and keys that are as many, if it takes that."""
+
+    def made(parts: Parts, whole: Tensor, other: Tensor) -> Made:
+        if not square or parts.rows == parts.keys:
+            yield from ((mask(parts, whole), (was, now)) for mask in masks)
+
+    return made
 
 
-def _padding_inverted(parts: Parts, whole: Tensor, other: Tensor) -> Made:
-    yield pattern(parts)[:, None] & ~parts.padding[:, None, None], ("as it is", "inverted")
+def _of_others(name: str, axis: int, plain: Callable[[Tensor], bool]) -> Laying:
+    """Those of other samples or heads, unless the other side's is `plain`: the same for all, or none."""
+
+    def made(parts: Parts, whole: Tensor, other: Tensor) -> Made:
+        order = None if plain(other) else _order(whole.transpose(0, axis), other.transpose(0, axis))
+        if order is not None:
+            yield whole.index_select(axis, torch.tensor(order, device=whole.device)), _moved(order, name)
+
+    return made
 
 
-def _padding_of_samples(parts: Parts, whole: Tensor, other: Tensor) -> Made:
-    order = _order(whole, other)
-    if order is not None and not bool(other.any(1).any(-2).all()):  # one that hides nothing is missing
-        yield whole[order], _moved(order, "sample")
+def _seen(parts: Parts) -> Tensor:
+    return pattern(parts)[:, None]
 
 
-def _inverted(parts: Parts, whole: Tensor, other: Tensor) -> Made:
-    words = ("as it is", "inverted")
-    yield ~whole, words
-    yield ~pattern(parts)[:, None] & parts.padding[:, None, None], words
+def _tokens(parts: Parts) -> Tensor:
+    return parts.padding[:, None, None]
 
 
-def _turned(parts: Parts, whole: Tensor, other: Tensor) -> Made:
-    if parts.rows == parts.keys:
-        words = ("row by key", "key by row")
-        yield whole.mT, words
-        yield pattern(parts)[:, None].mT & parts.padding[:, None, None], words
-
-
-def _of_samples(parts: Parts, whole: Tensor, other: Tensor) -> Made:
-    order = _order(whole, other)
-    if order is not None and not bool((other == other[:1]).all()):
-        yield whole[order], _moved(order, "sample")
-
-
-def _of_heads(parts: Parts, whole: Tensor, other: Tensor) -> Made:
-    order = _order(whole.transpose(0, 1), other.transpose(0, 1))
-    if order is not None and not bool((other == other[:, :1]).all()):
-        yield whole[:, order], _moved(order, "head")
-
-
-def _tiled(parts: Parts, whole: Tensor, other: Tensor) -> Made:
-    # mask.repeat(heads, 1, 1) for mask.repeat_interleave(heads, 0), of a mask that is viewed as (batch, heads, ...)
-    yield whole.transpose(0, 1).reshape(whole.shape), ("repeat_interleave", "repeat")
-
-
-INVERTED = "inverts the {} (hides what A shows, and shows what A hides)"
+PADDING_INVERTED = "inverts the padding mask (hides what A shows, and shows what A hides)"
+INVERTED = "inverts the mask (hides what A shows, and shows what A hides)"
 TURNED = "has the mask transposed, rows for keys"
 OTHERS = "gives {b} the mask of {a}", "gives each its own mask, where A gives {b} the mask of {a}"
-LAID = (
-    Laid(
-        "padding", _on_rows, "lays the padding mask on the rows (mask[:, :, None]), not on the keys (mask[:, None, :])",
+LAID: tuple[tuple[str, Laying, str, str], ...] = (  # of what, how, and what B does if its mask is made so; if A's is
+    (
+        "padding",  # attention_mask[:, None, :, None] for attention_mask[:, None, None, :]
+        _as("on the keys", "on the rows", lambda parts, _: _seen(parts) & _tokens(parts).mT, square=True),
+        "lays the padding mask on the rows (mask[:, :, None]), not on the keys (mask[:, None, :])",
         "lays the padding mask on the keys, where A lays it on the rows",
     ),
-    Laid("padding", _padding_inverted, INVERTED.format("padding mask"), INVERTED.format("padding mask")),
-    Laid(
-        "padding", _padding_of_samples, "gives {b} the padding mask of {a}",
-        "gives every sample its own padding mask, where A gives {b} that of {a}",
+    (
+        "padding", _as("as it is", "inverted", lambda parts, _: _seen(parts) & ~_tokens(parts)),
+        PADDING_INVERTED, PADDING_INVERTED,
     ),
-    Laid("mask", _inverted, INVERTED.format("mask"), INVERTED.format("mask")),
-    Laid("mask", _turned, TURNED, TURNED),
-    Laid("mask", _of_samples, *OTHERS),
-    Laid(
-        "mask", _tiled, "lays the masks of the samples over the heads in another order: repeat, not repeat_interleave",
+    (
+        "padding", _of_others("sample", 0, lambda mask: bool(mask.any(1).any(-2).all())),
+        "gives {b} the padding mask of {a}", "gives every sample its own padding mask, where A gives {b} that of {a}",
+    ),
+    (
+        "mask",
+        _as("as it is", "inverted", lambda _, whole: ~whole, lambda parts, _: ~_seen(parts) & _tokens(parts)),
+        INVERTED, INVERTED,
+    ),
+    (
+        "mask",
+        _as(
+            "row by key", "key by row", lambda _, whole: whole.mT, lambda parts, _: _seen(parts).mT & _tokens(parts),
+            square=True,
+        ),
+        TURNED, TURNED,
+    ),
+    ("mask", _of_others("sample", 0, lambda mask: bool((mask == mask[:1]).all())), *OTHERS),
+    (
+        "mask",  # mask.repeat(heads, 1, 1) for mask.repeat_interleave(heads, 0), viewed as (batch, heads, ...)
+        _as("repeat_interleave", "repeat", lambda _, whole: whole.transpose(0, 1).reshape(whole.shape)),
+        "lays the masks of the samples over the heads in another order: repeat, not repeat_interleave",
         "lays the masks of the samples over the heads in another order: repeat_interleave, not repeat",
     ),
-    Laid("mask", _of_heads, *OTHERS),
+    ("mask", _of_others("head", 1, lambda mask: bool((mask == mask[:, :1]).all())), *OTHERS),
 )  # fmt: skip
 
 
@@ -122,18 +108,18 @@ def laid_otherwise(a: Parts, b: Parts, masks: tuple[Tensor, Tensor], of: str) ->
         a: of A's mask.
         b: of B's.
         masks: both, (B, H, L, S).
-        of: "padding" or "mask".
+        of: "padding" or "mask": what is laid so, all else being as it was.
     """
     one, other = masks
-    for laid in LAID:
-        if laid.of != of:
+    for what, laying, text, back in LAID:
+        if what != of:
             continue
-        for made, (was, now) in laid.made(a, one, other):
+        for made, (was, now) in laying(a, one, other):
             if torch.equal(made.expand_as(other), other):
-                return was, now, laid.text.format(a=was, b=now)
-        for made, (was, now) in laid.made(b, other, one):
+                return was, now, text.format(a=was, b=now)
+        for made, (was, now) in laying(b, other, one):
             if torch.equal(made.expand_as(one), one):
-                return now, was, laid.back.format(a=was, b=now)
+                return now, was, back.format(a=was, b=now)
     return None
 
 
@@ -156,8 +142,29 @@ def _moved(order: list[int], name: str) -> tuple[str, str]:
 
 # -- documents and blocks ----------------------------------------------------------------------------------------------
 
+STRETCHES = {  # what a side has, and what B does: without those of A, with its own alone, with others
+    "chunks": (
+        "chunks of {} keys", "ignores the chunks of {a} keys, so rows see earlier chunks",
+        "has chunks of {b} keys, which A has not", "has chunks of {b} keys in place of {a}",
+    ),
+    "documents": (
+        "boundaries at {}", "ignores the document boundaries at {a}, so rows see other documents",
+        "hides keys of other documents (boundaries at {b}), which A shows",
+        "has document boundaries at {b} in place of {a}",
+    ),
+    "prefix": (
+        "a prefix of {} keys", "makes a prefix of {a} keys causal, which A does not",
+        "lets a prefix of {b} keys see itself both ways, which A does not", "has a prefix of {b} keys in place of {a}",
+    ),
+    "blocks": (
+        "blocks at rows {}", "hides on rows {a} later keys of their block that A shows (as inside an image)",
+        "shows on rows {b} later keys of their block that A hides (as inside an image)",
+        "shows later keys of their block on rows {b}, not on rows {a}",
+    ),
+}  # fmt: skip
 
-def borders(parts: Parts) -> list[list[int]]:
+
+def _borders(parts: Parts) -> list[list[int]]:
     """Where documents begin between the tokens of each sample."""
     seen = recompose(parts)
     if parts.documents is None or seen is None:
@@ -167,7 +174,7 @@ def borders(parts: Parts) -> list[list[int]]:
     return [(sample.nonzero()[:, 0] + 1).tolist() for sample in starts]
 
 
-def ranges(parts: Parts) -> list[list[tuple[int, int]]]:
+def _ranges(parts: Parts) -> list[list[tuple[int, int]]]:
     """First and last row of each block of each sample."""
     if parts.blocks is None:
         return [[]]
@@ -176,57 +183,15 @@ def ranges(parts: Parts) -> list[list[tuple[int, int]]]:
     return [[(int(at[0]), int(at[-1])) for at in places] for places in every]
 
 
-def _of_both(found: Callable[[Parts], list[list[Any]]], a: Parts, b: Parts) -> tuple[list[list[Any]], ...]:
-    """What both sides have, in as many samples: a mask of one sample stands for all."""
-    sides = found(a), found(b)
-    count = max(map(len, sides))
-    return tuple(side * (count // len(side)) for side in sides)
-
-
-def documents(a: Parts, b: Parts) -> Words | None:
-    """Documents that B lets see one another, keeps apart, or begins elsewhere; chunks, where they are of one size."""
-    starts = _of_both(borders, a, b)
-    if starts[0] == starts[1]:
-        return None
-    sizes = [_chunk(found, parts.keys) if any(found) else 0 for found, parts in zip(starts, (a, b), strict=True)]
-    if None not in sizes:
-        old, new = (f"chunks of {size} keys" if size else NONE for size in sizes)
-        lost, added = f"ignores the {old}, so rows see earlier chunks", f"has {new}, which A has not"
-        return old, new, _one_of(old, new, lost, added, f"has {new} in place of {sizes[0]}")
-    old, new = (f"boundaries at {_by_sample(found, _listed)}" if any(found) else NONE for found in starts)
-    lost = f"ignores the document {old}, so rows see other documents"
-    added = f"hides keys of other documents ({new}), which A shows"
-    other = f"has document {new} in place of {old.removeprefix('boundaries at ')}"
-    return old, new, _one_of(old, new, lost, added, other)
-
-
-def blocks(a: Parts, b: Parts) -> Words | None:
-    """Blocks whose later keys B hides, or shows, or other ones; a prefix is the one block that comes first."""
-    found = _of_both(ranges, a, b)
-    if found[0] == found[1]:
-        return None
-    sizes = [_prefix(each, parts) for each, parts in zip(found, (a, b), strict=True)]
-    if None not in sizes:
-        old, new = (f"a prefix of {size} keys" if size else NONE for size in sizes)
-        lost, added = f"makes {old} causal, which A does not", f"lets {new} see itself both ways, which A does not"
-        return old, new, _one_of(old, new, lost, added, f"has {new} in place of {sizes[0]}")
-    rows = [_by_sample(each, _spans) if any(each) else "" for each in found]
-    lost = f"hides on rows {rows[0]} later keys of their block that A shows (as inside an image)"
-    added = f"shows on rows {rows[1]} later keys of their block that A hides (as inside an image)"
-    other = f"shows later keys of their block on rows {rows[1]}, not on rows {rows[0]}"
-    old, new = (f"blocks at rows {each}" if each else NONE for each in rows)
-    return old, new, _one_of(old, new, lost, added, other)
-
-
-def _chunk(starts: list[list[int]], keys: int) -> int | None:
+def _chunk(starts: list[list[int]], parts: Parts) -> str | None:
     """The size of the documents, where there are three or more and all have one."""
     first, size = starts[0], next(iter(starts[0]), 0)
     alike = len(first) > 1 and all(each == first for each in starts)
-    return size if alike and first == list(range(size, keys, size)) else None
+    return f"{size}" if alike and first == list(range(size, parts.keys, size)) else None
 
 
 def _prefix(found: list[list[tuple[int, int]]], parts: Parts) -> str | None:
-    """The number of keys in the first block of each sample, "" without one; None where there are others."""
+    """The number of keys in the first block of each sample; None where there are others."""
     first = parts.padding.byte().argmax(-1).tolist()
     every = list(zip(found, first * len(found), strict=False))
     inside = (len(each) > 1 or any(at[0] > start for at in each) for each, start in every)
@@ -234,6 +199,27 @@ def _prefix(found: list[list[tuple[int, int]]], parts: Parts) -> str | None:
         return None
     sizes = sorted({last - start + 1 for each, start in every for _, last in each})
     return " to ".join(dict.fromkeys(f"{size}" for size in (*sizes[:1], *sizes[-1:])))
+
+
+def stretches(a: Parts, b: Parts) -> Words | None:
+    """Documents and blocks that one side alone has, or that begin elsewhere; of a regular size, where all have one."""
+    words = []
+    for read, regular, size_of, irregular, written in READ:
+        every = read(a), read(b)
+        found = [each * (max(map(len, every)) // len(each)) for each in every]  # a mask of one sample stands for all
+        if found[0] == found[1]:
+            continue
+        name, said = regular, [size_of(each, x) if any(each) else "" for each, x in zip(found, (a, b), strict=True)]
+        if None in said:
+            name, said = irregular, [_by_sample(each, written) if any(each) else "" for each in found]
+        has, lost, added, both = STRETCHES[name]
+        old, new = (has.format(each) if each else NONE for each in said)
+        text = both if said[0] and said[1] else added if said[1] else lost
+        words.append((old, new, text.format(a=said[0], b=said[1])))
+    if not words:
+        return None
+    olds, news, texts = zip(*words, strict=True)
+    return ", ".join(olds), ", ".join(news), "; ".join(texts)
 
 
 # -- keys without a pattern --------------------------------------------------------------------------------------------
@@ -259,18 +245,18 @@ def _where(pairs: Tensor) -> tuple[str, str]:
     flat = pairs[samples][:, heads]
     rows, keys = flat.any(0).any(0).any(-1), flat.any(0).any(0).any(-2)
     some = "" if bool(flat[:, :, rows][..., keys].all()) else "some of the "
-    axes = [numbered(name, axis) for name, axis in (("sample", samples), ("head", heads)) if not bool(axis.all())]
-    return f"{some}{numbered('key', keys)} on {numbered('row', rows)}", ", ".join(axes)
+    axes = [_numbered(name, axis) for name, axis in (("sample", samples), ("head", heads)) if not bool(axis.all())]
+    return f"{some}{_numbered('key', keys)} on {_numbered('row', rows)}", ", ".join(axes)
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def numbered(name: str, flags: Tensor) -> str:
+def _numbered(name: str, flags: Tensor) -> str:
     """The numbers of what is True, those that follow one another as a range.
 
     Example:
-        >>> numbered("row", torch.arange(8) == 3), numbered("row", torch.arange(8) > 5)
+        >>> _numbered("row", torch.arange(8) == 3), _numbered("row", torch.arange(8) > 5)
         ('row 3', 'rows 6 to 7')
     """
     runs: list[tuple[int, int]] = []
@@ -297,5 +283,9 @@ def _by_sample(found: list[list[Any]], written: Callable[[list[Any]], str]) -> s
     return f"{written(found[number])} in sample {number} (others in other samples)"
 
 
-def _one_of(old: str, new: str, lost: str, added: str, both: str) -> str:
-    return lost if new == NONE else added if old == NONE else both
+Read = Callable[[Parts], list[list[Any]]]  # in each sample
+Size = Callable[[list[list[Any]], Parts], str | None]
+READ: tuple[tuple[Read, str, Size, str, Callable[[list[Any]], str]], ...] = (
+    (_borders, "chunks", _chunk, "documents", _listed),
+    (_ranges, "prefix", _prefix, "blocks", _spans),  # a prefix is the one block that comes first
+)
