@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from sqrtdk.compare.numbers import apart, few_digits, spread
 from sqrtdk.compare.program import Norm, Rotation, Way
@@ -26,6 +25,7 @@ from sqrtdk.compare.suspect import (
     rotation,
     way_of,
 )
+from sqrtdk.tracing.probe.rotation import halves
 
 WORDS = {"rms": "RMS", "layer": "LayerNorm", "l2": "L2"}
 OVER = {"head": "each head", "heads": "all heads together"}
@@ -170,17 +170,9 @@ def _commutes(norm: Norm, turned: Rotation | None) -> bool:
         return True
     if norm.kind == "layer" or norm.shift is not None or not bool((turned.table.abs() - 1).abs().max() < 1e-6):
         return False
-    first, second = _pair_channels(norm.gain, turned)
-    return bool(torch.isclose(first, second, rtol=1e-6, atol=0).all())
-
-
-def _pair_channels(gain: Tensor, turned: Rotation) -> tuple[Tensor, Tensor]:
-    channels = gain[..., turned.first : turned.first + turned.width]
-    if channels.shape[-1] != turned.width:  # one gain for all channels
-        return channels, channels
-    if turned.layout == "half":
-        return channels[..., : turned.width // 2], channels[..., turned.width // 2 :]
-    return channels[..., ::2], channels[..., 1::2]
+    gain = norm.gain[..., turned.first : turned.first + turned.width]
+    one_gain = gain.shape[-1] != turned.width  # for all channels
+    return one_gain or bool(torch.isclose(*halves(gain, turned.layout), rtol=1e-6, atol=0).all())
 
 
 def _with_early(old: Way, count: int) -> Way:
