@@ -42,14 +42,9 @@ def wanted_frequencies(a: Turn, b: Turn) -> Tensor | None:
 def frequency_words(
     both: Both[Rotation], a: Turn, b: Turn, wanted: Tensor, near: float
 ) -> tuple[str | float, str | float, list[str]]:
-    """What the frequencies of A and of B are, as the record has it, and as the sentence has it.
+    """What the frequencies of A and of B are, as the record has it, and both as the sentence has it.
 
-    Args:
-        both: the rotations.
-        a: A's table.
-        b: B's.
-        wanted: B's frequencies for the pairs of A.
-        near: radians that equal angles may be apart.
+    `wanted` are B's for the pairs of A; `near` is by how many radians equal angles may be apart.
     """
     old, new = _base_words(a, near), _base_words(b, near)
     if old == new:
@@ -110,15 +105,9 @@ def _exponents(a: float, b: float, width: int, head: int) -> list[str] | None:
 
 
 def _scaling(turn: Turn, bases: Sequence[float], tolerance: float) -> str | None:
-    """The scaling that makes its frequencies of those of a base, with parameters that do.
+    """The scaling that makes its frequencies of those of a base; None where no scaling that is known does it.
 
-    Args:
-        turn: the table.
-        bases: of the tables that are not scaled.
-        tolerance: radians that its angles may be off by.
-
-    Returns:
-        "base 10000 scaled by linear (factor 4)"; None where no scaling that is known does it.
+    Those of `bases`, of the tables that are not scaled, are tried first: "base 10000 scaled by linear (factor 4)".
     """
     law, sizes, pairs = turn.law, turn.frequencies.abs(), len(turn.frequencies)
 
