@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.probe.rotation import Rotation, RotationFit, base_of, fit_rotation, frequencies
+from sqrtdk.tracing.probe.rotation import Rotation, RotationFit, fit_rotation
+from sqrtdk.tracing.probe.tables import LOOSE_LAW, Law, frequencies, law_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -35,6 +36,10 @@ def recover(x: Tensor, y: Tensor) -> RotationFit:
     return fit
 
 
+def law_loosely(rotation: Rotation) -> Law | None:
+    return law_of(frequencies(rotation.table), rotation.table.shape[1], LOOSE_LAW)
+
+
 def row(length: int, start: int = 0) -> Tensor:
     return torch.arange(start, start + length)[None]
 
@@ -60,10 +65,10 @@ def test_layout_width_and_table_are_recovered(
     assert fit.amplitude is not None
     assert abs(fit.amplitude - 1.0) < torch.finfo(dtype).eps
     assert rotation.table.shape == (1, length, width // 2)
-    base = base_of(rotation)
-    assert base is not None
-    assert abs(base.base / 1e4 - 1.0) < (1e-4 if dtype == torch.float32 else 0.05)
-    assert abs(base.stretch - 1.0) < (1e-5 if dtype == torch.float32 else 1e-2)
+    law = law_loosely(rotation)
+    assert law is not None
+    assert abs(law.base / 1e4 - 1.0) < (1e-4 if dtype == torch.float32 else 0.05)
+    assert abs(law.factor - 1.0) < (1e-5 if dtype == torch.float32 else 1e-2)
 
 
 @pytest.mark.sampled(3)
@@ -74,10 +79,10 @@ def test_amplitude_and_interpolation(layout: str, dtype: torch.dtype) -> None:
     fit = recover(x, turn(x, angle, layout, amplitude=1.25))
     assert fit.amplitude is not None
     assert abs(fit.amplitude / 1.25 - 1.0) < torch.finfo(dtype).eps
-    base = base_of(fit.rotation)
-    assert base is not None
-    assert abs(base.stretch - 0.25) < 0.25 * 1e-2
-    assert abs(base.base / 500.0 - 1.0) < 0.02
+    law = law_loosely(fit.rotation)
+    assert law is not None
+    assert abs(law.factor - 0.25) < 0.25 * 1e-2
+    assert abs(law.base / 500.0 - 1.0) < 0.02
 
 
 def test_an_amplitude_of_each_pair_is_left_in_the_table() -> None:
@@ -131,8 +136,14 @@ def test_a_table_that_is_laid_out_for_the_other_layout(layout: str, spread: str,
 
 def test_frequencies_that_are_not_geometric_have_no_base() -> None:
     steps = torch.tensor([1.0, 0.9, 0.1, 0.09]).double()
-    assert base_of(_linear(steps)) is None
-    torch.testing.assert_close(frequencies(_linear(steps)), steps, rtol=1e-9, atol=0.0)
+    assert law_loosely(_linear(steps)) is None
+    torch.testing.assert_close(frequencies(_linear(steps).table), steps, rtol=1e-9, atol=0.0)
+
+
+def test_rows_of_padding_are_no_step() -> None:
+    """Most rows stand at position 0, `positions.clamp(min=0)`, and the others go on by one."""
+    angle = angles((row(64) - 40).clamp(min=0), 8, 100.0)
+    torch.testing.assert_close(frequencies(table(angle).table), angles(row(1, 1), 8, 100.0)[0, 0], rtol=1e-9, atol=0.0)
 
 
 def _linear(steps: Tensor) -> Rotation:

@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.causes.laws import law_of
-from sqrtdk.compare.causes.turns import Turn, take_apart
 from sqrtdk.compare.compute import apply_step
 from sqrtdk.compare.fit.norm import fit_norm
 from sqrtdk.compare.infer_vectors import infer_way
 from sqrtdk.compare.program import Affine, Norm, Rotation, Way
 from sqrtdk.compare.rounding_steps import Steps, agrees, allowed, inverse
 from sqrtdk.tracing.probe.rotation import fit_rotation
+from sqrtdk.tracing.probe.tables import Turn, take_apart
 
 # of released models, commonest first
 BASES = (1e4, 5e5, 1e6, 1e5, 1e3, 5e6, 1e7, 2e5, 4e4, 1.6e5, 3e5, 8e6, 1.5e5, 1e8, 1e2)
@@ -152,7 +151,7 @@ def _changed(steps: Steps, a: Tensor) -> Iterator[Rotation]:
     own = steps[0]
     yield replace(own, layout="interleaved" if own.layout == "half" else "half")
     known = take_apart(own.table)
-    law = None if known is None else law_of(known)
+    law = None if known is None else known.law
     if known is None or law is None:
         return
     for by in WIDTHS:
@@ -168,7 +167,7 @@ def _usual(rotation: Rotation, turn: Turn, known: Turn | None) -> tuple[int, Rot
 
     0 that of A but for positions or layout; 1 another usual base; None not at all.
     """
-    law, same = law_of(turn), None if known is None else law_of(known)
+    law, same = turn.law, None if known is None else known.law
     if law is None or (known is not None and same is None):
         return None, None
     base = next((base for base in BASES if abs(law.base - base) < USUAL * base), None)

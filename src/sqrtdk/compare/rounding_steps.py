@@ -33,6 +33,7 @@ from torch import Tensor
 from sqrtdk.compare import compute
 from sqrtdk.compare.precision import Precision, Precisions, least, sigmas, sum_variance, unit
 from sqrtdk.compare.program import Affine, Norm, Rotation, Rounded, Step, Way
+from sqrtdk.tracing.probe.rotation import halves
 
 STILL = 1e-3  # an angle that is none
 ONE = 1e-5  # within which a frequency is 1, as well as a table of float32 tells it
@@ -199,9 +200,8 @@ def _turned(rotation: Rotation, before: Tensor, off: Off, sides: Precisions) -> 
 
 def _mixed(rotation: Rotation, values: Tensor, own: Tensor, other: Tensor) -> Tensor:
     """Values of which each channel that turns is `own` times itself and `other` times the other one of its pair."""
-    result, half = values.clone(), rotation.width // 2
-    part = result[..., rotation.first : rotation.first + rotation.width]
-    places = (part[..., :half], part[..., half:]) if rotation.layout == "half" else (part[..., ::2], part[..., 1::2])
+    result = values.clone()
+    places = halves(result[..., rotation.first : rotation.first + rotation.width], rotation.layout)
     one, two = (own[:, None] * places[i] + other[:, None] * places[1 - i] for i in (0, 1))
     places[0].copy_(one)
     places[1].copy_(two)

@@ -28,13 +28,15 @@ from sqrtdk.laws.moved import ROUNDINGS
 from sqrtdk.laws.rotations import Declared, declared, plain
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.traced import traced
-from sqrtdk.tracing.probe.rotation import ANEW, RotationFit, base_of, fit_rotation, frequencies
+from sqrtdk.tracing.probe.rotation import RotationFit, fit_rotation
+from sqrtdk.tracing.probe.tables import LOOSE_LAW, Law, frequencies, law_of
 from sqrtdk.tracing.tensors import CallTensors, Vector
 
 CHANNELS, FREQUENCIES = "channels that turn", "frequencies"
 SOURCE = "the config of the model; Su et al. 2021, section 3.2.2: channel pair i turns by base^(-2i/R) a position"
 LEAST_ROWS = 3
 STILL = 8.0  # times the noise, from which on a pair that should turn and does not stands still
+ANEW = 0.2  # radians that a step is off by where positions jump; half precision is off by less
 NEAR = 0.01  # relative, of a frequency: tables in half precision are off by 0.4%
 _FIX = "build the rotary embedding from this field of the config"
 
@@ -54,6 +56,11 @@ class _Turning:
     fit: RotationFit
     steps: Tensor
     noise: float
+
+    @property
+    def law(self) -> Law | None:
+        """The base of its steps, and what they are multiplied by; None where they have none."""
+        return law_of(self.steps, self.fit.rotation.table.shape[1], LOOSE_LAW)
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
@@ -102,7 +109,7 @@ def _turnings(call: CallTensors) -> Iterator[_Turning]:
                 continue
             rows = fit.rotation.table.shape[1]
             noise = ROUNDINGS * torch.finfo(after.dtype).eps / (rows - 1)
-            yield _Turning(call, fit, frequencies(fit.rotation).abs().cpu(), noise)
+            yield _Turning(call, fit, frequencies(fit.rotation.table).abs().cpu(), noise)
 
 
 def _rotated(vector: Vector) -> Iterator[tuple[Tensor, Tensor]]:
@@ -137,7 +144,7 @@ def _in_order(turning: _Turning) -> bool:
     """Whether most rows are one position behind the next: each pair turns by its own step."""
     table = turning.fit.rotation.table.to(torch.complex128)
     turned = (table[:, 1:] * table[:, :-1].conj()).angle()
-    off = turned - frequencies(turning.fit.rotation)
+    off = turned - frequencies(table)
     off = off - 2 * torch.pi * (off / (2 * torch.pi)).round()
     return bool((off.abs() <= ANEW).all(-1).double().mean() >= 0.5)
 
@@ -164,9 +171,9 @@ def _still(turning: _Turning, table: Tensor | None, scaled: bool) -> int:
 
     Their positions are those of another axis, as of columns within a row of an image; or they are left out.
     """
-    base, pairs = base_of(turning.fit.rotation), len(turning.steps)
-    if base is not None and not (scaled and table is not None):
-        table = base.stretch * base.base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+    law = turning.law
+    if law is not None and not (scaled and table is not None):
+        table = law.frequencies(len(turning.steps))
     return 0 if table is None else int(((turning.steps <= turning.noise) & (table > STILL * turning.noise)).sum())
 
 
@@ -220,15 +227,15 @@ def _same(turning: _Turning, table: Tensor) -> bool:
 def _message(turning: _Turning, said: Declared, table: Tensor, width: int) -> str:
     """What is off, by the field that is."""
     assert said.base is not None
-    base = base_of(turning.fit.rotation)
+    law = turning.law
     if said.scaled:
         unscaled = Declared(said.base, said.bases, None, (), "default", {}).tables(width, width, 1, None)
         if unscaled and any(_same(turning, one) for one in unscaled):
             return f"rotates with unscaled frequencies, the config says {said}"
-    elif base is not None and abs(base.stretch - 1) <= NEAR:
-        return f"rotates with base {plain(base.base)}, {said.base}"
-    elif base is not None:
-        return f"rotates with base {plain(base.base)} and positions times {base.stretch:.4g}, {said.base}, no scaling"
+    elif law is not None and abs(law.factor - 1) <= NEAR:
+        return f"rotates with base {plain(law.base)}, {said.base}"
+    elif law is not None:
+        return f"rotates with base {plain(law.base)} and positions times {law.factor:.4g}, {said.base}, no scaling"
     pair = int(((turning.steps - table).abs() / (NEAR * table + turning.noise)).argmax())
     told = f"{float(turning.steps[pair]):.4g} a position"
     by = f"by {said} of {said.base} " if said.law != "default" else f"by {said.base} "

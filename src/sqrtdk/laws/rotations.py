@@ -273,3 +273,13 @@ LAWS: dict[str, Callable[[_Asked], Tensor | None]] = {
     "su": _longrope,
     "proportional": _proportional,
 }
+
+
+def scaled_frequencies(law: str, base: float, width: int, block: Mapping[str, Any]) -> Tensor | None:
+    """Frequencies (width / 2,) of a law, with the parameters that a block of a config has; None where some are lacking.
+
+    Example:
+        >>> scaled_frequencies("linear", 100.0, 4, {"factor": 4.0}).tolist()
+        [0.25, 0.025]
+    """
+    return LAWS[law](_Asked(base, width, width, 1, None, block))

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sqrtdk.compare.causes.turns import take_apart
 from sqrtdk.compare.diff import diff
 from sqrtdk.compare.records import Cause, DiffReport
+from sqrtdk.tracing.probe.tables import take_apart
 
 WIDTH, HEADS, ROWS = 32, 2, 40
 X = torch.randn(2, ROWS, WIDTH, generator=torch.Generator().manual_seed(1))

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.causes.projections import layout_order
-from sqrtdk.compare.causes.turns import take_apart
 from sqrtdk.compare.compute import follow, project
 from sqrtdk.compare.program import Affine, Program, Rotation
 from sqrtdk.compare.suspect import Sides, Suspicion
 from sqrtdk.positions import rope_tables, yarn_frequencies
+from sqrtdk.tracing.probe.tables import take_apart
 from tests.compare.causes.vector_programs import (
     CHANNELS,
     EXACT,

@@ -25,6 +25,7 @@ from sqrtdk.compare.suspect import (
     rotation,
     way_of,
 )
+from sqrtdk.tracing.probe.rotation import halves
 
 WORDS = {"rms": "RMS", "layer": "LayerNorm", "l2": "L2"}
 OVER = {"head": "each head", "heads": "all heads together"}
@@ -166,13 +167,9 @@ def _commutes(norm: Norm, turned: Rotation | None) -> bool:
         return True
     if norm.kind == "layer" or norm.shift is not None or not bool((turned.table.abs() - 1).abs().max() < 1e-6):
         return False
-    channels = norm.gain[..., turned.first : turned.first + turned.width]
-    if channels.shape[-1] != turned.width:  # one gain for all channels
-        return True
-    halves, half = turned.layout == "half", turned.width // 2
-    first = channels[..., :half] if halves else channels[..., ::2]
-    second = channels[..., half:] if halves else channels[..., 1::2]
-    return bool(torch.isclose(first, second, rtol=1e-6, atol=0).all())
+    gain = norm.gain[..., turned.first : turned.first + turned.width]
+    one_gain = gain.shape[-1] != turned.width  # for all channels
+    return one_gain or bool(torch.isclose(*halves(gain, turned.layout), rtol=1e-6, atol=0).all())
 
 
 def _with_early(old: Way, count: int) -> Way:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.causes.turns import Turn, off, take_apart, unit
 from sqrtdk.compare.numbers import told_apart
 from sqrtdk.compare.suspect import Both, Words, rotation, way_of
+from sqrtdk.tracing.probe.tables import Turn, angle_gap, phase, take_apart, unit
 
 APART = 16.0  # times what angles may be off by: those that are as far apart are of two positions
 LEAST = 1e-4  # radians: frequencies are known from few steps
@@ -37,7 +37,8 @@ def times_words(both: Both[Any], a: Turn | None, b: Turn | None, near: float) ->
         return None
     other = "key" if both.vector == "query" else "query"
     beside = [rotation(way_of(side, other)) for side in (both.sides.a, both.sides.b)]
-    alone = all(x is not None for x in beside) and _one_table(beside[0].table, beside[1].table, near)  # type: ignore[union-attr]
+    tables = [x.table for x in beside if x is not None]
+    alone = len(tables) == 2 and tables[0].shape[1:] == tables[1].shape[1:] and angle_gap(*tables) <= near
     plain = abs(float(a.frequencies.abs().max()) - 1) <= near
     if float((angles[1] - 2 * angles[0]).abs().max()) <= 2 * near and (alone or plain):
         once = f"and {'k' if other == 'key' else 'q'} once" if alone else "not once"
@@ -47,21 +48,16 @@ def times_words(both: Both[Any], a: Turn | None, b: Turn | None, near: float) ->
     return None
 
 
-def _one_table(one: Tensor, other: Tensor, near: float) -> bool:
-    return one.shape[1:] == other.shape[1:] and off(one, other) <= near
-
-
-def places_words(both: Both[Any], a: Tensor, b: Tensor) -> tuple[str, str, str, str | None]:
-    """How the positions (B or 1, L) differ, and the key of what q and k have in common."""
+def places_words(both: Both[Any], a: Tensor, b: Tensor) -> Words:
+    """How the positions (B or 1, L) differ."""
     a, b = a + 0 * b, b + 0 * a
     shift, words = b - a, (_in_words(a[0]), _in_words(b[0]))
-    cached = _cached(both)
-    found = _behind_cache(both.vector, a[0], b[0], cached) if bool((shift == shift[0]).all()) else None
+    found = _behind_cache(both, a[0], b[0]) if bool((shift == shift[0]).all()) else None
     if found is not None:
-        return *words, found, found
+        return *words, found
     if bool((shift == shift[0, 0]).all()):
         text = f"counts the positions of {{parts}} {words[1]} instead of {words[0]}: off by {float(shift[0, 0]):+g}"
-        return *words, text, None
+        return *words, text
     sequence, row = divmod(int(shift.abs().flatten().argmax()), shift.shape[1])
     if bool((shift == shift[0]).all()):
         if words[0] == words[1]:
@@ -69,7 +65,7 @@ def places_words(both: Both[Any], a: Tensor, b: Tensor) -> tuple[str, str, str, 
             words = f"{old} at row {row}", f"{new} at row {row}"
         since = int((shift[0] != 0).nonzero()[0])
         text = f"counts the positions of {{parts}} otherwise from row {since} on: {words[1]} instead of {words[0]}"
-        return *words, text, None
+        return *words, text
     last = shift.shape[1] - 1
     row = last if float(shift[sequence, last]) == float(shift[sequence, row]) else row
     old, new = told_apart(float(a[sequence, row]), float(b[sequence, row]), 6)
@@ -80,21 +76,17 @@ def places_words(both: Both[Any], a: Tensor, b: Tensor) -> tuple[str, str, str, 
         counts = "counts" if new > old else "does not count"
         why = f": it {counts} the {padding} tokens of padding in front"
     text = f"gives {{parts}} position {new} in place of {old} {where}{why}"
-    return f"{old} {where}", f"{new} {where}", text, None
+    return f"{old} {where}", f"{new} {where}", text
 
 
-def _cached(both: Both[Any]) -> int:
-    """How many keys there are behind which the rows of q stand; 0 where that is not known."""
-    query, key = (rotation(way_of(both.sides.b, name)) for name in ("query", "key"))
-    return 0 if query is None or key is None else key.table.shape[1] - query.table.shape[1]
-
-
-def _behind_cache(vector: str, a: Tensor, b: Tensor, cached: int) -> str | None:
+def _behind_cache(both: Both[Any], a: Tensor, b: Tensor) -> str | None:
     """What is done with keys that were cached, or with the new rows behind them."""
+    query, key = (rotation(way_of(both.sides.b, name)) for name in ("query", "key"))
+    cached = 0 if query is None or key is None else key.table.shape[1] - query.table.shape[1]
     if cached <= 0:
         return None
-    keys = (a[:cached], b[:cached]) if vector == "key" else (a[:0], a[:0])
-    new = (a, b) if vector == "query" else (a[cached:], b[cached:])
+    at = cached if both.vector == "key" else 0  # keys that were cached come before the new ones
+    keys, new = (a[:at], b[:at]), (a[at:], b[at:])
     begins = [float(rows[0]) for rows in new]
     if torch.equal(*keys) and sorted(begins) == [0.0, cached]:
         counts = "does not count" if begins[0] else "counts"
@@ -102,16 +94,15 @@ def _behind_cache(vector: str, a: Tensor, b: Tensor, cached: int) -> str | None:
         return f"{begin}: it {counts} the {cached} cached keys"
     if torch.equal(*keys) or not torch.equal(*new):
         return None
-    if not bool(keys[0].any()):
-        return (
-            f"turns the {cached} cached keys, a second time where the cache holds turned ones: A takes them as they are"
-        )
-    if not bool(keys[1].any()):
-        return f"takes the {cached} cached keys as they are in the cache, where A turns them"
+    the_keys, again = f"the {cached} cached keys", "a second time where the cache holds turned ones"
     last = f"position {float(keys[1][-1]):g} instead of {float(keys[0][-1]):g} for the last of them"
-    if torch.equal(keys[1], 2 * keys[0]):
-        return f"turns the {cached} cached keys twice: {last}"
-    return f"turns the {cached} cached keys once, not twice: {last}" if torch.equal(keys[0], 2 * keys[1]) else None
+    said = (
+        (0 * keys[0], keys[0], f"turns {the_keys}, {again}: A takes them as they are"),
+        (0 * keys[1], keys[1], f"takes {the_keys} as they are in the cache, where A turns them"),
+        (2 * keys[0], keys[1], f"turns {the_keys} twice: {last}"),
+        (2 * keys[1], keys[0], f"turns {the_keys} once, not twice: {last}"),
+    )
+    return next((text for wanted, positions, text in said if torch.equal(wanted, positions)), None)
 
 
 def _padding(both: Both[Any], sequence: int) -> int:
@@ -146,10 +137,14 @@ class Axis:
     Attributes:
         pairs: their numbers.
         places: (L,), whole numbers, the least is 0.
+        first: the angle at place 0 of each pair, as a complex number.
+        steps: radians from one place to the next, of each pair.
     """
 
     pairs: tuple[int, ...]
     places: Tensor
+    first: Tensor
+    steps: Tensor
 
     @property
     def words(self) -> str:
@@ -164,7 +159,7 @@ class Axis:
 def axes_words(a: Tensor, b: Tensor, near: float) -> Words | None:
     """Pairs turn by positions on several axes, which are swapped, or have other pairs or positions."""
     one, other = _axes(a, near), _axes(b, near)
-    if one is None or other is None or max(len(one), len(other)) < 2 or not _reproduces(a, one, other, b, near):
+    if one is None or other is None or max(len(one), len(other)) < 2 or not _reproduces(one, other, b, near):
         return None
     old, new = (
         " and ".join(f"pairs {_numbers(axis.pairs)} by {_name(axis, one)}" for axis in side) for side in (one, other)
@@ -185,18 +180,16 @@ def _how(a: Sequence[Axis], b: Sequence[Axis]) -> str:
     if len(b) == 1 or len(a) == 1:
         count = f"{len(b)} axes, where A has one" if len(a) == 1 else f"one axis, where A has {len(a)}"
         return f"has positions of {{parts}} on {count}"
-    kinds = [[axis.words.rpartition(" ")[0] for axis in side] for side in (a, b)]
-    alike = [x.pairs for x in a] == [x.pairs for x in b]
-    if alike and kinds[0] != kinds[1] and kinds[0] == kinds[1][::-1] and set(kinds[0]) == {"token //", "token %"}:
-        return "has the axes of the positions of {parts} swapped, height for width"
-    if alike and kinds[0] == kinds[1] and set(kinds[0]) == {"token //", "token %"}:
-        return "counts the positions of {parts} on a grid of another width"
+    old, new = ([axis.words.rpartition(" ")[0] for axis in side] for side in (a, b))
+    if [x.pairs for x in a] == [x.pairs for x in b] and set(old) == {"token //", "token %"} and new in (old, old[::-1]):
+        swapped = "has the axes of the positions of {parts} swapped, height for width"
+        return swapped if old != new else "counts the positions of {parts} on a grid of another width"
     order = [next((i for i, x in enumerate(a) if torch.equal(x.places, y.places)), None) for y in b]
     if None in order:
         return "has other positions of {parts} on its axes"
     if order == sorted(order):  # type: ignore[type-var]
-        new, old = (", ".join(str(len(axis.pairs)) for axis in side) for side in (b, a))
-        return f"has sections of {{parts}} of other sizes for the axes of the positions ({new} instead of {old} pairs)"
+        sizes = " instead of ".join(", ".join(str(len(axis.pairs)) for axis in side) for side in (b, a))
+        return f"has sections of {{parts}} of other sizes for the axes of the positions ({sizes} pairs)"
     return "has the sections of {parts} for the axes of the positions in another order"
 
 
@@ -222,13 +215,9 @@ def _axes(table: Tensor, near: float) -> list[Axis] | None:
         if last is None:
             return None
         rows_of.setdefault(last, []).append(pair)
-    axes = []
-    for classes, pairs in rows_of.items():
-        places = _places(turned[:, pairs], classes)
-        if places is None:
-            return None
-        axes.append(Axis(tuple(pairs), places))
-    return axes
+    axes = [_axis(tuple(pairs), turned[:, pairs], classes) for classes, pairs in rows_of.items()]
+    known = [axis for axis in axes if axis is not None]
+    return known if len(known) == len(axes) else None
 
 
 def _classes(turned: Tensor, near: float) -> tuple[int, ...] | None:
@@ -244,37 +233,28 @@ def _classes(turned: Tensor, near: float) -> tuple[int, ...] | None:
     return tuple(torch.empty_like(rows).scatter(0, rows, first[numbers]).tolist())
 
 
-def _places(turned: Tensor, classes: Sequence[int]) -> Tensor | None:
-    """(L,), whole numbers from 0 on: the positions of the rows that have angles of their own, in their order."""
+def _axis(pairs: tuple[int, ...], turned: Tensor, classes: Sequence[int]) -> Axis | None:
+    """The axis of some pairs; its places are those of the rows that have angles of their own, in their order."""
     rows = sorted(set(classes))
-    if len(rows) == 2:
-        places = torch.tensor([0.0, 1.0])
-    else:
-        turn = take_apart((turned[rows] * turned[rows[0]].conj())[None])
+    back = turned[rows] * turned[rows[0]].conj()
+    places, steps = torch.tensor([0.0, 1.0]), back[-1].angle()
+    if len(rows) > 2:
+        turn = take_apart(back[None])
         if turn is None:
             return None
-        places = turn.positions[0] - turn.positions.min()
+        places, steps = turn.positions[0], turn.frequencies
+    first = turned[rows[0]] * phase((places.min() - places[0]) * steps)
+    places = places - places.min()
     if float((places - places.round()).abs().max()) > WHOLE:
         return None
-    return places.round().long()[[rows.index(row) for row in classes]]
+    return Axis(pairs, places.round().long()[[rows.index(row) for row in classes]], first, steps)
 
 
-def _reproduces(table: Tensor, a: Sequence[Axis], b: Sequence[Axis], target: Tensor, near: float) -> bool:
+def _reproduces(a: Sequence[Axis], b: Sequence[Axis], target: Tensor, near: float) -> bool:
     """Whether A's frequencies at B's places are B's table."""
-    turned, made = unit(table)[0], torch.empty_like(unit(target)[0])
-    of_pair = {pair: axis.places for axis in b for pair in axis.pairs}
+    made = torch.empty_like(unit(target)[0])
+    places_of = {pair: axis.places for axis in b for pair in axis.pairs}
     for axis in a:
-        steps = axis.places[:, None] - axis.places[None]
-        one, other = (steps == 1).nonzero().T
-        if not len(one):
-            return False
-        for pair in axis.pairs:
-            column, places = turned[:, pair], axis.places.double()
-            frequency = (column[one] * column[other].conj()).mean().angle()
-            rest = (column * torch.polar(torch.ones_like(places), -frequency * places)).angle()
-            middle = places - places.mean()
-            frequency = frequency + (middle * rest).sum() / (middle * middle).sum()
-            start = (column * torch.polar(torch.ones_like(places), -frequency * places)).mean().angle()
-            at = of_pair[pair].double()
-            made[:, pair] = torch.polar(torch.ones_like(at), start + frequency * at)
-    return off(made[None], target) <= max(near, LEAST)
+        for pair, first, step in zip(axis.pairs, axis.first, axis.steps, strict=True):
+            made[:, pair] = first * phase(step * places_of[pair])
+    return angle_gap(made[None], target) <= max(near, LEAST)

@@ -33,6 +33,7 @@ from sqrtdk.compare.suspect import (
     way_of,
     with_way,
 )
+from sqrtdk.tracing.probe.rotation import halves
 
 FINE = 2.0**-21  # of the largest number of a row: two roundings of float32, of a weight that was folded or rescaled
 COARSE = (torch.bfloat16, torch.float16)
@@ -153,12 +154,11 @@ def relabelled(sides: Sides, orders: dict[str, Tensor] | None = None) -> bool:
 
 def layout_order(channels: Tensor, turned: Rotation) -> Tensor:
     """Channels (..., E) laid out for a rotation as `turned`, in the order that the other layout has."""
-    part, width = channels[..., turned.first : turned.first + turned.width], turned.width
-    if turned.layout == "half":
-        part = torch.stack([part[..., : width // 2], part[..., width // 2 :]], -1).flatten(-2)
-    else:
-        part = torch.cat([part[..., ::2], part[..., 1::2]], -1)
-    return torch.cat([channels[..., : turned.first], part, channels[..., turned.first + width :]], -1)
+    result, span = channels.clone(), slice(turned.first, turned.first + turned.width)
+    other = "interleaved" if turned.layout == "half" else "half"
+    for place, part in zip(halves(result[..., span], other), halves(channels[..., span], turned.layout), strict=True):
+        place.copy_(part)
+    return result
 
 
 # -- rows in another order ---------------------------------------------------------------------------------------------

@@ -12,13 +12,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.causes.angles import differing, nearness, turns_of
-from sqrtdk.compare.causes.laws import law_of, like_widths, snapped
+from sqrtdk.compare.causes.angles import differing
+from sqrtdk.compare.causes.norms import norms_before_rotation
 from sqrtdk.compare.causes.projections import like_amplitude, relabelled
-from sqrtdk.compare.causes.turns import Turn, take_apart, unit
+from sqrtdk.compare.causes.turns import like_widths, nearness, snapped, turns_of
 from sqrtdk.compare.numbers import few_digits
 from sqrtdk.compare.program import Norm, Rotation, Way
-from sqrtdk.compare.suspect import QK, Both, Difference, Sides, on_step, rotation, way_of
+from sqrtdk.compare.suspect import QK, Both, Difference, Sides, norms, on_step, rotation, way_of
+from sqrtdk.tracing.probe.tables import Turn, take_apart, unit
 
 LAYOUTS = {"half": "half-split", "interleaved": "interleaved"}
 TABLES = {"half": "cat((angles, angles), -1)", "interleaved": "angles.repeat_interleave(2, -1)"}
@@ -60,14 +61,13 @@ def missing(both: Both[Way]) -> Difference | None:
         return None if of_position_0 else Difference("rotated", "not rotated", edit=_without)
     if b is None or a is not None:
         return None
-    steps = [step for step in both.b.steps if isinstance(step, Norm | Rotation)]
-    at = next(i for i, step in enumerate(steps) if isinstance(step, Rotation))  # so many norms come before it
-    before = at if any(isinstance(step, Norm) for step in steps[at:]) else None
+    before = norms_before_rotation(both.b)
+    last = before == len(norms(both.b))
 
     def added(old: Way) -> Way:
-        rest = list(_without(old).steps)
-        places = [i for i, step in enumerate(rest) if isinstance(step, Norm)]
-        place = len(rest) if before is None or before >= len(places) else places[before]
+        rest = _without(old).steps
+        places = [i for i, step in enumerate(rest) if isinstance(step, Norm)][before:]
+        place = len(rest) if last or not places else places[0]
         return replace(old, steps=(*rest[:place], b, *rest[place:]))
 
     return Difference("not rotated", "rotated", edit=added)
@@ -104,11 +104,9 @@ def layout(both: Both[Rotation]) -> Difference | None:
 def direction(both: Both[Rotation]) -> Difference | None:
     """The other way round: the table is conjugated."""
     a, b = turns_of(both)
-    if a is None or b is None:
+    if a is None or b is None or a.sign == b.sign:
         return None
-    old, new = ("forwards" if float(turn.frequencies.sum()) >= 0 else "backwards" for turn in (a, b))
-    if old == new:
-        return None
+    old, new = ("backwards" if turn.sign < 0 else "forwards" for turn in (a, b))
     return Difference(old, new, edit=lambda own: replace(own, table=own.table.conj().resolve_conj()))
 
 
@@ -124,7 +122,7 @@ def channels(both: Both[Rotation]) -> Difference | None:
     if (a.width, a.first, moving[0]) == (b.width, b.first, moving[1]):
         return None
     old, new = (_channels(x, both.sides.head_dim, pairs) for x, pairs in zip((a, b), moving, strict=True))
-    words = dict(zip(("of_a", "of_b"), _pairs_apart(a, b, *turns), strict=True))
+    words = {"of_a": "", "of_b": ""} if a.width == b.width or a.layout != b.layout else _pairs_apart(both, *turns)
     return Difference(
         old, new, words, edit=lambda own: replace(own, table=_resized(own, b, turns[1], near), first=b.first)
     )
@@ -139,23 +137,20 @@ def _moving(turned: Rotation, turn: Turn | None, tolerance: float) -> int:
     if turn is None:
         return pairs
     still = turn.still(tolerance)
-    first, law = int((~still).sum()), law_of(turn)
-    shows = law is not None and float(law.frequencies(pairs)[first:].sum()) * turn.span > 2 * tolerance
+    first = int((~still).sum())
+    shows = turn.law is not None and float(turn.law.frequencies(pairs)[first:].sum()) * turn.span > 2 * tolerance
     return first if shows and not bool(still[:first].any()) else pairs
 
 
-def _pairs_apart(a: Rotation, b: Rotation, *turns: Turn | None) -> tuple[str, str]:
+def _pairs_apart(both: Both[Rotation], *turns: Turn | None) -> dict[str, str]:
     """How far apart the channels of a pair are on each side, and what the exponents of one base are divided by."""
-    if a.width == b.width or a.layout != b.layout:
-        return "", ""
-    laws = [None if turn is None else law_of(turn) for turn in turns]
-    one_base = laws[0] is not None and laws[1] is not None and abs(laws[0].base / laws[1].base - 1) < ONE_BASE
-    texts = []
-    for x in (a, b):
+    bases = [turn.law.base for turn in turns if turn is not None and turn.law is not None]
+    one_base, words = len(bases) == 2 and abs(bases[0] / bases[1] - 1) < ONE_BASE, {}
+    for name, x in (("of_a", both.a), ("of_b", both.b)):
         apart = f"pairs c and c + {x.width // 2}" if x.layout == "half" else ""
         by = f"by base^(-2c/{x.width})" if one_base else ""
-        texts.append(f" ({' '.join(filter(None, (apart, by)))})" if apart or by else "")
-    return texts[0], texts[1]
+        words[name] = f" ({' '.join(filter(None, (apart, by)))})" if apart or by else ""
+    return words
 
 
 def _channels(turned: Rotation, head_dim: int, moving: int) -> str:
@@ -172,10 +167,9 @@ def _resized(own: Rotation, target: Rotation, other: Turn | None, tolerance: flo
         return own.table if own.width == target.width else target.table
     if own.width == target.width and torch.equal(turn.still(tolerance), other.still(tolerance)):
         return own.table
-    law, wanted = law_of(turn), other.frequencies
-    if law is not None:
-        sign = torch.where(turn.frequencies.sum() < 0, -1.0, 1.0)
-        laws = [sign * law.frequencies(pairs), sign * law.frequencies(pairs, len(turn.frequencies))]
+    wanted = other.frequencies
+    if turn.law is not None:
+        laws = [turn.sign * turn.law.frequencies(pairs, of) for of in (pairs, len(turn.frequencies))]
         laws += [torch.where(wanted == 0, 0.0, one) for one in laws]
         wanted = min(laws, key=lambda one: float((one.abs() - other.frequencies.abs()).abs().max()))
     return snapped(turn.with_frequencies(wanted).table(), target.table, tolerance)

@@ -1,210 +1,169 @@
-"""A rotary table taken apart: angle = position * frequency, and an amplitude.
+"""The rotary tables of both sides taken apart in one unit of position, and put together again with another part.
 
-The table gives angles up to whole turns, so that frequencies are found first, from rows one position apart (the step
-that most rows make), over ever longer distances; then each run of such rows has one place, which is searched for.
-Position and frequency are known up to a common factor: the commonest step is one position.
+Where a table has one row, or its rows are two positions apart, what the rest of the program turns by says its unit. An
+edit of a table is given B's angles where it makes them within rounding, so that no rounding is left.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-SAMPLE = 128  # steps among which the commonest is searched
-MOST_RUNS = 256  # of rows one position apart: more are no positions
-FAR = 2**17  # largest position that is searched for
-MOST_LOST = 32  # places that are searched for so far: more are no positions
-WHOLE = 2e-3  # a position that near to a whole number is one
-FITS = 0.1  # angle in radians: nine tenths of a table must fit that well
-LEAST_IN_RUNS = 0.25  # of the rows follow the one before: else there is no commonest step, and no frequency
-CHUNK = 2**12
-CHANCE = 0.01  # far places that fit by chance alone: with more of them none is said
-ANGLES = 1e-4  # radians that angles of float32 are off by at far places
-KEPT = 16  # tables that stay taken apart: each cause asks for the same ones
-LARGEST = 2**24  # numbers of which a quantile is taken
-STANDS = 0.25  # of the usual step: what is less is a row that does not move
+from sqrtdk.compare.program import Program, Rotation
+from sqrtdk.compare.suspect import QK, Both, Sides, on_step, rotation, way_of
+from sqrtdk.tracing.probe.rotation import USUAL
+from sqrtdk.tracing.probe.tables import Law, Turn, angle_gap, nearly_whole, take_apart, unit
+
+ANGLE = 2.0**-21  # of a position: angles are computed in float32 where the tables are made, whatever the dtype
+NEAR = 0.03  # of a pair: a count of pairs that near to a whole one is one
+FEW = 8  # rows of which a usual base is tried, as the one of a step of decoding
+ENOUGH = 4  # pairs: by chance one place among many fits the angles of two
+FIT = 1e-3  # radians
+SAME = 1e-3  # relative, of frequencies
+LOOSE = 0.1  # radians that an angle of positions times frequencies may be off by, in half precision
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Turn:
-    """Positions, frequencies and amplitude of a table.
+def nearness(both: Both[Any], *turns: Turn | None) -> float:
+    """Radians that equal angles of both tables may be apart."""
+    span, slack = max([1.0, *(turn.span for turn in turns if turn is not None)]), both.sides.slack
+    return 2 * (slack if slack < ANGLE / 8 else slack + ANGLE * span)
 
-    Attributes:
-        positions: (B or 1, L).
-        frequencies: (P,), radians a position.
-        amplitude: (B or 1, L, P).
+
+def turns_of(both: Both[Rotation]) -> tuple[Turn | None, Turn | None]:
+    """Both tables taken apart, in positions of one size: where the frequencies are multiples, those of the unscaled.
+
+    Where cached keys turn twice, most rows are two positions apart, and two would be taken for one.
     """
-
-    positions: Tensor
-    frequencies: Tensor
-    amplitude: Tensor
-
-    @property
-    def span(self) -> float:
-        """The largest distance from position 0, at least 1."""
-        return max(1.0, float(self.positions.abs().max()))
-
-    def still(self, tolerance: float) -> Tensor:
-        """(P,), True for pairs that turn by no more than `tolerance`, radians, in all positions."""
-        return self.frequencies.abs() * self.span <= tolerance
-
-    def with_frequencies(self, frequencies: Tensor) -> Turn:
-        """The turn with other frequencies; for more pairs or fewer each row has the median of its amplitude."""
-        amplitude = self.amplitude
-        if len(frequencies) != len(self.frequencies):
-            amplitude = amplitude.median(-1, keepdim=True).values.expand(*amplitude.shape[:-1], len(frequencies))
-        return Turn(self.positions, frequencies, amplitude)
-
-    def table(self) -> Tensor:
-        """(B or 1, L, P), complex: the table again."""
-        angles = self.positions[..., None] * self.frequencies
-        return self.amplitude * torch.polar(torch.ones_like(angles), angles)
+    a, b = (_turn_of(side, both.vector) for side in (both.sides.a, both.sides.b))
+    return _in_units_of(b, both.a.table, a), _in_units_of(a, both.b.table, b)
 
 
-def unit(table: Tensor) -> Tensor:
-    """The table without its amplitude; 1 where that is 0."""
-    size = table.abs()
-    return torch.where(size > 0, table / size.clamp_min(torch.finfo(torch.float64).tiny), 1.0)
+def _in_units_of(other: Turn | None, table: Tensor, turn: Turn | None) -> Turn | None:
+    if other is None or table.shape[-1] != len(other.frequencies):
+        return turn
+    if turn is not None and angle_gap(other.with_frequencies(turn.frequencies).table(), table) < LOOSE:
+        return turn  # all rows alike: frequencies that are scaled
+    return _in_units(table, turn, other.frequencies)
 
 
-def off(one: Tensor, other: Tensor) -> float:
-    """Radians that the angles of two tables are apart, at most."""
-    return float((unit(one.to(torch.complex128)) - unit(other.to(torch.complex128))).abs().max())
+def _in_units(table: Tensor, turn: Turn | None, known: Tensor) -> Turn | None:
+    """A table taken apart by known frequencies, where those of `turn` are multiples of them: its unit is another."""
+    if turn is None:
+        turn = take_apart(table, known)
+        return None if turn is None or angle_gap(turn.table(), table) > LOOSE else turn
+    ratio = turn.frequencies / known
+    by = float(ratio[0].abs())
+    one_ratio = bool((ratio / ratio[0] - 1).abs().max() < SAME)
+    if abs(by - 1) < SAME or abs(float(known[0].abs()) - 1) > SAME or not one_ratio:
+        return turn
+    return replace(turn, positions=nearly_whole(turn.positions * by), frequencies=turn.frequencies / by)
 
 
-@lru_cache(maxsize=KEPT)
-def take_apart(table: Tensor, frequencies: Tensor | None = None) -> Turn | None:
-    """Positions, frequencies and amplitude of a table (B or 1, L, P).
+def _turn_of(program: Program, vector: str) -> Turn | None:
+    """The table of q's or k's rotation taken apart; that of one row with the frequencies of the other of the two.
+
+    Of a few rows, of which no other tells the frequencies, those of a usual base are tried.
+    """
+    own = rotation(way_of(program, vector))
+    turn = None if own is None else take_apart(own.table)
+    if own is None or turn is not None:
+        return turn
+    other = rotation(way_of(program, "key" if vector == "query" else "query"))
+    known = None if other is None or other.width != own.width else take_apart(other.table)
+    if known is not None:
+        return take_apart(own.table, known.frequencies)
+    few = math.prod(own.table.shape[:2]) <= FEW and own.width >= 2 * ENOUGH
+    return next(filter(None, (_by_base(own.table, base) for base in USUAL)), None) if few else None
+
+
+@lru_cache(maxsize=64)
+def _by_base(table: Tensor, base: float) -> Turn | None:
+    """A table taken apart by the frequencies of a usual base; only if they fit."""
+    turn = take_apart(table, Law(base).frequencies(table.shape[-1]))
+    return turn if turn is not None and angle_gap(turn.table(), table) < FIT else None
+
+
+# -- put together again ------------------------------------------------------------------------------------------------
+
+
+def snapped(table: Tensor, target: Tensor, tolerance: float) -> Tensor:
+    """The table with the angles of `target` where all of them are the same within `tolerance`: no rounding is left."""
+    if table.shape[1:] != target.shape[1:] or angle_gap(table, target) > tolerance:
+        return table
+    return table.abs() * unit(target)
+
+
+def retold(own: Rotation, target: Rotation, tolerance: float, known: Tensor, **parts: Tensor) -> Rotation:
+    """A rotation with other positions or frequencies, and its amplitude; as it is where they can't be put in.
 
     Args:
-        table: complex.
-        frequencies: where they are known, as of a table of one row; else they are found from it.
-
-    Returns:
-        None where its angles are no products of positions and frequencies, or it has too few rows.
+        own: what is changed.
+        target: the other side's; where the result is its table within rounding its angles are taken.
+        tolerance: of that, in radians.
+        known: its own frequencies, where its rows can't tell them.
+        parts: `positions` or `frequencies`, in place of its own.
     """
-    table = table.to(torch.complex128)
-    amplitude, turned = table.abs(), unit(table)
-    least = LEAST_IN_RUNS if frequencies is None else 0.0
-    frequencies = _frequencies(turned) if frequencies is None else frequencies
-    if frequencies is None or not bool(frequencies.any()):
-        return None
-    positions = _positions(turned, frequencies, least)
-    if positions is None:
-        return None
-    rest = (turned * torch.polar(torch.ones_like(amplitude), -positions[..., None] * frequencies)).angle()
-    if rest.numel() < LARGEST and float(rest.abs().flatten().quantile(0.9)) > FITS:
-        return None
-    weight = (positions**2).sum()
-    if float(weight) > 0:
-        frequencies = frequencies + (positions[..., None] * rest).sum((0, 1)) / weight
-    return Turn(positions, frequencies, amplitude)
+    turn = take_apart(own.table)
+    if own.table.shape[-1] == len(known):
+        turn = _in_units(own.table, turn, known)
+    if turn is None:
+        return own
+    frequencies, positions = parts.get("frequencies", turn.frequencies), parts.get("positions", turn.positions)
+    pairs = min(len(frequencies), len(turn.frequencies))
+    beyond = torch.cat([frequencies[pairs:], turn.frequencies[pairs:]])
+    # of neighbours more, or fewer, may have been said to turn: by too little to show
+    shows = bool((beyond.abs() * turn.span > tolerance).any())
+    if len(beyond) and (own.layout != "interleaved" or shows):
+        return own
+    if float(frequencies.sum() * turn.frequencies.sum()) < 0:  # the direction is no matter of the base
+        frequencies = -frequencies
+    turn = replace(turn.with_frequencies(frequencies), positions=positions)
+    return replace(own, table=snapped(turn.table(), target.table, tolerance))
 
 
-def _frequencies(unit: Tensor) -> Tensor | None:
-    """(P,), by what the commonest step turns; finer over two, four, eight steps that follow each other."""
-    if unit.shape[1] < 3:
-        return None
-    steps = unit[:, 1:] * unit[:, :-1].conj()
-    common = _commonest(steps.flatten(0, 1))
-    if common is None:
-        return None
-    near = _near(steps, common)
-    mean = steps[near].mean(0) if bool(near.any()) else common
-    frequencies = mean.angle()
-    reach, follows = 1, near
-    while True:
-        reach *= 2
-        if follows.shape[1] <= reach // 2:
-            return frequencies
-        follows = follows[:, : -(reach // 2)] & follows[:, reach // 2 :]
-        if not bool(follows.any()):
-            return frequencies
-        far = (unit[:, reach:] * unit[:, :-reach].conj())[follows].mean(0)
-        frequencies = frequencies + (far * torch.polar(torch.ones_like(frequencies), -reach * frequencies)).angle() / (
-            reach
-        )
+# -- how many neighbouring channels turn, where the slow pairs turn too little to show ---------------------------------
 
 
-def _commonest(steps: Tensor) -> Tensor | None:
-    """(P,): the step that is nearest to most others, of those that move."""
-    moves = (steps - 1).abs().mean(-1)
-    steps = steps[moves > STANDS * float(moves.quantile(0.75) if moves.numel() < LARGEST else moves.max())]
-    if not len(steps):
-        return None
-    sample = steps[torch.linspace(0, len(steps) - 1, min(len(steps), SAMPLE)).round().long()]
-    distance = (sample[:, None] - sample[None]).abs().mean(-1)
-    return sample[int(distance.median(1).values.argmin())]
+def like_widths(sides: Sides) -> Sides:
+    """The sides, with rotations of neighbours of the width that is most like the other side's.
+
+    In half precision a fit can't tell whether the last pairs of neighbours turn by almost nothing or do not turn, and
+    may say another width on each side. A width that makes the law of one side that of the other is taken, else the
+    other's.
+    """
+    for vector in QK:
+        a, b = rotation(way_of(sides.a, vector)), rotation(way_of(sides.b, vector))
+        if a is None or b is None or "interleaved" not in (a.layout, b.layout):
+            continue
+        own, other = (b, a) if b.layout == "interleaved" else (a, b)
+        like = _like(own, other, sides)
+        change = on_step(vector, Rotation)(lambda _, like=like: like)  # type: ignore[misc]
+        sides = replace(sides, b=change(sides.b)) if own is b else replace(sides, a=change(sides.a))
+    return sides
 
 
-def _near(steps: Tensor, common: Tensor) -> Tensor:
-    return (steps - common).abs().mean(-1) < STANDS * (common - 1).abs().mean()
-
-
-def _positions(unit: Tensor, frequencies: Tensor, least: float) -> Tensor | None:
-    """(B or 1, L): the place of each run of rows one position apart; None where `least` of the rows are in no run."""
-    one = torch.polar(torch.ones_like(frequencies), frequencies)
-    near = _near(unit[:, 1:] * unit[:, :-1].conj(), one)
-    rows = torch.zeros(unit.shape[:2], dtype=torch.float64)
-    runs = [
-        (batch, first, last) for batch in range(len(unit)) for first, last in _runs(near[batch].tolist(), unit.shape[1])
-    ]
-    together = sum(last - first for _, first, last in runs if last - first > 1)
-    if len(runs) > MOST_RUNS or together < least * rows.numel():
-        return None
-    turned = []
-    for batch, first, last in runs:
-        within = torch.arange(last - first, dtype=torch.float64)
-        back = torch.polar(
-            torch.ones(last - first, len(frequencies), dtype=torch.float64), -within[:, None] * frequencies
-        )
-        turned.append((unit[batch, first:last] * back).mean(0))
-    places = _places(torch.stack(turned), frequencies, unit.shape[1])
-    for (batch, first, last), place in zip(runs, places, strict=True):
-        rows[batch, first:last] = torch.arange(last - first, dtype=torch.float64) + place
-    return rows
-
-
-def _runs(near: list[bool], rows: int) -> list[tuple[int, int]]:
-    ends = [row + 1 for row, follows in enumerate(near) if not follows]
-    return list(zip([0, *ends], [*ends, rows], strict=True))
-
-
-def _places(turned: Tensor, frequencies: Tensor, rows: int) -> list[float]:
-    """The positions whose angles are those of each of `turned` (R, P): the nearest to 0 where several are."""
-    near = torch.arange(-2 * rows - 64, 4 * rows + 64, dtype=torch.float64) / 2
-    best, fits = _best(turned, frequencies, near)
-    lost = (fits < 1 - FITS**2).nonzero()[:, 0]
-    if 0 < len(lost) <= MOST_LOST:
-        far, far_fits = _best(turned[lost], frequencies, torch.arange(-CHUNK, FAR, dtype=torch.float64))
-        found = (far_fits > fits[lost]) & (_by_chance(far_fits, frequencies) < CHANCE)
-        best[lost] = torch.where(found, far, best[lost])
-    for _ in range(3):
-        rest = (turned * torch.polar(torch.ones_like(turned.real), -best[:, None] * frequencies)).angle()
-        best = best + (frequencies * rest).sum(-1) / (frequencies**2).sum()
-    return [float(round(place)) if abs(place - round(place)) < WHOLE else place for place in best.tolist()]
-
-
-def _by_chance(fits: Tensor, frequencies: Tensor) -> Tensor:
-    """How many of all far places fit any angles as well: two angles are met by some place among 100,000."""
-    apart = (2 * (1 - fits).clamp_min(0)).sqrt().clamp_min(ANGLES)
-    told = int((frequencies.abs() * FAR > math.pi).sum())
-    return FAR * (apart / math.pi) ** told
-
-
-def _best(turned: Tensor, frequencies: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """The places that fit best, (R,), and how well: 1 is exactly."""
-    sizes = turned.abs().sum(-1).clamp_min(torch.finfo(torch.float64).tiny)
-    best, most = torch.zeros(len(turned), dtype=torch.float64), torch.full((len(turned),), -math.inf).double()
-    for some in torch.split(places, CHUNK):
-        back = torch.polar(torch.ones(len(some), len(frequencies), dtype=torch.float64), -some[:, None] * frequencies)
-        # of places that fit alike the nearest to 0
-        fits = (back @ turned.T).real / sizes - some.abs()[:, None] * 1e-9
-        here, at = fits.max(0)
-        best = torch.where(here > most, some[at], best)
-        most = torch.maximum(here, most)
-    return best, most + best.abs() * 1e-9
+def _like(own: Rotation, other: Rotation, sides: Sides) -> Rotation:
+    turn, known = take_apart(own.table), take_apart(other.table)
+    law, like = (None if each is None else each.law for each in (turn, known))
+    if turn is None or law is None or law.factor != 1 or law.base <= 1:
+        return own
+    ratio = law.base ** (-2 / own.width)
+    widths = [other.width]
+    if like is not None and like.factor == 1 and like.base > 1:
+        pairs = -math.log(like.base) / math.log(ratio)
+        if abs(pairs - round(pairs)) < NEAR and round(pairs) > 0:
+            widths.insert(0, 2 * round(pairs))
+    for width in widths:
+        if width == own.width:
+            return own
+        shown = min(width, own.width) // 2
+        most = max([ratio**shown, *turn.frequencies.abs()[shown:].tolist()])
+        if own.first + width <= sides.head_dim and most * turn.span < sides.slack:
+            more = turn.sign * ratio ** torch.arange(shown, width // 2, dtype=torch.float64)
+            return replace(own, table=turn.with_frequencies(torch.cat([turn.frequencies[:shown], more])).table())
+    return own

@@ -1,4 +1,4 @@
-"""A rotary embedding, fitted to the values before and after it, and what its table says: frequencies, base, positions.
+"""A rotary embedding, fitted to the values before and after it.
 
 A pair of channels is a complex number; what it was multiplied by is that of least squares over heads, and over batches
 where their tables are one. The pairs are those of the layout that gives the values after: pairs of "half" are R / 2
@@ -12,23 +12,17 @@ by a `spread` that is not the layout.
 What can't be told from values: at R = 2 both layouts are one ("half" is said); a pair that turns by less than rounding
 does not show. Of neighbours such pairs at the end are counted as turning where, by the frequencies of those before,
 they would not show, and the base is a usual one with them.
-
-Angles are known but for whole turns. A frequency is the step from one row to the next, which is less than half a turn,
-and is made sharper over steps of 2, 4, 8 rows, each of which is known well enough by the last to count its turns. It is
-the median over rows, and no longer step is taken over a place where positions start anew. Positions go the other way
-round: the slowest pair gives one without ambiguity, each faster one makes it sharper.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-TURN = 2 * math.pi
-ANEW = 0.2  # radians that a step is off by where positions jump; half precision is off by less
+from sqrtdk.tracing.probe.tables import LOOSE_LAW, frequencies, law_of
+
 LIMIT = 12.0  # roundings: two products, their sum, two numbers of the table, and what the amplitude's own adds
 ROWS = 64  # rows by which layout and width are searched, evenly spaced
 USUAL = (1e4, 1e6, 5e5, 5e6, 1e7, 1.6e5, 1e5, 1e3, 1e2)  # bases, the likeliest first
@@ -56,21 +50,6 @@ class Rotation:
     def width(self) -> int:
         """R, the channels that turn."""
         return 2 * self.table.shape[-1]
-
-
-@dataclass(frozen=True, slots=True)
-class BaseFit:
-    """Frequencies `stretch * base ** (-2 i / R)`.
-
-    Attributes:
-        base: 10000 of the first rotary embedding.
-        stretch: frequency of the first pair, 1 but for interpolated positions.
-        residual: largest relative difference of a frequency from that.
-    """
-
-    base: float
-    stretch: float
-    residual: float
 
 
 def apply_rotation(rotation: Rotation, values: Tensor) -> Tensor:
@@ -112,69 +91,6 @@ def _beside(channels: Tensor, layout: str) -> Tensor:
     for place, part, sign in zip(halves(result, layout), reversed(halves(channels, layout)), (-1.0, 1.0), strict=True):
         place.copy_(sign * part)
     return result
-
-
-def frequencies(rotation: Rotation) -> Tensor:
-    """Radians from one row to the next, of each pair, (R / 2,); of a single row, its angles.
-
-    Example:
-        >>> angles = torch.arange(64.0)[:, None] * torch.tensor([1.0, 0.01])
-        >>> [round(float(f), 5) for f in frequencies(Rotation(torch.polar(torch.ones(64, 2), angles)[None], "half"))]
-        [1.0, 0.01]
-    """
-    table = rotation.table.to(torch.complex128)
-    length = table.shape[1]
-    if length == 1:
-        return table[:, 0].angle().median(0).values
-    turned = (table[:, 1:] * table[:, :-1].conj()).angle()
-    steps, lag = turned.flatten(0, 1).median(0).values, 2
-    anew = (_wrapped(turned - steps).abs() > ANEW).any(-1).cumsum(1)  # how often positions jumped up to a row
-    anew = torch.cat([torch.zeros_like(anew[:, :1]), anew], 1)
-    while lag < length:
-        going_on = anew[:, lag:] == anew[:, :-lag]
-        if not bool(going_on.any()):
-            break
-        far = (table[:, lag:] * table[:, :-lag].conj()).angle()[going_on]
-        steps, lag = steps + _wrapped(far - lag * steps).median(0).values / lag, 2 * lag
-    return steps
-
-
-def base_of(rotation: Rotation, *, width: int | None = None, tolerance: float = 0.03) -> BaseFit | None:
-    """The base of geometric frequencies; None where they are none, or there is one pair.
-
-    Pairs count as their angles are known: by what they turn over all rows.
-
-    Args:
-        rotation: of which table.
-        width: R, where it is not the rotation's own, as the last pairs do not show.
-        tolerance: largest residual.
-    """
-    steps, length = frequencies(rotation), rotation.table.shape[1]
-    pairs = steps.numel()
-    sign = 1.0 if float(steps[0]) >= 0 else -1.0
-    known = (steps * sign > 0).nonzero()[:, 0]
-    if pairs < 2 or known.numel() < 2:
-        return None
-    x, y = -2.0 * known.double() / (width or 2 * pairs), (steps[known] * sign).log()
-    weight = (steps[known].abs() * length).clamp(max=1e3).square()
-    x_mean, y_mean = (weight * x).sum() / weight.sum(), (weight * y).sum() / weight.sum()
-    slope = (weight * (x - x_mean) * (y - y_mean)).sum() / (weight * (x - x_mean) ** 2).sum()
-    stretch = (y_mean - slope * x_mean).exp()
-    turns = (steps[known].abs() * length).clamp(max=1.0)  # what turns little is known less well
-    residual = float((((y - stretch.log() - slope * x).expm1().abs()) * turns).max())
-    return BaseFit(float(slope.exp()), float(stretch), residual) if residual <= tolerance else None
-
-
-def would_not_show(rotation: Rotation, noise: float) -> bool:
-    """Whether the pair after the last, if frequencies go on as they do, would turn by less than the noise."""
-    base = base_of(rotation)
-    if base is None:
-        return False
-    return base.stretch / base.base * (rotation.table.shape[1] - 1) < noise
-
-
-def _wrapped(angle: Tensor) -> Tensor:
-    return angle - TURN * (angle / TURN).round()
 
 
 # -- fitted to values --------------------------------------------------------------------------------------------------
@@ -326,13 +242,16 @@ def _whole(x: Tensor, y: Tensor, u: float, layout: str, first: int, width: int, 
     """The fit on all rows; of neighbours, of the width whose base is a usual one, if the rest would not show."""
     fit = _fit(x, y, u, layout, first, width, spread)
     rest = (x.shape[-1] - first) // 2 * 2
-    if fit is None or layout == "half" or spread or width == rest or not would_not_show(fit.rotation, u * STILL):
+    if fit is None or layout == "half" or spread or width == rest:
+        return fit
+    rows = fit.rotation.table.shape[1]
+    law = law_of(frequencies(fit.rotation.table), rows, LOOSE_LAW)
+    if law is None or law.factor / law.base * (rows - 1) >= u * STILL:  # the pair after the last would show
         return fit
     quarters = [q for q in (x.shape[-1] * share // 4 for share in (4, 3, 2, 1)) if q % 2 == 0 and width <= q <= rest]
     for usual in USUAL:
         for wider in quarters:
-            base = base_of(fit.rotation, width=wider)
-            if base is not None and abs(base.base / usual - 1.0) < NEAR:
+            if abs(law.base ** (wider / width) / usual - 1.0) < NEAR:
                 whole = _fit(x, y, u, layout, first, wider)
                 if whole is not None and (whole.amplitude is not None or fit.amplitude is None):
                     return whole
