@@ -23,6 +23,7 @@ from sqrtdk.compare.infer_vectors import infer_way
 from sqrtdk.compare.numbers import one_number, total
 from sqrtdk.compare.observed import NAMES, NEAR, Seen, is_power
 from sqrtdk.compare.program import Formula, Program, Rotation, Way
+from sqrtdk.compare.recorded import Recorded
 from sqrtdk.compare.segments import is_known
 from sqrtdk.compare.suspect import way_of, with_way
 from sqrtdk.tracing.tensors import CallTensors
@@ -258,7 +259,7 @@ def _with_formula(side: Told, other: Formula | None, first: Formula | None) -> T
     for far, grouped in product((False, True), _grouped(side)):
         query, key, value = (_spread(grouped.seen[name]) for name in NAMES)
         base = _usual(query, value, call.output) if other is None else other
-        formula = infer(query, key, value, output, call.lse, known, base, first, far=far)
+        formula = infer(Recorded(query, key, value, output, call.lse), base, first, known, far=far)
         if formula is not None:
             return replace(grouped, program=replace(grouped.program, formula=formula))
     return side

@@ -154,11 +154,11 @@ def _nearer(step: Step, other: Step) -> Iterator[Step]:
     """The step with fields of the other, most of them first."""
     if isinstance(step, Rotation) and isinstance(other, Rotation):
         if step.layout == other.layout == "interleaved" and step.first == other.first:  # pairs that do not show
-            shown = step.table[..., : other.width // 2]
-            hidden = other.table[..., step.width // 2 :]
-            hidden = hidden.expand(len(shown), *hidden.shape[1:])
-            if hidden.shape[:2] == shown.shape[:2]:
-                yield replace(step, table=torch.cat([shown, hidden], -1))
+            shown, hidden = step.table[..., : other.width // 2], other.table[..., step.width // 2 :]
+            if hidden.shape[1] == shown.shape[1]:
+                count = max(len(shown), len(hidden))
+                parts = [part.expand(count, *part.shape[1:]) for part in (shown, hidden)]
+                yield replace(step, table=torch.cat(parts, -1))
     elif isinstance(step, Norm) and isinstance(other, Norm):
         whole = replace(step, kind=other.kind, gain=other.gain, shift=other.shift, eps=other.eps)
         yield whole
