@@ -11,10 +11,12 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from sqrtdk.compare.compute import attend
-from sqrtdk.compare.infer_formula import Known, infer, merged
-from sqrtdk.compare.numbers import rescaled
-from sqrtdk.compare.options import MASK, SCALE, SOFTCAP
+from sqrtdk.compare.infer_formula import Known, infer, known_of
+from sqrtdk.compare.observed import observe
+from sqrtdk.compare.options import BIAS, DROPOUT, FILL, MASK, ROUNDING, SCALE, SINKS, SOFTCAP
 from sqrtdk.compare.program import Formula
+from sqrtdk.compare.recorded import Recorded
+from sqrtdk.tracing.tensors import CallTensors, Term, Vector
 from tests.compare.formula_cases import (
     BASES,
     BATCH,
@@ -64,7 +66,7 @@ def _left(vectors: list[Tensor], output: Tensor, formula: Formula) -> float:
 def test_a_formula_is_found_and_has_the_cause(number: int) -> None:
     case = KNOWABLE[number]
     a, (query, key, value), output, lse = _recorded(case)
-    formula = infer(query, key, value, output, lse if number % 3 == 0 else None, None, a)
+    formula = infer(Recorded(query, key, value, output, lse if number % 3 == 0 else None), a)
     assert formula is not None
     assert _left([query, key, value], output, formula) < 1e-5 * float(value.abs().max())
     found = trial(a, formula, query.shape[-2], key.shape[-2])
@@ -75,7 +77,7 @@ def test_a_formula_is_found_and_has_the_cause(number: int) -> None:
 @pytest.mark.parametrize("case", UNKNOWABLE, ids=lambda case: f"{case.base}-{case.name}-{case.text}")
 def test_what_the_other_side_does_not_tell_is_not_made_up(case: Case) -> None:
     a, (query, key, value), output, _ = _recorded(case)
-    assert infer(query, key, value, output, None, None, a) is None
+    assert infer(Recorded(query, key, value, output, None), a) is None
 
 
 _CAUSAL, _LEFT = visible(8, 8, 0), tokens(8, True)
@@ -124,7 +126,7 @@ def test_two_changes_are_found(number: int) -> None:
     name, (a, b, causes) = list(TWICE.items())[number]
     query, key, value = _vectors(8, 8)
     output = attend(query, key, value, b)[0].float()
-    formula = infer(query, key, value, output, None, None, a)
+    formula = infer(Recorded(query, key, value, output, None), a)
     assert formula is not None
     if "fitted" not in name:
         assert _both(a, formula, 8, 8) == causes
@@ -155,7 +157,7 @@ def test_what_runs_in_other_dtypes_is_found(
 ) -> None:
     query, key, value = _vectors(32, 32, dtype)
     output = attention(query, key, value, scale, visible(32, 32, least))
-    formula = infer(query, key, value, output, None, None, Formula(0.25, visible=visible(32, 32, 0)))
+    formula = infer(Recorded(query, key, value, output, None), Formula(0.25, visible=visible(32, 32, 0)))
     assert formula is not None
     assert formula.scale == scale
     expected = visible(32, 32, least)
@@ -163,14 +165,9 @@ def test_what_runs_in_other_dtypes_is_found(
 
 
 def known(scale: float | None = None, softcap: float | None = None, visible: Tensor | None = None) -> Known:
-    parts: dict[int, Callable[[Formula], Formula]] = {}
-    if scale is not None:
-        parts[SCALE] = lambda formula: rescaled(formula, Formula(scale))
-    if softcap is not None:
-        parts[SOFTCAP] = lambda formula: replace(formula, softcap=softcap)
-    if visible is not None:
-        parts[MASK] = lambda formula: replace(formula, visible=visible)
-    return parts
+    parts = {SCALE: scale, SOFTCAP: softcap, MASK: visible}
+    formula = Formula(1.0 if scale is None else scale, softcap, visible=visible)
+    return Known(formula, {part for part, value in parts.items() if value is not None})
 
 
 def test_what_is_known_is_not_put_in_question() -> None:
@@ -178,8 +175,8 @@ def test_what_is_known_is_not_put_in_question() -> None:
     base = BASES["causal"][2]
     output = attend(query, key, value, replace(base, scale=1.0))[0].float()
     everything = torch.ones(8, 8, dtype=torch.bool)
-    assert infer(query, key, value, output, None, known(1.0, visible=everything), base) is None
-    found = infer(query, key, value, output, None, known(visible=visible(8, 8, 0)), Formula(0.25))
+    assert infer(Recorded(query, key, value, output, None), base, known=known(1.0, visible=everything)) is None
+    found = infer(Recorded(query, key, value, output, None), Formula(0.25), known=known(visible=visible(8, 8, 0)))
     assert found is not None
     assert found.scale == 1.0
 
@@ -188,17 +185,42 @@ def test_the_place_of_a_softcap_that_is_known_is_looked_for() -> None:
     query, key, value = _vectors(8, 8)
     b = Formula(1.0, 2.0, "product", 0.25)
     output = attend(query, key, value, b)[0].float()
-    found = infer(query, key, value, output, None, known(0.25, softcap=2.0), Formula(0.25, softcap=2.0))
+    found = infer(Recorded(query, key, value, output, None), Formula(0.25, softcap=2.0), known=known(0.25, softcap=2.0))
     assert found is not None
     assert (found.softcap, found.softcap_at) == (2.0, "product")
 
 
 def test_known_parts_are_put_into_the_other() -> None:
     other = Formula(1.0, 2.0, "product", 0.25, visible=visible(8, 8, 0))
-    base = merged(known(0.5, softcap=3.0, visible=visible(8, 8, 1)), other)
+    base = known(0.5, softcap=3.0, visible=visible(8, 8, 1)).put_into(other)
     assert (base.scale, base.after, base.softcap, base.softcap_at) == (1.0, 0.5, 3.0, "product")
     assert base.visible is not None
     assert not bool(base.visible[0, 0, 0].any())
+
+
+def test_what_a_call_tells_of_its_formula() -> None:
+    """What is named is known; what is not named is not there, but where an operation was not followed."""
+    query, key, value = _vectors(8, 8)
+    mask, lowest = Term("mask", visible(8, 8, 0), "causal", torch.finfo(torch.float32).min, added=True), -1e4
+    terms = (Term("scale", 0.25), mask, Term("mask", tokens(8, True), "padding", lowest, added=True))
+    vectors = (Vector(query, 0.5), Vector(key), Vector(value))
+    call = CallTensors("attn", 0, *vectors, query, terms, weights_dtype="float16")
+    whole = known_of(call, observe(call))
+    assert whole.parts == {SCALE, SOFTCAP, BIAS, MASK, FILL, SINKS, ROUNDING}
+    found = whole.put_into(Formula(1.0, 2.0, bias=learned(1, HEADS, 8, 8), sinks=learned(3, HEADS)))
+    assert (found.scale, found.softcap, found.bias, found.sinks, found.mask) == (0.125, None, None, None, "mask")
+    assert (found.fill, found.fill_added, found.weights_dtype) == (mask.fill, True, "float16")
+    assert found.visible is not None
+    assert torch.equal(found.visible, visible(8, 8, 0) & tokens(8, True))
+    for lost, parts in (
+        (Term("unknown", None, "roll"), {MASK, FILL, ROUNDING}),
+        (Term("bias", None), {SCALE, SOFTCAP, MASK, FILL, SINKS, ROUNDING}),
+        (Term("scale", None), {SOFTCAP, MASK, FILL, SINKS, ROUNDING}),
+    ):
+        some = replace(call, terms=(*terms, lost))
+        assert known_of(some, observe(some)).parts == parts
+    bare = replace(call, terms=None, kept=torch.ones(1, 1, 8, 8).bool())
+    assert known_of(bare, observe(bare)).parts == {ROUNDING, DROPOUT}
 
 
 def test_what_another_call_had_is_tried_first() -> None:
@@ -206,10 +228,10 @@ def test_what_another_call_had_is_tried_first() -> None:
     query, key, value = _vectors(8, 8)
     a, b = Formula(0.25, bias=learned(1, HEADS, 8, 8)), Formula(0.25, bias=learned(6, HEADS, 8, 8))
     output = attend(query, key, value, b)[0].float()
-    found = infer(query, key, value, output, None, None, a, b)
+    found = infer(Recorded(query, key, value, output, None), a, b)
     assert found is b
     few = _vectors(7, 7)
-    found = infer(*few, attend(*few, Formula(1.0))[0].float(), None, None, Formula(0.25), b)  # of other sizes
+    found = infer(Recorded(*few, attend(*few, Formula(1.0))[0].float(), None), Formula(0.25), b)  # of other sizes
     assert found is not None
     assert (found.scale, found.bias) == (1.0, None)
 
@@ -217,4 +239,4 @@ def test_what_another_call_had_is_tried_first() -> None:
 def test_an_output_that_is_no_number_has_no_formula() -> None:
     query, key, value = _vectors(8, 8)
     output = torch.full((BATCH, HEADS, 8, HEAD_DIM), float("nan"))
-    assert infer(query, key, value, output, None, None, Formula(0.25)) is None
+    assert infer(Recorded(query, key, value, output, None), Formula(0.25)) is None

@@ -160,6 +160,15 @@ def _turned(x: Tensor, positions: Tensor, layout: str = "half", **other: float) 
     return follow(Way(steps=(Rotation(table(positions, **other), layout),)), x)[-1]
 
 
+def test_a_rotation_beside_one_of_positions_of_each_entry() -> None:
+    x = torch.randn(2, 4, 24, CHANNELS, dtype=torch.float64)
+    each = torch.cat([table(ROWS), table(ROWS + 3)])
+    used = _turned(x, ROWS, "interleaved", base=5e5).float()
+    found = infer_way(x.float(), used, Way(steps=(Rotation(each, "interleaved"),)))
+    assert found is not None
+    assert float((follow(found, x)[-1] - used).abs().max()) < 1e-5
+
+
 USED = {
     "rope_missing": (lambda x: _turned(x, ROWS), lambda x: x),
     "rope_base": (lambda x: _turned(x, ROWS), lambda x: _turned(x, ROWS, base=5e5)),

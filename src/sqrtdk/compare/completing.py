@@ -23,6 +23,7 @@ from sqrtdk.compare.infer_vectors import infer_way
 from sqrtdk.compare.numbers import one_number, total
 from sqrtdk.compare.observed import NAMES, NEAR, Seen, is_power
 from sqrtdk.compare.program import Formula, Program, Rotation, Way
+from sqrtdk.compare.recorded import Recorded
 from sqrtdk.compare.segments import is_known
 from sqrtdk.compare.suspect import way_of, with_way
 from sqrtdk.tracing.tensors import CallTensors
@@ -63,8 +64,12 @@ def completed(
         seen_b: of `observe(b)`.
         first: formulas of A and B in the call before, which are likely those of this one.
     """
-    vectors = [_borrowing(one, other) for one, other in ((seen_a, seen_b), (seen_b, seen_a))]
-    sides = [Told(call, seen, program_of(call, seen)) for call, seen in zip((a, b), vectors, strict=True)]
+    sides = []
+    for call, own, others in ((a, seen_a, seen_b), (b, seen_b, seen_a)):
+        lent = {name: others[name].projected for name in NAMES if own[name].projected is None}
+        lent = {name: values for name, values in lent.items() if values is not None}
+        seen = {**own, **{name: replace(own[name], projected=lent[name], borrowed=True) for name in lent}}
+        sides.append(Told(call, seen, program_of(call, seen)))
     for name in NAMES:
         sides = _with_ways(sides, name)
     sides = [_folded(side) for side in sides]
@@ -104,16 +109,6 @@ def near(one: Tensor | None, other: Tensor | None, dtype: torch.dtype, roundings
 
 
 # -- q, k and v --------------------------------------------------------------------------------------------------------
-
-
-def _borrowing(own: Mapping[str, Seen], others: Mapping[str, Seen]) -> Vectors:
-    """With the other side's projected values where a side has none of its own."""
-    return {
-        name: replace(vector, projected=others[name].projected, borrowed=True)
-        if vector.projected is None and others[name].projected is not None
-        else vector
-        for name, vector in own.items()
-    }
 
 
 def _with_ways(sides: list[Told], name: str) -> list[Told]:
@@ -256,9 +251,9 @@ def _with_formula(side: Told, other: Formula | None, first: Formula | None) -> T
     output = call.output.detach().to(side.dtype)  # what was stored in more digits than it was computed in
     known = known_of(call, side.seen)
     for far, grouped in product((False, True), _grouped(side)):
-        query, key, value = (_spread(grouped.seen[name]) for name in NAMES)
+        query, key, value = (vector.used[:, vector.heads] for vector in (grouped.seen[name] for name in NAMES))
         base = _usual(query, value, call.output) if other is None else other
-        formula = infer(query, key, value, output, call.lse, known, base, first, far=far)
+        formula = infer(Recorded(query, key, value, output, call.lse), base, first, known, far=far)
         if formula is not None:
             return replace(grouped, program=replace(grouped.program, formula=formula))
     return side
@@ -309,8 +304,3 @@ def _usual(query: Tensor, value: Tensor, output: Tensor) -> Formula:
     along = torch.nn.functional.cosine_similarity(first, own, dim=-1)
     causal = bool((along > ALONG).double().mean() > 0.5) or keys > rows
     return Formula(width**-0.5, visible=visible, mask="causal") if causal else Formula(width**-0.5)
-
-
-def _spread(vector: Seen) -> Tensor:
-    """Of each query head, what it reads."""
-    return vector.used[:, vector.heads]

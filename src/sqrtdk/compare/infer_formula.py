@@ -7,19 +7,16 @@ some rows of the attention, and what is taken is proven on all. How many are tri
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import partial, reduce
 from itertools import chain, combinations, islice
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from sqrtdk.audit.tolerance import inverse_root
-from sqrtdk.compare.compute import dtype_of
-from sqrtdk.compare.fit.scale import CAPS, RATIO, fit_scale, fit_softcap
+from sqrtdk.compare.build import formula_of
+from sqrtdk.compare.fit import CAPS, fit_scale
+from sqrtdk.compare.fit.scale import scales
 from sqrtdk.compare.infer_rows import BEST, fills_of, from_rows
 from sqrtdk.compare.numbers import one_number, rescaled, total
 from sqrtdk.compare.observed import Seen
@@ -35,44 +32,95 @@ from sqrtdk.compare.options import (
     Option,
     blind_rows,
     options,
+    scaled,
     window,
 )
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.recorded import Recorded
-from sqrtdk.compare.suspect import Edit
-from sqrtdk.tracing.tensors import CallTensors, Term
+from sqrtdk.tracing.tensors import CallTensors
 
 LOGITS = 2**26  # logits that may be computed for trials: some seconds
 MOST = 600  # trials
 FITTED = 6  # formulas whose scale is fitted, each as dear as a hundred trials
-Known = Mapping[int, Edit[Formula]]  # what a side tells of its formula: by the part, what puts it into another formula
 STRONG = (0.5, 1.0, 2.0, 3.0, 4.0, 7.0)  # softcaps below the usual ones
 NEAR = 0.02  # relative: a fitted scale so near a usual one is tried as that one first
+NO_CAP = (None,)  # none is looked for
+NAMES = {SCALE: "scale", SOFTCAP: "softcap", BIAS: "bias", MASK: "mask", SINKS: "sinks"}  # of terms
+FIELDS = {
+    SOFTCAP: ("softcap", "softcap_by_logits"),
+    BIAS: ("bias", "bias_name", "bias_by"),
+    MASK: ("visible", "mask"),
+    FILL: ("fill", "fill_by", "fill_added"),
+    SINKS: ("sinks",),
+    ROUNDING: ("logits_dtype", "weights_dtype"),
+    DROPOUT: ("kept", "dropout"),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """What a side tells of its formula: some parts of it.
+
+    Attributes:
+        formula: has what is told.
+        parts: that are.
+    """
+
+    formula: Formula
+    parts: Set[int]
+
+    def put_into(self, other: Formula) -> Formula:
+        """The other side's formula with what is known in it."""
+        if SCALE in self.parts:
+            other = rescaled(other, Formula(total(self.formula)))
+        names = [name for part in self.parts for name in FIELDS.get(part, ())]
+        return replace(other, **{name: getattr(self.formula, name) for name in names}) if names else other
+
+
+NOTHING = Known(Formula(), frozenset())
+
+
+def known_of(call: CallTensors, seen: Mapping[str, Seen]) -> Known:
+    """What a call tells of its formula.
+
+    A list of terms is whole: what it does not name is not there. With an operation that was not followed it may be,
+    and then the values that are named are known and no more; nor is the scale, which that operation may have changed.
+
+    Args:
+        call: its tensors.
+        seen: of `observe(call)`.
+    """
+    every, numbers = call.terms or (), ("scale", "softcap")
+    terms = tuple(x for x in every if isinstance(x.value, Tensor) or (x.name in numbers and x.value is not None))
+    formula = formula_of(replace(call, terms=terms), seen)
+    if formula is None:
+        return NOTHING
+    whole = call.terms is not None and all(term.name != "unknown" for term in every)
+    named, lost = {term.name for term in every}, {term.name for term in every if term not in terms}
+    parts = {part for part, name in NAMES.items() if name not in lost and (whole or name in named)}
+    if not whole or one_number(total(formula)) is None:
+        parts.discard(SCALE)
+    if "scale" in lost:  # which multiplies the bias too, where it comes after it
+        parts.discard(BIAS)
+    parts |= {FILL} if MASK in parts and "mask" in named else set()
+    parts |= {ROUNDING} if formula.logits_dtype or formula.weights_dtype else set()
+    parts |= {DROPOUT} if call.kept is not None else set()
+    return Known(formula, parts)
+
+
+# -- the search --------------------------------------------------------------------------------------------------------
 
 
 def infer(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor | None,
-    known: Known | None,
-    other: Formula,
-    first: Formula | None = None,
-    *,
-    far: bool = True,
+    call: Recorded, other: Formula, first: Formula | None = None, known: Known | None = None, *, far: bool = True
 ) -> Formula | None:
     """The formula that gives the output.
 
     Args:
-        query: (B, Hq, L, E), as it met k.
-        key: (B, H, S, E).
-        value: (B, H, S, Ev).
-        output: (B, Hq, L, Ev), of the dtype that the side computed in.
-        lse: (B, Hq, L); None where it is not known.
-        known: what the side tells, which is not put in question; None: nothing.
+        call: what was recorded.
         other: the other side's formula.
         first: what was found for another call of the side; tried before all but the other's own.
+        known: what the side tells, which is not put in question; None: nothing.
         far: whether more than one change is looked for, and numbers that nobody told.
 
     Returns:
@@ -83,16 +131,17 @@ def infer(
         >>> import torch
         >>> q, k, v = torch.randn(3, 1, 2, 8, 16, generator=torch.Generator().manual_seed(0))
         >>> output = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        >>> infer(q, k, v, output, None, None, Formula(1.0, visible=torch.ones(8, 8, dtype=torch.bool).tril())).scale
+        >>> causal = Formula(1.0, visible=torch.ones(8, 8, dtype=torch.bool).tril())
+        >>> infer(Recorded(q, k, v, output, None), causal).scale
         0.25
     """
-    call, known = Recorded(query, key, value, output, lse), known or {}
-    base, fixed = merged(known, other), known.keys() - {ROUNDING}
+    known = known or NOTHING
+    base, fixed = known.put_into(other), known.parts - {ROUNDING}
     found = [option for option in options(base, call.sizes) if _leaves(option, base, fixed)]
     if MASK not in fixed:
         found = [*(window(base, call.sizes, row) for row in call.first_apart(base)), *found]
-    guess = None if first is None else merged(known, first)
-    search = _Search(call, base, tuple(found), frozenset(fixed), guess if guess and _has_sizes(guess, call) else None)
+    guess = None if first is None else known.put_into(first)
+    search = _Search(call, base, tuple(found), fixed, guess if guess and _has_sizes(guess, call) else None)
     return next((formula for formula in search.trials(far) if call.left(formula) <= 1.0 and call.gives(formula)), None)
 
 
@@ -126,7 +175,7 @@ class _Search:
     call: Recorded
     base: Formula
     options: tuple[Option, ...]
-    fixed: frozenset[int]
+    fixed: Set[int]
     guess: Formula | None
 
     def trials(self, far: bool) -> Iterator[Formula]:
@@ -164,23 +213,21 @@ class _Search:
     def _supposed(self) -> list[Formula]:
         """The base, and it with another usual scale, softcap or bias, or a scale and one of the others."""
         parts = {part: [o.change for o in self._single() if o.part == part] for part in (SCALE, SOFTCAP, BIAS)}
-        scaled = [self.base, *(change(self.base) for change in parts[SCALE])]
         others = [*parts[SOFTCAP], *parts[BIAS]]
-        return [*scaled, *(change(formula) for change in others for formula in self._few_scales())]
+        of_scales = [self.base, *(change(self.base) for change in parts[SCALE])]
+        return [*of_scales, *(change(formula) for change in others for formula in self._few_scales())]
 
     def _grid(self) -> list[Formula]:
         """The base with scales from which no other is far, and with softcaps of the usual scales."""
-        low, high = math.log(1 / (8 * self.call.sizes.features)), math.log(8.0)
-        scales = torch.linspace(low, high, 1 + math.ceil((high - low) / math.log(RATIO))).exp().tolist()
-        scaled = [rescaled(self.base, Formula(scale)) for scale in scales]
+        every = [scaled(scale)(self.base) for scale in scales(self.call.sizes.features).tolist()]
         if SOFTCAP in self.fixed:
-            return scaled
-        return [*scaled, *(replace(formula, softcap=cap) for cap in STRONG for formula in self._few_scales())]
+            return every
+        return [*every, *(replace(formula, softcap=cap) for cap in STRONG for formula in self._few_scales())]
 
     def _few_scales(self) -> list[Formula]:
         """The base, and it with the textbook's scale and none."""
         root = inverse_root(self.call.sizes.features)
-        return [self.base, *(rescaled(self.base, Formula(scale)) for scale in (root, 1.0) if SCALE not in self.fixed)]
+        return [self.base, *(scaled(scale)(self.base) for scale in (root, 1.0) if SCALE not in self.fixed)]
 
     def _single(self) -> list[Option]:
         return [option for option in self.options if option.changes == 1][: self._most]
@@ -215,24 +262,19 @@ class _Search:
                 yield from (*_usual(fitted, usual), fitted)
 
     def _fits(self, formula: Formula) -> Iterator[Formula]:
-        caps: list[tuple[float, ...]] = [()]  # none is looked for
-        if formula is self.base and SOFTCAP not in self.fixed:
-            caps.append(CAPS)
-        elif formula.softcap is not None and SOFTCAP not in self.fixed:
-            caps = [(formula.softcap,)]
-        for some in caps:
-            result = self._fit(formula, some, every_head=False)
+        free: tuple[Sequence[float | None], ...] = (NO_CAP, CAPS) if formula is self.base else ((formula.softcap,),)
+        for caps in (NO_CAP,) if SOFTCAP in self.fixed else free:
+            result = self._fit(formula, caps, every_head=False)
             if result is not None and (isinstance(result.scale, Tensor) or self.call.left(result) <= 1.0):
-                near = (result.softcap,) if some and result.softcap is not None else ()
+                near = caps if caps == NO_CAP else (result.softcap,)
                 result = self._fit(formula, near, every_head=True)  # the finer, and of each head
             if result is not None:
                 yield result
 
-    def _fit(self, formula: Formula, caps: tuple[float, ...], every_head: bool) -> Formula | None:
+    def _fit(self, formula: Formula, caps: Sequence[float | None], every_head: bool) -> Formula | None:
         some, here = self.call.tried(formula, every_head=every_head)
         lse = None if here.sinks is not None else some.lse  # with or without sinks: not known
-        fit = partial(fit_softcap, caps=caps) if caps else fit_scale
-        found = fit(some.query, some.key, some.value, some.output, None, lse, formula=replace(here, scale=1.0))
+        found = fit_scale(some.query, some.key, some.value, some.output, lse, formula=here, caps=caps)
         if found is None:
             return None
         factor = found.scale[:, None, None] if found.common is None else found.common
@@ -249,68 +291,4 @@ def _usual(fitted: Formula, scales: list[float | None]) -> Iterator[Formula]:
         fitted = replace(fitted, softcap=float(f"{fitted.softcap:.3g}"))
     for scale in scales:
         if number and scale and abs(scale / number - 1.0) < NEAR:
-            yield rescaled(fitted, Formula(scale))
-
-
-# -- what a side tells of its formula ----------------------------------------------------------------------------------
-
-
-def merged(known: Known, other: Formula) -> Formula:
-    """The other side's formula with what is known in it."""
-    for part in sorted(known):
-        other = known[part](other)
-    return other
-
-
-def known_of(call: CallTensors, seen: Mapping[str, Seen]) -> Known:
-    """What a call tells of its formula.
-
-    A list of terms is whole: what it does not name is not there. With an operation that was not followed it may be,
-    and then the values that are named are known and no more; nor is the scale, which that operation may have changed.
-
-    Args:
-        call: its tensors.
-        seen: of `observe(call)`.
-    """
-    known: dict[int, Edit[Formula]] = {}
-    lesser = torch.finfo(dtype_of(call.dtype)).eps
-    told = {name: getattr(call, name) for name in ("logits_dtype", "weights_dtype")}
-    told = {name: dtype for name, dtype in told.items() if torch.finfo(dtype_of(dtype)).eps > lesser}
-    if told:
-        known[ROUNDING] = partial(replace, **told)
-    if call.kept is not None:
-        known[DROPOUT] = partial(replace, kept=call.kept, dropout=call.dropout)
-    if call.terms is None:
-        return known
-    whole = all(term.name != "unknown" for term in call.terms)
-    terms = {name: [term for term in call.terms if term.name == name] for name in ("softcap", "bias", "mask", "sinks")}
-    none = {name for name, named in terms.items() if whole and not named}
-    values: dict[str, Any] = {name: named[0].value if len(named) == 1 else None for name, named in terms.items()}
-    scale = _scale(call.terms, seen) if whole else None
-    if scale is not None:
-        known[SCALE] = partial(rescaled, other=Formula(scale))
-    if "softcap" in none or (values["softcap"] is not None and not terms["softcap"][0].detail):
-        known[SOFTCAP] = partial(replace, softcap=None if "softcap" in none else float(values["softcap"]))
-    last = [term.name for term in call.terms if term.name in ("bias", "scale")][-1:]
-    if "bias" in none or (isinstance(values["bias"], Tensor) and last == ["bias"]):
-        bias, name = (None, "bias") if "bias" in none else (values["bias"].double(), terms["bias"][0].detail)
-        known[BIAS] = partial(replace, bias=bias, bias_name=name, bias_by=1.0)
-    masks = [term.value for term in terms["mask"] if isinstance(term.value, Tensor)]
-    if "mask" in none:
-        known[MASK] = partial(replace, visible=torch.ones(1, 1, 1, 1, dtype=torch.bool), mask="")
-    elif masks and len(masks) == len(terms["mask"]):
-        kinds, added = {term.detail for term in terms["mask"]}, all(term.added for term in terms["mask"])
-        kind = kinds.pop() if len(kinds) == 1 else "mask"
-        known[MASK] = partial(replace, visible=reduce(torch.logical_and, masks), mask=kind)
-        fill = min(term.fill for term in terms["mask"])
-        known[FILL] = partial(replace, fill=fill, fill_by=1.0, fill_added=added)
-    if "sinks" in none or isinstance(values["sinks"], Tensor):
-        known[SINKS] = partial(replace, sinks=values["sinks"])
-    return known
-
-
-def _scale(terms: tuple[Term, ...], seen: Mapping[str, Seen]) -> float | None:
-    """The product of all factors; None where one is not known or is no number."""
-    factors = [seen["query"].factor, seen["key"].factor, *(term.value for term in terms if term.name == "scale")]
-    numbers = [float(x) for x in factors if x is not None and (not isinstance(x, Tensor) or x.numel() == 1)]
-    return math.prod(numbers) if len(numbers) == len(factors) else None
+            yield scaled(scale)(fitted)

@@ -17,7 +17,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import attend, logits, parts_of, some_heads, some_rows, spread
+from sqrtdk.compare.compute import attend, logits, parts_of, spread
 from sqrtdk.compare.masks import band
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.recorded import Recorded, evenly
@@ -36,31 +36,19 @@ FEWEST = 3  # digits of a fill that was chosen by hand
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """Some rows of some heads and entries, by the numbers they have in a call of `count` heads and `length` rows."""
-
-    call: Recorded
-    heads: Tensor
-    index: Tensor
-    count: int
-    length: int
-
-    def formula(self, formula: Formula) -> Formula:
-        """Scale, softcap and bias of these."""
-        bare = replace(formula, visible=None, sinks=None, kept=None, logits_dtype=None, weights_dtype=None)
-        some = some_heads(some_rows(bare, self.index, self.length), self.heads, self.count)
-        return parts_of(some, lambda part: part[: len(self.call.query)] if part.ndim == 4 else part)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class _Misses:
     """(B, r, S + 1, S + 1), how far the keys lo to hi - 1 are from giving a row, relative, squared, of all heads.
 
-    `unit` is the square of what rounding of the output leaves, `index` the numbers of the rows.
+    Attributes:
+        index: numbers of the rows.
+        plain: without sinks.
+        sunk: with whatever sinks do best.
+        unit: square of what rounding of the output leaves.
     """
 
     index: Tensor
-    squares: Tensor
+    plain: Tensor
+    sunk: Tensor
     unit: float
 
 
@@ -85,9 +73,9 @@ def from_rows(call: Recorded, supposed: Sequence[Formula], *, masked: bool, sunk
     if masked or call.sizes.keys > MOST_KEYS or not call.sizes.rows:
         yield from (found for formula in supposed[:BEST] for found in _sunk(call, formula, sunk))
         return
-    for sinks, ranked in enumerate(_ranked(call, supposed)[: 1 if sunk else 2]):
+    for sinks, ranked in zip((False,) if sunk else (False, True), _ranked(call, supposed)):  # noqa: B905
         for formula in ranked[:BEST]:
-            for visible in _masks(call, formula, bool(sinks)):
+            for visible in _masks(call, formula, sinks):
                 found = replace(formula, visible=visible, mask=formula.mask or "mask")
                 yield from _sunk(call, found, known=False) if sinks else (found,)
 
@@ -98,36 +86,29 @@ def _sunk(call: Recorded, formula: Formula, known: bool) -> Iterator[Formula]:
         yield from sinks_of(call, formula)
 
 
-def _ranked(call: Recorded, supposed: Sequence[Formula]) -> tuple[list[Formula], list[Formula]]:
+def _ranked(call: Recorded, supposed: Sequence[Formula]) -> Iterator[list[Formula]]:
     """What is supposed, nearest first: without sinks, and with."""
-    rows = _some(call, *FEW)
-    scores: tuple[list[tuple[float, int]], list[tuple[float, int]]] = ([], [])
-    for place, formula in enumerate(supposed):
-        for score, misses in zip(scores, _misses(rows, formula), strict=True):
-            score.append((float(misses.squares.flatten(2).amin(-1).clamp(max=1.0).mean()), place))
-    plain, sunk = ([supposed[place] for _, place in sorted(score)] for score in scores)
-    return plain, sunk
+    misses = [_misses(call, formula, *FEW) for formula in supposed]
+    for found in ([one.plain for one in misses], [one.sunk for one in misses]):
+        scores = [float(squares.flatten(2).amin(-1).clamp(max=1.0).mean()) for squares in found]
+        yield [supposed[place] for place in sorted(range(len(scores)), key=scores.__getitem__)]
 
 
-def _some(call: Recorded, entries: int, heads: int, rows: int) -> _Rows:
-    """As many rows as there is room for, the last ones among them, of which masks leave most keys."""
+def _misses(call: Recorded, formula: Formula, entries: int, heads: int, rows: int) -> _Misses:
+    """Of as many rows as there is room for, the last ones among them, of which masks leave most keys."""
     sizes = call.sizes
     entries = min(entries, sizes.batch)
     room = ENTRIES // (entries * (sizes.keys + 1) ** 2)
     of_heads = evenly(0, sizes.heads, max(1, min(heads, room // FEWEST_ROWS)))
     index = evenly(min(1, sizes.rows - 1), sizes.rows, max(FEWEST_ROWS, min(rows, room // len(of_heads))))
-    some = call.of_heads(of_heads).rows(index)
-    query, key, value, output = (part[:entries] for part in (some.query, some.key, some.value, some.output))
-    return _Rows(Recorded(query, key, value, output, None), of_heads, index, sizes.heads, sizes.rows)
-
-
-def _misses(rows: _Rows, formula: Formula) -> tuple[_Misses, _Misses]:
-    """Without sinks, and with whatever sinks do best."""
-    call = rows.call
-    z = logits(call.query, call.key, rows.formula(formula))
+    bare = replace(formula, visible=None, sinks=None, kept=None, logits_dtype=None, weights_dtype=None)
+    some, bare = call.part(bare, of_heads, index)
+    bare = parts_of(bare, lambda part: part[:entries] if part.ndim == 4 else part)
+    key, value = (spread(x[:entries], len(of_heads)) for x in (some.key, some.value))
+    z = logits(some.query[:entries], key, bare)
     e = (z - z.amax(-1, keepdim=True)).exp()
-    output = call.output.double().nan_to_num()
-    apart = call.value.double()[:, :, None] - output[..., None, :]  # (B, H, r, S, Ev)
+    output = some.output[:entries].double().nan_to_num()
+    apart = value.double()[:, :, None] - output[..., None, :]  # (B, H, r, S, Ev)
     sums = _prefix((e[..., None] * apart).transpose(-1, -2)).transpose(-1, -2)
     gram = sums @ sums.mT
     size = gram.diagonal(dim1=-2, dim2=-1)
@@ -146,9 +127,8 @@ def _misses(rows: _Rows, formula: Formula) -> tuple[_Misses, _Misses]:
     sunk = sunk.masked_fill((share <= 0) | (share > MOST_SHARE), 4.0)
     unit = (SAME * max(torch.finfo(call.output.dtype).eps, torch.finfo(torch.float32).eps)) ** 2
     backward = ~torch.ones(plain.shape[-2:], dtype=torch.bool).triu(1) | (weight <= 0)
-    both = (found.masked_fill(backward, math.inf).nan_to_num(nan=math.inf).mean(1) for found in (plain, sunk))
-    one, other = (_Misses(rows.index, squares, unit) for squares in both)
-    return one, other
+    plain, sunk = (x.masked_fill(backward, math.inf).nan_to_num(nan=math.inf).mean(1) for x in (plain, sunk))
+    return _Misses(index, plain, sunk, unit)
 
 
 def _prefix(values: Tensor) -> Tensor:
@@ -161,10 +141,11 @@ def _prefix(values: Tensor) -> Tensor:
 def _masks(call: Recorded, formula: Formula, sinks: bool) -> Iterator[Tensor | None]:
     """Bands with padding at either end that the rows agree with best."""
     sizes = call.sizes
-    misses = _misses(_some(call, *MANY), formula)[sinks]
+    misses = _misses(call, formula, *MANY)
+    squares = misses.sunk if sinks else misses.plain
     found = []
-    for least, greatest in product(*_bounds(misses, sizes.keys)):
-        padding, left = _padding(misses, least, greatest, sizes.keys)
+    for least, greatest in product(*_bounds(misses, squares, sizes.keys)):
+        padding, left = _padding(misses, squares, least, greatest, sizes.keys)
         moved = (least is not None) + (greatest is not None) + (padding is not None)
         found.append((left > misses.unit, left if left > misses.unit else 0.0, moved, least, greatest, padding))
     for *_, least, greatest, padding in sorted(found, key=lambda entry: entry[:3])[:2]:
@@ -174,12 +155,12 @@ def _masks(call: Recorded, formula: Formula, sinks: bool) -> Iterator[Tensor | N
         yield None if bool(visible.all()) else visible
 
 
-def _bounds(misses: _Misses, keys: int) -> tuple[list[int | None], list[int | None]]:
+def _bounds(misses: _Misses, squares: Tensor, keys: int) -> tuple[list[int | None], list[int | None]]:
     """Least and greatest i - j that most rows have, and None."""
     lows: Counter[int] = Counter()
     highs: Counter[int] = Counter()
-    for squares, i in zip(misses.squares.transpose(0, 1), misses.index.tolist(), strict=True):
-        for one in squares:
+    for row, i in zip(squares.transpose(0, 1), misses.index.tolist(), strict=True):
+        for one in row:
             near = one <= max(4 * float(one.min()), misses.unit)
             for lo, hi in {_longest(near), _longest(one == one.min())}:
                 lows.update([i - hi + 1] if hi < keys else [])
@@ -194,22 +175,24 @@ def _longest(near: Tensor) -> tuple[int, int]:
     return lo, hi
 
 
-def _padding(misses: _Misses, least: int | None, greatest: int | None, keys: int) -> tuple[Tensor | None, float]:
+def _padding(
+    misses: _Misses, squares: Tensor, least: int | None, greatest: int | None, keys: int
+) -> tuple[Tensor | None, float]:
     """(B, S), False at keys at one end of an entry that no row sees beside a band, and what is left with it."""
     index = misses.index
     low = torch.zeros_like(index) if greatest is None else (index - greatest).clamp(0, keys)
     high = torch.full_like(index, keys) if least is None else (index - least + 1).clamp(0, keys)
     count, rows = torch.arange(keys + 1), torch.arange(len(index))
     kept, left = [], 0.0
-    for squares in misses.squares:
-        entry = (0, keys, _left(squares[rows, low, high], low < high))
-        from_left = _left(squares[rows, torch.maximum(count[:, None], low), high], count[:, None] < high)
-        from_right = _left(squares[rows, low, torch.minimum(count[:, None], high)], low < count[:, None])
+    for own in squares:
+        entry = (0, keys, _left(own[rows, low, high], low < high))
+        from_left = _left(own[rows, torch.maximum(count[:, None], low), high], count[:, None] < high)
+        from_right = _left(own[rows, low, torch.minimum(count[:, None], high)], low < count[:, None])
         if entry[2] > misses.unit:
             sides = [(int(from_left.argmin()), keys, from_left.min()), (0, int(from_right.argmin()), from_right.min())]
             entry = min([entry, *sides], key=lambda one: float(one[2]))
         kept.append((count[:-1] >= entry[0]) & (count[:-1] < entry[1]))
-        left += float(entry[2]) / len(misses.squares)
+        left += float(entry[2]) / len(squares)
     padding = torch.stack(kept)
     return None if bool(padding.all()) else padding, left
 

@@ -21,7 +21,7 @@ from sqrtdk.compare.infer_vectors import infer_way
 from sqrtdk.compare.program import Affine, Norm, Rotation, Way
 from sqrtdk.compare.rounding_steps import Steps, agrees, allowed, inverse
 from sqrtdk.tracing.probe.rotation import fit_rotation
-from sqrtdk.tracing.probe.tables import Turn, take_apart
+from sqrtdk.tracing.probe.tables import Law, Turn, take_apart
 
 # of released models, commonest first
 BASES = (1e4, 5e5, 1e6, 1e5, 1e3, 5e6, 1e7, 2e5, 4e4, 1.6e5, 3e5, 8e6, 1.5e5, 1e8, 1e2)
@@ -104,83 +104,70 @@ def _turned(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
     """Another rotation, or none on one side."""
     if a.shape[2] < ENOUGH:
         return None
-    best: tuple[int, UsedPair] | None = None
-    for steps, before, bound in _supposed(a, dtype):
-        known = take_apart(steps[0].table) if steps and isinstance(steps[0], Rotation) else None
-        if agrees((), before, b, dtype, bound):  # B turns nothing
-            return _pair(before, steps, Way())
-        other = next((turn for turn in _changed(steps, a) if agrees((turn,), before, b, dtype, bound)), None)
-        if other is not None:
-            return _pair(before, steps, Way(steps=(other,)))
+    best: UsedPair | None = None
+    for own, before, bound in _supposed(a, dtype):
+        mine = () if own is None else (own,)
+        known = None if own is None else take_apart(own.table)
+        for steps in ((), *(() if own is None or known is None else _changed(own, known, a.shape[3]))):
+            if agrees(steps, before, b, dtype, bound):
+                return _pair(before, mine, Way(steps=steps))
         fit = fit_rotation(before, b, dtype=dtype)
         if fit is None or not agrees((fit.rotation,), before, b, dtype, bound):
             continue
-        turn = take_apart(fit.rotation.table)
-        rank, usual = (None, None) if turn is None else _usual(fit.rotation, turn, known)
-        if rank is None or usual is None or not agrees((usual,), before, b, dtype, bound):
+        found = _usual(fit.rotation, known)
+        if found is None or not agrees((found[1],), before, b, dtype, bound):
             continue  # pairs that turn slowly are off: what was supposed of A is wrong
-        if best is None or rank < best[0]:
-            best = rank, _pair(before, steps, Way(steps=(usual,)))
-            if rank == 0:
-                break
-    return None if best is None else best[1]
+        if found[0] == 0:
+            return _pair(before, mine, Way(steps=found[1:]))
+        best = best or _pair(before, mine, Way(steps=found[1:]))
+    return best
 
 
-def _supposed(a: Tensor, dtype: torch.dtype) -> Iterator[tuple[Steps, Tensor, Tensor | None]]:
+def _supposed(a: Tensor, dtype: torch.dtype) -> Iterator[tuple[Rotation | None, Tensor, Tensor | None]]:
     """Rotations that A may have, its values before them, and what those may be off by."""
     rows, features = a.shape[2:]
-    for by in WIDTHS:
-        width = features // by
-        if width % 2 or not width:
-            continue
+    positions = torch.arange(rows, dtype=torch.float64)[None]
+    for width in _widths(features):
         for base in BASES:
-            frequencies = base ** (-torch.arange(width // 2, dtype=torch.float64) / (width // 2))
-            angles = torch.arange(rows, dtype=torch.float64)[:, None] * frequencies
-            table = torch.polar(torch.ones_like(angles), angles)[None]
+            table = _table(positions, Law(base, 1.0).frequencies(width // 2))
             for layout in ("half", "interleaved"):
-                turn = Rotation(table, layout)
-                back = inverse(turn)
-                yield (turn,), apply_step(back, a), allowed((back,), a, dtype)
-    yield (), a, None
+                back = inverse(turn := Rotation(table, layout))
+                yield turn, apply_step(back, a), allowed((back,), a, dtype)
+    yield None, a, None
 
 
-def _changed(steps: Steps, a: Tensor) -> Iterator[Rotation]:
+def _widths(features: int) -> list[int]:
+    return [width for width in (features // by for by in WIDTHS) if width and width % 2 == 0]
+
+
+def _table(positions: Tensor, frequencies: Tensor) -> Tensor:
+    return Turn(positions, frequencies, torch.ones(1, 1, 1, dtype=torch.float64)).table()
+
+
+def _changed(own: Rotation, known: Turn, features: int) -> Iterator[Steps]:
     """The same rotation in the other layout, or of fewer channels or more."""
-    if not steps or not isinstance(steps[0], Rotation):
-        return
-    own = steps[0]
-    yield replace(own, layout="interleaved" if own.layout == "half" else "half")
-    known = take_apart(own.table)
-    law = None if known is None else known.law
-    if known is None or law is None:
-        return
-    for by in WIDTHS:
-        width = a.shape[3] // by
-        if width % 2 == 0 and width not in (0, own.width):
-            frequencies = law.frequencies(width // 2)
-            angles = known.positions[..., None] * frequencies
-            yield replace(own, table=torch.polar(torch.ones_like(angles), angles))
+    yield (replace(own, layout="interleaved" if own.layout == "half" else "half"),)
+    law = known.law
+    for width in _widths(features) if law is not None else ():
+        if law is not None and width != own.width:
+            yield (replace(own, table=_table(known.positions, law.frequencies(width // 2))),)
 
 
-def _usual(rotation: Rotation, turn: Turn, known: Turn | None) -> tuple[int, Rotation] | tuple[None, None]:
+def _usual(rotation: Rotation, known: Turn | None) -> tuple[int, Rotation] | None:
     """How usual B's rotation is, and it with the usual base that is nearest, and whole positions.
 
     0 that of A but for positions or layout; 1 another usual base; None not at all.
     """
-    law, same = turn.law, None if known is None else known.law
-    if law is None or (known is not None and same is None):
-        return None, None
+    turn = take_apart(rotation.table)
+    law, same = (None if each is None else each.law for each in (turn, known))
+    if turn is None or law is None or (known is not None and same is None):
+        return None
     base = next((base for base in BASES if abs(law.base - base) < USUAL * base), None)
-    if same is not None and law.factor == 1.0 and abs(law.base - same.base) < USUAL * same.base:
-        rank = 0
-    elif base is not None and (known is not None or law.factor == 1.0):
-        rank = 1
-    else:
-        return None, None
+    alike = same is not None and law.factor == 1.0 and abs(law.base - same.base) < USUAL * same.base
+    if not alike and (base is None or (known is None and law.factor != 1.0)):
+        return None
     positions = turn.positions.round()
     if bool(((positions - turn.positions).abs() > WHOLE).any()):
         positions = turn.positions
-    pairs, base = rotation.width // 2, base or law.base
-    frequencies = turn.frequencies.sign() * law.factor * base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
-    angles = positions[..., None] * frequencies
-    return rank, replace(rotation, table=turn.amplitude.median() * torch.polar(torch.ones_like(angles), angles))
+    frequencies = turn.frequencies.sign() * replace(law, base=base or law.base).frequencies(rotation.width // 2)
+    return int(not alike), replace(rotation, table=turn.amplitude.median() * _table(positions, frequencies))

@@ -25,11 +25,10 @@ from sqrtdk.compare.compute import apply_step, centred, dtype_of, follow
 from sqrtdk.compare.fit.norm import fit_norm
 from sqrtdk.compare.observed import Seen
 from sqrtdk.compare.precision import unit
-from sqrtdk.compare.program import Norm, Opaque, Rotation, Rounded, Step, Way
+from sqrtdk.compare.program import Norm, Rotation, Rounded, Step, Way
 from sqrtdk.compare.rounding_steps import ENTERS, Steps, agrees, allowed, inverse
 from sqrtdk.tracing.probe.rotation import fit_rotation
 
-UNKNOWN_NORM, UNKNOWN_ROTATION = Opaque("norm"), Opaque("rotation")
 KINDS = ("rms", "layer", "l2")
 MOST_STEPS = 4  # of the other side: the orders of more are too many to try
 EPS = (1e-6, 1e-5)  # what norms add: where it shows, the two differ
@@ -62,14 +61,12 @@ def infer_way(projected: Tensor, used: Tensor, other: Way, *, dtype: torch.dtype
         return None
     known = list(dict.fromkeys((*_shapes(other.steps), *_varied(other.steps, entered, wanted))))
     if entered.shape == wanted.shape:
-        for steps in known:
-            if agrees(steps, entered, wanted, dtype):
-                return replace(other, steps=steps, scaled=1.0)
-    for steps in itertools.chain(known, _fitted(entered, wanted, dtype, other.steps)):
-        found = _finished(steps, entered, wanted, dtype, other)
-        if found is not None:
-            return found
-    return None
+        exact = next((steps for steps in known if agrees(steps, entered, wanted, dtype)), None)
+        if exact is not None:
+            return replace(other, steps=exact, scaled=1.0)
+    every = itertools.chain(known, _fitted(entered, wanted, dtype, other.steps))
+    ways = (_finished(steps, entered, wanted, dtype, other) for steps in every)
+    return next((way for way in ways if way is not None), None)
 
 
 def _varied(steps: Steps, entered: Tensor, wanted: Tensor) -> Iterator[Steps]:
@@ -88,12 +85,10 @@ def _fitted(entered: Tensor, wanted: Tensor, dtype: torch.dtype, others: Steps) 
     """Steps of which one, or two, are fitted."""
     if entered.shape != wanted.shape:
         return
-    for shape in _unknown_shapes(others):
-        solved = _solved(shape, entered, wanted, dtype)
-        if solved is not None:
-            yield _simplest(solved, others, entered, wanted, dtype)
-    for solved in both_unknown(entered, wanted, dtype):
-        yield _simplest(solved, others, entered, wanted, dtype)
+    solved = (_solved(*shape, entered, wanted, dtype) for shape in _unknown_shapes(others))
+    for steps in itertools.chain(solved, _both_unknown(entered, wanted, dtype)):
+        if steps is not None:
+            yield _simplest(steps, others, entered, wanted, dtype)
 
 
 def _shapes(steps: Steps) -> list[Steps]:
@@ -103,39 +98,35 @@ def _shapes(steps: Steps) -> list[Steps]:
     return [*kept, *(order for some in kept for order in itertools.permutations(some) if order != some)]
 
 
-def _unknown_shapes(steps: Steps) -> Iterator[Steps]:
-    """The same with one step unknown, then with one more that is unknown."""
+def _unknown_shapes(steps: Steps) -> Iterator[tuple[Steps, type, Steps]]:
+    """The same with one step unknown, of which the kind is said, then with one more that is unknown."""
     every = _shapes(steps)
     for some in every:
         for i, step in enumerate(some):
-            unknown = UNKNOWN_ROTATION if isinstance(step, Rotation) else UNKNOWN_NORM
-            yield (*some[:i], unknown, *some[i + 1 :])
+            yield some[:i], Rotation if isinstance(step, Rotation) else Norm, some[i + 1 :]
     for some in every:
-        for unknown, kind in ((UNKNOWN_ROTATION, Rotation), (UNKNOWN_NORM, Norm)):
+        for kind in (Rotation, Norm):
             if not any(isinstance(step, kind) for step in some):
-                for i in range(len(some), -1, -1):
-                    yield (*some[:i], unknown, *some[i:])
+                yield from ((some[:i], kind, some[i:]) for i in range(len(some), -1, -1))
 
 
-def _solved(shape: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype) -> Steps | None:
-    """The steps with the unknown one fitted between those before it, run forwards, and those after, run backwards."""
-    at = next(i for i, step in enumerate(shape) if step in (UNKNOWN_NORM, UNKNOWN_ROTATION))
-    before = follow(Way(steps=shape[:at]), entered)[-1]
-    after = wanted
-    for step in reversed(shape[at + 1 :]):
+def _solved(first: Steps, kind: type, last: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype) -> Steps | None:
+    """The steps with the unknown one fitted between the first, run forwards, and the last, run backwards."""
+    before, after = follow(Way(steps=first), entered)[-1], wanted
+    for step in reversed(last):
         if isinstance(step, Rotation):
             after = apply_step(inverse(step), after)
-        elif isinstance(step, Norm) and shape[at] is UNKNOWN_ROTATION and step.kind != "layer" and step.shift is None:
+        elif isinstance(step, Norm) and kind is Rotation and step.kind != "layer" and step.shift is None:
             # a rotation keeps lengths: what the norm divides by is known without it
             after = after / step.gain.double()[:, None]
             before = apply_step(replace(step, gain=torch.ones_like(step.gain)), before)
         else:
             return None
-    if shape[at] is UNKNOWN_NORM:
+    if kind is Norm:
         norm = fit_norm(before, after, dtype=dtype)
-        return None if norm is None else (*shape[:at], norm.norm, *shape[at + 1 :])
+        return None if norm is None else (*first, norm.norm, *last)
     turn = fit_rotation(before, after, dtype=dtype)
-    return None if turn is None else (*shape[:at], turn.rotation, *shape[at + 1 :])
+    return None if turn is None else (*first, turn.rotation, *last)
 
 
 def _simplest(steps: Steps, others: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype) -> Steps:
@@ -154,11 +145,11 @@ def _nearer(step: Step, other: Step) -> Iterator[Step]:
     """The step with fields of the other, most of them first."""
     if isinstance(step, Rotation) and isinstance(other, Rotation):
         if step.layout == other.layout == "interleaved" and step.first == other.first:  # pairs that do not show
-            shown = step.table[..., : other.width // 2]
-            hidden = other.table[..., step.width // 2 :]
-            hidden = hidden.expand(len(shown), *hidden.shape[1:])
-            if hidden.shape[:2] == shown.shape[:2]:
-                yield replace(step, table=torch.cat([shown, hidden], -1))
+            shown, hidden = step.table[..., : other.width // 2], other.table[..., step.width // 2 :]
+            if hidden.shape[1] == shown.shape[1]:
+                count = max(len(shown), len(hidden))
+                parts = [part.expand(count, *part.shape[1:]) for part in (shown, hidden)]
+                yield replace(step, table=torch.cat(parts, -1))
     elif isinstance(step, Norm) and isinstance(other, Norm):
         whole = replace(step, kind=other.kind, gain=other.gain, shift=other.shift, eps=other.eps)
         yield whole
@@ -248,13 +239,14 @@ def with_known_norm(way: Way, seen: Seen, other: Way) -> Way:
 # -- a norm and a rotation, both unknown -------------------------------------------------------------------------------
 
 
-def both_unknown(before: Tensor, after: Tensor, dtype: torch.dtype) -> Iterator[Steps]:
+def _both_unknown(before: Tensor, after: Tensor, dtype: torch.dtype) -> Iterator[Steps]:
     """Steps that may give the values after (B, H, L, E) from those before: first the norm, then the rotation first."""
     features = before.shape[-1]
     if features % 2 or before[..., 0].numel() < FEWEST:
         return
+    channels = torch.arange(features)
     for eps in EPS:
-        for order in _pairings(features):
+        for order in (channels.view(2, -1).T, channels.view(-1, 2)):  # (E / 2, 2) of each pair, where all turn
             norm = Norm("rms", torch.ones(1, features, dtype=torch.float64), eps=eps)
             unit = apply_step(norm, before)
             for first in (True, False):
@@ -266,12 +258,6 @@ def both_unknown(before: Tensor, after: Tensor, dtype: torch.dtype) -> Iterator[
                 fit = fit_rotation(*turned, dtype=dtype)
                 if fit is not None:
                     yield (norm, fit.rotation) if first else (fit.rotation, norm)
-
-
-def _pairings(features: int) -> list[Tensor]:
-    """(E / 2, 2): channels of each pair, where all turn."""
-    channels = torch.arange(features)
-    return [channels.view(2, -1).T, channels.view(-1, 2)]
 
 
 def _gain(x: Tensor, y: Tensor, order: Tensor) -> Tensor | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -94,7 +94,7 @@ def is_power(factor: Tensor | float, width: int) -> bool:
 
 def _seen(vector: Vector, count: int, *, grouped: bool, scale: bool) -> Seen:
     vector, by = _rounding(vector)
-    order, heads = _groups(vector) if grouped else _alone(vector)
+    order, heads = _groups(vector, grouped)
     every = torch.arange(vector.values.shape[1], device=order.device)
     first: Tensor | slice = slice(None) if torch.equal(order, every) else order  # as most have them: no copies
     there = vector.values.shape[1]
@@ -141,39 +141,17 @@ def _without(used: Tensor, factor: Tensor | float, vector: Vector, first: Tensor
     return torch.where(factor == 0, before, used / torch.where(factor == 0, 1.0, factor))
 
 
-def _alone(vector: Vector) -> tuple[Tensor, Tensor]:
-    heads = torch.arange(vector.values.shape[1], device=vector.values.device)
-    return heads, heads
-
-
-def _groups(vector: Vector) -> tuple[Tensor, Tensor]:
+def _groups(vector: Vector, grouped: bool) -> tuple[Tensor, Tensor]:
     """The first of each set of equal heads (repeated for groups), and for every head the number of its set."""
-    if vector.projection is not None:
-        rows = vector.projection.features
-        first_of: dict[tuple[int, ...], int] = {}
-        for head, features in enumerate(rows.tolist()):
-            first_of.setdefault(tuple(features), head)
-        keys = sorted(first_of)
-        numbers = {key: number for number, key in enumerate(keys)}
-        order = [first_of[key] for key in keys]
-        sets = [numbers[tuple(features)] for features in rows.tolist()]
-    else:
-        order, sets = _equal(vector.values)
-    device = vector.values.device
-    return torch.tensor(order, device=device), torch.tensor(sets, device=device)
-
-
-def _equal(values: Tensor) -> tuple[list[int], list[int]]:
-    order: list[int] = []
-    sets = []
-    for head in range(values.shape[1]):
-        number = next(
-            (n for n, other in enumerate(order) if torch.equal(values[:, head], values[:, other])), len(order)
-        )
-        if number == len(order):
-            order.append(head)
-        sets.append(number)
-    return order, sets
+    heads: list[Any] = list(range(vector.values.shape[1]))  # what heads that are equal have in common
+    if grouped and vector.projection is not None:
+        heads = [tuple(features) for features in vector.projection.features.tolist()]
+    elif grouped:
+        every = vector.values.unbind(1)
+        heads = [next(i for i, x in enumerate(every) if x is own or torch.equal(x, own)) for own in every]
+    sets, device = sorted(set(heads)), vector.values.device
+    order = torch.tensor([heads.index(one) for one in sets], device=device)
+    return order, torch.tensor([sets.index(one) for one in heads], device=device)
 
 
 def _once(factor: Tensor | float, first: Tensor | slice) -> Tensor | float:

@@ -8,32 +8,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
 import torch
 from torch import Tensor
 
 from sqrtdk.audit.tolerance import inverse_root
+from sqrtdk.compare.fit import CAPS
 from sqrtdk.compare.masks import NOT_APART, Parts, decompose, distances, recompose, with_padding, with_pattern
 from sqrtdk.compare.numbers import one_number, rescaled, same, softcap_placed, total
 from sqrtdk.compare.program import Formula
+from sqrtdk.compare.recorded import Sizes
 from sqrtdk.compare.suspect import Edit
 from sqrtdk.positions import alibi_slopes
 
-CAPS = (50.0, 30.0, 20.0, 15.0, 10.0, 100.0, 5.0)
 HALF = ("float16", "bfloat16")
 SCALE, SOFTCAP, BIAS, MASK, FILL, SINKS, ROUNDING, DROPOUT = range(8)
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Of one attention: B, Hq, L, S, E."""
-
-    batch: int
-    heads: int
-    rows: int
-    keys: int
-    features: int
+Bounds = tuple[int | None, int | None]  # least and greatest i - j of a band
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +58,16 @@ def options(base: Formula, sizes: Sizes) -> Iterator[Option]:
 
 def scales(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
     """The dictionary of mistakes, of the base's own scale and of the textbook's."""
-    own = one_number(total(base))
-    root = inverse_root(sizes.features)
-    numbers = [
-        1.0,
-        root,
-        root * root,
-        1.0 / root,
-        inverse_root(sizes.heads * sizes.features),
-        inverse_root(sizes.heads),
-    ]
+    own, root = one_number(total(base)), inverse_root(sizes.features)
+    every, heads = inverse_root(sizes.heads * sizes.features), inverse_root(sizes.heads)
+    numbers = [1.0, root, root * root, 1.0 / root, every, heads]
     if own:
         numbers += [own * own, 1.0 / own, own * root, own / root, -own]
     seen = [] if own is None else [own]
     for number in numbers:
         if not any(same(number, other) for other in seen):
             seen.append(number)
-            yield _scale(number)
+            yield scaled(number)
 
 
 def softcaps(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
@@ -92,9 +77,9 @@ def softcaps(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
             yield _set(softcap=cap)
         return
     yield lambda f: replace(softcap_placed(f, Formula()), softcap=None)
-    for other in (Formula(softcap_at="scaled"), Formula(softcap_at="product"), Formula(softcap_at="masked")):
-        if other.softcap_at != base.softcap_at:
-            yield _placed(other)
+    for place in ("scaled", "product", "masked"):
+        if place != base.softcap_at:
+            yield partial(softcap_placed, other=Formula(softcap_at=place))
     for cap in CAPS:
         if cap != base.softcap:
             yield _set(softcap=cap)
@@ -140,56 +125,49 @@ def sinks(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
 def masks(base: Formula, sizes: Sizes) -> Iterator[Option]:
     """Other bands, padding lost or on the other side, and both at once."""
     parts = decompose(base.visible, sizes.batch, sizes.rows, sizes.keys)
-    found = []
-    for (bounds, moved), (padding, padded) in product(_bands(parts), _paddings(parts)):
-        if moved + padded:
-            found.append(Option(MASK, min(2, moved + padded), _mask(parts, bounds, padding)))
-    blind = ~torch.ones((), dtype=torch.bool) if base.visible is None else ~base.visible.any(-1)
-    if bool(blind.any()):
-        found.append(Option(MASK, 1, _opened))
+    moved = [
+        Option(MASK, min(2, moved + padded), _mask(parts, bounds, padding))
+        for (bounds, moved), (padding, padded) in product(_bands(parts), _paddings(parts))
+        if moved + padded
+    ]
+    others: list[Edit[Formula]] = []
+    visible = base.visible
+    if visible is not None and not bool(visible.any(-1).all()):
+        others.append(_opened)
     if bool((parts.apart != NOT_APART).any()):
-        none = torch.full_like(parts.apart, NOT_APART)
-        found.append(Option(MASK, 1, _mask(replace(parts, apart=none), (parts.least, parts.greatest), parts.padding)))
-    for part, without in (
-        (parts.rest, replace(parts, rest=None)),
-        (parts.documents, replace(parts, documents=None)),
-        (parts.blocks, replace(parts, blocks=None)),
-    ):
-        if part is not None:
-            found.append(Option(MASK, 1, _mask(without, (parts.least, parts.greatest), parts.padding)))
-    if base.visible is not None:
-        found.append(Option(MASK, 1, _set(visible=~base.visible)))
-        if base.visible.shape[-2] == base.visible.shape[-1]:
-            found.append(Option(MASK, 1, _set(visible=base.visible.mT)))
-    yield from sorted(found, key=lambda option: option.changes)
+        others.append(_mask(replace(parts, apart=torch.full_like(parts.apart, NOT_APART))))
+    there = [name for name in ("rest", "documents", "blocks") if getattr(parts, name) is not None]
+    others += [_mask(replace(parts, **{name: None})) for name in there]  # type: ignore[arg-type]
+    if visible is not None:
+        others.append(_set(visible=~visible))
+        if visible.shape[-2] == visible.shape[-1]:
+            others.append(_set(visible=visible.mT))
+    yield from sorted([*moved, *(Option(MASK, 1, change) for change in others)], key=lambda option: option.changes)
 
 
-def _bands(parts: Parts) -> Iterator[tuple[tuple[int | None, int | None], int]]:
+def _bands(parts: Parts) -> Iterator[tuple[Bounds, int]]:
     """Bounds of other bands, and how many mistakes each is."""
     least, greatest = parts.least, parts.greatest
-    yield (least, greatest), 0
     corners = dict.fromkeys((0, parts.rows - parts.keys))
     if parts.symmetric and greatest is not None:
         sizes = (greatest + 1, greatest - 1, 2 * greatest, greatest // 2)
-        yield from (((-size, size), 1) for size in sizes if size != greatest)
+        yield from (((-size, size), int(size != greatest)) for size in (greatest, *sizes))
         yield (None, None), 1
         return
-    if least is None:
-        for corner in corners:
-            yield (corner, greatest), 1
-            yield (corner - 1, greatest), 2
-        return
-    lows = {least - 1: 1, least + 1: 1, None: 1}
-    shifts = [corner - least for corner in corners if corner != least]
-    highs = {None: 1} if greatest is None else {greatest + 1: 1, greatest - 1: 1, None: 1}
-    yield from (((low, greatest), 1) for low in lows)
+    lows, highs = {least: 0}, {greatest: 0}
     if greatest is not None:
-        yield from (((least, high), 1) for high in highs)
-        yield from (((least + by, greatest + by), 1) for by in (-1, 1))
-        yield from (((low, high), 2) for low in lows for high in highs)
-    for by in shifts:
-        yield (least + by, None if greatest is None else greatest + by), 1
-        yield from (((least + by + more, None if greatest is None else greatest + by + more), 2) for more in (-1, 1))
+        highs |= {greatest + 1: 1, greatest - 1: 1, None: 1}
+    if least is None:
+        lows |= {corner - more: 1 + more for more in (1, 0) for corner in corners}
+    else:
+        lows |= {least - 1: 1, least + 1: 1, None: 1}
+    yield from (((low, high), highs[high] + lows[low]) for high, low in product(highs, lows))
+    if least is None:
+        return
+    by_one = [(-1, 1), (1, 1)] if greatest is not None else []
+    turned = [(corner - least + more, 1 + abs(more)) for corner in corners if corner != least for more in (0, -1, 1)]
+    for by, changes in (*by_one, *turned):
+        yield (least + by, None if greatest is None else greatest + by), changes
 
 
 def _paddings(parts: Parts) -> Iterator[tuple[Tensor, int]]:
@@ -201,12 +179,14 @@ def _paddings(parts: Parts) -> Iterator[tuple[Tensor, int]]:
             yield parts.padding.flip(-1), 1
 
 
-def _mask(parts: Parts, bounds: tuple[int | None, int | None], padding: Tensor) -> Edit[Formula]:
+def _mask(parts: Parts, bounds: Bounds | None = None, padding: Tensor | None = None) -> Edit[Formula]:
+    least, greatest = (parts.least, parts.greatest) if bounds is None else bounds
+    tokens = parts.padding if padding is None else padding
+
     def change(formula: Formula) -> Formula:
-        other = replace(parts, padding=padding, rest=None, apart=torch.full_like(parts.apart, NOT_APART))
-        moved = parts if padding is parts.padding else with_padding(parts, other)
-        moved = with_pattern(moved, other, least=bounds[0], greatest=bounds[1])
-        return replace(formula, visible=recompose(moved))
+        other = replace(parts, padding=tokens, rest=None, apart=torch.full_like(parts.apart, NOT_APART))
+        moved = parts if tokens is parts.padding else with_padding(parts, other)
+        return replace(formula, visible=recompose(with_pattern(moved, other, least=least, greatest=greatest)))
 
     return change
 
@@ -241,12 +221,9 @@ def _set(**values: object) -> Edit[Formula]:
     return lambda formula: replace(formula, **values)  # type: ignore[arg-type]
 
 
-def _scale(number: float) -> Edit[Formula]:
-    return lambda formula: rescaled(formula, Formula(number))
-
-
-def _placed(other: Formula) -> Edit[Formula]:
-    return lambda formula: softcap_placed(formula, other)
+def scaled(number: float) -> Edit[Formula]:
+    """The change that makes a number all of the scale."""
+    return partial(rescaled, other=Formula(number))
 
 
 def _scaled_bias(formula: Formula) -> Formula:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.compute import attend, some_heads, some_rows, spread
-from sqrtdk.compare.options import Sizes
 from sqrtdk.compare.program import Formula
 
 ROWS = 24  # rows that a formula is tried on
@@ -28,6 +27,17 @@ CLEAR = 1e3
 TINY = 1e-30
 FLIPPED = 0.1
 DOUBLE = 2.0**-29  # of float64's rounding to float32's
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of one attention: B, Hq, L, S, E."""
+
+    batch: int
+    heads: int
+    rows: int
+    keys: int
+    features: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,24 +83,20 @@ class Recorded:
 
     def tried(self, formula: Formula, *, every_head: bool = False) -> tuple[Recorded, Formula]:
         """The rows, and heads, that formulas are tried on, and the formula of these."""
-        some, here = self, formula
+        return self.part(formula, None if every_head else self._heads(), self._index())
+
+    def part(self, formula: Formula, heads: Tensor | None, rows: Tensor) -> tuple[Recorded, Formula]:
+        """Some rows of some query heads, by their numbers, with what these read and the formula of these."""
         count, length = self.query.shape[1:3]
-        heads = self._heads()
-        if len(heads) < count and not every_head:
-            some, here = some.of_heads(heads), some_heads(here, heads, count)
-        index = self._index()
-        return some.rows(index), some_rows(here, index, length)
-
-    def rows(self, index: Tensor) -> Recorded:
-        """Some rows, by their numbers."""
-        lse = None if self.lse is None else self.lse[:, :, index]
-        return replace(self, query=self.query[:, :, index], output=self.output[:, :, index], lse=lse)
-
-    def of_heads(self, index: Tensor) -> Recorded:
-        """Some query heads, by their numbers, and what they read."""
-        key, value = (spread(x, self.query.shape[1])[:, index] for x in (self.key, self.value))
-        lse = None if self.lse is None else self.lse[:, index]
-        return Recorded(self.query[:, index], key, value, self.output[:, index], lse)
+        formula = some_rows(formula, rows, length)
+        query, key, value, output, lse = self.query, self.key, self.value, self.output, self.lse
+        if heads is not None and len(heads) < count:
+            formula = some_heads(formula, heads, count)
+            query, output, lse = query[:, heads], output[:, heads], None if lse is None else lse[:, heads]
+            key, value = (spread(x, count)[:, heads] for x in (key, value))
+        return Recorded(
+            query[:, :, rows], key, value, output[:, :, rows], lse if lse is None else lse[:, :, rows]
+        ), formula
 
     def left(self, formula: Formula) -> float:
         """What a formula leaves where it is tried, as a multiple of what rounding allows.
@@ -99,8 +105,8 @@ class Recorded:
         """
         some, here = self.tried(formula)
         count = some.query.shape[2]
-        few = evenly(count // FIRST, count, FIRST)
-        far = some.rows(few).over(some_rows(here, few, count), roughly=True)
+        few, its = some.part(here, None, evenly(count // FIRST, count, FIRST))
+        far = few.over(its, roughly=True)
         return far if far > 1.0 else some.over(here)
 
     def gives(self, formula: Formula) -> bool:
@@ -121,14 +127,12 @@ class Recorded:
             return CLEAR * far
         if roughly:
             return 0.0
-        single = self._noise(formula, output, lse, "float32")
         fine = SLACK * math.sqrt(self.query.shape[-1]) * (DOUBLE if self.output.dtype == torch.float64 else 1.0)
-        half = self._noise(formula, output, lse, str(self.output.dtype).removeprefix("torch.")) if self._half else None
-        ratios = [self._ratio(self.output, output, fine * single[0], None if half is None else SLACK * half[0])]
-        if self.lse is not None:
-            allowed = fine * single[1], None if half is None else SLACK * half[1]
-            ratios.append(min(self._ratio(self.lse, one, *allowed) for one in _sums(lse, formula)))
-        return max(ratios)
+        noise = fine * self._noise(formula, output, lse, "float32")
+        if self._half:
+            noise += SLACK * self._noise(formula, output, lse, str(self.output.dtype).removeprefix("torch."))
+        left = _ratio(self.output, output, noise[0])
+        return left if self.lse is None else max(left, min(_ratio(self.lse, x, noise[1]) for x in _sums(lse, formula)))
 
     @property
     def _half(self) -> bool:
@@ -150,12 +154,13 @@ class Recorded:
         pairs = zip(noisy, exact, strict=True)
         return torch.tensor([(share * _rms(one, two), _most(one, two)) for one, two in pairs], dtype=torch.float64)
 
-    def _ratio(self, there: Tensor, here: Tensor, fine: Tensor, half: Tensor | None) -> float:
-        eps = torch.finfo(there.dtype).eps  # of the number that was stored
-        rms, most = (float(part) for part in (fine if half is None else fine + half))
-        largest = float(torch.nan_to_num(here, posinf=0.0, neginf=0.0).abs().max()) if here.numel() else 0.0
-        allowed_rms, allowed_most = rms + eps * _size(here), SLACK * (most + eps * largest)
-        return max(_rms(there, here) / (allowed_rms + TINY), _most(there, here) / (allowed_most + TINY))
+
+def _ratio(there: Tensor, here: Tensor, noise: Tensor) -> float:
+    """What is left, root mean square or maximum, to what is allowed: noise, and the rounding of what was stored."""
+    eps = torch.finfo(there.dtype).eps
+    largest = float(torch.nan_to_num(here, posinf=0.0, neginf=0.0).abs().max()) if here.numel() else 0.0
+    allowed_rms, allowed_most = float(noise[0]) + eps * _size(here), SLACK * (float(noise[1]) + eps * largest)
+    return max(_rms(there, here) / (allowed_rms + TINY), _most(there, here) / (allowed_most + TINY))
 
 
 def _sums(lse: Tensor, formula: Formula) -> list[Tensor]:

@@ -2,7 +2,6 @@
 
 from sqrtdk.compare.fit.norm import NormFit as NormFit
 from sqrtdk.compare.fit.norm import fit_norm as fit_norm
-from sqrtdk.compare.fit.scale import ScaleFit as ScaleFit
+from sqrtdk.compare.fit.scale import CAPS as CAPS
 from sqrtdk.compare.fit.scale import fit_scale as fit_scale
-from sqrtdk.compare.fit.scale import fit_softcap as fit_softcap
 from sqrtdk.tracing.probe.rotation import fit_rotation as fit_rotation

@@ -59,14 +59,29 @@ class _Tokens:
     y: Tensor
     size: Tensor
 
+    def length(self, eps: float) -> Tensor:
+        """What x is divided by."""
+        return (self.m + eps).sqrt().clamp(min=torch.finfo(torch.float64).tiny)
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Solution:
-    gain: Tensor
-    shift: Tensor | None
-    eps: float
-    error: float  # standard error of eps
-    residual: float
+
+@dataclass(frozen=True, slots=True)
+class _Squares:
+    """Weighted sums over some axes; numbers that are `shifted` are taken less their mean over these."""
+
+    weight: Tensor
+    axes: tuple[int, ...]
+    shifted: bool
+
+    def centred(self, values: Tensor) -> Tensor:
+        if not self.shifted:
+            return values
+        mean = (self.weight * values).sum(self.axes, keepdim=True) / self.weight.sum(self.axes, keepdim=True)
+        return values - mean
+
+    def along(self, values: Tensor, other: Tensor) -> Tensor:
+        """By what the other is multiplied to be nearest to the values."""
+        upper, lower = ((self.weight * x * other).sum(self.axes, keepdim=True) for x in (values, other))
+        return upper / lower.masked_fill(lower == 0, 1.0)
 
 
 def fit_norm(
@@ -87,7 +102,9 @@ def fit_norm(
         ('rms', 'head', True, False)
     """
     finfo = torch.finfo(dtype or after.dtype)
-    keep = _chosen(before)
+    batch, heads, length, features = before.shape
+    count, most = batch * length, max(FEWEST + 1, ENTRIES // max(1, heads * features))
+    keep = torch.arange(count) if count <= most else torch.linspace(0, count - 1, most).long()
     x, y = (t.transpose(0, 1).flatten(1, 2)[:, keep].double() for t in (before, after))
     if not bool(torch.isfinite(x).all() & torch.isfinite(y).all()) or not bool(y.any()):
         return None
@@ -100,13 +117,6 @@ def fit_norm(
     return None if best is None else _as_length(best, x, kind, finfo.eps)
 
 
-def _chosen(values: Tensor) -> Tensor:
-    """Numbers of some of the B * L rows."""
-    batch, heads, length, features = values.shape
-    count, most = batch * length, max(FEWEST + 1, ENTRIES // max(1, heads * features))
-    return torch.arange(count) if count <= most else torch.linspace(0, count - 1, most).long()
-
-
 def _tokens(x: Tensor, y: Tensor, kind: str, over: str) -> _Tokens:
     axes, size = ((0, 2) if over == "heads" else (2,)), x.abs()
     if kind == "layer":
@@ -117,107 +127,68 @@ def _tokens(x: Tensor, y: Tensor, kind: str, over: str) -> _Tokens:
 
 
 def _fit(tokens: _Tokens, norm: Norm, finfo: torch.finfo) -> NormFit | None:
-    """The simplest gain whose residual is that of rounding."""
+    """The simplest gain whose residual is that of rounding: one number, one of a channel, one of a head's channel."""
     heads, rows, _ = tokens.x.shape
     shifted = norm.kind == "layer"
-    gains: tuple[tuple[int, ...] | None, ...] = ((), (0,), None) if norm.over == "head" else ((), None)
-    for shared in gains:
-        if rows * (1 if shared is None else heads) < FEWEST + shifted:
-            continue
-        found = _solve(tokens, shared, shifted and shared != (), finfo)
-        if found.residual <= LIMIT:
-            low, high = max(0.0, found.eps - SIGMAS * found.error), found.eps + SIGMAS * found.error
-            norm = replace(norm, gain=found.gain, shift=found.shift, eps=found.eps)
-            return NormFit(norm, found.residual, low, high)
+    gains = ((0, 1, 2), (0, 1), (1,)) if norm.over == "head" else ((0, 1, 2), (1,))
+    for axes in gains:
+        if rows * (1 if axes == (1,) else heads) >= FEWEST + shifted:
+            found = _solved(tokens, norm, axes, shifted and len(axes) < 3, finfo)
+            if found.residual <= LIMIT:
+                return found
     return None
 
 
-def _solve(tokens: _Tokens, shared: tuple[int, ...] | None, shifted: bool, finfo: torch.finfo) -> _Solution:
-    """Gain, shift and eps. `shared`: () a gain of one number, (0,) one for all heads, None one a head."""
-    axes = (1,) if shared is None else (0, 1) if shared else (0, 1, 2)
-    weight = torch.ones_like(tokens.y) / tokens.y.square().mean()
-    eps = min(GRID, key=lambda e: _linear(tokens, e, weight, axes, shifted)[-1])
+def _solved(tokens: _Tokens, norm: Norm, axes: tuple[int, ...], shifted: bool, finfo: torch.finfo) -> NormFit:
+    """The norm with the gain, shift and eps of least squares."""
+    y = tokens.y
+    sums = _Squares(torch.ones_like(y) / y.square().mean(), axes, shifted)
+    floor = finfo.tiny / finfo.eps + 1e-3 * y.square().mean().sqrt()
+    eps = min(GRID, key=lambda e: float(_linear(tokens, e, sums)[2].square().sum()))
+    error = math.inf
     for _ in range(12):
-        gain, shift, unit, _ = _linear(tokens, eps, weight, axes, shifted)
-        floor = finfo.tiny / finfo.eps + 1e-3 * tokens.y.square().mean().sqrt()
-        sizes = _sizes(tokens, gain, shift, eps)
-        weight = (sizes + floor).reciprocal().square()
-        step, error = _newton(tokens, gain, shift, unit, eps, weight, axes, finfo.eps / 2)
+        gain, shift, _ = _linear(tokens, eps, sums)
+        weight = (_sizes(tokens, gain, shift, eps) + floor).reciprocal().square()
+        sums = replace(sums, weight=weight)
+        step, error = _newton(tokens, gain, shift, eps, sums, finfo.eps / 2)
         if abs(step) <= 0.01 * error:
             break
         eps = max(0.0, eps + step)
-    gain, shift, unit, _ = _linear(tokens, eps, weight, axes, shifted)
-    beside = (tokens.y - gain * unit - (0.0 if shift is None else shift)).abs()
+    gain, shift, left = _linear(tokens, eps, sums)
     sizes = _sizes(tokens, gain, shift, eps)
-    residual = float((beside / (sizes * (finfo.eps / 2) + finfo.tiny * finfo.eps)).max())
-    features = tokens.x.shape[-1]
-    full = gain.expand(gain.shape[0], 1, features)[:, 0]
-    return _Solution(full, None if shift is None else shift[:, 0], eps, error, residual)
+    residual = float((left.abs() / (sizes * (finfo.eps / 2) + finfo.tiny * finfo.eps)).max())
+    full = gain.expand(gain.shape[0], 1, y.shape[-1])[:, 0]
+    norm = replace(norm, gain=full, shift=shift[:, 0] if shifted else None, eps=eps)
+    return NormFit(norm, residual, max(0.0, eps - SIGMAS * error), eps + SIGMAS * error)
 
 
-def _sizes(tokens: _Tokens, gain: Tensor, shift: Tensor | None, eps: float) -> Tensor:
+def _sizes(tokens: _Tokens, gain: Tensor, shift: Tensor, eps: float) -> Tensor:
     """Sum of the sizes of what an entry was made of: rounding is relative to them."""
-    sizes = gain.abs() * tokens.size / _length(tokens, eps)
-    return sizes if shift is None else sizes + shift.abs()
+    return gain.abs() * tokens.size / tokens.length(eps) + shift.abs()
 
 
-def _length(tokens: _Tokens, eps: float) -> Tensor:
-    return (tokens.m + eps).sqrt().clamp(min=torch.finfo(torch.float64).tiny)
+def _linear(tokens: _Tokens, eps: float, sums: _Squares) -> tuple[Tensor, Tensor, Tensor]:
+    """Weighted least squares at one eps: gain, shift (0 without one), and what is left of each entry."""
+    unit = tokens.x / tokens.length(eps)
+    gain = sums.along(tokens.y, sums.centred(unit))
+    rest = tokens.y - gain * unit
+    left = sums.centred(rest)
+    return gain, (rest - left).mean(sums.axes, keepdim=True), left
 
 
-def _linear(
-    tokens: _Tokens, eps: float, weight: Tensor, axes: tuple[int, ...], shifted: bool
-) -> tuple[Tensor, Tensor | None, Tensor, float]:
-    """Weighted least squares at one eps: gain, shift, x / sqrt(m + eps), and the squares that are left."""
-    unit, y = tokens.x / _length(tokens, eps), tokens.y
-    shift: Tensor | None = None
-    if shifted:
-        total = weight.sum(axes, keepdim=True)
-        x_mean = (weight * unit).sum(axes, keepdim=True) / total
-        y_mean = (weight * y).sum(axes, keepdim=True) / total
-        gain = _ratio(
-            (weight * (unit - x_mean) * (y - y_mean)).sum(axes, keepdim=True), weight * (unit - x_mean) ** 2, axes
-        )
-        shift = y_mean - gain * x_mean
-        left = y - gain * unit - shift
-    else:
-        gain = _ratio((weight * unit * y).sum(axes, keepdim=True), weight * unit.square(), axes)
-        left = y - gain * unit
-    return gain, shift, unit, float((weight * left.square()).sum())
-
-
-def _ratio(upper: Tensor, squares: Tensor, axes: tuple[int, ...]) -> Tensor:
-    lower = squares.sum(axes, keepdim=True)
-    return upper / lower.masked_fill(lower == 0, 1.0)
-
-
-def _newton(
-    tokens: _Tokens,
-    gain: Tensor,
-    shift: Tensor | None,
-    unit: Tensor,
-    eps: float,
-    weight: Tensor,
-    axes: tuple[int, ...],
-    u: float,
-) -> tuple[float, float]:
+def _newton(tokens: _Tokens, gain: Tensor, shift: Tensor, eps: float, sums: _Squares, u: float) -> tuple[float, float]:
     """Step of eps, with gain and shift eliminated, and its standard error."""
-    slope = -0.5 * gain * unit / _length(tokens, eps).square()
+    unit = tokens.x / tokens.length(eps)
     made = gain * unit
-    left = tokens.y - made
-    if shift is not None:
-        left = left - shift
-        total = weight.sum(axes, keepdim=True)
-        slope = slope - (weight * slope).sum(axes, keepdim=True) / total
-        unit = unit - (weight * unit).sum(axes, keepdim=True) / total
-    slope = slope - unit * _ratio((weight * unit * slope).sum(axes, keepdim=True), weight * unit.square(), axes)
-    curvature = float((weight * slope.square()).sum())
+    slope, spread = sums.centred(-0.5 * made / tokens.length(eps).square()), sums.centred(unit)
+    slope = slope - spread * sums.along(slope, spread)
+    curvature = float((sums.weight * slope.square()).sum())
     if curvature == 0.0:
         return 0.0, math.inf
-    scores = weight * slope * left
+    scores = sums.weight * slope * (tokens.y - made - shift)
     channels = (0, 2) if tokens.m.shape[0] == 1 else (2,)
     scattered = float(scores.sum(channels).square().sum().sqrt()) / curvature
-    by_length = float(((weight * slope * made).sum(channels) / curvature).square().sum())
+    by_length = float(((sums.weight * slope * made).sum(channels) / curvature).square().sum())
     summed = math.prod(slope.shape[axis] for axis in channels)
     rounding = u * math.sqrt((1.0 / curvature + _of_length(summed) * by_length) / 3.0)
     return float(scores.sum()) / curvature, max(scattered, rounding)
