@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
 from torch import Tensor, nn
 
 from sqrtdk.app.rebuilt import diff_report
@@ -17,6 +18,8 @@ from sqrtdk.report.diff_chinese import paragraphs
 from sqrtdk.report.diff_json import to_json
 from tests.compare.decoders import (
     IDS,
+    WIDTH,
+    Attend,
     Decoder,
     adapted,
     changed,
@@ -109,3 +112,12 @@ def test_calls_in_two_functions_are_told_by_the_later() -> None:
     assert "between `layers.1.attend` and `layers.1.norm2` (" in report.outputs_from
     assert report.first_module is not None
     assert report.first_module.place == lines("y = x + self.mlp", file=Path(__file__).name)
+
+
+def test_what_torch_alone_calls_has_no_line() -> None:
+    a, b = (nn.Sequential(Attend(), act) for act in (nn.GELU(), nn.ReLU()))
+    b[0] = a[0]
+    report = diff(a, b, torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(3)))
+    assert report.outputs_from == "the first difference is in `1`: GELU in A, ReLU in B; nothing else differs"
+    assert report.first_module is not None
+    assert report.first_module.place is None

@@ -80,15 +80,7 @@ class _Call:
 
 
 def follow(a: Side, b: Side, pairs: Sequence[PairDiff], blind: Blind, share: float) -> Chain:
-    """Follow the differences from where they enter.
-
-    Args:
-        a: A.
-        b: B.
-        pairs: every pair, judged by what it does to one input.
-        blind: rows that see no key on one side.
-        share: by how much of its size the output differs in the end.
-    """
+    """Follow the differences from where they enter; the output differs by a share of its size in the end."""
     exact = [exact_of(side, listen=True) for side in (a, b)]
     if exact[0] is None or exact[1] is None or not (exact[0].steps and exact[1].steps):
         return Chain()
@@ -202,9 +194,7 @@ class _Walk:
     def run(self, patch: Patch, passed: Collection[str]) -> Sequence[ModuleStep] | None:
         """The calls of A with what it has of B; None where it can't run so, or can't be given what B returned.
 
-        Args:
-            patch: what it has.
-            passed: modules that then give what B's give, whatever they get.
+        Modules that are `passed` then give what B's give, whatever they get.
         """
         again = self.sides[0].again
         if again is None or self.runs == _RUNS:

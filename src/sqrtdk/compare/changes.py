@@ -212,10 +212,7 @@ def _set(holder: str, name: str, value: Held, module: nn.Module) -> None:
 def relation(a: Tensor, b: Tensor, before: Sequence[tuple[str, Tensor]]) -> str:
     """What B's numbers are to A's, as half a sentence; "" where that is nothing simple.
 
-    Args:
-        a: A's numbers, in float64.
-        b: B's.
-        before: names of tensors that both sides have alike, and their numbers.
+    `before` are tensors that both sides have alike, by their names.
 
     Example:
         >>> x, y = torch.tensor([1.0, 5.0, 2.0]), torch.tensor([4.0, 1.0, 7.0])

@@ -86,17 +86,14 @@ class Patch:
 class Listener:
     """Keeps what the modules of a model take and give, in the order in which their calls end.
 
+    Outputs of the modules that are named as `whole` are kept as they are.
+
     Attributes:
         steps: one for every call.
         replaced: places that gave another tensor in place of their own.
     """
 
     def __init__(self, whole: frozenset[str] = frozenset(), patch: Patch | None = None) -> None:
-        """
-        Args:
-            whole: paths of modules whose outputs are kept as they are.
-            patch: what of the other model is put in.
-        """
         self.steps: list[ModuleStep] = []
         self.replaced: set[Place] = set()
         self._whole, self._patch = whole, patch or Patch()
@@ -278,11 +275,6 @@ def align_steps(
 
     By path, where a wrapper around one of them is left out (PeftModel.base_model.model); by the sites of attentions
     that are known to belong together; then by order, sizes and shapes, first of those whose paths have one number.
-
-    Args:
-        a: steps of A.
-        b: steps of B.
-        sites: from a path of A to one of B.
     """
     inner_a, inner_b = _inner(a, b)
     by_place = {(_below(step.place[0], inner_b), step.place[1]): step for step in b}

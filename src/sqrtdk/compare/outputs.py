@@ -84,12 +84,9 @@ def pair_outputs(a: Side, b: Side, blind: Blind) -> tuple[tuple[Both, ...], Ends
 def compare_outputs(
     paired: Sequence[Both], exact: Sequence[Exact | None] | None, attentions: int
 ) -> tuple[OutputDiff, ...]:
-    """Compare every output.
+    """Compare every output that `pair_outputs` gives, behind some attentions.
 
-    Args:
-        paired: by `pair_outputs`.
-        exact: both in float64, as far as they ran so; None where one rounding explains every difference.
-        attentions: how many come before.
+    `exact` are both sides in float64, as far as they ran so; None where one rounding explains every difference.
     """
     errors = []
     for both in paired:
