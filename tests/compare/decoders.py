@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -121,6 +122,11 @@ def other_embedding(model: Decoder) -> None:
 
 def unscaled(model: Decoder) -> None:
     model.layers[0].attend.scale = 1.0  # type: ignore[union-attr,assignment]
+
+
+def without_lines(text: str) -> str:
+    """What is said, without the lines of the code: "(tests/compare/decoders.py:42)"."""
+    return re.sub(r" ?[(（][\w/.]+\.py:[\d-]+[)）]", "", text)
 
 
 def first(report: DiffReport) -> tuple[str, str] | None:

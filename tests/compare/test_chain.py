@@ -29,6 +29,7 @@ from tests.compare.decoders import (
     other_embedding,
     other_norm,
     unscaled,
+    without_lines,
 )
 
 Change = Callable[[Decoder], None]
@@ -50,12 +51,12 @@ PLANTED = [
 @pytest.mark.parametrize(("changes", "entries"), PLANTED)
 def test_every_difference_is_told_in_the_order_of_the_run(changes: list[Change], entries: list[str]) -> None:
     report = diff(decoder(), changed(*changes), IDS)
-    told = [half.partition(" is in ")[2] for half in report.outputs_from.split("; ")]
+    told = [half.partition(" is in ")[2] for half in without_lines(report.outputs_from).split("; ")]
     assert told == [*entries, ""]
-    assert report.outputs_from.endswith("; nothing else differs")
+    assert without_lines(report.outputs_from).endswith("; nothing else differs")
     assert report.forwards == (2 + len(entries), 2)
     assert first(report) == (entries[0].split("`")[1],) * 2
-    said = paragraphs(report)[0]
+    said = without_lines(paragraphs(report)[0])
     assert not re.search(r"\b[a-z]{3}", re.sub("`[^`]*`|layers[.a-z0-9]*", "", said)), said
 
 
@@ -66,12 +67,12 @@ def test_what_attentions_do_otherwise_is_told_apart() -> None:
     report = diff(decoder(), changed(other_embedding, scaled, doubled_head), IDS)
     assert [[cause.name for cause in pair.causes] for pair in report.pairs] == [["input"], ["scale"]]
     assert (
-        report.outputs_from
+        without_lines(report.outputs_from)
         == f"the first difference is in {EMBEDDING}; another is in {HEAD}; the attentions explain the rest"
     )
     assert " It reaches the attention at layers.0.attend, and what the models return" in report.paragraphs[0]
     report = diff(decoder(), changed(unscaled, other_activation, doubled_head), IDS)
-    assert report.paragraphs[1].endswith(
+    assert without_lines(report.paragraphs[1]).endswith(
         f" explain a part. Another difference is in {BEHIND}. Another is in {HEAD}. Nothing else differs."
     )
 
@@ -115,7 +116,7 @@ def without_bias(linear: nn.Linear) -> nn.Linear:
 def test_a_change_that_many_modules_share_is_told_once() -> None:
     report = diff(decoder(), changed(put("mlp.1", lambda _: nn.GELU(approximate="tanh"))), IDS)
     half = "the first difference is in `layers.0.mlp.1`: `approximate` is none in A, tanh in B"
-    assert report.outputs_from == f"{half}; the same holds for layers.1.mlp.1; nothing else differs"
+    assert without_lines(report.outputs_from) == f"{half}; the same holds for layers.1.mlp.1; nothing else differs"
     assert report.forwards == (3, 2)
 
 
@@ -124,7 +125,7 @@ def test_another_number_in_another_layer_is_told_apart() -> None:
         for number, layer in enumerate(model.layers):
             layer.norm2.eps = 0.1 + number  # type: ignore[union-attr,assignment,operator]
 
-    told = diff(decoder(), changed(change), IDS).outputs_from.split("; ")
+    told = without_lines(diff(decoder(), changed(change), IDS).outputs_from).split("; ")
     assert [half.partition(" is in ")[2] for half in told] == [
         "`layers.0.norm2`: `eps` is 1e-05 in A, 0.1 in B",
         "`layers.1.norm2`: `eps` is 1e-05 in A, 1.1 in B",
@@ -152,7 +153,7 @@ def test_modules_of_two_names_differ_by_a_number() -> None:
         changed(put("norm2", lambda _: RootMeanSquare(1e-6))),
         changed(put("norm2", lambda _: nn.RMSNorm(WIDTH, 0.1))),
     )
-    said = diff(a, b, IDS).outputs_from
+    said = without_lines(diff(a, b, IDS).outputs_from)
     assert "`layers.0.norm2`: `variance_epsilon` is 1e-06 in A, `eps` is 0.1 in B; the same holds for layers.1" in said
     assert diff(a, changed(put("norm2", lambda _: nn.RMSNorm(WIDTH, 1e-6))), IDS).same is True
 
@@ -166,8 +167,10 @@ def test_what_does_not_matter_is_not_named() -> None:
 
     a, b = changed(put("norm2", lambda _: RootMeanSquare(1e-6))), changed(put("norm2", other))
     report = diff(a, b, IDS)
-    assert report.outputs_from.startswith("the first difference is in `layers.0.norm2`: B's numbers are 2 times A's;")
-    assert "unused" not in report.outputs_from
+    assert without_lines(report.outputs_from).startswith(
+        "the first difference is in `layers.0.norm2`: B's numbers are 2 times A's;"
+    )
+    assert "unused" not in without_lines(report.outputs_from)
 
     def coarse(_: nn.Module) -> nn.Module:
         norm = RootMeanSquare(0.1)
@@ -175,8 +178,10 @@ def test_what_does_not_matter_is_not_named() -> None:
         return norm
 
     report = diff(a, changed(put("norm2", coarse)), IDS)
-    assert "`layers.0.norm2`: `variance_epsilon` is 1e-06 in A, 0.1 in B; the same holds" in report.outputs_from
-    assert "unused" not in report.outputs_from
+    assert "`layers.0.norm2`: `variance_epsilon` is 1e-06 in A, 0.1 in B; the same holds" in without_lines(
+        report.outputs_from
+    )
+    assert "unused" not in without_lines(report.outputs_from)
 
 
 @torch.no_grad()
@@ -188,11 +193,11 @@ def other_linear(linear: nn.Linear) -> nn.Linear:
 
 def test_two_parts_of_one_module() -> None:
     report = diff(decoder(), changed(put("mlp.2", other_linear)), IDS)
-    halves = report.outputs_from.split("; ")
+    halves = without_lines(report.outputs_from).split("; ")
     assert halves[0].startswith("the first difference is in `layers.0.mlp.2`: `weight` has other numbers (off by ")
     assert halves[1].startswith("there also `bias` has other numbers (off by ")
     assert halves[2:] == ["the same holds for layers.1.mlp.2", "nothing else differs"]
-    assert not re.search(r"\b[a-z]{3}", re.sub("`[^`]*`|layers[.a-z0-9]*", "", paragraphs(report)[0]))
+    assert not re.search(r"\b[a-z]{3}", re.sub("`[^`]*`|layers[.a-z0-9]*", "", without_lines(paragraphs(report)[0])))
 
 
 @torch.no_grad()
@@ -210,7 +215,7 @@ def swapped(model: Decoder) -> None:
 
 def test_weights_that_went_to_another_module() -> None:
     report = diff(changed(scattered), changed(scattered, swapped), IDS)
-    assert report.outputs_from.split("; ") == [
+    assert without_lines(report.outputs_from).split("; ") == [
         "the first difference is in `layers.1.norm2`: B's `weight` is that of A's `norm`",
         "another is in `norm`: B's `weight` is that of A's `layers.1.norm2`",
         "nothing else differs",
@@ -219,7 +224,9 @@ def test_weights_that_went_to_another_module() -> None:
 
 def test_a_bias_that_is_left_out() -> None:
     report = diff(decoder(), changed(put("mlp.2", without_bias)), IDS)
-    assert "`layers.0.mlp.2`: A has a `bias`, B none; the same holds for layers.1.mlp.2;" in report.outputs_from
+    assert "`layers.0.mlp.2`: A has a `bias`, B none; the same holds for layers.1.mlp.2;" in without_lines(
+        report.outputs_from
+    )
 
 
 def forward_of(forward: Callable[[Any, Tensor], Tensor]) -> Change:
@@ -257,8 +264,8 @@ UNHELD = [
 @pytest.mark.parametrize(("forward", "place"), UNHELD)
 def test_what_no_part_of_a_module_tells_is_told_from_numbers(forward: Any, place: str) -> None:
     report = diff(decoder(), changed(forward_of(forward)), IDS)
-    assert f"the first difference is in {place}" in report.outputs_from
-    assert report.outputs_from.endswith("nothing else differs")
+    assert f"the first difference is in {place}" in without_lines(report.outputs_from)
+    assert without_lines(report.outputs_from).endswith("nothing else differs")
 
 
 def test_layers_that_differ_alike_in_what_is_not_known() -> None:
@@ -267,7 +274,7 @@ def test_layers_that_differ_alike_in_what_is_not_known() -> None:
             layer.__class__ = type("Layer", (type(layer),), {"forward": UNHELD[3][0]})
 
     place = "the first difference is in `layers.0`, between `layers.0.mlp` and the output of `layers.0`"
-    told = diff(decoder(), changed(change), IDS).outputs_from
+    told = without_lines(diff(decoder(), changed(change), IDS).outputs_from)
     assert told == f"{place}; the same holds for layers.1; nothing else differs"
 
 
@@ -276,13 +283,13 @@ def test_a_residual_of_another_size() -> None:
         y = 0.5 * x + layer.attend(layer.norm1(x))
         return y + layer.mlp(layer.norm2(y))
 
-    told = diff(decoder(), changed(forward_of(other)), IDS).outputs_from
+    told = without_lines(diff(decoder(), changed(forward_of(other)), IDS).outputs_from)
     assert ": A adds 0.5 times the input of `layers.0` more than B; nothing else differs" in told
 
 
 def test_a_difference_behind_one_that_is_not_known() -> None:
     report = diff(decoder(), changed(forward_of(UNHELD[3][0]), lost_residual, doubled_head), IDS)
-    halves = report.outputs_from.split("; ")
+    halves = without_lines(report.outputs_from).split("; ")
     assert halves[1:] == [
         "another is in `layers.1`, between `layers.1.attend` and `layers.1.norm2`: `kept` is 1 in A, 0 in B",
         f"another is in {HEAD}",

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from sqrtdk.app.rebuilt import diff_report
 from sqrtdk.compare.diff import diff
-from sqrtdk.compare.output_words import FOLLOWS
+from sqrtdk.compare.outputs import FOLLOWS
 from sqrtdk.report.diff_chinese import paragraphs
 from sqrtdk.report.diff_json import to_json
 from tests.compare.decoders import (

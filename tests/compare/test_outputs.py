@@ -43,6 +43,7 @@ from tests.compare.decoders import (
     other_norm,
     unscaled,
     untransposed,
+    without_lines,
 )
 
 BEHIND = [
@@ -74,7 +75,8 @@ def test_attentions_agree_and_outputs_do_not(change: Callable[[Decoder], None], 
     assert logits.same is False
     assert (logits.difference or 0) > (logits.allowed or 0)
     assert report.paragraphs[0].startswith("The attentions agree; outputs differ")
-    assert report.paragraphs[0].endswith(f". The first difference is in {words}. Nothing else differs.")
+    said = without_lines(report.paragraphs[0])
+    assert said.endswith(f". The first difference is in {words}. Nothing else differs.")
     assert report.paragraphs[1].startswith("The largest difference of the attentions is ")
     assert report.forwards == (3, 2)  # A once more, with B's part
 
@@ -94,9 +96,9 @@ def test_an_input_that_differs_says_where(change: Callable[[Decoder], None], mod
     assert cause.name == "input"
     assert f"gets another input: the first difference is in {place} (off by " in cause.text
     assert first(report) == (module, module)
-    assert report.paragraphs[0].startswith(f"The first difference is in {place}: ")
+    assert without_lines(report.paragraphs[0]).startswith(f"The first difference is in {place}: ")
     assert " It reaches the attention" in report.paragraphs[0]
-    said = paragraphs(report)[0]
+    said = without_lines(paragraphs(report)[0])
     assert said.startswith("首个差异在 ")
     assert not re.search(r"\b[a-z]{3}", re.sub("`[^`]*`|layers[.a-z0-9]*", "", said))
 
@@ -113,7 +115,8 @@ def test_a_difference_beside_that_of_an_attention(change: Callable[[Decoder], No
     report = diff(decoder(), changed(unscaled, change), IDS)
     assert [cause.name for pair in report.pairs for cause in pair.causes] == ["scale"]
     assert first(report) == (module, module)
-    assert f" The attentions explain a part. Another difference is in `{module}`: " in report.paragraphs[1]
+    said = without_lines(report.paragraphs[1])
+    assert f" The attentions explain a part. Another difference is in `{module}`: " in said
 
 
 class Port(nn.Module):
@@ -250,7 +253,7 @@ def test_the_report_says_it_in_json_on_the_page_and_again() -> None:
     document = json.loads(to_json(report))
     schema = json.loads((Path(__file__).parents[2] / "docs" / "diff.schema.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(document)
-    assert document["first_module"] == {"a": "head", "b": "head"}
+    assert document["first_module"] == {"a": "head", "b": "head", "place": None}  # no code tells of a weight
     (logits,) = document["outputs"]
     assert logits["difference"] == pytest.approx(1.0)
     assert list(logits) == ["name", "same", "difference", "allowed"]

@@ -1,11 +1,14 @@
-"""Which call of A belongs to which of B: by the map that was given, by site, and by order, numbers and shapes."""
+"""Which call of A belongs to which of B: by the map that was given, by site, and by order, numbers and shapes.
+
+Calls that belong together are made comparable: the same rows and heads, query heads in the order of their projection.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,10 @@ import torch
 from torch import Tensor
 
 from sqrtdk.errors import InvalidValueError
+from sqrtdk.recording.cut import cut_call
+from sqrtdk.recording.records import Cut
 from sqrtdk.tracing.records import AttentionCall
-from sqrtdk.tracing.tensors import CallTensors
+from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector, Waypoint
 
 _ALIKE = 1e-3  # of two rows of q or k that are one and the same, the relative difference at most
 _WORTH = {"vectors": 4.0, "numbers": 2.0, "name": 1.0, "shape": 0.5}
@@ -36,12 +41,7 @@ def name_of(call: CallTensors | AttentionCall) -> str:
 
 
 def align(a: Sequence[CallTensors], b: Sequence[CallTensors], mapping: Mapping[str, str]) -> Alignment:
-    """Pair the calls of both sides.
-
-    Args:
-        a: calls of A.
-        b: calls of B.
-        mapping: from a site of A to one of B, "site#index" for others than the first.
+    """Pair the calls of both sides; the map is from a site of A to one of B, "site#index" for others than the first.
 
     Raises:
         InvalidValueError: the map names a site that is not there.
@@ -50,7 +50,7 @@ def align(a: Sequence[CallTensors], b: Sequence[CallTensors], mapping: Mapping[s
     by_name = {name_of(call): j for j, call in enumerate(b)}
     for i, call in enumerate(a):
         j = by_name.get(name_of(call))
-        if i not in pairs and j is not None and j not in pairs.values() and _fits(call, b[j]):
+        if i not in pairs and j is not None and j not in pairs.values() and sizes_of(call) == sizes_of(b[j]):
             pairs[i] = j
     left_a, left_b = (
         [i for i in range(len(calls)) if i not in used] for calls, used in ((a, pairs), (b, pairs.values()))
@@ -77,16 +77,13 @@ def _mapped(a: Sequence[CallTensors], b: Sequence[CallTensors], mapping: Mapping
     return pairs
 
 
-def _shape(call: CallTensors) -> tuple[int, ...]:
+def sizes_of(call: CallTensors) -> tuple[int, ...]:
+    """Rows of the batch, query heads, queries and keys."""
     record = call.call
     if record is not None:
         return record.batch, record.heads, record.query_len, record.key_len
     query = call.query.values
     return (*query.shape[:3], call.key.values.shape[2]) if query.dim() == 4 else ()
-
-
-def _fits(one: CallTensors, other: CallTensors) -> bool:
-    return _shape(one) == _shape(other)
 
 
 def _in_order(
@@ -114,7 +111,7 @@ def _in_order(
 
 def _worth(one: CallTensors, other: CallTensors) -> float:
     """How much speaks for two calls being one; 0 where their shapes can't be."""
-    if not _fits(one, other):
+    if sizes_of(one) != sizes_of(other):
         return 0.0
     worth = _WORTH["shape"]
     if _numbers(one.site) == _numbers(other.site):
@@ -130,14 +127,96 @@ def _numbers(site: str) -> tuple[int, ...]:
 
 def _same_vectors(one: CallTensors, other: CallTensors) -> bool:
     """Whether v, or as much of q and k as is known before any step, is the same on both sides."""
-    return any(_near(getattr(one, name).values, getattr(other, name).values) for name in ("value", "query", "key"))
+    for name in ("value", "query", "key"):
+        x, y = getattr(one, name).values, getattr(other, name).values
+        if x.shape == y.shape and x.numel():
+            x, y = x[0, 0, :4].double(), y[0, 0, :4].double()
+            if bool((x - y).norm() <= _ALIKE * x.norm()) and bool(torch.isfinite(x).all()):
+                return True
+    return False
 
 
-def _near(x: Tensor, y: Tensor) -> bool:
-    if x.shape != y.shape or not x.numel():
-        return False
-    x, y = x[0, 0, :4].double(), y[0, 0, :4].double()
-    return bool((x - y).norm() <= _ALIKE * x.norm()) and bool(torch.isfinite(x).all())
+# -- calls made comparable ---------------------------------------------------------------------------------------------
+
+
+def cut_alike(a: CallTensors, b: CallTensors, cut_a: Cut | None, cut_b: Cut | None) -> tuple[CallTensors, CallTensors]:
+    """Both calls with the rows and heads that a trace file has of one; `None` is a call that the file has whole.
+
+    A call of a trace file may be a part of what ran; the other side's call is made the same part.
+    """
+    if cut_a is not None and cut_b is None:
+        b = _cut(b, cut_a)
+    elif cut_b is not None and cut_a is None:
+        a = _cut(a, cut_b)
+    return a, b
+
+
+def _cut(call: CallTensors, cut: Cut) -> CallTensors:
+    if call.query.values.dim() != 4:
+        return call
+    count = call.query.values.shape[1]
+    heads = None if cut.heads is None or cut.heads_of != count else cut.heads
+    return cut_call(call, cut.rows, heads)[0]
+
+
+def in_order(call: CallTensors) -> CallTensors:
+    """The call with its query heads in the order of the features that they were projected to.
+
+    Code that computes a group of query heads at once may have them in any order beside the keys that they share; the
+    order of the projection is the one that both sides have in common.
+    """
+    projection = call.query.projection
+    count = call.query.values.shape[1] if call.query.values.dim() == 4 else 0
+    if projection is None or call.missing is not None or not _shares(call, count):
+        return call
+    first = projection.features[:, 0]
+    order = first.argsort()
+    if bool((order == torch.arange(count, device=order.device)).all()) or len(set(first.tolist())) < count:
+        return call
+
+    def permuted(tensor: Any, axis: int = 1) -> Any:
+        """Heads on an axis in order; heads that are shared are repeated, an axis without heads stays, and None."""
+        if tensor is None or axis < 0 or tensor.shape[axis] == 1 or count % tensor.shape[axis]:
+            return tensor
+        repeated = tensor.repeat_interleave(count // tensor.shape[axis], axis)
+        return repeated.index_select(axis, order.to(tensor.device))
+
+    def term(old: Term) -> Term:
+        if not isinstance(old.value, Tensor):
+            return old
+        return replace(old, value=permuted(old.value, 0 if old.name == "sinks" else old.value.dim() - 3))
+
+    def vector(old: Vector) -> Vector:
+        known, factor = old.projection, old.factor
+        if known is not None:
+            weight, bias = permuted(known.weight, 0), permuted(known.bias, 0)
+            known = Projection(known.name, known.input, weight, bias, permuted(known.features, 0))
+        return Vector(
+            permuted(old.values),
+            permuted(factor) if isinstance(factor, Tensor) and factor.dim() == 4 else factor,
+            permuted(old.projected),
+            tuple(Waypoint(step.name, step.detail, permuted(step.values)) for step in old.steps),
+            known,
+        )
+
+    return replace(
+        call,
+        query=vector(call.query),
+        key=vector(call.key),
+        value=vector(call.value),
+        output=permuted(call.output),
+        lse=permuted(call.lse),
+        kept=None if call.kept is None else permuted(call.kept, call.kept.dim() - 3),
+        terms=None if call.terms is None else tuple(map(term, call.terms)),
+    )
+
+
+def _shares(call: CallTensors, count: int) -> bool:
+    """Whether query heads share keys."""
+    projection = call.key.projection
+    if call.key.values.shape[1] < count:
+        return True
+    return projection is not None and len({tuple(row) for row in projection.features.tolist()}) < count
 
 
 # -- the map that a user gives -----------------------------------------------------------------------------------------

@@ -20,9 +20,8 @@ import torch
 from torch import nn
 
 from sqrtdk.compare.changes import OTHER, ModuleChange, changes_of, relation
-from sqrtdk.compare.measured import FAILED, UNMEASURED, Blind, exact_of, rows_of
-from sqrtdk.compare.modules import Kept, ModuleStep, Patch, Place, align_steps
-from sqrtdk.compare.numbers import difference
+from sqrtdk.compare.measured import FAILED, UNMEASURED, Blind, Both, exact_of, rows_of
+from sqrtdk.compare.modules import Kept, ModuleStep, Patch, Place, align_steps, line_of, lines_of
 from sqrtdk.compare.precision import unit
 from sqrtdk.compare.records import FirstModule, PairDiff
 from sqrtdk.compare.sides import Exact, Side
@@ -33,7 +32,7 @@ OUTPUT_OF_MODEL = "the output of the model"
 _HIDDEN = -1e4  # and below: what a float mask adds to hide a key; which number it is makes no difference
 _SHARE = 8.0  # a difference enters where it is at least this part of what it is in the end
 _RUNS = 6  # of A with parts of B
-Steps = Sequence[tuple[ModuleStep, ModuleStep]]
+Apart = list[tuple[Kept, Kept]] | None  # tensors of both sides that differ; None where there is nothing to compare
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +40,14 @@ class Entry:
     """A place where a difference enters.
 
     Attributes:
-        module: the module.
-        place: where in it: "`head`", "`layers.1`, between `layers.1.norm` and `layers.1.mlp`".
+        module: the module, with the lines of B's code.
+        where: where in it: "`head`", "`layers.1`, between `layers.1.norm` and `layers.1.mlp`".
         how: what is otherwise there: "ReLU in A, GELU in B"; "" where that is not known.
         others: modules of A that differ in the same way.
     """
 
     module: FirstModule
-    place: str
+    where: str
     how: str = ""
     others: tuple[str, ...] = ()
 
@@ -70,9 +69,6 @@ class Chain:
     beside: bool = False
 
 
-Apart = list[tuple[Kept, Kept]] | None  # tensors of both sides that differ; None where there is nothing to compare
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:
     """A call of A, its partner, and what of that which they take and give differs."""
@@ -82,21 +78,9 @@ class _Call:
     takes: Apart
     gives: Apart
 
-    @property
-    def path(self) -> str:
-        return self.a.place[0]
-
 
 def follow(a: Side, b: Side, pairs: Sequence[PairDiff], blind: Blind, share: float) -> Chain:
-    """Follow the differences from where they enter.
-
-    Args:
-        a: A.
-        b: B.
-        pairs: every pair, judged by what it does to one input.
-        blind: rows that see no key on one side.
-        share: by how much of its size the output differs in the end.
-    """
+    """Follow the differences from where they enter; the output differs by a share of its size in the end."""
     exact = [exact_of(side, listen=True) for side in (a, b)]
     if exact[0] is None or exact[1] is None or not (exact[0].steps and exact[1].steps):
         return Chain()
@@ -105,22 +89,22 @@ def follow(a: Side, b: Side, pairs: Sequence[PairDiff], blind: Blind, share: flo
     found, beside = walk.first(exact[0].steps), False
     while found is not None:
         call, entry = found
-        if walk.owns(call.path):
+        if walk.owns(entry.module.a):
             steps = walk.attentions(exact[0])
             if steps is None:
                 return Chain(tuple(entries))
             found, beside = walk.first(steps), not entries
             continue
-        for remedy in walk.remedies(call, entry):
-            steps = walk.run(*remedy[1:])
+        for told, patch, passed in walk.remedies(call, entry):
+            steps = walk.run(patch, passed)
             then = found if steps is None else walk.first(steps)
-            if then is None or (then[1].module, then[1].place) != (entry.module, entry.place):
+            if then is None or (then[1].module, then[1].where) != (entry.module, entry.where):
+                entries.append(told)
+                found = then
                 break
         else:
-            last = entry.place.endswith(OUTPUT_OF_MODEL)
+            last = entry.where.endswith(OUTPUT_OF_MODEL)
             return Chain((*entries, entry), last, bool(walk.own), beside)
-        entries.append(remedy[0])
-        found = then
     return Chain(tuple(entries), True, bool(walk.own), beside)
 
 
@@ -136,7 +120,7 @@ class _Walk:
         own += [pair for pair in pairs if pair.same is False and not pair.causes and pair.follows_from is None]
         self.own = {(pair.site_a, pair.index_a): (pair.site_b, pair.index_b) for pair in own}
         self.patch, self.passed, self.runs = Patch(), frozenset[str](), 0
-        self.steps: Steps = ()
+        self.steps: Sequence[tuple[ModuleStep, ModuleStep]] = ()
 
     def first(self, steps: Sequence[ModuleStep]) -> tuple[_Call, Entry] | None:
         """The first call whose input agrees and whose output does not, in the order in which calls of A end."""
@@ -158,26 +142,31 @@ class _Walk:
 
     def _entry(self, call: _Call, inside: Sequence[_Call]) -> Entry:
         """Where in a module: behind the last call of it that agrees, before the first whose input does not."""
-        name = f"`{call.path}`" if call.path else "the model"
-        behind, before = "", None
+        path, path_b = call.a.place[0], call.b.place[0]
+        name = f"`{path}`" if path else "the model"
+        behind = before = None
         known = [(f"the input of {name}", kept) for kept in call.a.takes[:1]]
         for inner in inside:
             if inner.takes:
                 before = inner
                 break
             if inner.gives == []:
-                behind = f"`{inner.path}`"
-                known += [(f"the input of {behind}", kept) for kept in inner.a.takes[:1]]
-                known += [(f"the output of {behind}", kept) for kept in inner.a.gives[:1]]
-        if inside and call.path in self.sites and call.path not in {site for site, _ in self.own}:
-            behind = ATTENTION
-        place = name
-        if behind or before is not None:
-            last = f"the output of {name}" if before is None else f"`{before.path}`"
-            place = f"{name}, between {behind or f'the input of {name}'} and {last}"
+                behind = inner
+                known += [(f"the input of `{inner.a.place[0]}`", kept) for kept in inner.a.takes[:1]]
+                known += [(f"the output of `{inner.a.place[0]}`", kept) for kept in inner.a.gives[:1]]
+        first = f"the input of {name}" if behind is None else f"`{behind.a.place[0]}`"
+        last = f"the output of {name}" if before is None else f"`{before.a.place[0]}`"
+        within = behind is not None or before is not None
+        if inside and path in self.sites and path not in {site for site, _ in self.own}:
+            within, first = True, ATTENTION
+        lines = None
+        if (model := self.sides[1].module) is not None:
+            module, ends = model.get_submodule(path_b), [None if end is None else end.b for end in (behind, before)]
+            lines = lines_of(module, *ends) if within else line_of(module, call.b)
         numbers = before.takes if before is not None else call.gives
         how = _relation(numbers[0], known) if numbers else ""
-        return Entry(FirstModule(call.path, call.b.place[0]), place, how)
+        where = f"{name}, between {first} and {last}" if within else name
+        return Entry(FirstModule(path, path_b, lines), where, how)
 
     def owns(self, path: str) -> bool:
         """Whether a module is in or around an attention with causes, whose output is not yet B's."""
@@ -205,9 +194,7 @@ class _Walk:
     def run(self, patch: Patch, passed: Collection[str]) -> Sequence[ModuleStep] | None:
         """The calls of A with what it has of B; None where it can't run so, or can't be given what B returned.
 
-        Args:
-            patch: what it has.
-            passed: modules that then give what B's give, whatever they get.
+        Modules that are `passed` then give what B's give, whatever they get.
         """
         again = self.sides[0].again
         if again is None or self.runs == _RUNS:
@@ -225,25 +212,26 @@ class _Walk:
 
     def remedies(self, call: _Call, entry: Entry) -> Iterator[tuple[Entry, Patch, Collection[str]]]:
         """What B has at a place: parts of its module, which all modules that differ so are given, else its output."""
-        start, steps, pairs = self.patch, self.steps, dict(self._modules())
+        start, steps, pairs, called = self.patch, self.steps, dict(self._modules()), entry.module.a
         own = {path: one for path, (one, _) in pairs.items()}
-        if call.path in pairs:
-            for number, change in enumerate(_changes(*pairs[call.path], own)):
-                alike = {call.path: change}
+        if called in pairs:
+            for number, change in enumerate(_changes(*pairs[called], own)):
+                alike = {called: change}
                 for path, (one, other) in pairs.items():
-                    if change.kind == OTHER or type(one) is type(pairs[call.path][0]):
+                    if change.kind == OTHER or type(one) is type(pairs[called][0]):
                         parts = _changes(one, other, own)[number:]
                         alike |= {path: parts[0]} if parts and parts[0].kind == change.kind else {}
                 edits = [partial(part.edit, path=path) for path, part in alike.items()]
-                told = replace(entry, how=change.text, others=tuple(alike)[1:])
+                module = entry.module if change.written else replace(entry.module, place=None)
+                told = replace(entry, module=module, how=change.text, others=tuple(alike)[1:])
                 yield told, replace(start, edits=(*start.edits, *edits)), ()
         returned = {
             one.place: other.whole or tuple(kept.values.view(kept.shape) for kept in other.gives)
             for one, other in steps
-            if one.place[0] == call.path and all(kept.stride == 1 for kept in other.gives)
+            if one.place[0] == called and all(kept.stride == 1 for kept in other.gives)
         }
-        if call.path and returned:
-            yield entry, replace(start, returned={**start.returned, **returned}), (call.path,)
+        if called and returned:
+            yield entry, replace(start, returned={**start.returned, **returned}), (called,)
 
     def _modules(self) -> Iterator[tuple[str, tuple[nn.Module, nn.Module]]]:
         """Modules that belong together, by A's path; those within attentions with causes are left out."""
@@ -305,15 +293,11 @@ def gap_of(x: Kept, y: Kept, blind: Blind) -> float:
         return 0.0
     if not one.is_floating_point():
         return math.inf
-    one, other = one.double(), other.double()
     rows = rows_of(x.shape, blind)
-    if rows is not None:
-        counted = rows.reshape(-1)[::stride]
-        one, other = one[counted], other[counted]
-    one, other = one.clamp_min(_HIDDEN), other.clamp_min(_HIDDEN)
-    off = difference(one, other)
-    size = float(torch.where(torch.isfinite(one), one, 0.0).square().mean().sqrt()) if one.numel() else 0.0
-    gap = float(off.square().mean().sqrt()) if off.numel() else 0.0
+    counted = None if rows is None else rows.reshape(-1)[::stride]
+    one, other = (values.double().clamp_min(_HIDDEN) for values in (one, other))
+    both = Both("", "", one, other, counted, (0.0, 0.0))
+    gap, size = both.gap[0], both.size(one)[0]
     return gap / size if size else gap and math.inf
 
 
@@ -327,11 +311,7 @@ def leaves_alike(a: Side, b: Side, pairs: Sequence[tuple[Place, Place]], blind: 
     gives nothing but zeros, or fewer rows than it gets, as one that returns the last token, tells nothing. Nor does one
     whose output does not change with its attention, as `x + proj(heads)` where `proj` begins as zero.
 
-    Args:
-        a: A.
-        b: B.
-        pairs: places of modules of A and of B.
-        blind: rows that see no key on one side.
+    `pairs` are places of modules of A and of B.
     """
     exact = [exact_of(side, listen=True) for side in (a, b)]
     if exact[0] is None or exact[1] is None:

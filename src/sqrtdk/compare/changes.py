@@ -39,10 +39,12 @@ class ModuleChange:
     Attributes:
         text: what both have, as half a sentence: "`eps` is 1e-05 in A, 0.01 in B".
         edit: puts it into the module of `path`, in a copy of A's model that is the first argument.
+        written: it stands in the code, or in a config: it is more than a weight.
     """
 
     text: str
     edit: Callable[..., None]
+    written: bool = True
 
     @property
     def kind(self) -> str:
@@ -53,17 +55,14 @@ class ModuleChange:
 def changes_of(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[ModuleChange]:
     """What two modules differ by, most exact first: what they hold, then their types.
 
-    Args:
-        a: A's.
-        b: B's.
-        others: modules of A, one of which may have what B's has.
+    One of the `others`, modules of A, may have what B's has.
     """
     tensors, values = _of_tensors(a, b, others), _of_values(a, b)
     sets = [[*tensors, value] for value in values] if 1 < len(values) <= _MOST else []  # one may matter alone
     for parts in (*sets, [*tensors, *values]):
         if 0 < len(parts) <= _MOST:
             text = "; there also ".join(text for text, _ in parts)
-            yield ModuleChange(text, partial(_each, [edit for _, edit in parts]))
+            yield ModuleChange(text, partial(_each, [edit for _, edit in parts]), bool(values))
     if type(a) is not type(b) and (not any(a.children()) or not any(b.children())):
         names = [type(module).__name__ for module in (a, b)]
         if names[0] == names[1]:
@@ -213,10 +212,7 @@ def _set(holder: str, name: str, value: Held, module: nn.Module) -> None:
 def relation(a: Tensor, b: Tensor, before: Sequence[tuple[str, Tensor]]) -> str:
     """What B's numbers are to A's, as half a sentence; "" where that is nothing simple.
 
-    Args:
-        a: A's numbers, in float64.
-        b: B's.
-        before: names of tensors that both sides have alike, and their numbers.
+    `before` are tensors that both sides have alike, by their names.
 
     Example:
         >>> x, y = torch.tensor([1.0, 5.0, 2.0]), torch.tensor([4.0, 1.0, 7.0])

@@ -13,18 +13,15 @@ import torch
 from sqrtdk._environment import environment
 from sqrtdk._progress import shown, tell
 from sqrtdk.audit.own_module import as_inputs
-from sqrtdk.compare.align import Alignment, align, name_of, read_map
-from sqrtdk.compare.calls import cut_alike
+from sqrtdk.compare.align import Alignment, align, cut_alike, name_of, read_map
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.chain import follow, leaves_alike
 from sqrtdk.compare.explain import UNKNOWN, first_stage
 from sqrtdk.compare.measured import UNMEASURED, Blind, Entering, blind_rows, compare_inputs, exact_of
-from sqrtdk.compare.opening import open_sides
-from sqrtdk.compare.output_words import Ends, of_outputs
-from sqrtdk.compare.outputs import compare_outputs, pair_outputs
+from sqrtdk.compare.opening import first_nan, open_sides, refuse_nan, refuse_strangers, refuse_unlike
+from sqrtdk.compare.outputs import Ends, compare_outputs, of_outputs, pair_outputs, since_of
 from sqrtdk.compare.pair import Judged, cancelled_within, first_difference, judge
-from sqrtdk.compare.records import FAIL_ON, Cause, DiffReport, PairDiff, Unpaired
-from sqrtdk.compare.refuse import first_nan, refuse_nan, refuse_strangers, refuse_unlike
+from sqrtdk.compare.records import FAIL_ON, DiffReport, PairDiff, Unpaired
 from sqrtdk.compare.sides import Given, Side, options_of_sides
 from sqrtdk.compare.stages import ordered, picture_of, scatter_of, with_cut_off, with_lines
 from sqrtdk.compare.suspect import Sides
@@ -173,42 +170,35 @@ def sides_diff(
 ) -> DiffReport:
     """`diff` of two sides that have run, by `sides.run_side`; a side serves as often as one likes.
 
-    Args:
-        side_a: A.
-        side_b: B.
-        named: the map of sites.
-        seed: for the report.
-        kv_scale: as for `diff`.
-        fail_on: as for `diff`.
-        command: for the report.
+    `named` is the map of sites; the other options are those of `diff`.
     """
-    named = named or {}
-    refuse_nan(side_a, side_b)
-    alignment = align(side_a.calls, side_b.calls, _cut_sites(side_a, side_b) | dict(named))
-    refuse_strangers(side_a, side_b, alignment, named)
-    pairs, ends = _compared(side_a, side_b, alignment, kv_scale)
-    for side in (side_a, side_b):  # what the modules took and gave is large, and serves this pair of sides alone
+    named, sides = named or {}, (side_a, side_b)
+    refuse_nan(*sides)
+    alignment = align(side_a.calls, side_b.calls, _cut_sites(*sides) | dict(named))
+    refuse_strangers(*sides, alignment, named)
+    pairs, ends = _compared(*sides, alignment, kv_scale)
+    for side in sides:  # what the modules took and gave is large, and serves this pair of sides alone
         if side.exact is not None and side.exact.listened:
             side.exact = replace(side.exact, steps=(), listened=False)
-    unread = _unread(side_a, side_b)
+    unread = _unread(*sides)
     pairs = (*pairs, *unread.values())
     unpaired_a = _alone(side_a, alignment.alone_a, "B", unread)
     unpaired_b = _alone(side_b, alignment.alone_b, "A", unread)
+    infos = side_a.info, side_b.info
     return DiffReport(
-        a=side_a.info,
-        b=side_b.info,
+        *infos,
         pairs=pairs,
         unpaired_a=unpaired_a,
         unpaired_b=unpaired_b,
-        paragraphs=paragraphs(pairs, unpaired_a, unpaired_b, side_a.info, side_b.info, of_outputs(pairs, ends)),
+        paragraphs=paragraphs(pairs, unpaired_a, unpaired_b, *infos, of_outputs(pairs, ends)),
         forwards=(side_a.forwards, side_b.forwards),
         seed=seed,
         command=command,
-        environment=environment() | {"notes": [*_notes(side_a, side_b), *ends.notes]},
+        environment=environment() | {"notes": [*_notes(*sides), *ends.notes]},
         fail_on=fail_on,
         outputs=ends.outputs,
-        first_module=ends.first_module,
-        outputs_from=ends.since,
+        first_module=ends.chain.entries[0].module if ends.chain.entries else None,
+        outputs_from=since_of(ends.chain),
         outputs_missing=ends.missing,
     )
 
@@ -264,8 +254,7 @@ def _compared(a: Side, b: Side, alignment: Alignment, kv_scale: float | None) ->
         judged.append(_judged(one, other, earlier, declared, kv_scale))
     refuse_unlike(judged)
     blind = blind_rows(a, b, judged)
-    ends = pair_outputs(a, b, blind)
-    returned = ends.both
+    returned, ends = pair_outputs(a, b, blind)
     far = any(both.is_apart(UNMEASURED * math.sqrt(len(calls) + 1)) for both in returned)
     entering = compare_inputs(a, b, calls, blind, listen=far)
     judged = _as_they_leave(a, b, calls, judged, entering, blind)
@@ -278,13 +267,15 @@ def _compared(a: Side, b: Side, alignment: Alignment, kv_scale: float | None) ->
         pairs.append(pair)
     exact = [exact_of(side, far) for side in (a, b)] if any(both.is_apart() for both in returned) else None
     outputs = compare_outputs(returned, exact, len(a.calls))
+    ends = replace(ends, outputs=(*outputs, *ends.outputs))
     differ = [one.difference or 0.0 for one in outputs if one.same is False]
     if not differ and not any(is_reached(pair) for pair in pairs):
-        return tuple(pairs), Ends((*outputs, *ends.unlike), ends.missing or None, ends.notes)
+        return tuple(pairs), ends
     chain = follow(a, b, pairs, blind, max(differ, default=0.0))
     if chain.entries and not chain.beside:
-        pairs = [_placed(pair, chain.entries[0].place) if is_reached(pair) else pair for pair in pairs]
-    return tuple(pairs), Ends((*outputs, *ends.unlike), ends.missing or None, ends.notes, chain)
+        where = chain.entries[0].where
+        pairs = [_placed(pair, comes, where) for pair, comes in zip(pairs, entering, strict=True)]
+    return tuple(pairs), replace(ends, chain=chain)
 
 
 def _as_they_leave(
@@ -296,27 +287,19 @@ def _as_they_leave(
     blind: Blind,
 ) -> list[Judged]:
     """What is judged, where a pair differs whose modules give the same: what they do otherwise cancels."""
-    doubtful = [
-        place
-        for place, (own, comes) in enumerate(zip(judged, entering, strict=True))
-        if own.same is False and comes.stage.same is not False
-    ]
-    if not doubtful or a.outputs is None or b.outputs is None or a.again is None or b.again is None:
+    both = enumerate(zip(judged, entering, strict=True))
+    doubtful = [place for place, (own, comes) in both if own.same is False and comes.stage.same is not False]
+    if not doubtful or a.again is None or b.again is None:
         return list(judged)
     places = [((one.site, one.index), (other.site, other.index)) for one, other in (calls[i] for i in doubtful)]
-    alike = leaves_alike(a, b, places, blind)
-    cancelled = {place for place, same in zip(doubtful, alike, strict=True) if same}
-    return [cancelled_within(own) if place in cancelled else own for place, own in enumerate(judged)]
+    alike = dict(zip(doubtful, leaves_alike(a, b, places, blind), strict=True))
+    return [cancelled_within(own) if alike.get(place) else own for place, own in enumerate(judged)]
 
 
-def _placed(pair: PairDiff, place: str) -> PairDiff:
+def _placed(pair: PairDiff, entering: Entering, where: str) -> PairDiff:
     """With the place where the difference of the input enters."""
-
-    def told(cause: Cause) -> Cause:
-        what, mark, sizes = cause.text.partition(" (off by ")
-        return replace(cause, text=f"{what}: the first difference is in {place}{mark}{sizes}")
-
-    return replace(pair, causes=tuple(told(cause) if cause.name == "input" else cause for cause in pair.causes))
+    causes = (entering.cause(where) if cause.name == "input" else cause for cause in pair.causes)
+    return replace(pair, causes=tuple(filter(None, causes)))
 
 
 def _judged(
@@ -332,26 +315,23 @@ def _judged(
 def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, origin: str | None) -> PairDiff:
     causes = [cause for _, explained in judged.parts for cause in explained.causes]
     causes = [with_lines(with_cut_off(cause, judged.sides, judged.seen), a.call, b.call) for cause in causes]
-    if judged.after is not None and judged.after.within and any(cause.name != UNKNOWN for cause in causes):
+    after, before, own = judged.after, judged.before, judged.same
+    if after is not None and after.within and any(cause.name != UNKNOWN for cause in causes):
         causes = [cause for cause in causes if cause.name != UNKNOWN]  # what is left of a part is rounding in the whole
-    own = judged.same
-    comes_in = entering.cause
-    if entering.by_v and own is False and comes_in is not None:
+    if entering.by_v and own is False and entering.stage.same is False:
         # v may differ by what is found beside it
-        entering, comes_in = replace(entering, stage=replace(entering.stage, same=None)), None
-    follows = None
+        entering = replace(entering, stage=replace(entering.stage, same=None))
+    comes_in, follows = entering.cause(), None
     if comes_in is not None and origin is None and own is not None:
         causes.insert(0, comes_in)
         own = False
     elif comes_in is not None and own is True:
         follows, own = origin, False
-    first = first_stage([cause.stage for cause in causes] + list(filter(None, [first_difference(judged)])))
-    if comes_in is not None and (follows is not None or origin is None):
-        first = "input"
-    if own is not False:
-        first = None
-    after, before = judged.after, judged.before
-    rows, left_out = _rows(judged)
+    first = None
+    if own is False:
+        first = first_stage([cause.stage for cause in causes] + list(filter(None, [first_difference(judged)])))
+        first = "input" if comes_in is not None and (follows is not None or origin is None) else first
+    rows, left_out = (0, 0) if judged.rows is None else (judged.rows.numel(), int((~judged.rows).sum()))
     share = None
     if before is not None and after is not None and not before.within:
         share = 1 - after.size / before.size if before.size else None
@@ -378,8 +358,3 @@ def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, or
         rows=rows,
         rows_left_out=left_out,
     )
-
-
-def _rows(judged: Judged) -> tuple[int, int]:
-    """How many rows the output has, and how many of them were left out."""
-    return (0, 0) if judged.rows is None else (judged.rows.numel(), int((~judged.rows).sum()))

@@ -45,10 +45,6 @@ class Both:
     """One tensor of both sides.
 
     Attributes:
-        name: A's.
-        name_b: B's.
-        a: A's tensor.
-        b: B's.
         rows: True for the entries that count, of the tensor's shape; None for all.
         units: the relative rounding of each side.
     """
@@ -116,18 +112,17 @@ class Verdict:
 def errors_of(both: Both, references: Sequence[Tensor | None] | None) -> list[Size | None]:
     """How far each side is from itself in float64, one rounding at least.
 
-    Args:
-        both: the tensor.
-        references: of each side, in float64; None where one rounding explains every difference.
+    `references` are the tensor of each side in float64; None where one rounding explains every difference.
     """
     found: list[Size | None] = []
     for side, (x, size, by) in enumerate(zip((both.a, both.b), both.sizes, both.units, strict=True)):
+        least = by * size[0], by * size[1]
         reference = None if references is None else references[side]
         if reference is not None and reference.shape == x.shape:
             off = both.between(x, reference.to(x.device))
-            found.append((max(off[0], by * size[0]), max(off[1], by * size[1])))
+            found.append((max(off[0], least[0]), max(off[1], least[1])))
         else:
-            found.append((by * size[0], by * size[1]) if references is None else None)
+            found.append(least if references is None else None)
     return found
 
 
@@ -165,13 +160,7 @@ def judged(
 
 def _compared(both: Both, errors: Sequence[Size | None], before: int, least: Sequence[float], single: bool) -> Verdict:
     gap, sizes = both.gap, both.sizes
-    allowed = []
-    for measure in (0, 1):
-        own = [None if error is None else error[measure] for error in errors]
-        if both.a.numel() < FEW:
-            floors = [share * of[measure] for share, of in zip(least, sizes, strict=True)]
-            own = [None if x is None else max(x, floor) for x, floor in zip(own, floors, strict=True)]
-        allowed.append(apart(own, both.units, sizes[0][measure] or sizes[1][measure], before))
+    allowed = [_allowed(both, errors, measure, before, least) for measure in (0, 1)]
     off = [not gap[measure] <= allowed[measure] for measure in (0, 1)]
     measure = 1 if single and off[1] and not off[0] else 0
     size = sizes[0][measure] or sizes[1][measure]
@@ -181,27 +170,18 @@ def _compared(both: Both, errors: Sequence[Size | None], before: int, least: Seq
     return Verdict(same, gap[measure], allowed[measure], size)
 
 
-def apart(errors: Sequence[float | None], units: Sequence[float], size: float, before: int) -> float:
-    """How far two tensors may be apart by the rounding of both sides.
-
-    Args:
-        errors: how far each side is from itself in float64; None where that is not known.
-        units: the relative rounding of each side.
-        size: of the tensor.
-        before: how many attentions come before it.
-
-    Example:
-        >>> apart([3e-7, 4e-7], [6e-8, 6e-8], 1.0, 0) == SLACK * 5e-7
-        True
-    """
-    known = [(error, unit) for error, unit in zip(errors, units, strict=True) if error is not None]
+def _allowed(both: Both, errors: Sequence[Size | None], measure: int, before: int, least: Sequence[float]) -> float:
+    """How far apart two tensors may be by the rounding of both sides; one that is not known is as the other's."""
+    sizes = [size[measure] for size in both.sizes]
+    own = [None if error is None else error[measure] for error in errors]
+    if both.a.numel() < FEW:
+        own = [None if x is None else max(x, share * of) for x, share, of in zip(own, least, sizes, strict=True)]
+    known = [(error, by) for error, by in zip(own, both.units, strict=True) if error is not None]
     if not known:
-        return UNMEASURED * max(units) * math.sqrt(before + 1) * size
-    sizes = [
-        known[0][0] * max(1.0, unit / known[0][1]) if error is None else error
-        for error, unit in zip(errors, units, strict=True)
-    ]
-    return SLACK * math.hypot(*sizes)
+        return UNMEASURED * max(both.units) * math.sqrt(before + 1) * (sizes[0] or sizes[1])
+    error, of = known[0]
+    own = [error * max(1.0, by / of) if x is None else x for x, by in zip(own, both.units, strict=True)]
+    return SLACK * math.hypot(*filter(None, own))
 
 
 def exact_of(side: Side, listen: bool = False) -> Exact | None:
@@ -230,9 +210,9 @@ def padding_of(a: Side, b: Side) -> Blind:
         for mask in side.tokens.masks.values():
             if mask.dim() == 2:
                 rows, hidden = (mask.shape[0], mask.shape[1]), ~mask.bool().cpu()
-                own[rows] = own[rows] & hidden if rows in own else hidden
+                own[rows] = own.get(rows, hidden) & hidden
         for rows, hidden in own.items():
-            padding[rows] = padding[rows] | hidden if rows in padding else hidden
+            padding[rows] = padding.get(rows, hidden) | hidden
     return {rows: hidden for rows, hidden in padding.items() if bool(hidden.any())}
 
 
@@ -242,7 +222,7 @@ def blind_rows(a: Side, b: Side, pairs: Sequence[Judged]) -> Blind:
     for own in pairs:
         if own.rows is not None and own.sides is not None and own.sides.self_attention:
             hidden, sizes = ~own.rows.cpu(), (own.rows.shape[0], own.rows.shape[1])
-            blind[sizes] = blind[sizes] | hidden if sizes in blind else hidden
+            blind[sizes] = blind.get(sizes, hidden) | hidden
     return blind
 
 
@@ -273,27 +253,30 @@ class Entering:
 
     Attributes:
         stage: for the record; `stage.same` is None where it is not known.
-        cause: that it differs.
+        sizes: of A's and of B's tensor, where they differ.
         by_v: it is told from v, as the input itself is not recorded on both sides.
     """
 
     stage: StageDiff
-    cause: Cause | None = None
+    sizes: tuple[float, float] = (0.0, 0.0)
     by_v: bool = False
+
+    def cause(self, where: str = "") -> Cause | None:
+        """That it differs, and where the models begin to; None where it does not, or is not known to."""
+        if self.stage.same is not False:
+            return None
+        a, b = self.sizes
+        share, most = ((x or 0.0) / b if b else math.inf for x in (self.stage.largest, self.stage.allowed))
+        what = "gets another input, or projects v otherwise" if self.by_v else "gets another input"
+        what += f": the first difference is in {where}" if where else ""
+        text = f"{what} (off by {short(share)} of its size, rounding allows {short(most)})"
+        return Cause("input", a, b, 1.0, text, "input")
 
 
 def compare_inputs(
     a: Side, b: Side, calls: Sequence[tuple[CallTensors, CallTensors]], blind: Blind, listen: bool = False
 ) -> list[Entering]:
-    """Compare what comes into every pair.
-
-    Args:
-        a: A.
-        b: B.
-        calls: the pairs.
-        blind: rows that do not count.
-        listen: a run in float64 keeps what the modules take and give as well.
-    """
+    """Compare what comes into every pair; with `listen` a run in float64 keeps what the modules take and give."""
     every = [_both(one, other, blind) for one, other in calls]
     exact = None
     if any(both is not None and both.is_apart() for both in every):
@@ -304,7 +287,14 @@ def compare_inputs(
             found.append(Entering(StageDiff("input", None, reason="not recorded, or of other shapes")))
             continue
         known = [_reference(one, call, both) for one, call in zip(exact or (), pair, strict=False)]
-        found.append(_entering(both, judged(both, errors_of(both, known or None), number, single=False)))
+        verdict, by_v = judged(both, errors_of(both, known or None), number, single=False), both.name != "input"
+        if verdict.same is None:
+            lost = verdict.reason or "not finite on both sides"
+            found.append(Entering(StageDiff("input", None, verdict.gap if verdict.reason else None, reason=lost)))
+            continue
+        reason = "told from v: the input itself is not recorded on both sides" if by_v else None
+        stage = StageDiff("input", verdict.same, verdict.gap, verdict.allowed, reason=reason)
+        found.append(Entering(stage, (both.sizes[0][0], both.sizes[1][0]), by_v))
     return found
 
 
@@ -328,19 +318,3 @@ def _by_rows(tensor: Tensor) -> Tensor:
 def _reference(exact: Exact | None, call: CallTensors, both: Both) -> Tensor | None:
     known = None if exact is None else exact.inputs.get(name_of(call), {}).get(both.name)
     return None if known is None else _by_rows(known)
-
-
-def _entering(both: Both, verdict: Verdict) -> Entering:
-    if verdict.same is None:
-        lost = verdict.reason or "not finite on both sides"
-        return Entering(StageDiff("input", None, verdict.gap if verdict.reason else None, reason=lost))
-    by_v = both.name != "input"
-    reason = "told from v: the input itself is not recorded on both sides" if by_v else None
-    stage = StageDiff("input", verdict.same, verdict.gap, verdict.allowed, reason=reason)
-    if verdict.same:
-        return Entering(stage, by_v=by_v)
-    a, b = (size[0] for size in both.sizes)
-    share, most = (x / b if b else math.inf for x in (verdict.gap, verdict.allowed))
-    what = "gets another input, or projects v otherwise" if by_v else "gets another input"
-    text = f"{what} (off by {short(share)} of its size, rounding allows {short(most)})"
-    return Entering(stage, Cause("input", a, b, 1.0, text, "input"), by_v)

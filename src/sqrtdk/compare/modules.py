@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sqrtdk.models.returned import walk
+from sqrtdk.tracing.tape import places
 from sqrtdk.tracing.tape.recorder import unseen
 
 Place = tuple[str, int]  # path of a module, and which call of it
@@ -53,6 +56,7 @@ class ModuleStep:
         takes: tensors of its arguments, as they were before it ran.
         gives: tensors that it returned.
         whole: those of a module that has an attention, all entries on its device.
+        called: where the model's code calls it; None where that is not in a module of the model.
     """
 
     place: Place
@@ -63,6 +67,7 @@ class ModuleStep:
     takes: tuple[Kept, ...]
     gives: tuple[Kept, ...]
     whole: tuple[Tensor, ...] = ()
+    called: places.Place | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,37 +86,29 @@ class Patch:
 class Listener:
     """Keeps what the modules of a model take and give, in the order in which their calls end.
 
+    Outputs of the modules that are named as `whole` are kept as they are.
+
     Attributes:
         steps: one for every call.
         replaced: places that gave another tensor in place of their own.
     """
 
     def __init__(self, whole: frozenset[str] = frozenset(), patch: Patch | None = None) -> None:
-        """
-        Args:
-            whole: paths of modules whose outputs are kept as they are.
-            patch: what of the other model is put in.
-        """
         self.steps: list[ModuleStep] = []
         self.replaced: set[Place] = set()
         self._whole, self._patch = whole, patch or Patch()
-        self._open: list[tuple[int, str, tuple[Kept, ...]]] = []
+        self._open: list[tuple[int, str, tuple[Kept, ...], places.Place | None]] = []
         self._given: list[tuple[weakref.ref[Tensor], int, Kept]] = []  # of the call that ended last
-        self._bytes = 0
-        self._begun = 0
+        self._bytes = self._begun = 0
         self._counts: Counter[str] = Counter()
+        self._outside: places.Place | None = None
 
     @contextmanager
     def on(self, model: nn.Module) -> Iterator[None]:
         """Listen to every module for the time of the block; edits of the model stay."""
         for edit in self._patch.edits:
             edit(model)
-        self.steps.clear()
-        self.replaced.clear()
-        self._open.clear()
-        self._counts.clear()
-        self._given.clear()
-        self._begun = self._bytes = 0
+        self._outside = places.here()
         handles: list[Any] = []
         try:
             for path, module in model.named_modules():
@@ -128,7 +125,13 @@ class Listener:
     def _beginning(self, path: str) -> Any:
         def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             with torch.no_grad(), unseen():
-                self._open.append((self._begun, path, tuple(map(self._kept, _tensors((args, kwargs))))))
+                takes = tuple(map(self._kept, _tensors((args, kwargs))))
+            called = places.here()
+            if called is not None:
+                code = called[0]  # a `__call__` that wraps torch's is no line of the model that calls
+                if called == self._outside or code.co_filename == __file__ or code.co_name == "__call__":
+                    called = None
+            self._open.append((self._begun, path, takes, called))
             self._begun += 1
 
         return begin
@@ -144,9 +147,9 @@ class Listener:
 
     def _ended(self, path: str, kind: str, size: int) -> Any:
         def end(_: nn.Module, __: Any, output: Any) -> Any:
-            number, own, takes = self._open.pop()
+            number, own, takes, called = self._open.pop()
             while own != path:  # a module inside it raised, and never ended
-                number, own, takes = self._open.pop()
+                number, own, takes, called = self._open.pop()
             place = path, self._counts[path]
             self._counts[path] += 1
             changed = output
@@ -161,7 +164,7 @@ class Listener:
                 pairs = zip(tensors, gives, strict=True)
                 self._given = [(weakref.ref(x), x._version, kept) for x, kept in pairs if not x.is_inference()]
             parent = self._open[-1][0] if self._open else -1
-            self.steps.append(ModuleStep(place, parent, number, kind, size, takes, gives, whole))
+            self.steps.append(ModuleStep(place, parent, number, kind, size, takes, gives, whole, called))
             return None if changed is output else changed
 
         return end
@@ -198,37 +201,68 @@ def replaced(value: Any, others: list[Tensor]) -> Any:
         fits = (x for x in others if x.shape == value.shape and x.is_floating_point() and value.is_floating_point())
         found = next(fits, None)
         return value if found is None else found.to(value)
-    if not isinstance(value, tuple | list):
-        return _replaced_within(value, others)
-    for place, part in enumerate(value):
-        other = replaced(part, others)
-        if other is not part:
-            parts = [*value[:place], other, *value[place + 1 :]]
-            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
-
-
-def _replaced_within(value: Any, others: list[Tensor]) -> Any:
-    """A copy of a mapping or a dataclass, as `replaced`; anything else as it is."""
-    for name, part in _named(value):
-        other = replaced(part, others)
-        if other is not part:
-            changed = copy.copy(value)
-            if isinstance(value, Mapping):
-                changed[name] = other
-            else:
-                object.__setattr__(changed, name, other)
-            return changed
-    return value
-
-
-def _named(value: Any) -> list[tuple[Any, Any]]:
-    """What a mapping or a dataclass holds."""
+    named: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
-        return list(value.items())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
-    return []
+        named = value.items()
+    elif isinstance(value, tuple | list):
+        named = enumerate(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        named = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+    for name, part in named:
+        other = replaced(part, others)
+        if other is not part:
+            return _with(value, name, other)
+    return value
+
+
+def _with(value: Any, name: Any, other: Any) -> Any:
+    """A copy of a structure, one part replaced."""
+    if isinstance(value, tuple | list):
+        parts = [*value[:name], other, *value[name + 1 :]]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    changed = copy.copy(value)
+    if isinstance(value, Mapping):
+        changed[name] = other
+    else:
+        object.__setattr__(changed, name, other)
+    return changed
+
+
+# -- where B's code does something else --------------------------------------------------------------------------------
+
+
+def lines_of(module: nn.Module, behind: ModuleStep | None, before: ModuleStep | None) -> str | None:
+    """File and lines of a module's code, from a call in it to another: "model.py:40-41"; None where they are not known.
+
+    Args:
+        module: that gives something else.
+        behind: the last call in it that agrees; None begins with its forward.
+        before: the first call in it that gets something else; None ends with its forward.
+    """
+    first, last = (places.text(None if step is None else step.called) for step in (behind, before))
+    code = _forward_of(module)
+    if code is not None:
+        begin = places.first_line(code)
+        end = max(line for *_, line in code.co_lines() if line is not None)
+        first = begin if behind is None else first
+        last = f"{begin.rpartition(':')[0]}:{end}" if before is None else last
+    if first is None or last is None:
+        return first or last
+    (file, _, start), (other, _, stop) = first.rpartition(":"), last.rpartition(":")
+    return f"{first}-{stop}" if file == other and int(start) < int(stop) else last
+
+
+def line_of(module: nn.Module, call: ModuleStep) -> str | None:
+    """Where a module's forward is written; of one of torch's, as `nn.GELU`, the line that calls it."""
+    code = _forward_of(module)
+    return places.text(call.called) if code is None else places.first_line(code)
+
+
+def _forward_of(module: nn.Module) -> CodeType | None:
+    """The code of its forward, unless that is torch's."""
+    forward: Any = inspect.unwrap(getattr(module.forward, "__func__", module.forward))
+    code: CodeType | None = getattr(forward, "__code__", None)
+    return None if str(getattr(forward, "__module__", "")).startswith("torch.") else code
 
 
 # -- which calls belong together ---------------------------------------------------------------------------------------
@@ -241,11 +275,6 @@ def align_steps(
 
     By path, where a wrapper around one of them is left out (PeftModel.base_model.model); by the sites of attentions
     that are known to belong together; then by order, sizes and shapes, first of those whose paths have one number.
-
-    Args:
-        a: steps of A.
-        b: steps of B.
-        sites: from a path of A to one of B.
     """
     inner_a, inner_b = _inner(a, b)
     by_place = {(_below(step.place[0], inner_b), step.place[1]): step for step in b}

@@ -1,7 +1,12 @@
-"""Both sides, on the same inputs: those that were given, those of a trace file, or some that are made for one side."""
+"""Both sides, on the same inputs: those that were given, those of a trace file, or some that are made for one side.
+
+Sides that have run are refused where they have numbers that are none, or are not one model.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk._progress import tell
+from sqrtdk._sites import ROOT
+from sqrtdk.compare.align import Alignment, name_of, sizes_of
+from sqrtdk.compare.pair import Judged
 from sqrtdk.compare.sides import EXPORTED, ONNX, TRACE, Given, Side, load_side, run_side
 from sqrtdk.errors import InvalidValueError, ModelError, SqrtdkError
 from sqrtdk.graphs.inputs import fixed_sizes, usual_inputs
@@ -18,6 +26,7 @@ from sqrtdk.models.input_file import read_inputs
 from sqrtdk.models.makers import vocabulary
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
+from sqrtdk.tracing.tensors import CallTensors
 
 _IDS = ("input_ids", "decoder_input_ids")
 Loaded = LoadedModel | Path
@@ -28,14 +37,8 @@ def open_sides(
 ) -> tuple[Side, Side]:
     """Load and run both sides.
 
-    Args:
-        a: what the user named as A.
-        b: and as B.
-        inputs: that were given; None takes those of a trace file, or of a
-            program as B, if nothing else is asked for, else makes some.
-        inputs_b: that were given for B; None takes A's.
-        options_a: of loading A; its text, file and sizes are those of the inputs.
-        options_b: of loading B.
+    Inputs that were not given are those of a trace file, or of a program as B, if nothing else is asked for; else some
+    are made, of the text, the file and the sizes that A's options have. B runs on A's unless it has its own.
     """
     files = {}
     for label, one, options in (("A", a, options_a), ("B", b, options_b)):
@@ -47,8 +50,10 @@ def open_sides(
         start = next((side.inputs for side in files.values() if side.inputs is not None), None)
     if start is None and options_a.input_file is not None and (_is(a, ONNX) or _is(a, EXPORTED)):
         start = dict(read_inputs(options_a.input_file, _AnyNames()))
-    if start is None and inputs_b is None and all(value is None for value in asked):
-        start = _of_program(a, b, options_b)
+    others = any(_is(a, suffix) for suffix in (ONNX, EXPORTED, TRACE))
+    if start is None and inputs_b is None and all(value is None for value in asked) and _is(b, EXPORTED) and not others:
+        program = load_side(b, "B", None, options_b)  # most take no other sizes, and a model as A takes any
+        start = program.inputs if isinstance(program, LoadedModel) else None
     graph = next((str(one) for one in (a, b) if _is(one, ONNX)), None)
     if graph is not None and start is None:
         options_a, options_b = (_sized(options, graph) for options in (options_a, options_b))
@@ -64,14 +69,6 @@ def open_sides(
     side_a = files.get("A") or _run(loaded_a, "A", chosen, options_a)
     side_b = files.get("B") or _run(loaded_b, "B", inputs_b or chosen, options_b)
     return side_a, side_b
-
-
-def _of_program(a: Given, b: Given, options: LoadOptions) -> Inputs | None:
-    """The inputs that B, a program, was exported with: most take no other sizes, and a model as A takes any."""
-    if not _is(b, EXPORTED) or any(_is(a, suffix) for suffix in (ONNX, EXPORTED, TRACE)):
-        return None
-    loaded = load_side(b, "B", None, options)
-    return loaded.inputs if isinstance(loaded, LoadedModel) else None
 
 
 def _run(loaded: Loaded, label: str, inputs: Inputs | None, options: LoadOptions) -> Side:
@@ -207,3 +204,81 @@ def _vocabulary(loaded: LoadedModel, *, tables: bool) -> int | None:
     return max(
         (part.num_embeddings for part in loaded.module.modules() if isinstance(part, nn.Embedding)), default=None
     )
+
+
+# -- what sides that have run are refused for --------------------------------------------------------------------------
+
+
+def refuse_nan(a: Side, b: Side) -> None:
+    """Refuse numbers that are none on one side alone: they are no difference of rounding, and hide every other.
+
+    Raises:
+        InvalidValueError: one side has NaN and the other none.
+    """
+    first = [first_nan(side.calls) for side in (a, b)]
+    if (first[0] is None) == (first[1] is None):
+        return
+    label, other = ("A", "B") if first[0] is not None else ("B", "A")
+    call, name, count = first[0] or first[1]  # type: ignore[misc]
+    raise InvalidValueError(
+        f"{label} has NaN, first in the {name} at {name_of(call) or ROOT} ({count} numbers), and {other} has none",
+        hint=f"Find out what makes NaN in {label} first: `sqrtdk check` names the site and the tensor.",
+    )
+
+
+def first_nan(calls: Sequence[CallTensors]) -> tuple[CallTensors, str, int] | None:
+    """The first call with NaN in what is compared, the name of that tensor, and how many of its numbers are NaN."""
+    for call in calls:
+        for name, tensor in (
+            ("query", call.query.values),
+            ("key", call.key.values),
+            ("value", call.value.values),
+            ("output", call.output),
+        ):
+            if tensor.is_floating_point() and not math.isfinite(float(tensor.sum())):  # one pass, where none is NaN
+                count = int(tensor.isnan().sum())
+                if count:
+                    return call, name, count
+    return None
+
+
+def refuse_strangers(a: Side, b: Side, alignment: Alignment, mapping: Mapping[str, str]) -> None:
+    """Refuse two models of which no call, or not every call, can belong together.
+
+    Raises:
+        InvalidValueError: no call of A has a partner in B; or models with other numbers of layers.
+    """
+    counts = [len(side.calls) for side in (a, b)]
+    if not alignment.pairs:
+        sizes = "batch {}, {} heads, {} rows, {} keys"
+        shapes = [sizes.format(*sizes_of(side.calls[0])) for side in (a, b)]
+        raise InvalidValueError(
+            f"no attention of A belongs to one of B: A's first is {shapes[0]}, B's {shapes[1]}",
+            hint="Give two implementations of one model, and the same inputs; or pair sites with --map FILE.",
+        )
+    widths = [{call.output.shape[-1] for call in side.calls if call.missing is None} for side in (a, b)]
+    if all(widths) and not widths[0] & widths[1]:
+        listed = [" or ".join(map(str, sorted(every)[:4])) for every in widths]
+        raise InvalidValueError(
+            f"heads of A are {listed[0]} wide, those of B {listed[1]}",
+            hint="Give two implementations of one model: what heads of other widths give can't be compared.",
+        )
+    models = all(side.info.kind == "model" for side in (a, b))
+    if models and not mapping and counts[0] != counts[1] and (alignment.alone_a or alignment.alone_b):
+        raise InvalidValueError(
+            f"A runs {counts[0]} attentions, B {counts[1]}",
+            hint="Give two models of as many layers; to compare a part of them, pair sites with --map FILE.",
+        )
+
+
+def refuse_unlike(judged: Sequence[Judged]) -> None:
+    """Refuse sides of which no pair has the shapes of one attention, as where keys have other numbers of heads.
+
+    Raises:
+        InvalidValueError: no pair has.
+    """
+    if judged and all(pair.strangers for pair in judged):
+        raise InvalidValueError(
+            f"no attention of A has the shapes of its partner in B: {judged[0].reason}",
+            hint="Give two implementations of one model, or pair other sites with --map FILE.",
+        )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.addends import told_alike
-from sqrtdk.compare.calls import in_order
+from sqrtdk.compare.align import in_order
 from sqrtdk.compare.completing import TIGHT, Told, completed
 from sqrtdk.compare.compute import dtype_of
 from sqrtdk.compare.explain import UNKNOWN, Causes, Explained, explain, faint, first_stage, lost_stage, shows

@@ -216,10 +216,13 @@ class FirstModule:
     Attributes:
         a: its path in A.
         b: in B.
+        place: file and lines of B's code where the difference is: "model.py:42", "model.py:40-41"; None where the code
+            does not tell, as of a weight.
     """
 
     a: str
     b: str
+    place: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

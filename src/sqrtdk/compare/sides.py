@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,16 +120,7 @@ def options_of_sides(
 
 
 def load_side(given: Given, label: str, inputs: Inputs | None, options: LoadOptions) -> LoadedModel | Path:
-    """Load a side that runs in torch, or check the kind of the file that a side is.
-
-    Args:
-        given: what the user named.
-        label: "A" or "B".
-        inputs: to run on; None makes some.
-        options: of loading.
-
-    Returns:
-        The module with its inputs; the path of a trace file or an ONNX graph.
+    """The module that was named, with its inputs; or the path of a trace file or an ONNX graph.
 
     Raises:
         ModelError: it can't be built.
@@ -145,20 +137,15 @@ def load_side(given: Given, label: str, inputs: Inputs | None, options: LoadOpti
         if suffix in (TRACE, ONNX):
             return Path(given)
         if suffix == EXPORTED:
-            return _exported(Path(given), inputs, options)
+            from sqrtdk.graphs.program import read_exported
+
+            return read_exported(Path(given), inputs, trust_remote_code=options.trust_remote_code)
         loaded = resolve(str(given), options, inputs)
         return loaded if inputs is None else replace(loaded, inputs=_fitted(loaded.module, loaded.inputs) or ())
 
 
 def run_side(loaded: LoadedModel | Path, label: str, inputs: Inputs | None, options: LoadOptions) -> Side:
-    """Run a side that is loaded.
-
-    Args:
-        loaded: by `load_side`.
-        label: "A" or "B".
-        inputs: for a graph; a module brings its own.
-        options: of loading.
-    """
+    """Run a side that is loaded by `load_side`; the inputs are for a graph, a module brings its own."""
     if isinstance(loaded, Path):
         side = _of_file(loaded) if loaded.suffix.lower() == TRACE else _of_onnx(loaded, inputs, label)
         side.notes += _unused(side.info.kind, options)
@@ -235,15 +222,13 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
 
     def again(listen: bool, patch: Patch | None) -> Exact:
         """In float64; a half-precision model with operations that know no float64 in float32."""
-        half = run.calls[0].dtype in ("float16", "bfloat16")
-        listener = Listener(sites, patch) if listen else None
-        reads = patch is None  # with B's parts in A the modules are all that is asked for
+        finer = partial(_finer, loaded, seed=seed, attn=attn, sites=sites if listen else None, patch=patch)
         try:
-            return _finer(loaded, torch.float64, seed, attn, listener, reads)
+            return finer(torch.float64)
         except (SqrtdkError, RuntimeError, TypeError, ValueError, NotImplementedError):
-            if not half:
+            if run.calls[0].dtype not in ("float16", "bfloat16"):
                 raise
-            return _finer(loaded, torch.float32, seed, attn, listener, reads)
+            return finer(torch.float32)
 
     first = run.calls[0]
     info = SideInfo(
@@ -256,14 +241,20 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
         calls=len(run.calls),
         versions=_versions(),
     )
-    said = declared_scales(run.calls, module)
-    outputs = tensors_of(returned)
     return Side(
-        info, run.tensors, missed, loaded.inputs, tokens, outputs=outputs, again=again, declared=said, module=module
+        info,
+        run.tensors,
+        missed,
+        loaded.inputs,
+        tokens,
+        outputs=tensors_of(returned),
+        again=again,
+        declared=_declared_scales(run.calls, module),
+        module=module,
     )
 
 
-def declared_scales(calls: Sequence[AttentionCall], model: nn.Module) -> dict[str, str]:
+def _declared_scales(calls: Sequence[AttentionCall], model: nn.Module) -> dict[str, str]:
     """By `name_of` what declares the scale of a call, where its config or its family does and the run applies it.
 
     An attribute of a module declares nothing here: it may hold the very mistake.
@@ -299,9 +290,15 @@ def _traced(
 
 
 def _finer(
-    loaded: LoadedModel, dtype: torch.dtype, seed: int, attn: str | None, listener: Listener | None, reads: bool
+    loaded: LoadedModel,
+    dtype: torch.dtype,
+    *,
+    seed: int,
+    attn: str | None,
+    sites: frozenset[str] | None,
+    patch: Patch | None,
 ) -> Exact:
-    """A run of a copy of the model in another dtype."""
+    """A run of a copy of the model in another dtype; with the `sites` of its attentions what its modules do is kept."""
 
     def cast(value: Any) -> Any:
         return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -315,15 +312,14 @@ def _finer(
             kept = type(tensor) is nn.Parameter
             copied[id(tensor)] = nn.Parameter(other, tensor.requires_grad) if kept else other
     twin = copy.deepcopy(loaded.module, copied).to(dtype)
-    run, returned = _traced(twin, inputs, seed, attn, listener, reads=reads)
-    steps = () if listener is None else tuple(listener.steps)
-    replaced = frozenset() if listener is None else frozenset(listener.replaced)
-    return Exact(dtype, inputs_of(run.tensors), tensors_of(returned), steps, replaced, listener is not None)
-
-
-def inputs_of(calls: tuple[CallTensors, ...]) -> dict[str, dict[str, Tensor]]:
-    """What comes into each attention, by its name."""
-    return {name_of(call): entering_of(call) for call in calls if call.missing is None}
+    listener = None if sites is None else Listener(sites, patch)
+    # with B's parts in A the modules are all that is asked for
+    run, returned = _traced(twin, inputs, seed, attn, listener, reads=patch is None)
+    entering = {name_of(call): entering_of(call) for call in run.tensors if call.missing is None}
+    exact = Exact(dtype, entering, tensors_of(returned))
+    if listener is None:
+        return exact
+    return replace(exact, steps=tuple(listener.steps), replaced=frozenset(listener.replaced), listened=True)
 
 
 def entering_of(call: CallTensors) -> dict[str, Tensor]:
@@ -343,10 +339,8 @@ def entering_of(call: CallTensors) -> dict[str, Tensor]:
 def _versions() -> dict[str, str]:
     versions = {}
     for name in PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions
 
 
@@ -357,15 +351,10 @@ def _of_file(path: Path) -> Side:
     if not file.calls:
         raise InvalidValueError(f"{path} holds no call", hint="Record a model that has attention.")
     info = SideInfo(str(path), "trace file", calls=len(file.calls), dtype=file.calls[0].dtype)
-    inputs = in_order(file.model_inputs) if file.model_inputs else None
+    inputs: Inputs | None = dict(file.model_inputs) or None
+    if inputs and all(name.isdecimal() for name in file.model_inputs):  # places in a tuple
+        inputs = tuple(file.model_inputs[place] for place in sorted(file.model_inputs, key=int))
     return Side(info, tuple(file.calls), inputs=inputs, forwards=0, notes=file.notes, cuts=tuple(file.cuts))
-
-
-def in_order(recorded: Mapping[str, Tensor]) -> Inputs:
-    """The inputs of a trace file, whose numbers stand for places in a tuple."""
-    if all(name.isdecimal() for name in recorded):
-        return tuple(recorded[str(place)] for place in sorted(int(name) for name in recorded))
-    return dict(recorded)
 
 
 def _of_onnx(path: Path, inputs: Inputs | None, label: str) -> Side:
@@ -385,9 +374,3 @@ def _of_onnx(path: Path, inputs: Inputs | None, label: str) -> Side:
     info = SideInfo(str(path), "onnx", run.producer, None, first.dtype, "cpu", len(run.calls), versions)
     outputs = tensors_of(run.outputs)
     return Side(info, run.calls, missed, inputs, forwards=run.forwards, outputs=outputs)
-
-
-def _exported(path: Path, inputs: Inputs | None, options: LoadOptions) -> LoadedModel:
-    from sqrtdk.graphs.program import read_exported
-
-    return read_exported(path, inputs, trust_remote_code=options.trust_remote_code)

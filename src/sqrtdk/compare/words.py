@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
 from sqrtdk._sites import ROOT, fold_sites
 from sqrtdk.compare.records import Cause, PairDiff, SideInfo, Unpaired, lines_of
@@ -15,6 +16,7 @@ _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 _WEIGHT = re.compile(r"has another weight for ((?:q|k|v)(?:(?:, | and )(?:q|k|v))*)(?=[,:])")
 _OFF = re.compile(r"by (\d[\d.e+-]*) of its size in all$")
 _MOST_SITES = 4
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +56,37 @@ class Group:
         return len({tuple(cause.text for cause in known(pair)) for pair in self.pairs}) > 1
 
 
+class OfOutputs(NamedTuple):
+    """Sentences on the models' outputs.
+
+    Attributes:
+        before: those that come before what is said of the attentions.
+        after: and after it.
+        chain: they say where the first difference is, and which attentions it reaches.
+        agree: they say that the attentions agree.
+    """
+
+    before: Sequence[str] = ()
+    after: Sequence[str] = ()
+    chain: bool = False
+    agree: bool = False
+
+
+_NOTHING = OfOutputs()
+
+
 def paragraphs(
     pairs: Sequence[PairDiff],
     unpaired_a: Sequence[Unpaired],
     unpaired_b: Sequence[Unpaired],
     a: SideInfo,
     b: SideInfo,
-    of_outputs: tuple[Sequence[str], Sequence[str]] = ((), ()),
+    of_outputs: OfOutputs = _NOTHING,
 ) -> tuple[str, ...]:
     """Say what a comparison found, most important first.
 
     First the differences with their causes, then those without, calls that have no partner, what could not be compared,
     and last what is the same. Sites are A's.
-
-    Args:
-        pairs: in A's order.
-        unpaired_a: calls of A without a partner.
-        unpaired_b: calls of B without a partner.
-        a: side A.
-        b: side B.
-        of_outputs: sentences on the models' outputs, those that come first and those that follow the differences.
 
     Example:
         >>> pair = PairDiff("h.0", "h.0", 0, 0, True, None, None, (), 2e-7, 1e-6, difference=2e-7)
@@ -83,15 +96,15 @@ def paragraphs(
     """
     found = groups(pairs)
     own = [group for group in found if group.causes]
-    if any(map(says_chain, of_outputs[0])):
+    if of_outputs.chain:
         own = [group for group in own if not group.only_reached]
-    sentences = [*of_outputs[0], *(_caused(group, pairs, allows(a, b)) for group in own)]
+    sentences = [*of_outputs.before, *(_caused(group, pairs, allows(a, b)) for group in own)]
     sentences += [_unexplained(group, pairs, allows(a, b)) for group in found if not group.causes]
     sentences += [
         f"{_differences(lost)} {'follows' if len(lost) == 1 else 'follow'} from {origin}."
         for origin, lost in orphans(pairs, found).items()
     ]
-    sentences += of_outputs[1]
+    sentences += of_outputs.after
     if unpaired_a or unpaired_b:
         sentences.append(_alone(len(unpaired_a), len(unpaired_b)))
     if unjudged := [pair for pair in pairs if pair.same is None]:
@@ -101,7 +114,7 @@ def paragraphs(
     if not pairs:
         sentences.append("No attention of A has a partner in B: nothing was compared.")
     if same := [pair for pair in pairs if pair.same]:
-        sentences.append(_same(same, len(pairs), allows(a, b), any(map(says_agreement, of_outputs[0]))))
+        sentences.append(_same(same, len(pairs), allows(a, b), of_outputs.agree))
     sentences += [_cancelling(stages, members, pairs) for stages, members in cancelling(pairs).items()]
     sentences += [
         f"{rows_without_key(out, rows)} left out {where(members, pairs)}."
@@ -113,15 +126,15 @@ def paragraphs(
 def groups(pairs: Iterable[PairDiff]) -> tuple[Group, ...]:
     """Group the pairs that differ by themselves by their causes, each with the pairs that follow from one of them."""
     every = list(pairs)
-    by_causes: dict[object, list[PairDiff]] = {}
-    for pair in every:
-        if pair.same is False and pair.follows_from is None:
-            key: list[object] = [(c.name, c.stage, _NUMBER.sub("#", c.text)) for c in known(pair)]
-            if _unknown(pair):
-                key.append(pair.first_stage)
-            by_causes.setdefault(tuple(key), []).append(pair)
+
+    def causes(pair: PairDiff) -> tuple[object, ...] | None:
+        if pair.same is not False or pair.follows_from is not None:
+            return None
+        named = [(cause.name, cause.stage, _NUMBER.sub("#", cause.text)) for cause in known(pair)]
+        return (*named, pair.first_stage) if _unknown(pair) else tuple(named)
+
     found = []
-    for members in by_causes.values():
+    for members in _by(every, causes).values():
         places = {place_of(pair) for pair in members}
         followers = tuple(pair for pair in every if pair.follows_from is not None and _origin(pair) in places)
         found.append(Group(tuple(members), known(members[0]), _unknown(members[0]), followers))
@@ -131,29 +144,26 @@ def groups(pairs: Iterable[PairDiff]) -> tuple[Group, ...]:
 def orphans(pairs: Iterable[PairDiff], found: Iterable[Group]) -> dict[str, list[PairDiff]]:
     """Pairs whose difference comes from one that is in no group, by that one's site."""
     told = {id(pair) for group in found for pair in group.followers}
-    by_origin: dict[str, list[PairDiff]] = {}
-    for pair in pairs:
-        if pair.follows_from is not None and id(pair) not in told:
-            by_origin.setdefault(_origin(pair), []).append(pair)
-    return by_origin
+    return _by(pairs, lambda pair: None if pair.follows_from is None or id(pair) in told else _origin(pair))
 
 
 def cancelling(pairs: Iterable[PairDiff]) -> dict[tuple[str, ...], list[PairDiff]]:
     """Pairs with stages that differ and make no difference, by these stages."""
-    by_stages: dict[tuple[str, ...], list[PairDiff]] = {}
-    for pair in pairs:
-        if stages := pair.cancelling:
-            by_stages.setdefault(stages, []).append(pair)
-    return by_stages
+    return _by(pairs, lambda pair: pair.cancelling or None)
 
 
 def left_out(pairs: Iterable[PairDiff]) -> dict[tuple[int, int], list[PairDiff]]:
     """Pairs with rows that are not compared as they see no key, by how many of how many they are."""
-    by_rows: dict[tuple[int, int], list[PairDiff]] = {}
+    return _by(pairs, lambda pair: (pair.rows_left_out, pair.rows) if pair.rows_left_out else None)
+
+
+def _by(pairs: Iterable[PairDiff], key: Callable[[PairDiff], Key | None]) -> dict[Key, list[PairDiff]]:
+    """Pairs by a key; those that have none are left out."""
+    found: dict[Key, list[PairDiff]] = {}
     for pair in pairs:
-        if pair.rows_left_out:
-            by_rows.setdefault((pair.rows_left_out, pair.rows), []).append(pair)
-    return by_rows
+        if (name := key(pair)) is not None:
+            found.setdefault(name, []).append(pair)
+    return found
 
 
 def rows_without_key(out: int, rows: int) -> str:
@@ -284,15 +294,15 @@ def _caused(group: Group, pairs: Sequence[PairDiff], rounding: str) -> str:
     if group.numbers_differ:
         first += " (the numbers are those of the first; they differ from site to site)"
     one = "it" if len(group.causes) == 1 else "them"
-    all_of_it = {1: one, 2: "both"}.get(len(texts), f"all {len(texts)}")
+    with_all = f"{first}; with { ({1: one, 2: 'both'}.get(len(texts), f'all {len(texts)}')) }"
+    allowed = f"{rounding} allows {short(worst.allowed)}"
     if group.resolved:
-        agree = f"the outputs agree to {short(worst.residue)}, {rounding} allows {short(worst.allowed)}"
-        return f"{first}; with {all_of_it} {agree}.{_in_code(group)}{_followed(group)}"
-    rest = f"with {all_of_it} {share(worst.explained)} of the difference goes away"
-    left = f"{short(worst.residue)} is left, {rounding} allows {short(worst.allowed)}"
-    left = left[:1].upper() + left[1:]
+        agree = f"the outputs agree to {short(worst.residue)}, {allowed}"
+        return f"{with_all} {agree}.{_in_code(group)}{_followed(group)}"
     stage = f", at the stage {lost}" if (lost := lost_stage(worst)) and group.unknown else ""
-    return f"{first}; {rest}. {left}: the cause of the rest is unknown{stage}.{_in_code(group)}{_followed(group)}"
+    left = f"{short(worst.residue)} is left, {allowed}: the cause of the rest is unknown{stage}"
+    gone = f"{with_all} {share(worst.explained)} of the difference goes away"
+    return f"{gone}. {left[:1].upper()}{left[1:]}.{_in_code(group)}{_followed(group)}"
 
 
 def _in_code(group: Group) -> str:
@@ -333,29 +343,16 @@ def reached_by(pairs: Sequence[PairDiff]) -> list[PairDiff]:
     return [pair for pair in pairs if is_reached(pair) or pair.follows_from in first]
 
 
-def says_chain(sentence: str) -> bool:
-    """Whether a sentence on the models' outputs says where the first difference is, and what it reaches."""
-    return sentence.startswith("The first difference is in ")
-
-
-def says_agreement(sentence: str) -> bool:
-    """Whether a sentence on the models' outputs says that the attentions agree."""
-    return sentence.startswith(("The attention agrees;", "The attentions agree;"))
-
-
 def _same(same: Sequence[PairDiff], total: int, rounding: str, said: bool) -> str:
     """What agrees, and how well; with `said`, the sentence before has said that all do."""
     worst = largest(same, _size)
     figures = f"largest difference is {short(_size(worst))}, {rounding} allows {short(worst.allowed)}."
     if said:
         return f"The {figures.replace('difference', 'difference of the attentions', 1)}"
-    which = f"All {counted(total)}" if len(same) == total else f"The other {counted(len(same))}"
-    if len(same) == total == 2:
-        which = "Both attentions"
     if len(same) == 1:
-        which = "The one attention" if total == 1 else "The other attention"
-    verb = "agrees" if len(same) == 1 else "agree"
-    return f"{which} {verb}: the {figures}"
+        return f"{'The one' if total == 1 else 'The other'} attention agrees: the {figures}"
+    all_of_them = "Both attentions" if total == 2 else f"All {counted(total)}"
+    return f"{all_of_them if len(same) == total else f'The other {counted(len(same))}'} agree: the {figures}"
 
 
 def _cancelling(stages: Sequence[str], members: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> str:
@@ -385,11 +382,10 @@ def _size(pair: PairDiff) -> float | None:
 
 def excess(pair: PairDiff) -> float:
     """The residue in units of what is allowed; infinite where either is not known, or NaN."""
-    if pair.residue is None or pair.allowed is None or math.isnan(pair.residue) or math.isnan(pair.allowed):
+    residue, allowed = pair.residue, pair.allowed
+    if residue is None or allowed is None or math.isnan(residue) or math.isnan(allowed):
         return math.inf
-    if pair.residue <= pair.allowed:
-        return pair.residue / pair.allowed if pair.allowed > 0 else 0.0
-    return pair.residue / pair.allowed if pair.allowed > 0 else math.inf
+    return residue / allowed if allowed > 0 else 0.0 if residue <= allowed else math.inf
 
 
 def _unknown(pair: PairDiff) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from sqrtdk.compare.output_words import BESIDE, FIRST, FOLLOWS, differing, sizes, unjudged_by_reason, unlike
+from sqrtdk.compare.outputs import BESIDE, FIRST, FOLLOWS, differing, sizes, unjudged_by_reason, unlike
 from sqrtdk.compare.records import DiffReport, PairDiff, lines_of
 from sqrtdk.compare.words import (
     Group,
@@ -76,7 +76,7 @@ def paragraphs(report: DiffReport) -> tuple[str, ...]:
 
 
 def _of_outputs(report: DiffReport) -> tuple[list[str], list[str]]:
-    """As `sqrtdk.compare.output_words.of_outputs`."""
+    """As `sqrtdk.compare.outputs.of_outputs`."""
     after = [f"模型的输出未比较：{caused(report.outputs_missing, 'zh')}。"] if report.outputs_missing else []
     if unjudged := [f"`{one.name}`" for one in report.outputs if one.same is None and one.reason is None]:
         after.append(f"两侧模型的输出都含有 NaN，未能判定：{COMMA.join(unjudged)}。")

@@ -12,7 +12,7 @@ from sqrtdk._check import check
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.diff import diff
-from sqrtdk.compare.output_words import FOLLOWS
+from sqrtdk.compare.outputs import FOLLOWS
 from sqrtdk.compare.records import DiffReport, OutputDiff, PairDiff
 from sqrtdk.compare.sides import Given
 from sqrtdk.testing.standing import as_allowed, check_fail_on, check_names, failing, is_allowed, matches

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from sqrtdk._sites import ROOT, fold_sites
 from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall
-from sqrtdk.compare.output_words import percent
+from sqrtdk.compare.outputs import percent
 from sqrtdk.compare.records import Cause, DiffReport, OutputDiff, PairDiff
 from sqrtdk.testing.standing import matches
 
