@@ -32,6 +32,7 @@ REFUSED = {  # a command line: a part of the error, and one of its hint
     "bench --threads 100000": ("the CPUs here; got 100000", "Leave it out"),
     f"bench --seed {2**64}": (f"seed {2**64}", "smaller"),
     "bench --output /no/such/directory/b.json": ("there is no directory", "Create"),
+    "app report.json": ("unexpected extra argument", "of a check is written by sqrtdk check MODEL --html FILE"),
     "check demo:nope": ("demo:nope", ""),
     "check demo:thrice": ("demo:thrice", ""),
     "check no-such-org/no-such-model": ("no-such-org/no-such-model", ""),

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from markupsafe import Markup, escape
 
-from sqrtdk.app import fields
-from sqrtdk.app.catalogue import Words
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import said
 
 Cell = str | Markup
 
 
 def shown(text: object) -> Markup:
-    """A text of a file or of a model, with every character visible and none that is markup."""
+    """A text with every character visible and none that is markup."""
     return escape(text) if isinstance(text, Markup) else escape(plain(str(text)))
 
 
@@ -48,14 +44,6 @@ def notice(text: Cell, tone: str = "bad") -> Markup:
     return Markup('<p class="notice {}" role="alert">{}</p>').format(tone, shown(text))
 
 
-def recorded(text: str, words: Words) -> Markup:
-    """A sentence that was recorded in English: in the page's language, or marked as English where that is not known."""
-    there = said(text, words.language)
-    if words.language == "en" or there != text:
-        return shown(there)
-    return Markup('<span lang="en">{}</span>').format(shown(text))
-
-
 def headline(word: str, tone: str, of: str) -> Markup:
     """The result, and what it is of."""
     return Markup('<h3 class="result {}"><b>{}</b> <span>{}</span></h3>').format(tone, shown(word), shown(of))
@@ -64,17 +52,3 @@ def headline(word: str, tone: str, of: str) -> Markup:
 def lead(text: Cell) -> Markup:
     """A paragraph."""
     return Markup("<p>{}</p>").format(shown(text))
-
-
-def command(document: Mapping[str, Any], words: Words) -> Markup:
-    """The command that gave the report, where it says one."""
-    written = fields.maybe_text(document.get("command"))
-    if written in ("", "-"):
-        return Markup("")
-    return Markup("<p>{} <code>{}</code></p>").format(words("saved.command"), shown(written))
-
-
-def left(rows: int, words: Words) -> Markup:
-    """How many rows a table left out."""
-    more = rows - fields.MOST_ROWS
-    return lead(words("saved.left", count=more)) if more > 0 else Markup("")

@@ -104,6 +104,14 @@ GROUPS: dict[str, Verb] = {
     ),
 }
 
+INSTEAD: dict[tuple[str, str], str] = {  # what a command took once: how typer refuses it, and what serves today
+    ("sqrtdk app", "Got unexpected extra argument"): (
+        "the explorer opens no file; the page of a check is written by sqrtdk check MODEL --html FILE, "
+        "of a comparison by sqrtdk diff A B --html FILE, of a run by sqrtdk watch report RUN, "
+        "of claims by sqrtdk lab report DIR"
+    ),
+}
+
 
 class HelpfulCommand(TyperCommand):
     """A command whose help names arguments as a user types them, without braces and Python's types."""
