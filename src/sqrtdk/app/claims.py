@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from sqrtdk.app.catalogue import Words
 from sqrtdk.app.figures import drawing
-from sqrtdk.app.pieces import Cell, headline, lead, notice, shown, table
 from sqrtdk.app.settings import RefusedValueError
+from sqrtdk.app.tables import Cell, headline, lead, notice, shown, table
 from sqrtdk.lab import CLAIMS
 from sqrtdk.lab.claim import GROUPS, Claim
 from sqrtdk.lab.experiment import run_claim

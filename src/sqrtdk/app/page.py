@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from sqrtdk import _extras
 from sqrtdk._language import Language
-from sqrtdk.app import claims, figures, pieces, tables
+from sqrtdk.app import claims, figures, tables
 from sqrtdk.app.catalogue import LANGUAGES, TAGS, Words
 from sqrtdk.app.settings import CONTROLS, RULES, RefusedValueError, Settings, address, parse, texts
 from sqrtdk.errors import SqrtdkError, text_of
@@ -93,7 +93,7 @@ def _html(markup: Markup) -> str:
 
 
 def _refused(error: SqrtdkError, words: Words) -> str:
-    return _html(pieces.notice(f"{words('error.title')} {said(error, words)}"))
+    return _html(tables.notice(f"{words('error.title')} {said(error, words)}"))
 
 
 def _header(gradio: Any, words: Words) -> None:
@@ -175,7 +175,7 @@ def _explore(gradio: Any, blocks: Any, words: Words) -> None:
             settings, told = parse(typed), ""
         except RefusedValueError as error:
             settings = parse({})
-            told = _html(pieces.notice(words("error.address", said=said(error, words)), "doubtful"))
+            told = _html(tables.notice(words("error.address", said=said(error, words)), "doubtful"))
         values = texts(settings)
         updates = {controls[name]: gradio.update(value=values[name]) for name in CONTROLS if name != "parameter"}
         return {note: told, controls["parameter"]: _parameter(gradio, settings, words), **updates}
@@ -216,7 +216,7 @@ def _parameter(gradio: Any, settings: Settings, words: Words) -> Any:
 
 
 def _claims(gradio: Any, words: Words) -> None:
-    gradio.HTML(_html(pieces.lead(words("claim.lead"))), js_on_load=None)
+    gradio.HTML(_html(tables.lead(words("claim.lead"))), js_on_load=None)
     with gradio.Row():
         first = next(iter(CLAIMS))
         chosen = gradio.Dropdown(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sqrtdk.bench.paired import Spread, ratio, rounds
+from timing import Spread, ratio, rounds
 
 
 def _clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
