@@ -18,7 +18,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import product
@@ -49,9 +49,8 @@ def run(
     passes: Sequence[str],
     repeats: int,
     seed: int = 0,
-    say: Callable[[str], object] = print,
 ) -> tuple[Rows, Rows]:
-    """Measure ways on workloads, each in every dtype and pass, and say the figures of each as soon as they are there.
+    """Measure ways on workloads, each in every dtype and pass, and print the figures of each as soon as they are there.
 
     Returns:
         The figures; and for every way without one why there is none.
@@ -65,7 +64,7 @@ def run(
     for name, dtype, kind in product(workloads, dtypes, passes):
         workload, training = workloads[name], kind == "training"
         place = {"workload": name, "dtype": dtype, "pass": kind}
-        say(f"{name}  {workload.text}, {dtype}, {kind}")
+        print(f"{name}  {workload.text}, {dtype}, {kind}", flush=True)
         if training and not workload.trains:
             rows, refused = [], {"all": "nobody trains on this workload"}
         else:
@@ -74,9 +73,9 @@ def run(
             times = rounds(works, repeats)
             rows = [place | figures(way, ways[way], case, times) for way in works]
         for row in rows:
-            say(told(row))
+            print(line_of(row))
         for way, reason in refused.items():
-            say(f"  not measured: {way}: {plain(reason)}")
+            print(f"  not measured: {way}: {plain(reason)}")
         measured += rows
         missing += [place | {"way": way, "reason": reason} for way, reason in refused.items()]
     return measured, missing
@@ -96,7 +95,7 @@ def figures(name: str, way: Way, case: Case, times: Mapping[str, Sequence[float]
     }
 
 
-def told(row: Mapping[str, Any]) -> str:
+def line_of(row: Mapping[str, Any]) -> str:
     """Way, milliseconds, ratio to the base, and what ran where the way does not say it."""
     times = "" if row["way"] == BASE else f"x {Spread(**row['ratio']).text(2)}"
     ran = f"on {row['impl']}" if row["impl"] is not None and row["impl"] not in row["way"] else ""
@@ -155,9 +154,10 @@ def main(arguments: Sequence[str]) -> int:
     around = machine()
     print(f"{around['cpu']}, {options.threads} of {around['cpus']} CPUs, torch {around['versions']['torch']}")
     print(f"median [10th .. 90th percentile] of {options.repeats} rounds; ratios are to {BASE} in the same round")
-    chosen_ones = options.workloads, options.ways, options.dtypes, options.passes
     try:
-        measured, missing = run(*chosen_ones, options.repeats, options.seed)
+        measured, missing = run(
+            options.workloads, options.ways, options.dtypes, options.passes, options.repeats, options.seed
+        )
     except DisagreementError as error:
         print(f"{error}: one of the two is wrong; --way leaves it out", file=sys.stderr)
         return 2

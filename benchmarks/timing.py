@@ -39,7 +39,6 @@ def rounds(
     ways: Mapping[str, Work],
     repeats: int,
     calls: int = 1,
-    after_round: Callable[[], object] = lambda: None,
     clock: Callable[[], float] | None = None,
 ) -> dict[str, list[float]]:
     """Seconds a call of every way in every round, after one round that is not counted.
@@ -49,7 +48,6 @@ def rounds(
         repeats: rounds that are counted.
         calls: of one way in a row, before it is the next one's turn; more than 1 where a call is shorter than the
             clock can tell.
-        after_round: told of every round, the first included.
         clock: in seconds; None: `time.perf_counter`. `time.process_time` where other programs run beside.
     """
     now = clock or time.perf_counter
@@ -62,7 +60,6 @@ def rounds(
             seconds = (now() - start) / calls
             if i:
                 times[name].append(seconds)
-        after_round()
     return times
 
 
