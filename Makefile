@@ -107,7 +107,7 @@ bench: .venv/.dev kernel
 	$(BIN)/python benchmarks/static_check.py
 	$(BIN)/python benchmarks/trace.py
 	$(BIN)/python benchmarks/attention.py
-	$(BIN)/sqrtdk bench --threads $$(nproc)
+	$(BIN)/python benchmarks/kernels.py --threads $$(nproc)
 
 # No set-up before: where there is no GPU nothing is installed.
 gpu:

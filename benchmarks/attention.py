@@ -25,9 +25,9 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import flex_attention
 
 import sqrtdk
+from peers import dense_statistics
 from sqrtdk import AuxRequest, scores
-from sqrtdk.bench.paired import Spread, ratio, rounds
-from sqrtdk.bench.peers import dense_statistics
+from timing import Spread, ratio, rounds
 
 Group = tuple[dict[str, Callable[[], object]], list[tuple[str, str]], int]
 ALL = AuxRequest.all()

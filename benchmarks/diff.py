@@ -29,8 +29,8 @@ import torch
 import transformers
 
 import sqrtdk
-from sqrtdk.bench.paired import Spread, ratio, rounds
 from sqrtdk.compare.records import DiffReport
+from timing import Spread, ratio, rounds
 
 MEMORY = """
 import json, sys

@@ -34,16 +34,12 @@ if "--check" in sys.argv:  # before anything imports Triton
 
 import torch
 
+from gpu_record import SCHEMA_VERSION, clocks, figure_text, machine
 from gpu_ways import FLEX_LENGTHS, FORWARD, MEASURE, TRAINING, flex, measured
-from sqrtdk.bench.choose import chosen
-from sqrtdk.bench.gpu_machine import clocks, machine
-from sqrtdk.bench.gpu_record import SCHEMA_VERSION, figure_text
-from sqrtdk.bench.gpu_timing import rounds_on
-from sqrtdk.bench.paired import Spread, ratio
-from sqrtdk.bench.runner import prepared
-from sqrtdk.bench.ways import BASE, Way
-from sqrtdk.bench.workloads import Case, Workload
-from sqrtdk.errors import BenchError, kind_and_text
+from sqrtdk.errors import kind_and_text
+from timing import Spread, ratio, rounds_on
+from ways import BASE, Way, prepared
+from workloads import Case, Workload, chosen
 
 ROOT = Path(__file__).parents[1]
 MOST_S = 4.0  # for the rounds of one case and pass
@@ -207,7 +203,7 @@ def timed(name: str, kind: str, options: argparse.Namespace) -> dict[str, Any]:
         case = tensors(workload, kind == "training", device)
         works, cell["not_measured"] = ready(case, options.ways_of(kind))
         times = rounds_on(device, works, options.repeats, MOST_S)
-    except (BenchError, RuntimeError) as error:  # what was measured before is kept
+    except RuntimeError as error:  # what was measured before is kept
         return cell | {"not_measured": {"all": kind_and_text(error, 300)}}
     cell["clocks"] = clocks(device)
     rate = operations(workload, kind == "training") / 1e12

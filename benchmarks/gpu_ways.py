@@ -1,6 +1,6 @@
 """The ways that benchmarks/gpu.py times: ours, torch's fused kernels, FlexAttention, and what gives statistics today.
 
-Every way makes a call from a case (`sqrtdk.bench.workloads.Case`) whose tensors lie on the device.
+Every way makes a call from a case (`workloads.Case`) whose tensors lie on the device.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sqrtdk
+from peers import Call, dense_statistics, sdpa
 from sqrtdk import AuxRequest
-from sqrtdk.bench.peers import Call, dense_statistics, sdpa
-from sqrtdk.bench.ways import BASE, Way
-from sqrtdk.bench.workloads import Case
 from sqrtdk.errors import UnsupportedError
+from ways import BASE, Way
+from workloads import Case
 
 LARGEST_CHUNK = 2**28  # weights that the dense code holds at once: it takes head after head
 FLEX_LENGTHS = (1, 4, 4096)  # what compiles for seconds at each length: not at all of them within ten minutes

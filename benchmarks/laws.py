@@ -27,7 +27,7 @@ from torch import nn
 
 import sqrtdk
 from sqrtdk._machine import cpu_name
-from sqrtdk.bench.paired import Spread, ratio, rounds
+from timing import Spread, ratio, rounds
 
 SMALL = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}
 HEADS = {"num_attention_heads": 4}

@@ -29,7 +29,7 @@ import torch
 import transformers
 
 import sqrtdk
-from sqrtdk.bench.paired import Spread, ratio, rounds
+from timing import Spread, ratio, rounds
 
 
 def build(attn: str) -> torch.nn.Module:

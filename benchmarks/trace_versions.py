@@ -18,7 +18,7 @@ import subprocess
 import sys
 from functools import partial
 
-from sqrtdk.bench.paired import Spread, ratio, rounds
+from timing import Spread, ratio, rounds
 
 KINDS = ("sdpa", "eager")
 CHILD = """

@@ -37,11 +37,11 @@ import torch
 import transformers
 
 from sqrtdk._machine import cpu_name
-from sqrtdk.bench.paired import Spread, ratio, rounds
 from sqrtdk.monitor.schedule import When
 from sqrtdk.monitor.watch import Watch, watch
 from sqrtdk.tracing.tell.finish import MostRows
 from sqrtdk.tracing.trace import Trace
+from timing import Spread, ratio, rounds
 
 ALONE = 20_000  # calls of step() by itself
 

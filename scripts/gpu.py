@@ -45,7 +45,8 @@ print(json.dumps(told))
 MACHINE = """
 import json, pathlib, sys
 import torch
-from sqrtdk.bench.gpu_machine import machine
+sys.path.append(sys.argv[1] + "/benchmarks")
+from gpu_record import machine
 print(json.dumps(machine(torch.device("cuda", 0), pathlib.Path(sys.argv[1]))))
 """
 

@@ -1,6 +1,6 @@
-"""What a wheel holds beside the package: the record of a run on a GPU, where there is one, and the compiled kernel.
+"""What a wheel holds beside the package: with SQRTDK_PREBUILD=1 the compiled kernel.
 
-With SQRTDK_PREBUILD=1 a wheel holds the compiled kernel, for the torch that is installed and CPUs with AVX-512.
+The kernel is compiled for the torch that is installed and for CPUs with AVX-512.
 
 Under another torch such a wheel works like any other: the kernel is compiled on the machine. See `make wheel`.
 """
@@ -21,10 +21,7 @@ class PrebuiltKernel(BuildHookInterface):  # type: ignore[type-arg]
     """Compiles the kernel for each of its targets, outside the source tree."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Add the record, and the libraries to the wheel, which is then one of this platform."""
-        measured = Path(self.root) / "benchmarks" / "results" / "gpu.json"
-        if measured.exists() and version == "standard":
-            build_data["force_include"][str(measured)] = "sqrtdk/bench/gpu.json"
+        """Add the libraries to the wheel, which is then one of this platform."""
         asked = os.environ.get("SQRTDK_PREBUILD", "")
         if asked not in ("", "0", "1"):
             raise ValueError(f"SQRTDK_PREBUILD is {asked!r}; it is 1 for a wheel with the kernel, or 0")

@@ -40,7 +40,7 @@ MORE = (
 
 # What the CPU's arithmetic does not reach.
 LEFT_OUT = {
-    "tests/cli": "processes, streams and help texts; the figures that they print are those of audit, bench and lab",
+    "tests/cli": "processes, streams and help texts; the figures that they print are those of audit and lab",
     "tests/report": "draws records that are written down",
     "tests/test_house.py": "text, imports and processes",
     "tests/test_portable.py": "processes",

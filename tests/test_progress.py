@@ -11,9 +11,6 @@ import pytest
 import sqrtdk
 from sqrtdk import _progress
 from sqrtdk._progress import bar, counted, heard, shown, tell
-from sqrtdk.bench import runner
-from sqrtdk.bench.ways import WAYS
-from sqrtdk.bench.workloads import Workload
 from sqrtdk.lab.sweep import Grid, sweep
 from tests.support.program import terminal, warm
 
@@ -152,7 +149,7 @@ def test_counts_go_to_the_function_that_was_given(tmp_path: Path) -> None:
     assert told == [(0, 2), (1, 2), (2, 2)]
 
 
-def test_a_check_a_comparison_and_a_bench_tell_what_they_do() -> None:
+def test_a_check_and_a_comparison_tell_what_they_do() -> None:
     told: list[tuple[str, int, int]] = []
     with heard(lambda *words: told.append(words)):
         sqrtdk.check("demo", seq_len=16)
@@ -163,6 +160,3 @@ def test_a_check_a_comparison_and_a_bench_tell_what_they_do() -> None:
         assert list(dict.fromkeys(text for text, _, _ in told)) == [
             "loading", "running A", "running B", "comparing the attentions",
         ]  # fmt: skip
-        told.clear()
-        runner.run({"tiny": Workload(1, 1, 1, 4, 4, 8)}, {"eager": WAYS["eager"]}, passes=["forward"], repeats=1)
-    assert told == [("rounds", 1, 2), ("rounds", 2, 2)]

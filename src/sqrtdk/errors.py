@@ -37,10 +37,6 @@ class LabError(SqrtdkError, RuntimeError):
     """A cell of an experiment or of a sweep could not be computed, or the engine that computes cells not be had."""
 
 
-class BenchError(SqrtdkError, RuntimeError):
-    """A way to compute attention gives another result than the one that it is measured against."""
-
-
 class TraceFileError(SqrtdkError, ValueError):
     """A trace file that is none, is damaged, or breaks a rule of its format."""
 

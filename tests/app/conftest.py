@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -61,15 +60,3 @@ def visit(explorer: Served, browser: Browser) -> Iterator[Callable[..., Page]]:
     for context in contexts:
         context.close()
     assert wrong == []
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Callable[[str, bytes], Path]:
-    """Write a file to be opened."""
-
-    def write(name: str, content: bytes) -> Path:
-        path = tmp_path / name
-        path.write_bytes(content)
-        return path
-
-    return write

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from sqrtdk import cli
-from sqrtdk.bench import gpu_machine, gpu_record
-from sqrtdk.bench.peers import sdpa
-from sqrtdk.bench.ways import BASE, Way
+import gpu
+import gpu_record
+import gpu_ways
+from peers import sdpa
 from sqrtdk.errors import InvalidValueError
 from tests.support.triton_here import needs_triton
+from ways import BASE, Way
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import gpu  # noqa: E402
-import gpu_ways  # noqa: E402
-
-RECORD = ROOT / "benchmarks" / "results" / "gpu.json"
 
 
 def text_of(name: str) -> str:
@@ -41,7 +33,7 @@ def text_of(name: str) -> str:
 @pytest.mark.parametrize("name", ["README.md", "docs/en/limits.md", "docs/en/gpu.md"])
 def test_pages_say_what_the_record_does(name: str) -> None:
     record = gpu_record.read()
-    assert (record is None) is not RECORD.exists()
+    assert (record is None) is not gpu_record.RECORD.exists()
     assert gpu_record.sentence(record) in text_of(name)
     assert (gpu_record.NOT_MEASURED in text_of(name)) is (record is None)
 
@@ -49,14 +41,6 @@ def test_pages_say_what_the_record_does(name: str) -> None:
 @pytest.mark.parametrize("name", ["README.zh-CN.md", "docs/zh/limits.md", "docs/zh/gpu.md", "docs/zh/gpu-kernel.md"])
 def test_the_chinese_pages_say_so_too(name: str) -> None:
     assert ("尚未在 GPU 上测量" in text_of(name)) is (gpu_record.read() is None)
-
-
-def test_the_list_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    sentence = gpu_record.sentence(gpu_record.read())
-    runner = CliRunner(env={"COLUMNS": "200"})
-    shown = runner.invoke(cli._app, ["bench", "--list"]).stdout
-    assert sentence in " ".join(shown.split())
-    assert json.loads(runner.invoke(cli._app, ["bench", "--list", "--json"]).stdout)["gpu"] == sentence
 
 
 def cells(**ms: dict[str, float]) -> list[dict[str, Any]]:
@@ -92,7 +76,7 @@ def test_a_record_is_told_with_the_figure_of_every_target(tmp_path: Path) -> Non
     }
     path = tmp_path / "gpu.json"
     path.write_text(json.dumps(record))
-    said = gpu_record.sentence(gpu_record.read([tmp_path / "none.json", path]))
+    said = gpu_record.sentence(gpu_record.read(path))
     assert said.startswith("Measured on one NVIDIA H200 in bfloat16, torch 2.13.0+cu130: all statistics, forward")
     assert "at least 400 TFLOP/s: 431.3 TFLOP/s, met; " in said
     assert "at most 1.12: 1.2 times, missed; " in said
@@ -105,7 +89,7 @@ def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "gpu.json"
     path.write_text(text)
     with pytest.raises(InvalidValueError, match=r"gpu\.json is no record|gpu\.json is a record of version 2"):
-        gpu_record.read([path])
+        gpu_record.read(path)
 
 
 def test_the_pages_have_the_targets() -> None:
@@ -180,7 +164,7 @@ def test_the_whole_flow_runs_in_the_interpreter(tmp_path: Path, capsys: pytest.C
     assert " ms" not in shown
     assert "TFLOP/s:" not in shown.replace("400 TFLOP/s: dry run", "")
     with pytest.raises(InvalidValueError, match="dry run"):
-        gpu_record.read([path])
+        gpu_record.read(path)
 
 
 def test_a_way_that_disagrees_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,23 +196,8 @@ def test_without_a_gpu_the_benchmark_says_so_in_one_line(capsys: pytest.CaptureF
 
 
 def test_the_machine_is_told(tmp_path: Path) -> None:
-    told = gpu_machine.machine(torch.device("cpu"), ROOT)
+    told = gpu_record.machine(torch.device("cpu"), ROOT)
     assert told["versions"]["torch"] == torch.__version__
     assert told["device"]["kind"] == "cpu"
-    assert gpu_machine.commit(tmp_path) == {"id": None, "changed": None}
-    assert set(gpu_machine.clocks(torch.device("cpu"))) == {"at"}
-
-
-@pytest.mark.parametrize("there", [False, True])
-def test_a_wheel_holds_the_record_where_there_is_one(tmp_path: Path, there: bool) -> None:
-    pytest.importorskip("hatchling", reason="not measured: hatchling comes with the dev extra")
-    path = tmp_path / "benchmarks" / "results" / "gpu.json"
-    if there:
-        path.parent.mkdir(parents=True)
-        path.write_text("{}")
-    hook = runpy.run_path(str(ROOT / "scripts" / "hatch_build.py"))["PrebuiltKernel"]
-    packed: dict[str, Any] = {"force_include": {}}
-    hook(str(tmp_path), {}, None, None, "", "wheel").initialize("standard", packed)
-    assert packed == {"force_include": {str(path): "sqrtdk/bench/gpu.json"} if there else {}}
-    assert gpu_record.PLACES[0] == Path(gpu_record.__file__).parent / "gpu.json"
-    assert gpu_record.PLACES[1] == RECORD
+    assert gpu_record.commit(tmp_path) == {"id": None, "changed": None}
+    assert set(gpu_record.clocks(torch.device("cpu"))) == {"at"}

@@ -9,16 +9,13 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from peers import dense_statistics, operator
 from sqrtdk import AuxRequest, attention
-from sqrtdk.bench.onnx import operator
-from sqrtdk.bench.peers import dense_statistics
-from sqrtdk.bench.runner import compare, prepared
-from sqrtdk.bench.ways import BASE, WAYS
-from sqrtdk.bench.workloads import DTYPES, WORKLOADS, Case, Workload
-from sqrtdk.errors import BenchError
 from sqrtdk.impl.kernel.load import loaded
 from tests.support.kernel_here import unable
 from tests.tolerances import complaint
+from ways import BASE, WAYS, DisagreementError, compare, prepared
+from workloads import DTYPES, WORKLOADS, Case, Workload
 
 SHAPES = {
     "plain": Workload(2, 3, 3, 40, 40, 16),
@@ -58,7 +55,7 @@ def test_flex_is_compiled_and_agrees() -> None:
     if (
         torch.backends.cpu.get_cpu_capability() == "AVX2"
     ):  # what torch 2.13 compiles for it is wrong, and nothing times it
-        with pytest.raises(BenchError, match="flex and sdpa differ"):
+        with pytest.raises(DisagreementError, match="flex and sdpa differ"):
             prepared(case, ways)
         return
     ready, refused = prepared(case, ways)
@@ -84,7 +81,7 @@ def test_a_missing_onnxruntime_is_a_reason_with_the_command(monkeypatch: pytest.
             without.setitem(sys.modules, module, None)
             _, refused = prepared(case, ways)
             assert refused["onnxruntime"].startswith(f"{module} can't be imported")
-            assert "pip install 'sqrtdk[bench]'" in refused["onnxruntime"]
+            assert "pip install 'sqrtdk[onnx]'" in refused["onnxruntime"]
 
 
 def test_operators_of_onnxruntime_by_what_they_take() -> None:
@@ -144,7 +141,7 @@ def test_a_wrong_scale_or_mask_is_seen_in_every_dtype(shape: str, dtype: torch.d
     compare("same", [expected], [expected], case)
     for wrong in ({"is_causal": not causal}, {"is_causal": causal, "scale": 1.05 * case.workload.width**-0.5}):
         found = torch.nn.functional.scaled_dot_product_attention(*case.inputs, **wrong)
-        with pytest.raises(RuntimeError, match="wrong and sdpa differ by"):
+        with pytest.raises(DisagreementError, match="wrong and sdpa differ by"):
             compare("wrong", [found], [expected], case)
 
 

@@ -18,7 +18,6 @@ VERBS = {  # with what stands in its tables, and would be cut where a column is 
     "params": "gpt2-medium cross-attention 12,079,595,520 31.9%",
     "params gpt2-xl": "self-attention 491,827,200 d_model^2",
     "params demo": "blocks.0-2.attention DemoAttention 196,608 128x128",
-    "bench --list": "scaled_dot_product_attention fused-stats onnxruntime's",
     "env": "transformers platform compiler",
     "baseline check demo:unscaled kept.json": "changed: blocks.0-2.attention",
     "lab list": "seed-code-shapes dimensions S4",

@@ -24,14 +24,8 @@ from tests.support.program import called
 
 WATCH = "watch checkpoints . --output run --seq-len 12"
 REFUSED = {  # a command line: a part of the error, and one of its hint
-    "bench --workload trainin": ("there is no workload 'trainin'", "training"),
-    "bench --workload ''": ("there is no workload ''", "training, long-64"),
-    "bench --way flx,cpu": ("there is no way 'flx'", "flex"),
-    "bench --dtype float64": ("there is no dtype 'float64'", "float"),
-    "bench --repeats 0": ("repeats is 1 or more; got 0", "5"),
-    "bench --threads 100000": ("the CPUs here; got 100000", "Leave it out"),
-    f"bench --seed {2**64}": (f"seed {2**64}", "smaller"),
-    "bench --output /no/such/directory/b.json": ("there is no directory", "Create"),
+    "bench --list": ("No such command 'bench'", "make bench"),
+    "app report.json": ("unexpected extra argument", "of a check is written by sqrtdk check MODEL --html FILE"),
     "check demo:nope": ("demo:nope", ""),
     "check demo:thrice": ("demo:thrice", ""),
     "check no-such-org/no-such-model": ("no-such-org/no-such-model", ""),

@@ -27,7 +27,6 @@ VERBS = {
     "params --json": ("params", "--json"),
     "env": ("env",),
     "env --json": ("env", "--json"),
-    "bench --list": ("bench", "--list"),
     "lab list": ("lab list",),
     "lab list --json": ("lab list", "--json"),
     "lab show": ("lab show", "var-linear"),

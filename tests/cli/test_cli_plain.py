@@ -99,7 +99,6 @@ CALLS = {
     "a traceback": (["check", "nets:raises", "--traceback"], "an error\\x1b[2J"),
     "a path of params": (["params", f"./no{EVIL}"], "no\\x1b[2J"),
     "a report of params": (["params", "--output", f"r{EVIL}"], "r\\x1b[2J"),
-    "a workload": (["bench", "--workload", EVIL], "\\x1b[2J"),
     "a claim to show": (["lab", "show", EVIL], "\\x1b[2J"),
     "a claim to run": (["lab", "run", EVIL], "\\x1b[2J"),
     "records": (["lab", "report", EVIL], "\\x1b[2J"),

@@ -126,15 +126,11 @@ def test_a_closed_stream_is_no_error(folder: Path, closed: str, line: str) -> No
         json.loads(done.stdout)
 
 
-BENCH = "bench --workload training --dtype float32 --pass forward --way eager --repeats 1 --json"
-
-
 @pytest.mark.parametrize(
     ("line", "code"),
     [
         (f"{SHOW} --json", 0),
         pytest.param("check demo:unscaled --json", 1, marks=pytest.mark.full),
-        pytest.param(BENCH, 0, marks=pytest.mark.full),
     ],
 )
 def test_a_reader_that_goes_away_is_no_error(folder: Path, line: str, code: int) -> None:

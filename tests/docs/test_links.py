@@ -13,7 +13,7 @@ from tests.docs.pages import DOCS, ROOT, pages, read_page
 
 anchors = pytest.importorskip("mdit_py_plugins.anchors.index")
 PAGES = {f"{tree}/{name}": path for tree in ("en", "zh") for name, path in pages(tree).items()}
-PAGES |= {name: ROOT / name for name in ("README.md", "README.zh-CN.md")}
+PAGES |= {name: ROOT / name for name in ("README.md", "README.zh-CN.md", "benchmarks/README.md", "scripts/README.md")}
 NAMESPACES = [path.stem for path in sorted((DOCS / "en" / "api").glob("*.md")) if path.stem != "sqrtdk"]
 LEVELS = 4  # of headings that have an anchor: myst_heading_anchors
 
@@ -36,6 +36,17 @@ def test_links_and_pictures_lead_somewhere(name: str) -> None:
         if not parts.scheme and (not file.exists() or (parts.fragment and parts.fragment not in known)):
             lost.append(target)
     assert lost == []
+
+
+def test_each_script_and_record_is_told_of() -> None:
+    told = {folder: (ROOT / folder / "README.md").read_text(encoding="utf-8") for folder in ("benchmarks", "scripts")}
+    for folder, text in told.items():
+        names = [path.name for path in (ROOT / folder).glob("*.py")]
+        assert len(names) > 15
+        assert [name for name in names if name not in text] == []
+    records = [path.name for path in (ROOT / "benchmarks" / "results").glob("*.json")]
+    assert len(records) > 15
+    assert [name for name in records if f"| `{name}` |" not in told["benchmarks"]] == []
 
 
 def offered(namespace: str) -> list[str]:

@@ -15,13 +15,10 @@ from torch import nn
 
 import sqrtdk
 from sqrtdk import check, laws
-from sqrtdk.app import rebuilt, saved
-from sqrtdk.app.catalogue import words
 from sqrtdk.audit.baseline import compare, ledger
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, CheckReport
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 from sqrtdk.report.headline import consequences, headline
-from sqrtdk.report.json import to_json
 from sqrtdk.report.junit import to_junit
 from sqrtdk.report.laws import NAMES, caption, counts, picture, rows_of
 from sqrtdk.report.said import said
@@ -194,22 +191,6 @@ def test_sarif_has_rules_and_states() -> None:
     (run,) = json.loads(to_sarif(lawless()))["runs"]
     assert [result["ruleId"] for result in run["results"]] == ["law_causal", "law_padding"]
     assert run["properties"]["laws"]["causal (input_ids)"] == BROKEN
-
-
-def test_a_saved_report_is_read_with_and_without_laws() -> None:
-    document = json.loads(to_json(lawless()))
-    found = rebuilt.check_report(document)
-    assert [(a.law, a.about, a.state, a.reason, a.site, a.moved) for a in found.laws] == [
-        (a.law, a.about, a.state, a.reason, a.site, a.moved) for a in lawless().laws
-    ]
-    page = str(saved.to_html(json.dumps(document).encode(), "check", words("en")))
-    assert "encoder_attention_mask" in page
-    del document["laws"]
-    assert rebuilt.check_report(document).laws == ()
-    assert "Laws" not in str(saved.to_html(json.dumps(document).encode(), "check", words("en")))
-    document["laws"] = [{"law": "causal", "about": "", "state": "bent"}]
-    with pytest.raises(ValueError, match="kept, broken, not asked"):
-        rebuilt.check_report(document)
 
 
 def test_a_baseline_holds_broken_laws_like_other_findings() -> None:

@@ -16,12 +16,8 @@ from sqrtdk.audit.baseline import compare, ledger
 from sqrtdk.audit.declared import BASE_FIELDS, BASE_SWITCHES
 from sqrtdk.audit.families import FAMILIES
 from sqrtdk.audit.rules.statistics import LEVELS
-from sqrtdk.bench.gpu_record import NOT_MEASURED
-from sqrtdk.bench.ways import WAYS
-from sqrtdk.bench.workloads import WORKLOADS
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.report import baseline, check_words, diff_words, terminal_words
-from sqrtdk.report.bench import names_text
 from sqrtdk.report.diff import to_text as diff_text
 from sqrtdk.report.diff_causes import CATALOGUE, CAUSES, caused
 from sqrtdk.report.diff_fold import cause_name
@@ -337,15 +333,6 @@ def test_what_is_told_on_stderr_is_in_a_template() -> None:
     every = set(told())
     assert {"loading", "running {}", "Trace file: {}", "Checking {}", "{} report: {}"} <= every
     assert [text for text in every if not _has_template(text, CATALOGUES)] == []
-
-
-def test_what_can_be_measured_is_listed_in_chinese() -> None:
-    text = names_text(WORKLOADS, WAYS, NOT_MEASURED, language="zh")
-    assert [way.text for way in WAYS.values() if way.text in text] == []
-    assert "编译的内核，全部统计量" in text
-    assert "未在 GPU 上测量" in text
-    for word in ("workloads", "ways", "causal,", "the Triton", "compiled", "statistics"):
-        assert word not in text
 
 
 def test_a_baseline_in_chinese_says_the_same() -> None:

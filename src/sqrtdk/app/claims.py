@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 
 from markupsafe import Markup
 
 from sqrtdk.app.catalogue import Words
 from sqrtdk.app.figures import drawing
-from sqrtdk.app.pieces import Cell, headline, lead, notice, shown, table
-from sqrtdk.app.saved import LARGEST
 from sqrtdk.app.settings import RefusedValueError
-from sqrtdk.errors import InvalidValueError
+from sqrtdk.app.tables import Cell, headline, lead, notice, shown, table
 from sqrtdk.lab import CLAIMS
 from sqrtdk.lab.claim import GROUPS, Claim
 from sqrtdk.lab.experiment import run_claim
-from sqrtdk.lab.record import Record, read
+from sqrtdk.lab.record import Record
 from sqrtdk.lab.sources import spelled
 from sqrtdk.report import markup
 from sqrtdk.report.lab_page import number
@@ -45,8 +41,11 @@ def claim_html(name: str, words: Words) -> Markup:
         RefusedValueError: there is no such claim.
     """
     claim = _find(name)
-    return _described(claim.id, words.of(claim.statement), claim.formula) + Markup("").join(
+    return Markup("").join(
         [
+            Markup('<h3 class="result"><span>{}</span></h3>').format(shown(claim.id)),
+            lead(words.of(claim.statement)),
+            _formula(claim.formula),
             _titled(words("claim.method"), words.of(claim.method)),
             _titled(words("claim.control"), words.of(claim.control)),
             _sources(claim.sources, words),
@@ -64,36 +63,17 @@ def measured(name: str) -> Record:
     return run_claim(_find(name), quick=True)
 
 
-def read_record(content: bytes) -> Record:
-    """A record that `sqrtdk lab run` wrote.
-
-    Raises:
-        RefusedValueError: it is too large, or none.
-    """
-    if len(content) > LARGEST:
-        raise RefusedValueError("error.large", most=LARGEST // 2**20)
-    with tempfile.TemporaryDirectory() as folder:  # the reader of records reads files
-        path = Path(folder) / "record.json"
-        path.write_bytes(content)
-        try:
-            return read(path)
-        except InvalidValueError as error:
-            raise RefusedValueError("error.no_record") from error
-
-
 def record_html(record: Record, words: Words) -> Markup:
     """A claim that was measured: the verdict and on what it depends, why, its parts, its plots."""
     verdict = record.outcome.verdict
-    answer = words.of(ANSWERS[verdict.answer]) if verdict.answer in ANSWERS else verdict.answer
     tone = TONES.get(verdict.answer, "doubtful")
     rows: list[tuple[Cell, ...]] = [(words.of(part.text), words.of(MET[part.met])) for part in verdict.findings]
-    kind = words("claim.quick" if record.quick else "claim.full")
-    how = words("claim.run", kind=kind, seed=record.seed, seconds=number(round(record.duration_s, 1)))
+    how = words("claim.run", seed=record.seed, seconds=number(round(record.duration_s, 1)))
     doubt = Markup("") if record.sound else notice(words("claim.unsound"))
     on = Markup("") if record.condition is None else _titled(words("claim.condition"), words.of(record.condition))
     return Markup("").join(
         [
-            headline(answer, tone, record.id),
+            headline(words.of(ANSWERS[verdict.answer]), tone, record.id),
             on,
             doubt,
             lead(words.of(record.statement)),
@@ -121,11 +101,6 @@ def _find(name: str) -> Claim:
     if name not in CLAIMS:
         raise RefusedValueError("error.claim", got=str(name)[:40])
     return CLAIMS[name]
-
-
-def _described(name: str, statement: str, formula: str) -> Markup:
-    title = Markup('<h3 class="result"><span>{}</span></h3>').format(shown(name))
-    return title + lead(statement) + _formula(formula)
 
 
 def _formula(latex: str) -> Markup:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import importlib.resources
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from markupsafe import Markup
 
 from sqrtdk import _extras
 from sqrtdk._language import Language
-from sqrtdk.app import claims, figures, pieces, saved, tables
+from sqrtdk.app import claims, figures, tables
 from sqrtdk.app.catalogue import LANGUAGES, TAGS, Words
 from sqrtdk.app.settings import CONTROLS, RULES, RefusedValueError, Settings, address, parse, texts
 from sqrtdk.errors import SqrtdkError, text_of
@@ -46,17 +44,6 @@ addEventListener("keydown", (event) => {
   }
   typed = event.key.length === 1 || (typed && event.key === "Backspace");
 }, true);"""
-_READ_FILE = """element.addEventListener("change", (event) => {
-  const file = event.target.files[0];
-  if (!file) return;
-  if (file.size > LARGEST) trigger("upload", { content: null });
-  else {
-    const reader = new FileReader();
-    reader.onload = () => trigger("upload", { content: reader.result.split(",")[1] || "" });
-    reader.readAsDataURL(file);
-  }
-  event.target.value = "";
-});"""
 
 
 def look(language: Language) -> dict[str, Any]:
@@ -86,9 +73,6 @@ def build(words: Words) -> Any:
         with gradio.Tabs():
             with gradio.Tab(words("tab.explore"), id="explore"):
                 _explore(gradio, blocks, words)
-            for kind in saved.KINDS:
-                with gradio.Tab(words(f"tab.{kind}"), id=kind):
-                    _saved(gradio, kind, words)
             with gradio.Tab(words("tab.claims"), id="claims"):
                 _claims(gradio, words)
     return blocks
@@ -100,8 +84,6 @@ def said(error: SqrtdkError, words: Words) -> str:
         return words("error.library", reason=text_of(error))
     parts = dict(error.parts)
     control = parts.pop("control", None)
-    if "found" in parts:
-        parts["found"] = words(str(parts["found"]))
     text = words(error.key, **parts)
     return text if control is None else words("error.control", name=words(f"control.{control}"), said=text)
 
@@ -111,7 +93,7 @@ def _html(markup: Markup) -> str:
 
 
 def _refused(error: SqrtdkError, words: Words) -> str:
-    return _html(pieces.notice(f"{words('error.title')} {said(error, words)}"))
+    return _html(tables.notice(f"{words('error.title')} {said(error, words)}"))
 
 
 def _header(gradio: Any, words: Words) -> None:
@@ -193,7 +175,7 @@ def _explore(gradio: Any, blocks: Any, words: Words) -> None:
             settings, told = parse(typed), ""
         except RefusedValueError as error:
             settings = parse({})
-            told = _html(pieces.notice(words("error.address", said=said(error, words)), "doubtful"))
+            told = _html(tables.notice(words("error.address", said=said(error, words)), "doubtful"))
         values = texts(settings)
         updates = {controls[name]: gradio.update(value=values[name]) for name in CONTROLS if name != "parameter"}
         return {note: told, controls["parameter"]: _parameter(gradio, settings, words), **updates}
@@ -233,62 +215,14 @@ def _parameter(gradio: Any, settings: Settings, words: Words) -> Any:
     return gradio.update(visible=True, label=label, choices=offered, value=texts(settings)["parameter"])
 
 
-def _opener(gradio: Any, name: str, label: str, says: str) -> Any:
-    """A button that reads a file in the browser: what it holds comes as text, and no name or path with it."""
-    template = Markup(
-        '<label class="opener"><span>{}</span><input type="file" accept=".json" id="file-{}"></label> <p>{}</p>'
-    ).format(label, name, _coded(says))
-    return gradio.HTML(
-        html_template=_html(template),
-        js_on_load=_READ_FILE.replace("LARGEST", str(saved.LARGEST)),
-        elem_id=f"open-{name}",
-    )
-
-
-def _coded(text: str) -> Markup:
-    """A sentence with what stands between back quotes as code."""
-    parts = text.split("`")
-    shown = (Markup("<code>{}</code>") if index % 2 else Markup("{}") for index in range(len(parts)))
-    return Markup("").join(form.format(part) for form, part in zip(shown, parts, strict=True))
-
-
-def _content(event: Any) -> bytes:
-    told = event._data.get("content") if isinstance(event._data, dict) else None
-    if not isinstance(told, str):
-        raise RefusedValueError("error.large", most=saved.LARGEST // 2**20)
-    try:
-        return base64.b64decode(told, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise RefusedValueError("error.no_json") from error
-
-
-def _reading(gradio: Any, words: Words, draw: Callable[[bytes], Markup]) -> Any:
-    def read(event: Any) -> str:
-        try:
-            return _html(draw(_content(event)))
-        except SqrtdkError as error:
-            return _refused(error, words)
-
-    read.__annotations__["event"] = gradio.EventData
-    return read
-
-
-def _saved(gradio: Any, kind: str, words: Words) -> None:
-    opener = _opener(gradio, kind, words("saved.open"), words(f"saved.{kind}"))
-    report = gradio.HTML(elem_id=f"saved-{kind}", js_on_load=None)
-    read = _reading(gradio, words, lambda content: saved.to_html(content, kind, words))
-    opener.upload(read, None, report, show_progress="hidden", api_visibility="private")
-
-
 def _claims(gradio: Any, words: Words) -> None:
-    gradio.HTML(_html(pieces.lead(words("claim.lead"))), js_on_load=None)
+    gradio.HTML(_html(tables.lead(words("claim.lead"))), js_on_load=None)
     with gradio.Row():
         first = next(iter(CLAIMS))
         chosen = gradio.Dropdown(
             claims.options(words), value=first, label=words("claim.choose"), elem_id="claim", min_width=280, scale=3
         )
         run = gradio.Button(words("claim.go"), variant="primary", elem_id="claim-run", min_width=200, scale=1)
-    opener = _opener(gradio, "claims", words("claim.open"), words("saved.claims"))
     shown = gradio.HTML(_html(claims.claim_html(first, words)), elem_id="claim-shown", js_on_load=None)
 
     def about(name: str) -> str:
@@ -303,8 +237,6 @@ def _claims(gradio: Any, words: Words) -> None:
         except SqrtdkError as error:
             return _refused(error, words)
 
-    read = _reading(gradio, words, lambda content: claims.record_html(claims.read_record(content), words))
     options: Mapping[str, Any] = {"api_visibility": "private"}
     chosen.input(about, chosen, shown, show_progress="hidden", **options)
     run.click(measure, chosen, shown, concurrency_id="claims", concurrency_limit=1, **options)
-    opener.upload(read, None, shown, show_progress="hidden", **options)

@@ -12,7 +12,6 @@ import typer
 from sqrtdk.cli import process
 from sqrtdk.cli.app import app
 from sqrtdk.cli.baseline import baseline
-from sqrtdk.cli.bench import bench
 from sqrtdk.cli.build import build
 from sqrtdk.cli.check import check
 from sqrtdk.cli.configs import configs
@@ -40,7 +39,7 @@ _app = typer.Typer(
     rich_markup_mode=None,  # the rich help costs as much start-up time as all the rest
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _verb in (check, configs, diff, record, params, bench, build, env, app):
+for _verb in (check, configs, diff, record, params, build, env, app):
     register(_app, _verb)
 for _group in (baseline, lab, watch):
     _app.add_typer(_group)

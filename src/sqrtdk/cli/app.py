@@ -15,7 +15,7 @@ def app(
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Serve the explorer on this machine: logits, weights, gradients and ranges under any scale, and saved reports.
+    """Serve the explorer on this machine: logits, weights, gradients and ranges under any scale, and the claims.
 
     English and Simplified Chinese; nothing leaves the machine. Ctrl-C ends it. Needs the extra: pip install
     'sqrtdk[app]'.

@@ -12,7 +12,7 @@ import typer
 
 from sqrtdk.cli.output import say
 from sqrtdk.cli.process import FAILED, INTERRUPTED, interrupted
-from sqrtdk.cli.verbs import VERBS
+from sqrtdk.cli.verbs import INSTEAD, VERBS
 from sqrtdk.errors import SqrtdkError, text_of
 from sqrtdk.report.plain import plain
 
@@ -53,7 +53,8 @@ def fail(error: BaseException, show_traceback: bool = False) -> None:
         return
     show_traceback = show_traceback or os.environ.get("SQRTDK_TRACEBACK", "") not in ("", "0")
     if hasattr(error, "format_message"):  # a ClickException, which typer has under several names
-        message, hint = error.format_message().replace(": Value error, ", ": ", 1), _how_it_is_used(error)
+        message = error.format_message().replace(": Value error, ", ": ", 1)
+        hint = _how_it_is_used(error, message)
     elif isinstance(error, SqrtdkError):
         message, hint = text_of(error), error.hint
     else:
@@ -69,12 +70,15 @@ def fail(error: BaseException, show_traceback: bool = False) -> None:
         say("Hint: " + "\n  ".join(map(plain, hint.split("\n"))))
 
 
-def _how_it_is_used(error: Any) -> str:
-    """The hint of a usage error: a command that is right, and where the options are listed."""
+def _how_it_is_used(error: Any, message: str) -> str:
+    """The hint of a usage error: what serves instead, or a command that is right and where the options are listed."""
     context = getattr(error, "ctx", None)
     if context is None:
         return ""
     path = context.command_path
+    for (command, begin), instead in INSTEAD.items():
+        if command == path and message.startswith(begin):
+            return instead
     verb = VERBS.get(path.removeprefix("sqrtdk "))
     example = f"for example: {verb.examples[0].partition(' #')[0].rstrip()}; " if verb else ""
     return f"{example}all options: {path} --help"

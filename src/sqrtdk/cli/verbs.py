@@ -44,10 +44,6 @@ VERBS: dict[str, Verb] = {
         "Count the parameters of attention.",
         ("sqrtdk params                      # all presets", "sqrtdk params gpt2-xl"),
     ),
-    "bench": Verb(
-        "Time the attention kernels on this machine's CPU.",
-        ("sqrtdk bench --list                # what can be timed", "sqrtdk bench --workload gqa --way cpu,flex"),
-    ),
     "build": Verb(
         "Compile the attention kernel for this CPU.",
         ("sqrtdk build", "sqrtdk build --if-possible         # in a script that goes on without"),
@@ -101,6 +97,17 @@ GROUPS: dict[str, Verb] = {
     "watch": Verb(
         "Read what sqrtdk.watch recorded of training runs.",
         ("sqrtdk watch show runs/a --follow  # while it trains", "sqrtdk watch compare runs/a runs/b"),
+    ),
+}
+
+INSTEAD: dict[tuple[str, str], str] = {  # what a command took once: how typer refuses it, and what serves today
+    ("sqrtdk", "No such command 'bench'"): (
+        "the kernels are timed in a checkout of sqrtdk: python benchmarks/kernels.py, or make bench"
+    ),
+    ("sqrtdk app", "Got unexpected extra argument"): (
+        "the explorer opens no file; the page of a check is written by sqrtdk check MODEL --html FILE, "
+        "of a comparison by sqrtdk diff A B --html FILE, of a run by sqrtdk watch report RUN, "
+        "of claims by sqrtdk lab report DIR"
     ),
 }
 

@@ -1,10 +1,15 @@
-"""The GPU that a measurement runs on: name, driver, clocks, versions, and the commit of the code."""
+"""The GPU that a measurement runs on, the record of benchmarks/gpu.py, and the sentence that README and docs say of it.
+
+The machine is told by name, driver, clocks, versions and the commit of the code.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import shutil
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +17,11 @@ from typing import Any
 import torch
 
 from sqrtdk._environment import environment
+from sqrtdk.errors import InvalidValueError
+
+RECORD = Path(__file__).parent / "results" / "gpu.json"
+NOT_MEASURED = "Not measured on a GPU: every figure and test of this repository is from a CPU."
+SCHEMA_VERSION = 1
 
 CLOCKS = {
     "clocks.sm": "sm_mhz",
@@ -106,4 +116,44 @@ def _triton() -> str | None:
 
 
 def _cudnn(device: torch.device) -> int | None:
-    return torch.backends.cudnn.version() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    return torch.backends.cudnn.version() if device.type == "cuda" else None
+
+
+def read(path: Path = RECORD) -> Mapping[str, Any] | None:
+    """The record that benchmarks/gpu.py wrote; None if there is no such file: nothing was measured.
+
+    Raises:
+        InvalidValueError: the file holds something else, or a dry run on a CPU.
+    """
+    if not path.is_file():
+        return None
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        version, dry = record["schema_version"], record["check"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidValueError(f"{path.name} is no record of a GPU", hint="make gpu writes one.") from error
+    if version != SCHEMA_VERSION or dry:
+        what = "of a dry run, which measures nothing" if dry else f"of version {version}, not {SCHEMA_VERSION}"
+        raise InvalidValueError(f"{path.name} is a record {what}", hint="make gpu writes one.")
+    return record
+
+
+def sentence(record: Mapping[str, Any] | None) -> str:
+    """What was measured on a GPU, with the figures of every target; or that nothing was."""
+    if record is None:
+        return NOT_MEASURED
+    targets = record["targets"]
+    parts = [f"{target['text']}: {figure_text(target)}" for target in targets]
+    met = sum(target["met"] is True for target in targets)
+    return (
+        f"Measured on one {record['device']['name']} in bfloat16, torch {record['versions']['torch']}: "
+        f"{'; '.join(parts)}. {met} of {len(targets)} targets are met."
+    )
+
+
+def figure_text(target: Mapping[str, Any]) -> str:
+    """The figure of a target and whether it is met."""
+    if target["figure"] is None:
+        return "not measured"
+    verdict = {True: "met", False: "missed", None: "not measured everywhere"}[target["met"]]
+    return f"{target['figure']:.4g} {target['unit']}, {verdict}"

@@ -1,11 +1,18 @@
-"""What is measured: shapes that attention has in practice, and the tensors of one."""
+"""What is measured: shapes that attention has in practice, the tensors of one, and names on the command line."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+from sqrtdk.errors import InvalidValueError
+
+Thing = TypeVar("Thing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +51,7 @@ class Workload:
 
     @property
     def text(self) -> str:
-        """B x Hq/H x L/S x E; what is twice the same is written once.
-
-        Example:
-            >>> WORKLOADS["gqa"].text, WORKLOADS["decode"].text
-            ('1 x 32/8 x 2048 x 128', '1 x 32 x 1/32768 x 128')
-        """
+        """B x Hq/H x L/S x E; what is twice the same is written once."""
         heads = f"{self.heads}/{self.key_heads}" if self.grouped else f"{self.heads}"
         length = f"{self.length}" if self.length == self.keys else f"{self.length}/{self.keys}"
         return f"{self.batch} x {heads} x {length} x {self.width}" + (", causal" if self.is_causal else "")
@@ -104,3 +106,25 @@ class Case:
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value."""
         return self.query, self.key, self.value
+
+
+def chosen(text: str, table: Mapping[str, Thing], what: str) -> dict[str, Thing]:
+    """The entries of a table that a list names, in the table's order; "all" names every one.
+
+    Args:
+        text: names with commas between them.
+        table: of what there is.
+        what: it is, for the error.
+
+    Raises:
+        InvalidValueError: there is no such entry; the nearest names are offered.
+    """
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name != "all" and name not in table:
+            near = get_close_matches(name, table, n=3)
+            raise InvalidValueError(
+                f"there is no {what} {name!r} in {text!r}",
+                hint=f"Did you mean {' or '.join(near)}?" if near else f"Use some of {', '.join(table)}; or all.",
+            )
+    return {name: thing for name, thing in table.items() if name in names or "all" in names}

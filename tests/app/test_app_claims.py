@@ -1,0 +1,71 @@
+"""The claims on the page: each described in both languages, and its record drawn with every text as text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sqrtdk._language import Language
+from sqrtdk.app import claims
+from sqrtdk.app.catalogue import LANGUAGES, words
+from sqrtdk.app.settings import RefusedValueError
+from sqrtdk.lab.register import CLAIMS
+from sqrtdk.lab.sources import spelled
+from sqrtdk.report.plain import plain
+from tests.report.html_page import HtmlPage
+from tests.report.sample_lab import hostile, records
+from tests.report.sample_report import EVIL
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_record_is_drawn_and_what_it_says_is_text(language: Language) -> None:
+    for one in (*records(), hostile()):
+        drawn = str(claims.record_html(one, words(language)))
+        page = HtmlPage(drawn)
+        assert not {"script", "img", "iframe", "style", "a"} & set(page.tags)
+        assert page.tags.count("svg") == len(one.plots)
+        assert words(language)("claim.run", seed=one.seed, seconds="{}").split("{}")[0] in " ".join(page.texts)
+    assert plain(EVIL) in "".join(page.texts)
+    assert "\u202e" not in drawn
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_verdict_that_depends_says_on_what(language: Language) -> None:
+    """Of every claim whose full run has that verdict."""
+    measured = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "lab.json").read_text())
+    depending = [one["id"] for one in measured["claims"] if one["full"]["verdict"] == "depends"]
+    assert depending
+    one = next(one for one in records() if one.outcome.verdict.answer == "depends")
+    for name in depending:
+        condition = CLAIMS[name].condition
+        assert condition is not None
+        shown = HtmlPage(str(claims.record_html(replace(one, id=name, condition=condition), words(language)))).texts
+        texts = [text.strip() for text in shown]
+        assert texts.index(words(language)("claim.condition")) == texts.index(name) + 1  # right under the headline
+        assert texts[texts.index(name) + 2] == words(language).of(condition)
+
+
+def test_a_verdict_that_does_not_depend_has_no_condition() -> None:
+    one = next(one for one in records() if one.condition is None)
+    assert words("en")("claim.condition") not in str(claims.record_html(one, words("en")))
+
+
+def test_every_claim_is_described_in_both_languages() -> None:
+    for language in LANGUAGES:
+        assert [name for _, name in claims.options(words(language))] == list(CLAIMS)
+        for (label, _), claim in zip(claims.options(words(language)), CLAIMS.values(), strict=True):
+            begins = words(language).of(claim.statement)[:20]
+            assert label.startswith(f"{claim.id} · {begins}")
+            assert len(label) < 120
+        for name, claim in CLAIMS.items():
+            page = HtmlPage(str(claims.claim_html(name, words(language))))
+            assert name in page.texts
+            assert claim.statement.zh in page.texts or language == "en"
+            seen = "".join(page.texts)
+            assert all(words(language).of(spelled(source)) in seen for source in claim.sources)
+    with pytest.raises(RefusedValueError, match=r"error\.claim"):
+        claims.claim_html("no such claim", words("en"))
