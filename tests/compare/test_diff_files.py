@@ -16,7 +16,7 @@ import sqrtdk
 from sqrtdk.compare.completing import near
 from sqrtdk.compare.diff import diff
 from sqrtdk.compare.records import DiffReport
-from tests.compare.engine_files import written
+from tests.compare.engine_files import NAMES, calls_of, plain, written
 from tests.compare.ports.built import build, inputs
 from tests.compare.ports.pairs import Case, case_of
 from tests.compare.ports.planted import cross_section
@@ -138,6 +138,17 @@ def test_files_of_other_inputs_are_not_judged(tmp_path: Path) -> None:
     report = diff(*files)
     assert report.same is None
     assert "inputs are not known to be the same" in str(report.pairs[0].reason)
+
+
+@pytest.mark.parametrize(("letter", "by"), [("q", 0.25), ("k", 12**-0.5)])
+def test_a_factor_that_an_engine_has_put_on_q_or_k_is_a_part_of_the_scale(
+    letter: str, by: float, tmp_path: Path
+) -> None:
+    a, b, given = case_of("scale", 0, "rope_gqa").sides()
+    for model, expected in ((a, (True, [])), (b, (False, ["scale"]))):
+        folded = {letter: plain(by * getattr(calls_of(model, given)[0], NAMES[letter]).values)}
+        report = diff(a, written(model, given, tmp_path / f"{expected[0]}.safetensors", **folded), given)
+        assert (report.same, names(report)) == expected
 
 
 def cut_by_rows(model: nn.Module, given: dict[str, Tensor], path: Path) -> None:

@@ -219,11 +219,8 @@ def _amplitude(query: Way, key: Way, width: int) -> bool:
 def _fold(side: Told, name: str) -> Told:
     way, vector = way_of(side.program, name), side.seen[name]
     factor = way.scaled
-    if isinstance(vector.scaled, Tensor) or vector.scaled != 1.0:  # the code's own, which the side tells
-        return side
-    if not (isinstance(factor, Tensor) and name == "query" and bool((factor != 0).all())) and (
-        isinstance(factor, Tensor) or factor in (0.0, 1.0)
-    ):
+    none = name != "query" or not bool((factor != 0).all()) if isinstance(factor, Tensor) else factor in (0.0, 1.0)
+    if none or isinstance(vector.scaled, Tensor) or vector.scaled != 1.0:  # the code's own, which the side tells
         return side
     return _into_scale(replace(side, program=with_way(side.program, name, replace(way, scaled=1.0))), name, factor)
 
