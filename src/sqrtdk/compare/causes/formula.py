@@ -107,10 +107,9 @@ def _mistake(sides: Sides, right: float, wrong: float) -> str | None:
     if close(right, inverse_root(sides.head_dim), HELD):
         of_heads = sides.b.key.heads
         groups = sides.heads if of_heads is None else int(torch.unique(of_heads).numel())
-        sizes = SimpleNamespace(
-            head_dim=sides.head_dim, heads=sides.heads, kv_heads=groups, model_dim=sides.model_dim
-        )  # all that the dictionary of mistakes looks at
-        call = cast(AttentionCall, sizes)
+        # all that the dictionary of mistakes looks at
+        sizes = {"head_dim": sides.head_dim, "heads": sides.heads, "kv_heads": groups, "model_dim": sides.model_dim}
+        call = cast(AttentionCall, SimpleNamespace(**sizes))
         names += [name for name in SAID if any(close(wrong, value, HELD) for value in MISTAKES[name].values(call))]
     return min(names, key=lambda name: MISTAKES[name].rank, default=None)
 
@@ -178,9 +177,7 @@ def by_length(both: Both[Formula]) -> bool:
     off, factors = both.sides.off, (total(both.a), total(both.b))
     if same(*factors, off):
         return False
-    logs = [
-        _log_factor(factor, formula.visible, off) for factor, formula in zip(factors, (both.a, both.b), strict=True)
-    ]
+    logs = [_log_factor(total(formula), formula.visible, off) for formula in (both.a, both.b)]
     if logs == [None, None]:
         return _by_rows(*factors, off)
     return None in logs or all(_is_length(factor, both.sides.head_dim, off) for factor in logs)
