@@ -205,7 +205,7 @@ def weigh(query: Tensor, key: Tensor, formula: Formula, z: Tensor | None = None)
 
     `z` are the logits, where they are there already.
     """
-    entering = z
+    by_own_code = formula.own is not None and z is None
     z = logits(query, key, formula) if z is None else z
     top = z.amax(-1, keepdim=True) if z.shape[-1] else z.new_full((*z.shape[:-1], 1), float("-inf"))
     sinks = None if formula.sinks is None else formula.sinks.double()[:, None, None]
@@ -214,10 +214,8 @@ def weigh(query: Tensor, key: Tensor, formula: Formula, z: Tensor | None = None)
     exponentials = (z - top).exp()
     total = exponentials.sum(-1, keepdim=True)
     total = total if sinks is None else total + (sinks - top).exp()
-    if formula.own is None or entering is not None:
-        weights = rounded(exponentials / total.masked_fill(total == 0, 1.0), formula.weights_dtype)
-    else:
-        weights = _own_weights(z, formula)
+    divided = exponentials / total.masked_fill(total == 0, 1.0)
+    weights = _own_weights(z, formula) if by_own_code else rounded(divided, formula.weights_dtype)
     if formula.kept is not None:
         left = 1.0 - formula.dropout
         weights = weights * formula.kept * (1.0 / left if left > 0 else 0.0)

@@ -91,21 +91,23 @@ def judge(
     seen = {name: replace(own, alike=_alike(told[0].seen[name], own)) for name, own in told[1].seen.items()}
     ahead, behind, passed = past_unknown(told[0].program, told[1].program, told[0].seen, seen)
     told = [replace(side, program=program) for side, program in zip(told, (behind.a, behind.b), strict=True)]
+    query, entering = behind.seen["query"].used, (seen_a["query"].input, seen_b["query"].input)
     sides = Sides(
         a=behind.a,
         b=behind.b,
-        head_dim=behind.seen["query"].used.shape[-1],
-        model_dim=_model_dim(seen_a) or _model_dim(seen_b),
-        heads=behind.seen["query"].used.shape[1],
-        self_attention=behind.seen["query"].used.shape[2] == behind.seen["key"].used.shape[2],
+        head_dim=query.shape[-1],
+        model_dim=next((x.shape[-1] for x in entering if x is not None), None),
+        heads=query.shape[1],
+        self_attention=query.shape[2] == behind.seen["key"].used.shape[2],
         declared_a=declared[0],
         declared_b=declared[1],
     )
-    rows = ~(hidden_rows(behind.a.formula, *_sizes(b)) | hidden_rows(behind.b.formula, *_sizes(b)))
+    batch, _, length = b.output.shape[:3]
+    rows = ~(hidden_rows(sides.a.formula, batch, length) | hidden_rows(sides.b.formula, batch, length))
     precisions: Precisions = precision_of(a), precision_of(b)
-    every = segments(b, behind.seen, behind.a, precisions, rows)
-    direct, reasons = compare_directly(told, behind.a, {part.name for part in every}, rows)
-    if behind.a.formula is None:
+    every = segments(b, behind.seen, sides.a, precisions, rows)
+    direct, reasons = compare_directly(told, sides.a, {part.name for part in every}, rows)
+    if sides.a.formula is None:
         return _without_formula(told, sides, every, direct, causes, rows)
 
     # the whole way, and every part of it
@@ -246,10 +248,6 @@ def _without_formula(
     return Judged(same, tuple(parts), tuple(stages), last, last, told_why, sides, told[1].seen, rows)
 
 
-def _sizes(call: CallTensors) -> tuple[int, int]:
-    return call.output.shape[0], call.output.shape[2]
-
-
 def _unknown(told: list[Told]) -> str:
     missing = [f"{label}: {side.call.missing}" for label, side in zip("AB", told, strict=True) if side.call.missing]
     if missing:
@@ -287,14 +285,9 @@ def _unlike(a: CallTensors, b: CallTensors, seen_a: Mapping[str, Seen], seen_b: 
     return None
 
 
-def _model_dim(seen: Mapping[str, Seen]) -> int | None:
-    entering = seen["query"].input
-    return None if entering is None else entering.shape[-1]
-
-
 def precision_of(call: CallTensors) -> Precision:
     """In which dtypes a call computes, and how often its logits were rounded."""
-    steps = 2 if call.terms is None else 1 + sum(ROUNDINGS.get(term.name, 0) for term in call.terms)
+    steps = 1 + sum(ROUNDINGS.get(term.name, 0) for term in call.terms or ())
     return Precision(dtype_of(call.dtype), dtype_of(call.logits_dtype), dtype_of(call.weights_dtype), max(2, steps))
 
 

@@ -201,9 +201,9 @@ def segments(
         vector, way = seen[name], way_of(a, name)
         if vector.projected is None:
             continue
-        if way.affine is not None and vector.input is not None and _fits(way.affine, vector.projected):
-            own = way.affine if vector.alike else None
-            begins = {name: "input"}
+        heads = vector.projected.shape[1:4:2]
+        if way.affine is not None and vector.input is not None and way.affine.weight.shape[:2] == heads:
+            own, begins = way.affine if vector.alike else None, {name: "input"}
             found.append(part(name, (name,), vector.projected, begins=begins, asks=(name,), own=own))
         if is_known(way) and vector.projected.shape == vector.used.shape:
             stages = (f"{name} norm", f"{name} rotation") if name != "value" else ("value",)
@@ -214,10 +214,6 @@ def segments(
         begins, asks = dict.fromkeys(NAMES, "used"), ("key", "value", *OF_FORMULA)
         found.append(part("output", OF_FORMULA, b.output, begins=begins, asks=asks, rows=rows))
     return found
-
-
-def _fits(affine: Affine, projected: Tensor) -> bool:
-    return affine.weight.shape[:2] == projected.shape[1:4:2]
 
 
 def whole(every: Sequence[Segment], a: Program, changed: Program | None = None) -> Segment:
