@@ -4,7 +4,8 @@
 # make slow   hours: exhaustive, mutants, kills       make coverage   what test and full cover of each room
 # make planted  errors planted in the package, one at a time: which of them the tests of make test find (hours)
 # make strangers  public bug reports rebuilt small, in the folder CASES: check and diff against the right answers
-# make lint   ruff, mypy, import-linter               make bench   the benchmarks
+# make lint   ruff, mypy, import-linter, names         make bench   the benchmarks
+# make names  the names of the package that mean several things, and where they stand
 # make real   the pairs of released packages, each in the environment that it needs (scripts/real.py), which go into
 #             out/real (SQRTDK_REAL names another folder); needs the network the first time
 # make portable   the tests whose numbers depend on the CPU, as other CPUs would run them (scripts/portable.py), an hour
@@ -40,7 +41,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Hundreds of tests start Python: each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: kernel demo test rest full coverage planted strangers portable slow real lint bench docs pages gpu wheel versions release-check clean
+.PHONY: kernel demo test rest full coverage planted strangers portable slow real lint names bench docs pages gpu wheel versions release-check clean
 .DELETE_ON_ERROR:
 
 demo: kernel
@@ -92,7 +93,11 @@ lint: .venv/.dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/house.py --check
 	$(BIN)/clang-format --dry-run -Werror src/sqrtdk/impl/kernel/*.h src/sqrtdk/impl/kernel/*.cpp
+
+names: .venv/.dev
+	@$(BIN)/python scripts/house.py --names
 
 docs: .venv/.dev
 	@$(BIN)/python docs/site/build.py out/docs

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.app.rebuilt import diff_report
 from sqrtdk.compare.diff import diff
 from sqrtdk.report.diff_chinese import paragraphs
 from sqrtdk.report.diff_json import to_json
@@ -60,9 +59,8 @@ def test_the_lines_of_b_are_named(change: Callable[[Decoder], None], place: str 
     document = json.loads(to_json(report))
     schema = json.loads((Path(__file__).parents[2] / "docs" / "diff.schema.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(document)
-    assert diff_report(document).first_module == report.first_module
     del document["first_module"]["place"]  # as earlier versions wrote it
-    assert (diff_report(document).first_module or report.first_module).place is None
+    jsonschema.Draft202012Validator(schema).validate(document)
 
 
 def test_a_class_of_the_model_is_named_by_its_forward() -> None:

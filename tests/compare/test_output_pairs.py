@@ -234,3 +234,14 @@ def test_calls_that_cannot_be_told_apart_explain_nothing() -> None:
     report = diff(TwoInOne((None, None, None, None)), TwoInOne((None, 1.0, None, None)), IDS)
     assert [pair.index_a for pair in report.pairs if any(cause.name == "scale" for cause in pair.causes)] == [1]
     assert (report.same, report.outputs_from, report.first_module) == (False, "", None)
+
+
+def test_of_several_states_the_one_that_belongs_is_compared() -> None:
+    """A port that returns the embeddings and the state behind every layer, the last of them last."""
+    a = decoder(returned=lambda logits, _: {"logits": logits})
+    a_hidden = decoder(returned=lambda _, hidden: {"last_hidden_state": hidden})
+    port = decoder(returned=lambda _, hidden: {"states": [torch.zeros_like(hidden), hidden / 2, hidden]})
+    report = diff(a_hidden, port, IDS)
+    assert [(one.name, one.same) for one in report.outputs] == [("last_hidden_state", True)]
+    assert report.same is True
+    assert diff(a, port, IDS).outputs == ()  # of another shape

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from sqrtdk.compare.chain import Chain, Entry
 from sqrtdk.compare.changes import LAYER
@@ -40,8 +41,9 @@ class Ends:
 def pair_outputs(a: Side, b: Side, blind: Blind) -> tuple[tuple[Both, ...], Ends]:
     """The outputs that both sides have, to be compared, and what is known of the others.
 
-    They belong together by name; of those that are left, the first of each side, where they have one shape: a model of
-    transformers returns `logits`, its port a tensor. The place in a tuple is a name where both have the same places.
+    They belong together by name; of those that are left, the first of A and one of B of its shape: a model of
+    transformers returns `logits`, its port a tensor. Where B has several, as the states behind every layer, it is the
+    one whose numbers are nearest. The place in a tuple is a name where both have the same places.
     """
     for letter, side in (("A", a), ("B", b)):
         if side.outputs is None:
@@ -50,9 +52,10 @@ def pair_outputs(a: Side, b: Side, blind: Blind) -> tuple[tuple[Both, ...], Ends
             return (), Ends(missing=f"{letter} returns no floating tensor")
     one, other = a.outputs or {}, b.outputs or {}
     names = {name: name for name in one if name in other and one[name].shape == other[name].shape}
-    left = [next((name for name in side if name not in names), "") for side in (one, other)]
-    if all(left) and next(iter(one)) == left[0] and one[left[0]].shape == other[left[1]].shape:
-        names[left[0]] = left[1]
+    first = next(iter(one))
+    left = [name for name in other if name not in names and other[name].shape == one[first].shape]
+    if first not in names and left:
+        names[first] = min(left, key=lambda name: _distance(one[first], other[name]))
     dtypes = [getattr(torch, side.info.dtype, None) for side in (a, b)]
     paired = []
     for name in filter(names.__contains__, one):
@@ -79,6 +82,12 @@ def pair_outputs(a: Side, b: Side, blind: Blind) -> tuple[tuple[Both, ...], Ends
     ]
     differ = tuple(OutputDiff(name, False, None, None, reason) for name, reason in shapes_of.items())
     return tuple(paired), Ends(differ, notes=tuple(notes))
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    """Length of the difference of all numbers that are finite on both sides."""
+    off = a.cpu().double() - b.cpu().double()
+    return float(off[off.isfinite()].norm())
 
 
 def compare_outputs(

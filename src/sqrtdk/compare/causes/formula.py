@@ -62,8 +62,19 @@ def scale(both: Both[Formula]) -> Difference | None:
     capped_alike = a.softcap is not None and b.softcap is not None and a.softcap_at == b.softcap_at
     if by_length(both) or (same(old, new, off) and (not capped_alike or same(a.scale, b.scale, off))):
         return None
-    words = {"text": _scale_words(both.sides, old, new)}
+    cap = _cap_words(a, old, new) if capped_alike and same(a.scale, b.scale, off) else ""
+    words = {"text": cap or _scale_words(both.sides, old, new)}
     return Difference(*shown_apart(old, new), words, lambda formula: rescaled(formula, b))
+
+
+def _cap_words(a: Formula, old: Value, new: Value) -> str:
+    """What is said of tanh(z / 50) in place of 50 * tanh(z / 50), and the other way round."""
+    by, cap = ratio(old, new), a.softcap
+    if by is None or cap is None:
+        return ""
+    if close(by, 1 / cap, HELD):
+        return f"does not multiply by the softcap ({cap:g}) behind the tanh"
+    return f"multiplies by the softcap ({cap:g}) behind the tanh, where A does not" if close(by, cap, HELD) else ""
 
 
 def _scale_words(sides: Sides, a: Value, b: Value) -> str:
