@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sqrtdk._subclasses import check_class
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
-from sqrtdk.positions._block import check_block, offsets, wide_dtype
+from sqrtdk.positions._term import check_block, offsets, wide_dtype
 from sqrtdk.scales._numbers import whole
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.positions._block import INIT_STD, check_block, offsets, pick, wide_dtype
+from sqrtdk.positions._term import INIT_STD, check_block, offsets, pick, wide_dtype
 from sqrtdk.scales._numbers import whole
 
 if TYPE_CHECKING:

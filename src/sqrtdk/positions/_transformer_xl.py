@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.positions._block import INIT_STD, check_block, wide_dtype
+from sqrtdk.positions._term import INIT_STD, check_block, wide_dtype
 from sqrtdk.scales._numbers import positive, whole
 
 if TYPE_CHECKING:
