@@ -17,7 +17,7 @@ import sqrtdk
 from sqrtdk.errors import InvalidValueError, ModelError, OutputError
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.monitor.checkpoints import measure_checkpoints
-from sqrtdk.monitor.checkpoints._state import loss_at
+from sqrtdk.monitor.checkpoints._find import loss_at
 from sqrtdk.monitor.reading import read_run
 from tests.monitor.saved_runs import HEADS, LAYERS, measure, rows
 

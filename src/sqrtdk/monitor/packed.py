@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.monitor.samples import Alarm, CallTraits, FirstNonfinite
-from sqrtdk.monitor.seen import SeenCall, SeenStep
-from sqrtdk.monitor.sums import MAXIMA, PRODUCTS, SUMS, HeadSums
+from sqrtdk.monitor.sums import MAXIMA, PRODUCTS, SUMS, HeadSums, SeenCall, SeenStep
 from sqrtdk.stats import RowStats
 from sqrtdk.tracing import CallRows
 

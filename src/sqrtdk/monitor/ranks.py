@@ -20,8 +20,8 @@ from torch import Tensor
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError, SqrtdkError, kind_and_text
 from sqrtdk.monitor.packed import HEAD, Head, Layout, Row, pack, unpack
-from sqrtdk.monitor.seen import SeenStep
 from sqrtdk.monitor.shards import Axis, together
+from sqrtdk.monitor.sums import SeenStep
 
 Answer = TypeVar("Answer")
 Shards = str | Mapping[str, str]

@@ -15,9 +15,8 @@ from typing import Any
 from sqrtdk._stranger import shown
 from sqrtdk.errors import RunFolderError
 from sqrtdk.monitor import disk
-from sqrtdk.monitor.attempts import Gap, gaps, lost_tails, spans
 from sqrtdk.monitor.manifest import MAX_STEP, Attempt, of_checkpoints, read_manifest
-from sqrtdk.monitor.names import PARTS, Listing, Part, list_parts
+from sqrtdk.monitor.names import PARTS, Gap, Listing, Part, gaps, list_parts, lost_tails, spans
 from sqrtdk.monitor.tables import MAX_FILE_BYTES, Table, Tables, arrow, decode, joined
 
 MAX_ROWS = 2**25  # of a run, at once

@@ -29,8 +29,8 @@ from sqrtdk.monitor.modules import unwrapped
 from sqrtdk.monitor.ranks import Ranks, Shards, ranks_of
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
 from sqrtdk.monitor.schedule import Schedule, schedule_of
-from sqrtdk.monitor.seen import SeenStep
 from sqrtdk.monitor.sinks import AnySink, Sinks, run_name
+from sqrtdk.monitor.sums import SeenStep
 from sqrtdk.tracing import CallTensors
 
 HISTORY = 4096  # samples that are remembered for trends
@@ -176,7 +176,7 @@ class Watch:
         _watched.discard(self._model)
         found: list[Alarm] = []
         if error is None:
-            found += idle.judge(self._steps, self._forwards.seen, self._step + 1)
+            found += idle(self._steps, self._forwards.seen, self._step + 1)
         found += (closing := self._sinks.close(self._step if self._steps else self._step + 1))
         journal, self._journal = self._journal, None
         if journal is not None:

@@ -22,8 +22,8 @@ from sqrtdk.errors import RunFolderError
 from sqrtdk.monitor import disk
 from sqrtdk.monitor.checkpoints._find import Checkpoint
 from sqrtdk.monitor.checkpoints._measure import transformers_version
+from sqrtdk.monitor.disk import Lock
 from sqrtdk.monitor.folder import CHECKPOINTS
-from sqrtdk.monitor.lock import Lock
 from sqrtdk.monitor.samples import CallSample, StepSample
 
 MAX_BYTES = 2**28

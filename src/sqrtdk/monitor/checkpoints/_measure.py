@@ -24,7 +24,7 @@ from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import LoadedModel
 from sqrtdk.models.run import call
-from sqrtdk.monitor.checkpoints._state import loss_at
+from sqrtdk.monitor.checkpoints._find import loss_at
 from sqrtdk.monitor.forwards import Forwards
 from sqrtdk.monitor.samples import StepSample
 
