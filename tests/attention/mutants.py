@@ -126,7 +126,7 @@ MUTANTS: dict[str, Planted] = {
         SWEPT, Change("F(*A, **B, visible=C, **D)", "F(*A, **B, visible=None, **D)")
     ),
     "fused: positions without the shift": plant(
-        "impl/bias.py:with_bias", Change("A.positions(0, B) + C", "A.positions(0, B)")
+        "impl/operands.py:with_bias", Change("A.positions(0, B) + C", "A.positions(0, B)")
     ),
     # the pass for output and statistics at once
     "pass: scale left out": plant("stats/tiles.py:ProductSource.load", Change("A = A * B", "pass")),

@@ -15,12 +15,12 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.impl.call import UNBOUNDED, Call, has_values
 from sqrtdk.impl.cpu import DTYPES, cpu
 from sqrtdk.impl.cpu import obstacle as against_cpu
-from sqrtdk.impl.dense import dense
 from sqrtdk.impl.fused import LARGEST_MASK, fused, held_by_torch, mask_elements
 from sqrtdk.impl.fused import obstacle as against_fused
 from sqrtdk.impl.gpu import GPUS
 from sqrtdk.impl.gpu.load import interpreted
 from sqrtdk.impl.kernel.load import loaded, unavailable
+from sqrtdk.impl.rows import dense
 from sqrtdk.impl.tiled import block_rows, tiled
 from sqrtdk.impl.triton import obstacle as against_kernel
 from sqrtdk.impl.triton import triton

@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend
 
 from sqrtdk._subclasses import torch_attention
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.impl.bias import learns_term, with_bias
 from sqrtdk.impl.call import UNBOUNDED, Call, broadcast, grow, has_values
+from sqrtdk.impl.operands import learns_term, with_bias
 from sqrtdk.stats import AttentionRows, attention_row_stats
 from sqrtdk.stats.request import AuxOutput, aux_output
 

@@ -1,11 +1,14 @@
 """The arithmetic of a block of rows against all keys, written once: logits, weights, output, statistics.
 
 Half types are widened to float32 here, so the only roundings to a half type are those of the inputs and the output.
+`dense` takes all rows as one block: the reference, and what small calls run. `gradients_of_formula` gives a kernel
+gradients that can be derived again.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +18,7 @@ from torch.nn import functional
 
 from sqrtdk.impl.call import Call, cut_rows, grow
 from sqrtdk.stats import RowStats, within_range
-from sqrtdk.stats.request import AuxOutput, aux_output
+from sqrtdk.stats.request import AuxOutput, AuxRequest, aux_output
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -225,3 +228,26 @@ def _single(sink: Float[Tensor, "*rows"]) -> RowStats:
 
 def _shaped(rows: RowStats, shape: tuple[int, ...]) -> RowStats:
     return rows.map(lambda field: field.expand(shape))
+
+
+def dense(call: Call) -> tuple[Output, AuxOutput]:
+    """Output (..., Hq, L, Ev) and statistics (..., Hq, L); every L x S matrix is held."""
+    return attend(call, 0, call.length)
+
+
+def gradients_of_formula(
+    call: Call, leaves: Sequence[Tensor | None], given: Sequence[Float[Tensor, "B Hq L ..."] | None]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the leaves that are not None, in their places; all weights are held in memory.
+
+    Args:
+        call: made of the leaves.
+        leaves: whose gradient is wanted.
+        given: gradients of output, lse and entropy; None: 0.
+    """
+    output, aux = attend(replace(call, aux=AuxRequest(lse=True, entropy=True)), 0, call.length)
+    results = [(r, g) for r, g in zip((output, aux.lse, aux.entropy), given, strict=True) if g is not None]
+    outputs, gradients = zip(*results, strict=True)
+    inputs = [leaf for leaf in leaves if leaf is not None]
+    found = iter(torch.autograd.grad(outputs, inputs, gradients, create_graph=True, allow_unused=True))
+    return tuple(None if leaf is None else next(found) for leaf in leaves)

@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.impl.bias import with_bias
 from sqrtdk.impl.call import Call, transformed
 from sqrtdk.impl.gpu.load import unavailable
 from sqrtdk.impl.gpu.wanted import APART, ROWS, bits_of
-from sqrtdk.impl.operands import SMALLEST_SOFTCAP, band, broadcastable, operands
+from sqrtdk.impl.operands import SMALLEST_SOFTCAP, band, broadcastable, operands, with_bias
 from sqrtdk.impl.rows import sink_column
 from sqrtdk.stats import RowStats
 from sqrtdk.stats._partial import FIELDS

@@ -19,7 +19,7 @@ from sqrtdk.audit.cache import (
     StoredWay,
 )
 from sqrtdk.audit.records import SEVERITIES
-from sqrtdk.kv.bars import HELPS, OUTLIER, kl_level, level
+from sqrtdk.kv.findings import HELPS, OUTLIER, kl_level, level
 
 _NAMED = 4  # channels that a sentence names
 

@@ -15,10 +15,8 @@ from torch import Tensor
 
 from sqrtdk.audit.cache import CacheCall, StoredWay
 from sqrtdk.kv.blame import blamed, key_heads
-from sqrtdk.kv.errors_of_rows import Sums, add
-from sqrtdk.kv.formats import limit_of
-from sqrtdk.kv.grains import BLOCK
-from sqrtdk.kv.rows import Place, Weighed, weigh
+from sqrtdk.kv.formats import BLOCK, limit_of
+from sqrtdk.kv.rows import Place, Sums, Weighed, add, weigh
 from sqrtdk.kv.ways import Way, normalised, ways
 from sqrtdk.tracing import CallTensors, Term
 
@@ -76,7 +74,7 @@ def forecast_of(call: CallTensors, request: Request) -> CacheCall:
     seeing: tuple[int, ...] = ()
     for way in found:
         sums = _errors(call, way, rows)
-        told.append(StoredWay(way.name, tuple(one.told() for one in sums)))
+        told.append(StoredWay(way.name, tuple(one.figures() for one in sums)))
         seeing = tuple(sum(len(part) for part in one.divergences) for one in sums)
     stored, *others = told
     limit = limit_of(request.dtype, request.scale)

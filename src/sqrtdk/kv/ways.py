@@ -10,8 +10,7 @@ from torch import Tensor
 
 from sqrtdk.audit.cache import FOLD, QK_NORM
 from sqrtdk.compare.fit import fit_rotation
-from sqrtdk.kv.formats import FORMATS, limit_of
-from sqrtdk.kv.grains import ORDER, SHARED, bounds, wide
+from sqrtdk.kv.formats import FORMATS, ORDER, SHARED, bounds, limit_of, wide
 from sqrtdk.tracing import CallTensors
 
 OneHead = Callable[[int, int], Tensor]  # of a sequence and a key head, (S, E) in float64
