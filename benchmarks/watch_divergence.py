@@ -50,7 +50,7 @@ from torch import Tensor, nn
 import sqrtdk
 from sqrtdk._machine import cpu_name
 from sqrtdk.lab.intervals import mean, proportion
-from sqrtdk.lab.training.text import BYTES, batch, stdlib_text
+from sqrtdk.lab.training.tasks import BYTES, batch, stdlib_text
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.monitor.watch import LOUD
 

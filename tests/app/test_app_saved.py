@@ -20,8 +20,8 @@ from sqrtdk.audit.records import SEVERITIES
 from sqrtdk.compare.records import Cause, DiffReport, PairDiff, SideInfo
 from sqrtdk.compare.words import told as merged
 from sqrtdk.lab import record
+from sqrtdk.lab.claim import spelled
 from sqrtdk.lab.register import CLAIMS
-from sqrtdk.lab.sources import spelled
 from sqrtdk.lab.text import say
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report import diff_json, watch_json

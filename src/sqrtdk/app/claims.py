@@ -16,10 +16,9 @@ from sqrtdk.app.saved import LARGEST
 from sqrtdk.app.settings import RefusedValueError
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.lab import CLAIMS
-from sqrtdk.lab.claim import GROUPS, Claim
+from sqrtdk.lab.claim import GROUPS, Claim, spelled
 from sqrtdk.lab.experiment import run_claim
 from sqrtdk.lab.record import Record, read
-from sqrtdk.lab.sources import spelled
 from sqrtdk.report import markup
 from sqrtdk.report.lab_page import number
 from sqrtdk.report.lab_words import ANSWERS, MET

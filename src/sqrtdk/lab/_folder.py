@@ -1,4 +1,4 @@
-"""A directory that one process writes: held against others, and freed of what killed ones left half written."""
+"""A directory that one process writes: locked against others, and cleaned of what killed ones left half written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqrtdk.errors import OutputError
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold a directory against other processes; the system lets go of it when this one ends, killed or not.
+    """Lock a directory against other processes; the system releases it when this process ends, killed or not.
 
     Raises:
         OutputError: another process holds it.
@@ -41,8 +41,8 @@ def tidy(folder: Path, names: Iterable[str]) -> None:
     """Remove the temporary files of `sqrtdk._files` that a killed process left.
 
     Args:
-        folder: held by this process.
-        names: patterns of the files that they were to become.
+        folder: locked by this process.
+        names: patterns of the names that the files would have had.
     """
     for name in names:
         for path in folder.glob(f".{name}.*.tmp"):

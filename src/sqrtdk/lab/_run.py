@@ -1,4 +1,4 @@
-"""What an experiment is given: its parameters, its randomness, and a way to compute many cells."""
+"""The arguments of an experiment: its parameters, its randomness, and a way to compute many cells."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from sqrtdk.lab._random_rows import own_keys
+from sqrtdk.lab._rows import own_keys
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import sqrtdk
-from sqrtdk.lab._random_rows import own_keys
+from sqrtdk.lab._rows import own_keys
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures, number

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from sqrtdk.lab._printed import LOGITS, WEIGHTS
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
+from sqrtdk.lab.claims.softmax_example import LOGITS, WEIGHTS
 from sqrtdk.lab.figures import Figures, number
 from sqrtdk.lab.intervals import exact
 from sqrtdk.lab.plots import Plot, over

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from torch import Tensor
 
-from sqrtdk.lab._random_rows import SIDES, factor, products
+from sqrtdk.lab._rows import SIDES, factor, products
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figure, Figures, number

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._demo_weights import demo_weights, windows
-from sqrtdk.lab._random_rows import factor, products
+from sqrtdk.lab._rows import demo_weights, factor, products, windows
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures, number

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk import attention
-from sqrtdk.lab._random_rows import factor
+from sqrtdk.lab._rows import factor
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures

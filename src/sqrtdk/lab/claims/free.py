@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sqrtdk import attention
 from sqrtdk.lab._costs import peak_bytes, time_ratio, typical
-from sqrtdk.lab._random_rows import factor
+from sqrtdk.lab._rows import factor
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figure, Figures

@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from sqrtdk.lab._random_rows import SIDES, factor, products
+from sqrtdk.lab._rows import SIDES, factor, products
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures, number

@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from sqrtdk.lab._products import dot_products
-from sqrtdk.lab._random_rows import factor
+from sqrtdk.lab._rows import factor
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import LEVEL, Figure, Figures

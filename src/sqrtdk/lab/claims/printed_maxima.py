@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._random_rows import SIDES, factor, products
+from sqrtdk.lab._rows import SIDES, factor, products
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figure, Figures, number

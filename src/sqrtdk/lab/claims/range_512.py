@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from sqrtdk.lab._products import product_matrices
-from sqrtdk.lab._random_rows import factor
+from sqrtdk.lab._rows import factor
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figure, Figures, number

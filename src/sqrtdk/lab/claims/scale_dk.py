@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import sqrtdk
-from sqrtdk.lab._random_rows import own_keys
+from sqrtdk.lab._rows import own_keys
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures, number

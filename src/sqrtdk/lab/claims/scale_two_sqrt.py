@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqrtdk
-from sqrtdk.lab._random_rows import factor, own_keys
+from sqrtdk.lab._rows import factor, own_keys
 from sqrtdk.lab._run import Run
 from sqrtdk.lab._teacher import TEACHER_STD, Fit, Start, fit
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part

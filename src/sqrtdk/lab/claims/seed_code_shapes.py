@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.lab._products import normal_pairs
-from sqrtdk.lab._random_rows import factor, weights
+from sqrtdk.lab._rows import factor, weights
 from sqrtdk.lab._run import Run, stable_seed
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures, number

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqrtdk.lab._arms import FULL, QUICK, gap, train_arms
-from sqrtdk.lab._curves import curve_plots
+from sqrtdk.lab._arms import FULL, QUICK, curve_plots, gap, train_arms
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figure, Figures

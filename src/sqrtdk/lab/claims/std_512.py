@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sqrtdk.lab._products import dot_products, root_mean_square
-from sqrtdk.lab._random_rows import factor
+from sqrtdk.lab._rows import factor
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._random_rows import own_keys, weights
+from sqrtdk.lab._rows import own_keys, weights
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures, number

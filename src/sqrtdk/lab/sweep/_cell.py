@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.lab._run import Cell, stable_seed
-from sqrtdk.lab.sweep._distributions import DISTRIBUTIONS, Distribution
-from sqrtdk.lab.sweep._rules import rule
+from sqrtdk.lab.sweep._axes import DISTRIBUTIONS, Distribution, rule
 from sqrtdk.stats import row_stats
 from sqrtdk.theory import (
     expected_effective_keys,

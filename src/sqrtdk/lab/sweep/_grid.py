@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.lab.sweep._axes import DISTRIBUTIONS, canonical, checked_name
 from sqrtdk.lab.sweep._cell import AXES
-from sqrtdk.lab.sweep._distributions import DISTRIBUTIONS
-from sqrtdk.lab.sweep._rules import canonical, checked_name
 
 MOST_CELLS = 10**7
 MOST_NUMBERS = 2**25  # of a row's keys, and of a cell's queries and logits: 256 MiB each, 1 GiB with what they need

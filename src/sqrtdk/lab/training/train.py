@@ -13,14 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.lab._run import stable_seed
-from sqrtdk.lab.training.attention import AuxOutputs, start
-from sqrtdk.lab.training.decoder import Decoder
-from sqrtdk.lab.training.encoder_decoder import EncoderDecoder
-from sqrtdk.lab.training.heads import head_figures
-from sqrtdk.lab.training.observe import logit_figures, query_gradients
+from sqrtdk.lab.training.models import AuxOutputs, Decoder, EncoderDecoder, start
+from sqrtdk.lab.training.observe import head_figures, logit_figures, query_gradients
 from sqrtdk.lab.training.settings import Settings
-from sqrtdk.lab.training.strings import LETTERS, strings
-from sqrtdk.lab.training.text import BYTES, batch, learning_rate, stdlib_text
+from sqrtdk.lab.training.tasks import BYTES, LETTERS, batch, learning_rate, stdlib_text, strings
 
 HELD_OUT_BATCHES, HELD_OUT_ROWS = 16, 32
 MODELS: dict[str, type[Decoder] | type[EncoderDecoder]] = {"decoder": Decoder, "encoder_decoder": EncoderDecoder}

@@ -1,4 +1,8 @@
-"""The attention of the models: `sqrtdk.nn.MultiHeadAttention` with the score, scale and start of a run."""
+"""The models: a byte-level decoder, and an encoder and a decoder with cross attention, both pre-norm.
+
+Their attention is `sqrtdk.nn.MultiHeadAttention` with the score, scale and start of a run. The decoder has rotary
+positions, the other model learned ones.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.lab.training.settings import Settings
+from sqrtdk.lab.training.tasks import BYTES, LETTERS, START, SYMBOLS, letters_in
 from sqrtdk.nn import MultiHeadAttention
 from sqrtdk.positions import rope
 from sqrtdk.scales import ScaleRule, learned, sqrt_dk
@@ -153,3 +158,63 @@ def tie(attention: MultiHeadAttention) -> None:
     weight.register_hook(  # type: ignore[no-untyped-call]
         lambda gradient: shared(gradient, lambda parts: parts.mean(1))
     )
+
+
+class Decoder(nn.Module):
+    """Bytes to the logits of the next byte; the weights that read bytes also predict them.
+
+    Example:
+        >>> import torch
+        >>> settings = Settings("decoder", head_dim=512, rate=1e-3, seed=0)
+        >>> Decoder(settings)(torch.zeros(1, 5, dtype=torch.long)).shape
+        torch.Size([1, 5, 256])
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(BYTES, settings.width)
+        self.layers = nn.ModuleList(Layer(settings, causal=True, rotary=True) for _ in range(settings.layers))
+        self.norm = nn.RMSNorm(settings.width, eps=1e-6)
+
+    def forward(self, text: Tensor, record: AuxOutputs | None = None) -> Tensor:
+        """Bytes (B, L) to logits (B, L, 256)."""
+        x = self.embed(text)
+        for layer in self.layers:
+            x = layer(x, record=record)
+        return nn.functional.linear(self.norm(x), self.embed.weight)
+
+
+class EncoderDecoder(nn.Module):
+    """Maps a source and the target so far to the logits of the target's letters.
+
+    Example:
+        >>> import torch
+        >>> settings = Settings("encoder_decoder", head_dim=16, rate=1e-3, seed=0)
+        >>> source, target = torch.zeros(2, 12, dtype=torch.long), torch.zeros(2, 9, dtype=torch.long)
+        >>> EncoderDecoder(settings)(source, target).shape
+        torch.Size([2, 9, 16])
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        width = settings.width
+        self.embed = nn.Embedding(SYMBOLS, width)
+        self.source_places = nn.Embedding(settings.length, width)
+        self.target_places = nn.Embedding(letters_in(settings.length), width)
+        self.encoder = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
+        self.memory_norm = nn.RMSNorm(width, eps=1e-6)
+        self.decoder = nn.ModuleList(Layer(settings, causal=True, cross=True) for _ in range(settings.layers))
+        self.norm = nn.RMSNorm(width, eps=1e-6)
+        self.head = nn.Linear(width, LETTERS, bias=False)
+
+    def forward(self, source: Tensor, target: Tensor, record: AuxOutputs | None = None) -> Tensor:
+        """Source (B, S), target (B, T) to logits (B, T, letters); each sees the target's letters before it."""
+        memory = self.embed(source) + self.source_places.weight
+        for layer in self.encoder:
+            memory = layer(memory, record=record)
+        memory = self.memory_norm(memory)
+        read = nn.functional.pad(target[:, :-1], (1, 0), value=START)
+        x = self.embed(read) + self.target_places.weight
+        for layer in self.decoder:
+            x = layer(x, memory, record)
+        return self.head(self.norm(x))  # type: ignore[no-any-return]
