@@ -48,7 +48,7 @@ import torch
 from torch import Tensor, nn
 
 import sqrtdk
-from sqrtdk._machine import cpu_name
+from sqrtdk._environment import cpu_name
 from sqrtdk.lab.intervals import mean, proportion
 from sqrtdk.lab.training.tasks import BYTES, batch, stdlib_text
 from sqrtdk.monitor.samples import Alarm

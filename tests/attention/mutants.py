@@ -10,7 +10,7 @@ RESOLVE, MASKS = "_resolve.py:resolve", "_resolve.py:_masks"
 AUX, MERGED = "stats/request.py:aux_output", "stats/_partial.py:RowStats.merged"
 FUSED, SWEPT = "impl/fused.py:fused", "impl/fused.py:swept"
 TILE, TIES = "stats/_tile.py:exponentials", "stats/_tile.py:reduce_tile"
-SWEEP, VALUES = "stats/_sweep.py:_rows", "stats/_weighers.py:Values.__call__"
+SWEEP, VALUES = "stats/_sweep.py:_rows", "stats/_block.py:Values.__call__"
 MOMENTS = "stats/tiles.py:ProductSource.moments"
 CPU, BAND = "impl/cpu.py:_run", "impl/operands.py:band"
 

@@ -6,8 +6,7 @@ import difflib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from sqrtdk.engines._engine import Engine
-from sqrtdk.engines._local import local
+from sqrtdk.engines._engine import Engine, local
 from sqrtdk.engines._pool import pool
 from sqrtdk.engines._ray import ray
 from sqrtdk.errors import InvalidValueError

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sqrtdk import _files
-from sqrtdk._code import numbers_from
+from sqrtdk._environment import numbers_from
 from sqrtdk.engines import Engine, open_engine
 from sqrtdk.lab._run import Cell
 

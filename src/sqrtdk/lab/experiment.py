@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 
 import torch
 
-from sqrtdk._code import numbers_from
-from sqrtdk._machine import cpu_name
+from sqrtdk._environment import cpu_name, numbers_from
 from sqrtdk.lab._run import Map, Run, here
 from sqrtdk.lab.claim import Claim
 from sqrtdk.lab.figures import Figures

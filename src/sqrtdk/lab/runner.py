@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypedDict, Unpack, overload
 
 from sqrtdk import _extras, _files, _json, _progress
-from sqrtdk._code import numbers_from
+from sqrtdk._environment import numbers_from
 from sqrtdk._shown import Saved, Shown
 from sqrtdk.errors import InvalidValueError, OutputError
 from sqrtdk.lab import _folder

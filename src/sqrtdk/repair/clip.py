@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from sqrtdk._arguments import number
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.repair.lookup import Parameters
-from sqrtdk.repair.masters import Copies, Optimizers
+from sqrtdk.repair.masters import Copies, Optimizers, scale_
 from sqrtdk.repair.plan import grouped, plan_of, shared_rows
 from sqrtdk.repair.ranks import Ranks, merged, reshard
 from sqrtdk.repair.rows import CallPlan, Rows
-from sqrtdk.repair.scaling import scale_
 from sqrtdk.repair.watched import StepWatch, measured
 from sqrtdk.tracing import Trace
 

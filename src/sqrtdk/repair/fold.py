@@ -17,11 +17,10 @@ from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call as forward
 from sqrtdk.repair.groups import overlaps, readers, rows_of_v
 from sqrtdk.repair.lookup import Parameters
-from sqrtdk.repair.masters import Copies, Optimizers
+from sqrtdk.repair.masters import Copies, Optimizers, scale_
 from sqrtdk.repair.plan import check_trace, side_rows
 from sqrtdk.repair.ranks import reshard
 from sqrtdk.repair.rows import Refusal, Rows
-from sqrtdk.repair.scaling import scale_
 from sqrtdk.tracing import CallTensors, Trace
 from sqrtdk.tracing.trace import trace
 

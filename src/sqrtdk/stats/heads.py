@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sqrtdk.stats._block import Future
 from sqrtdk.stats._histogram import Histogram as Histogram
 from sqrtdk.stats._histogram import bin_counts
 from sqrtdk.stats._histogram import logit_histograms as sampled_histograms
 from sqrtdk.stats._partial import RowStats
 from sqrtdk.stats._sweep import sweep
-from sqrtdk.stats._weighers import Future
 from sqrtdk.stats.rows import LogitSource, logit_source
 from sqrtdk.stats.summary import QUANTILES, row_quantiles
 from sqrtdk.stats.tiles import AttentionRows, ProductSource, product_source, sweep_product

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from sqrtdk._subclasses import as_bool_mask, check_class, named_in_errors
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
-from sqrtdk.stats._block import Block, Masks, cut, four_dims, pick_rows, visible_rows, wide
+from sqrtdk.stats._block import Block, Future, Masks, Values, cut, four_dims, pick_rows, visible_rows, wide
 from sqrtdk.stats._partial import RowStats
 from sqrtdk.stats._sweep import Weigher, sweep
-from sqrtdk.stats._weighers import Future, Values
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sqrtdk import _files, _json
-from sqrtdk._code import numbers_from
+from sqrtdk._environment import numbers_from
 from sqrtdk.errors import InvalidValueError, OutputError, kind_and_text
 from sqrtdk.lab import _folder
 from sqrtdk.lab.sweep._grid import Grid

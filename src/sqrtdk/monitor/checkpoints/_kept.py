@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sqrtdk import _json
-from sqrtdk._code import numbers_from
+from sqrtdk._environment import numbers_from
 from sqrtdk._stranger import parse_json
 from sqrtdk.audit.records import SEVERITIES, Finding
 from sqrtdk.errors import RunFolderError
