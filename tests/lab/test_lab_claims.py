@@ -10,9 +10,9 @@ import pytest
 
 from sqrtdk.lab.cells import Cells
 from sqrtdk.lab.claim import EXPLANATIONS, GROUPS, Claim
-from sqrtdk.lab.experiment import run_claim
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.register import CLAIMS
+from sqrtdk.lab.runner import run_claim
 from sqrtdk.lab.text import Text
 
 # What the experiments answer, quick and full, for every seed that was tried.

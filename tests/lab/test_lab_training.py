@@ -16,8 +16,16 @@ import sqrtdk
 from sqrtdk.errors import InvalidValueError, LabError
 from sqrtdk.lab.training.models import Attention, Decoder, EncoderDecoder, StoredProducts, start, weights_of
 from sqrtdk.lab.training.observe import logit_figures, query_gradients
-from sqrtdk.lab.training.settings import Settings
-from sqrtdk.lab.training.tasks import LETTERS, START, batch, learning_rate, letters_in, stdlib_text, strings
+from sqrtdk.lab.training.settings import (
+    LETTERS,
+    START,
+    Settings,
+    batch,
+    learning_rate,
+    letters_in,
+    stdlib_text,
+    strings,
+)
 from sqrtdk.lab.training.train import train
 from sqrtdk.positions import rope
 from tests.tolerances import allowed

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from sqrtdk.lab._arms import Arm, best_for_others, beyond, curve_plots, gap, train_arms
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Expect, Part
+from sqrtdk.lab.claim import Expect, Part, Run
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.judge import judge
 from sqrtdk.lab.text import Text

@@ -315,7 +315,7 @@ def test_a_finding_is_told_once_until_it_is_worse_and_not_beside_a_rule_of_the_w
     """And a rule of the watch looks back: the scale of the last checkpoint is another one."""
     from sqrtdk.audit.records import Finding
     from sqrtdk.monitor.checkpoints._find import Checkpoint
-    from sqrtdk.monitor.checkpoints._kept import Result
+    from sqrtdk.monitor.checkpoints._measure import Result
     from sqrtdk.monitor.checkpoints._records import Point, rows_of
     from sqrtdk.monitor.samples import CallSample, StepSample
 

@@ -17,8 +17,8 @@ from sqrtdk.app.settings import RefusedValueError
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.lab import CLAIMS
 from sqrtdk.lab.claim import GROUPS, Claim, spelled
-from sqrtdk.lab.experiment import run_claim
 from sqrtdk.lab.record import Record, read
+from sqrtdk.lab.runner import run_claim
 from sqrtdk.report import markup
 from sqrtdk.report.lab_page import number
 from sqrtdk.report.lab_words import ANSWERS, MET

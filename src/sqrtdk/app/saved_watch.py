@@ -14,7 +14,7 @@ from sqrtdk.app.catalogue import Words
 from sqrtdk.app.figures import drawing
 from sqrtdk.app.pieces import Cell, headline, lead, left, recorded, shown, table
 from sqrtdk.audit.records import FAILING, SEVERITIES
-from sqrtdk.lab.plots import Plot, curve
+from sqrtdk.lab.figures import Plot, curve
 from sqrtdk.lab.text import Text
 from sqrtdk.report.figures import number, percent
 from sqrtdk.report.watch_statistics import STATISTICS

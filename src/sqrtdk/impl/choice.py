@@ -20,8 +20,7 @@ from sqrtdk.impl.fused import obstacle as against_fused
 from sqrtdk.impl.gpu import GPUS
 from sqrtdk.impl.gpu.load import interpreted
 from sqrtdk.impl.kernel.load import loaded, unavailable
-from sqrtdk.impl.rows import dense
-from sqrtdk.impl.tiled import block_rows, tiled
+from sqrtdk.impl.rows import block_rows, dense, tiled
 from sqrtdk.impl.triton import obstacle as against_kernel
 from sqrtdk.impl.triton import triton
 from sqrtdk.stats.request import AuxOutput

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, TypeVar
 
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.figures import Figure, Place
+from sqrtdk.lab.claim import Run
+from sqrtdk.lab.figures import Axis, Figure, Place, Plot, Series, Style, curve
 from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.plots import Axis, Plot, Series, Style, curve
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.training.settings import Settings
 from sqrtdk.lab.training.train import CHANCE, train

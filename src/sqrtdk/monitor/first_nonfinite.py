@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import kind_and_text
 from sqrtdk.models.returned import walk
-from sqrtdk.monitor.modules import site_of
+from sqrtdk.monitor.gradients import site_of
 from sqrtdk.monitor.samples import (
     AROUND,
     BETWEEN,

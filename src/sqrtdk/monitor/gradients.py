@@ -6,15 +6,18 @@ is one of the trace's, on the tensor itself.
 A rotation keeps the size of a gradient, and a factor is in it already; of q and k behind a norm it is the gradient
 before the norm. An activation that is computed again during the backward pass is counted once: where the first pass ran
 without autograd, what it returned has no gradient; where it ran with it, what was computed again has none.
+
+The names of modules are those without what wraps them, so that a run has the same names on one GPU and on many.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -22,6 +25,52 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from sqrtdk.errors import kind_and_text
+from sqrtdk.tracing import Projection
+
+_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+
+
+def can_project(module: nn.Module) -> bool:
+    """Whether it may return what its own weight projects: q or k."""
+    return "weight" in module._parameters and not module._modules
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model that a compiled one, or one that is copied to several processes, calls.
+
+    So a run has the same names whatever it is run on.
+    """
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def site_of(path: str) -> str:
+    """A module path as it is without compiling, sharding and checkpoints."""
+    return ".".join(name for name in path.split(".") if name not in _WRAPPERS)
+
+
+def module_of(projection: Projection | None, modules: dict[str, nn.Module]) -> nn.Module | None:
+    """The module that holds a projection's weight and returns what it gave."""
+    path, _, name = projection.name.rpartition(".") if projection is not None else ("", "", "")
+    module = modules.get(path)
+    return module if name == "weight" and module is not None and can_project(module) else None
+
+
+def was_compiled() -> bool:
+    """Whether what runs now was called through the compiler, which runs its Python code."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "compile_wrapper" and code.co_filename.endswith("eval_frame.py"):
+            return True
+        frame = frame.f_back
+    return False
+
 
 Place = tuple[str, int, str]  # site, index, "query" or "key"
 

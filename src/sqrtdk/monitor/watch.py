@@ -22,13 +22,12 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidValueError, SqrtdkError, kind_and_text
 from sqrtdk.monitor.alarms import fresh, holding, idle
-from sqrtdk.monitor.arguments import LossScaler, OnAlarm, check_options, one_number
 from sqrtdk.monitor.forwards import Forwards, Place
+from sqrtdk.monitor.gradients import unwrapped
 from sqrtdk.monitor.journal import Journal, numbers
-from sqrtdk.monitor.modules import unwrapped
 from sqrtdk.monitor.ranks import Ranks, Shards, ranks_of
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
-from sqrtdk.monitor.schedule import Schedule, schedule_of
+from sqrtdk.monitor.schedule import LossScaler, OnAlarm, Schedule, check_options, one_number, schedule_of
 from sqrtdk.monitor.sinks import AnySink, Sinks, run_name
 from sqrtdk.monitor.sums import SeenStep
 from sqrtdk.tracing import CallTensors

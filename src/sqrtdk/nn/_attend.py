@@ -13,8 +13,7 @@ from sqrtdk._attention import attention
 from sqrtdk._resolve import resolve
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.call import Call, grow
-from sqrtdk.impl.rows import guarded_logits, guarded_sum, logits, sink_column
-from sqrtdk.impl.tiled import block_rows
+from sqrtdk.impl.rows import block_rows, guarded_logits, guarded_sum, logits, sink_column
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
 if TYPE_CHECKING:

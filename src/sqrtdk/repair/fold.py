@@ -15,10 +15,9 @@ from sqrtdk.audit.own_module import as_inputs, from_module
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call as forward
-from sqrtdk.repair.groups import overlaps, readers, rows_of_v
 from sqrtdk.repair.lookup import Parameters
 from sqrtdk.repair.masters import Copies, Optimizers, scale_
-from sqrtdk.repair.plan import check_trace, side_rows
+from sqrtdk.repair.plan import check_trace, overlaps, readers, rows_of_v, side_rows
 from sqrtdk.repair.ranks import reshard
 from sqrtdk.repair.rows import Refusal, Rows
 from sqrtdk.tracing import CallTensors, Trace

@@ -58,7 +58,7 @@ def to_html(records: Sequence[Record], missing: Sequence[str] = (), language: Ch
 
     Example:
         >>> from sqrtdk.lab.claims.var_linear import CLAIM
-        >>> from sqrtdk.lab.experiment import run_claim
+        >>> from sqrtdk.lab.runner import run_claim
         >>> page = to_html([run_claim(CLAIM, quick=True)])
         >>> page.startswith("<!doctype html>"), "<math" in page, "<svg" in page
         (True, True, True)

@@ -22,9 +22,8 @@ from torch import Tensor
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.scales import ScaleRule, sizes, sqrt_dk
 from sqrtdk.scales._numbers import finite
-from sqrtdk.theory._checks import at_least, count, extended, probability, whole
 from sqrtdk.theory._inversion import PairSum, log_normal_above
-from sqrtdk.theory._root import falling_roots
+from sqrtdk.theory._numeric import at_least, count, extended, falling_roots, probability, whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,9 @@ import torch
 from torch import Tensor
 
 from sqrtdk.lab._rows import demo_weights, factor, products, windows
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures, number
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figures, Plot, curve, number
 from sqrtdk.lab.intervals import bootstrap, exact, geometric_mean, mean, proportion
-from sqrtdk.lab.plots import Plot, curve
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 from sqrtdk.models.demo import load_demo

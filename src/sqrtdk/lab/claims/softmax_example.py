@@ -6,11 +6,9 @@ import math
 
 import torch
 
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures, number
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figures, Plot, Series, number
 from sqrtdk.lab.intervals import exact
-from sqrtdk.lab.plots import Plot, Series
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 

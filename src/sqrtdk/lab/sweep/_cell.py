@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._run import Cell, stable_seed
+from sqrtdk.lab.claim import Cell, stable_seed
 from sqrtdk.lab.sweep._axes import DISTRIBUTIONS, Distribution, rule
 from sqrtdk.stats import row_stats
 from sqrtdk.theory import (

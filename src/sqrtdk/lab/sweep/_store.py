@@ -18,7 +18,7 @@ from typing import Any
 from sqrtdk import _files, _json
 from sqrtdk._environment import numbers_from
 from sqrtdk.errors import InvalidValueError, OutputError, kind_and_text
-from sqrtdk.lab import _folder
+from sqrtdk.lab.cells import alone, tidy
 from sqrtdk.lab.sweep._grid import Grid
 from sqrtdk.lab.sweep._table import DamagedError, is_whole, joined, pyarrow, read_table, write_rows, write_table
 
@@ -140,8 +140,8 @@ def opened(folder: Path, grid: Grid, force: bool, command: str) -> Iterator[Stor
             f"cannot make the directory {folder}: {error.strerror}", hint="Choose another --output."
         ) from error
     _files.check_writable(folder / RESULTS, force=True)
-    with _folder.alone(folder):
-        _folder.tidy(folder, _OURS)
+    with alone(folder):
+        tidy(folder, _OURS)
         if force:
             for name in _OURS:
                 for path in folder.glob(name):

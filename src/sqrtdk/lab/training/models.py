@@ -11,8 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.lab.training.settings import Settings
-from sqrtdk.lab.training.tasks import BYTES, LETTERS, START, SYMBOLS, letters_in
+from sqrtdk.lab.training.settings import BYTES, LETTERS, START, SYMBOLS, Settings, letters_in
 from sqrtdk.nn import MultiHeadAttention
 from sqrtdk.positions import rope
 from sqrtdk.scales import ScaleRule, learned, sqrt_dk

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.lab._run import stable_seed
+from sqrtdk.lab.claim import stable_seed
 from sqrtdk.lab.training.models import AuxOutputs, Decoder, EncoderDecoder, start
 from sqrtdk.lab.training.observe import head_figures, logit_figures, query_gradients
-from sqrtdk.lab.training.settings import Settings
-from sqrtdk.lab.training.tasks import BYTES, LETTERS, batch, learning_rate, stdlib_text, strings
+from sqrtdk.lab.training.settings import BYTES, LETTERS, Settings, batch, learning_rate, stdlib_text, strings
 
 HELD_OUT_BATCHES, HELD_OUT_ROWS = 16, 32
 MODELS: dict[str, type[Decoder] | type[EncoderDecoder]] = {"decoder": Decoder, "encoder_decoder": EncoderDecoder}

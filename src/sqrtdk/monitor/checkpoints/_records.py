@@ -19,7 +19,7 @@ from sqrtdk.models.build import ABSENT
 from sqrtdk.monitor import disk
 from sqrtdk.monitor.alarms import ALARMS, fresh, holding
 from sqrtdk.monitor.checkpoints._find import Checkpoint
-from sqrtdk.monitor.checkpoints._kept import Result
+from sqrtdk.monitor.checkpoints._measure import Result
 from sqrtdk.monitor.folder import RunWriter, refuse_strange
 from sqrtdk.monitor.journal import alarm_row, head_table, kept_text
 from sqrtdk.monitor.manifest import OF_CHECKPOINTS, RUN, of_checkpoints, plain_json, read_manifest
