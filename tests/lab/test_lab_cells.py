@@ -78,7 +78,7 @@ def test_a_key_is_of_the_code_and_the_versions(name: str, monkeypatch: pytest.Mo
 
 
 def test_the_code_is_every_file_that_may_decide_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_environment, "__file__", str(tmp_path / "_code.py"))
+    monkeypatch.setattr(_environment, "__file__", str(tmp_path / "_environment.py"))
     counted = ["__init__.py", "nn/a.py", "lab/training/a.py", "lab/claim.py", "theory/table.json", "scales/cli/a.py"]
     others = ["cli/a.py", "report/a.py", "report/templates/a.html", "nn/__pycache__/a.pyc"]
     found = [_environment.code.__wrapped__()]

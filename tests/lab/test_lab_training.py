@@ -15,7 +15,6 @@ from torch.nn import functional as F
 import sqrtdk
 from sqrtdk.errors import InvalidValueError, LabError
 from sqrtdk.lab.training.models import Attention, Decoder, EncoderDecoder, StoredProducts, start, weights_of
-from sqrtdk.lab.training.observe import logit_figures, query_gradients
 from sqrtdk.lab.training.settings import (
     LETTERS,
     START,
@@ -26,7 +25,7 @@ from sqrtdk.lab.training.settings import (
     stdlib_text,
     strings,
 )
-from sqrtdk.lab.training.train import train
+from sqrtdk.lab.training.train import logit_figures, query_gradients, train
 from sqrtdk.positions import rope
 from tests.tolerances import allowed
 

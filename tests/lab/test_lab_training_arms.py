@@ -13,9 +13,8 @@ from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.judge import judge
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.training.models import Decoder, start, weights_of
-from sqrtdk.lab.training.observe import divergence, head_figures, overlap
 from sqrtdk.lab.training.settings import Settings
-from sqrtdk.lab.training.train import train
+from sqrtdk.lab.training.train import divergence, head_figures, overlap, train
 
 DESIGN = {
     "seeds": 3,

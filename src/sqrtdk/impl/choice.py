@@ -83,7 +83,7 @@ def choose(call: Call, impl: str = "auto") -> Choice:
 
 
 def _against_torch(call: Call) -> str | None:
-    """Why "auto" does not take torch's kernels; None where it does."""
+    """Why "auto" does not take torch's kernels; None if it does."""
     reason = against_fused(call)
     if reason is not None:
         return reason
@@ -108,7 +108,7 @@ def more_than_torch(call: Call) -> bool:
 
 
 def against_triton(call: Call) -> str | None:
-    """Why "auto" does not take the Triton kernel for a call on a GPU that asks for what it has; None where it does."""
+    """Why "auto" does not take the Triton kernel for a call that it can run on a GPU; None if it does."""
     reason = against_kernel(call)
     if reason is not None:
         return reason
@@ -124,7 +124,7 @@ def against_triton(call: Call) -> str | None:
 
 
 def against_compiled(call: Call) -> str | None:
-    """Why "auto" does not take the compiled kernel; None where it does."""
+    """Why "auto" does not take the compiled kernel; None if it does."""
     reason = against_cpu(call)
     if reason is not None:
         return reason

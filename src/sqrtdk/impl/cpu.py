@@ -30,7 +30,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def obstacle(call: Call) -> str | None:
-    """Why the kernel can't run this call, whether it is built or not; None where it can."""
+    """Why the kernel can't run this call, whether it is built or not; None if it can."""
     tensors = (call.query, call.key, call.value)
     if any(t.device.type != "cpu" for t in tensors):
         return "it runs on CPUs"

@@ -28,7 +28,7 @@ LARGEST_MASK = 2**26  # elements of an L x S mask that is made here without bein
 
 
 def obstacle(call: Call) -> str | None:
-    """Why torch's kernels can't run this call; None where they can."""
+    """Why torch's kernels can't run this call; None if they can."""
     if call.score is not None:
         return "the score is no dot product"
     if call.term is not None and call.term.content:
@@ -47,7 +47,7 @@ def obstacle(call: Call) -> str | None:
 
 
 def mask_elements(call: Call) -> int:
-    """Size of the mask that has to be made for this call; 0 where none is."""
+    """Size of the mask that has to be made for this call; 0 if no mask is needed."""
     if not _needs_mask(call):
         return 0
     lead = [tuple(t.shape[:-2]) for t in (call.bias, call.visible) if t is not None]

@@ -32,7 +32,7 @@ FARTHEST = 2**30  # rows and keys, whose positions and bounds are 32-bit numbers
 
 
 def obstacle(call: Call) -> str | None:
-    """Why the kernel can't run this call; None where it can."""
+    """Why the kernel can't run this call; None if it can."""
     reason = unavailable(call.query.device)
     if reason is not None:
         return reason
@@ -115,7 +115,7 @@ def _run(
 
 
 def _near(bound: int | None) -> int | None:
-    """A bound of the band; None where it lies beyond all keys."""
+    """A bound of the band; None if it lies beyond all keys."""
     if type(bound) is not int:  # None, or a number that is not known yet
         return bound
     return None if bound >= FARTHEST else max(bound, -FARTHEST)

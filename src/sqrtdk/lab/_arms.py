@@ -149,7 +149,7 @@ def _results(
 
 
 def beyond(arm: Arm) -> float | None:
-    """The rate to try next where the best one is the least or the largest of two or more; None where it is neither.
+    """The rate to try next if the best of two or more is the least or the largest; None if it is neither.
 
     Example:
         >>> runs = {rate: ({"held_out": rate},) * 2 for rate in (3e-4, 1e-3, 3e-3)}

@@ -147,7 +147,7 @@ class Claim:
         parts: what counts as true; those that put the same bars to the same figures, elsewhere, are one part of the
             statement under different conditions.
         why: one paragraph with the figures: why the verdict is what it is.
-        condition: on what such a part depends, in one sentence; None where no two parts ask the same.
+        condition: on what such a part depends, in one sentence; None if no two parts ask the same.
         timed: its figures are times of the CPU: claims run one after the other, and tests run it by itself.
     """
 

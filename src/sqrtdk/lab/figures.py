@@ -24,7 +24,7 @@ class Figure:
     Attributes:
         name: what it is, in words joined by underscores; with the unit where it could be doubted.
         value: the estimate.
-        low: lower end of the interval; the value itself where there is none.
+        low: lower end of the interval; the value itself if there is no interval.
         high: upper end.
         method: how the interval came about; "exact" where nothing is random, "observed" for the extreme of the draws.
         samples: independent samples behind it; 1 where nothing is random.
@@ -102,7 +102,7 @@ class Series:
         label: in the legend; English or symbols.
         x: numbers, or the names of bars.
         y: one for each x.
-        low: lower end of each interval; empty where there is none.
+        low: lower end of each interval; empty without intervals.
         high: upper end.
         style: "line" (with markers), "curve" (without), "dashed" (a reference, without), "points" or "bars".
     """

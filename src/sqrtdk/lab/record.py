@@ -50,7 +50,7 @@ class Record(Saved, Shown):
         method: how it was measured.
         control_method: what the control turns round.
         why: why the verdict is what it is.
-        condition: on what the verdict depends, in one sentence; None where it is another one than `depends`.
+        condition: on what the verdict depends, in one sentence; None for a verdict other than `depends`.
         quick: whether it is the quick run.
         seed: of everything random.
         outcome: of the experiment.

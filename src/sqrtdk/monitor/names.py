@@ -37,7 +37,7 @@ class Part:
     Attributes:
         attempt: that wrote it.
         first: number of the first part in it, counted from 0 in each attempt.
-        last: number of the last one; `first` where none was merged.
+        last: number of the last part in it; `first` if no parts were merged.
         first_step: least step in it.
         last_step: greatest step in it.
         checksum: of its bytes, by `checksum_of`; "": an older version wrote it, and its name tells none.
@@ -82,7 +82,7 @@ class Part:
 
     @classmethod
     def of(cls, name: str) -> Part | None:
-        """What a name says; None where it is not that of a part.
+        """The part that a name describes; None if it is not the name of a part.
 
         Example:
             >>> Part.of("attempt-2.part-000004-000004.steps-70-79.parquet")

@@ -21,7 +21,7 @@ OnAlarm = str | Callable[[Alarm], None]
 
 
 class LossScaler(Protocol):
-    """What multiplies a loss before its backward pass, as torch.amp.GradScaler."""
+    """An object that multiplies the loss before its backward pass, such as torch.amp.GradScaler."""
 
     def get_scale(self) -> float:
         """The factor."""
@@ -58,7 +58,7 @@ def _whole_number(name: str, value: object, least: int, hint: str) -> None:
 
 
 def one_number(loss: Tensor | float | None) -> Tensor | float | None:
-    """A copy of a loss: what a tensor holds may be overwritten by the next step.
+    """A copy of a loss, as the next step may overwrite the tensor in place.
 
     Raises:
         InvalidValueError: it has several numbers.
@@ -80,7 +80,7 @@ def one_number(loss: Tensor | float | None) -> Tensor | float | None:
 
 
 class Schedule(Protocol):
-    """Says of a step whether it is sampled; `worsening` is True while a trend is bad."""
+    """Decides whether a step is sampled; `worsening` is True while a trend is bad."""
 
     def due(self, step: int, worsening: bool = False) -> bool:
         """Whether this step is sampled."""
@@ -117,7 +117,7 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Logarithmic:
-    """So many steps a decade, evenly on the scale of their logarithm: 1, 2, 3, 5, 8, 13, 20, ...
+    """A number of steps a decade, evenly spaced in their logarithm: 1, 2, 3, 5, 8, 13, 20, ...
 
     Attributes:
         a_decade: samples from one power of ten to the next.
@@ -143,7 +143,7 @@ class Logarithmic:
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """Where a function of the step says so, and at the first.
+    """The steps for which a function returns True, and the first step.
 
     Attributes:
         says: step -> bool.

@@ -17,7 +17,7 @@ from torch import Tensor
 from sqrtdk.audit.gains import norm_sigma
 from sqrtdk.monitor.samples import Alarm, CallSample, CallTraits, FirstNonfinite
 from sqrtdk.stats.heads import SATURATED
-from sqrtdk.stats.summary import row_quantiles
+from sqrtdk.stats.rows import row_quantiles
 from sqrtdk.tracing import CallRows
 
 # Added up. `seeing` rows have a finite largest logit, `choices` two keys or more besides.
@@ -30,7 +30,7 @@ SUMS = (
 )
 PRODUCTS = ("max_product", "stored_product")  # one number a call, the same for all of its heads
 MAXIMA = ("max_logit", "-min_logit", "max_abs_logit", "row_offset", "peak_max", *PRODUCTS)
-ORDERED = ("max_logit", "entropy_nats", "query_grad", "key_grad")  # whose quantiles over rows are told
+ORDERED = ("max_logit", "entropy_nats", "query_grad", "key_grad")  # columns of which quantiles over rows are reported
 QUANTILES = (0.05, 0.50, 0.95)
 
 
@@ -52,7 +52,7 @@ class HeadSums:
         """With the size of the gradient of each row, the root of the mean square over its channels.
 
         Args:
-            query: (Hq, n), of q; None where it is not known.
+            query: (Hq, n), of q; None if it is not known.
             key: (H, n), of k; each of its heads belongs to Hq / H heads of q.
         """
         heads, ordered, sums = self.sums.shape[-1], dict(self.ordered), self.sums.clone()
@@ -181,7 +181,7 @@ class SeenCall:
         site: module path.
         index: 0-based count of the attentions at this site.
         heads: of q.
-        ratio: effective scale times sqrt(head_dim); None where it could not be read.
+        ratio: effective scale times sqrt(head_dim); None if it could not be read.
         formula: that reached the softmax.
         sums: over the rows of each head; None if they could not be measured.
         reason: why there are none.

@@ -132,7 +132,7 @@ class Watch:
         return () if self._ranks is None else tuple(axis.shards for axis in self._ranks.axes)
 
     def last_sample(self) -> StepSample | None:
-        """The sample of the step that ended last; None where it was not sampled.
+        """The sample of the step that ended last; None if it was not sampled.
 
         Raises:
             InvalidValueError: outside the block.

@@ -12,8 +12,7 @@ from torch.nn import functional
 from sqrtdk._arguments import probability
 from sqrtdk._subclasses import check_class
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
-from sqrtdk.nn._attend import attend
-from sqrtdk.nn._masks import merged_mask, with_extra_keys
+from sqrtdk.nn._attend import attend, merged_mask, with_extra_keys
 from sqrtdk.nn._projections import Projections, new_qk_norm, split_heads
 from sqrtdk.nn._single import keep, own_terms
 from sqrtdk.positions import PositionTerm

@@ -25,7 +25,7 @@ class Projections(Counted):
     """Projections of query, key, value and output; the arguments are those of `MultiHeadAttention`.
 
     Attributes:
-        in_proj_weight: (h d_k + kv d_k + kv d_v, d_model); None where key or value have other channels than d_model.
+        in_proj_weight: (h d_k + kv d_k + kv d_v, d_model); None if key or value have other channels than d_model.
         q_proj_weight: (h d_k, d_model) in that case, else None.
         k_proj_weight: (kv d_k, kdim) in that case, else None.
         v_proj_weight: (kv d_v, vdim) in that case, else None.

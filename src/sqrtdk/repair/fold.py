@@ -34,7 +34,7 @@ class FoldRecord:
         site: module path.
         ratio: by what q is larger; divide the code's scale by it.
         parameters: that were multiplied.
-        scale: the effective scale before, which the code may now have over `ratio`; None where it was not read.
+        scale: the effective scale before, which the code may now have over `ratio`; None if it was not read.
     """
 
     site: str

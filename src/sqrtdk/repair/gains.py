@@ -128,7 +128,7 @@ def _scope(vector: Vector, site: str) -> str:
 
 
 def _normalised(values: Float[Tensor, "B H L E"]) -> Iterator[Float[Tensor, "B H L E"]]:
-    """Values over their length, by head and over all heads, as they are and without their mean."""
+    """Values divided by their length: by head and over all heads, with and without their mean."""
     for axes in ((-1,), (1, -1)):
         for centred in (values, values - values.mean(axes, keepdim=True)):
             square = centred.square().mean(axes, keepdim=True)
@@ -139,7 +139,7 @@ def _normalised(values: Float[Tensor, "B H L E"]) -> Iterator[Float[Tensor, "B H
 
 
 def latent_rows(tensors: CallTensors, parameters: Parameters) -> tuple[Rows, ...] | None:
-    """Rows of a call whose key's first or last channels come from v's projection; None where they do not."""
+    """Rows of a call whose key's first or last channels come from v's projection; None if they do not."""
     query, key, value = tensors.query, tensors.key, tensors.value
     if key.projection is not None or query.projection is None or value.projection is None:
         return None

@@ -64,7 +64,7 @@ def plan_of(model: nn.Module, run: Trace) -> tuple[CallPlan, ...]:
 
 
 def plans_from(model: nn.Module, kept: Sequence[CallTensors]) -> tuple[CallPlan, ...]:
-    """`plan_of`, from the tensors of a trace of the model, or sketches of them."""
+    """Like `plan_of`, from the tensors of a trace of the model, or from sketches of them."""
     reshard(model)
     parameters = Parameters(model)
     with torch.no_grad():
@@ -75,7 +75,7 @@ def plans_from(model: nn.Module, kept: Sequence[CallTensors]) -> tuple[CallPlan,
 
 
 def grouped(plans: Sequence[CallPlan]) -> tuple[CallPlan, ...]:
-    """The plans with the groups of their heads, over all of them; on the device of their rows."""
+    """The plans with the groups of their heads, numbered over all plans; on the device of their rows."""
     numbers = number_groups([plan.rows for plan in plans], [plan.heads for plan in plans])
     device = next((rows.index.device for plan in plans for rows in plan.rows), torch.device("cpu"))
     return tuple(replace(plan, groups=groups.to(device)) for plan, groups in zip(plans, numbers, strict=True))
@@ -122,7 +122,7 @@ def _call_plan(tensors: CallTensors, parameters: Parameters) -> CallPlan:
 
 
 def is_broken(tensors: CallTensors) -> bool:
-    """Whether q or k holds a NaN or an infinity, behind which it may not be found out what they are made from."""
+    """Whether q or k holds a NaN or an infinity, which hides what they are made from."""
     return not all(bool(vector.values.isfinite().all()) for vector in (tensors.query, tensors.key))
 
 
@@ -181,7 +181,7 @@ def _beside(rows: Rows, parameters: Parameters) -> Rows:
 
 
 def shared_rows(rows: Rows) -> str:
-    """What several heads of a call share, in words; "" where each has rows of its own."""
+    """What several heads of a call share, in words; "" if each has rows of its own."""
     heads, own = len(rows.index), len(torch.unique(rows.index, dim=0))
     if own == heads:
         return ""
@@ -246,7 +246,7 @@ def number_groups(rows: Sequence[Sequence[Rows]], heads: Sequence[int]) -> list[
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Readers:
-    """Who reads the parameters of a model: the refused calls', and v's."""
+    """Readers of a model's parameters that rule a call out: refused calls, and v."""
 
     names: tuple[frozenset[str], ...]  # of each call: the parameters of its q and k
     values: tuple[Rows, ...]
@@ -261,7 +261,7 @@ def readers(kept: Sequence[CallTensors], parameters: Parameters) -> Readers:
 
 
 def conflict(plan: CallPlan, plans: Sequence[CallPlan], read: Readers) -> str | None:
-    """Why a call can't be scaled though its own rows are known: who else uses them."""
+    """Why a call can't be scaled though its own rows are known: another reader uses them."""
     for entry in plan.rows:
         for other, names in zip(plans, read.names, strict=True):
             if other.refused is not None and entry.name in names:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.scales import ScaleRule, none
-from sqrtdk.scores._weights import check_heads, check_same_features, heads_of, keep, project, widened
+from sqrtdk.scores._score import check_heads, check_same_features, heads_of, keep, project, widened
 
 if TYPE_CHECKING:
     from jaxtyping import Float

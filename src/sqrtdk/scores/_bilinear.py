@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from sqrtdk.scales import ScaleRule, none, sqrt_dk
-from sqrtdk.scores._weights import keep, project
+from sqrtdk.scores._score import keep, project
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -21,7 +21,7 @@ from sqrtdk._subclasses import check_class
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.scales import ScaleRule, none, sqrt_dk
 from sqrtdk.scales._numbers import finite, positive, whole
-from sqrtdk.scores._weights import keep, widened
+from sqrtdk.scores._score import keep, widened
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -59,7 +59,7 @@ class Masks:
     ) -> tuple[Float[Tensor, "*BHq R T"] | None, int, int]:
         """(mask, start, stop) of a block of all keys: no row sees one from `stop` on, every row all before `start`.
 
-        `mask` is float 0 or 1 for the keys in between; None where no key of the range is hidden from any row.
+        `mask` is float 0 or 1 for the keys in between; None if no key of the range is hidden from any row.
         """
         stop = min(block.c1, block.r1) if self.is_causal else block.c1
         height = block.r1 - block.r0

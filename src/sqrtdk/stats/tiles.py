@@ -29,7 +29,7 @@ class AttentionRows:
     """Statistics of every row of a call; all of shape (..., Hq, L)."""
 
     rows: RowStats
-    # largest |q . k| over the visible keys, before any scale; 0 where none is seen
+    # largest |q . k| over the visible keys, before any scale; 0 if no key is seen
     max_product: Float[Tensor, "*B Hq L"] | None = None
     output: Float[Tensor, "*B Hq L Ev"] | None = None
     future: Float[Tensor, "*B Hq L"] | None = None  # weight on keys j > i, if asked and L == S

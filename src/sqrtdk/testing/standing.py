@@ -41,7 +41,7 @@ def as_allowed(allow: Any) -> tuple[str, ...]:
 
 
 def check_fail_on(fail_on: Any, choices: Sequence[str] = FAIL_ON) -> None:
-    """Refuse a bar that there is not.
+    """Refuse an unknown bar.
 
     Raises:
         InvalidValueError: it is none of `choices`.
@@ -51,7 +51,7 @@ def check_fail_on(fail_on: Any, choices: Sequence[str] = FAIL_ON) -> None:
 
 
 def check_names(allow: Iterable[str], sites: Collection[str], kinds: Collection[str] = KINDS) -> None:
-    """Refuse a name that can allow nothing: a site that has gone, or a slip of the pen.
+    """Refuse a name that allows nothing: a site that no longer exists, or a typing error.
 
     Raises:
         InvalidValueError: a name is neither a kind nor matches a site.
@@ -65,7 +65,7 @@ def check_names(allow: Iterable[str], sites: Collection[str], kinds: Collection[
 
 
 def matches(site: str, name: str) -> bool:
-    """Whether `name` is the site, or a pattern that it fits, as "layers.*.attn"."""
+    """Whether `name` is the site or a pattern that matches it, such as "layers.*.attn"."""
     return site == name or fnmatchcase(site, name)
 
 
@@ -98,7 +98,7 @@ OUTSIDE = "(no module)"  # of what a test runs
 
 
 def plain(text: str) -> str:
-    r"""`text` with what can't be printed as escapes: names of modules are whatever somebody wrote.
+    r"""`text` with unprintable characters as escapes, as a model may give its modules any name.
 
     Example:
         >>> print(plain("layer\x1b[31m.0"))
@@ -152,7 +152,7 @@ def _lines(finding: Finding, judged: JudgedCall | None) -> tuple[str, ...]:
 def expected_formula(judged: JudgedCall) -> str | None:
     """The formula with the scale that was declared, or the textbook's; in words where it is not one number.
 
-    None where no scale was expected, or the one that was is there.
+    None if no scale was expected, or if the expected one is there.
     """
     effective, wanted, formula = judged.call.scale.effective, judged.expected, judged.call.formula
     if wanted is None or (effective is not None and f"{effective:.4g}" == f"{wanted:.4g}"):

@@ -24,7 +24,7 @@ _SOFTMAX = ("aten::_softmax", "aten::_safe_softmax")
 
 
 class OpenMasks(EagerMode):
-    """Counts the attentions to which a mask came that hides nothing; every operation runs as it is.
+    """Counts the attentions that got a mask which hides nothing; operations run unchanged.
 
     A mask is what a fused kernel takes as one, or what is added to, or written over, the logits of a softmax: zeros, a
     `masked_fill` that fills nothing, a `where` that takes nothing else. Zeros that have a gradient are a bias.
@@ -65,7 +65,7 @@ class OpenMasks(EagerMode):
 
 
 def _readable(value: Any) -> bool:
-    """Whether it is a plain tensor with values, of rows and keys."""
+    """Whether `value` is a plain tensor with values, of rows and keys."""
     if type(value) is not Tensor or value.is_meta or value.is_nested or value.layout is not torch.strided:
         return False
     return value.dim() > 1 and value.numel() > 0
@@ -92,7 +92,7 @@ NOTHING_RAN = "no attention was seen in it"
 
 
 def cannot_fail(calls: Sequence[AttentionCall], tensors: Sequence[CallTensors], open_masks: int) -> tuple[str, ...]:
-    """Why a test on these calls could not have failed, one sentence each; empty where it could.
+    """Why a test on these calls could not have failed, one sentence a reason; empty if it could.
 
     Each is said only of what holds for all calls of the test: one call with another scale shows that a scale is
     dropped.
@@ -137,7 +137,7 @@ def _keys(calls: Sequence[AttentionCall]) -> Iterator[str]:
 
 
 def _hides(call: AttentionCall) -> bool | None:
-    """Whether the mask of a call hides a key; None without a mask, and where it is not known."""
+    """Whether the mask of a call hides a key; None without a mask, or if that is not known."""
     if call.mask is None or call.stats is None:
         return None
     return any(keys < call.key_len for keys in call.stats.keys) or any(call.stats.blind_rows)

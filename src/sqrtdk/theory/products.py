@@ -121,7 +121,7 @@ class LogitDistribution:
         scale: factor on the product.
         moments: of the logits, in natural-log units.
         unit: |scale| sqrt(vq vk), in which `pairs` is.
-        pairs: the product; None where query or key does not vary, and the logits are normal.
+        pairs: the product; None if query or key does not vary, so that the logits are normal.
     """
 
     dim: int

@@ -1,8 +1,8 @@
 """Sweeps: what a scale does to logits and weights over a grid of sizes, rules and distributions, against the theory."""
 
-from sqrtdk.lab.sweep._axes import DISTRIBUTIONS as DISTRIBUTIONS
 from sqrtdk.lab.sweep._cell import FIGURES as FIGURES
 from sqrtdk.lab.sweep._cell import measure as measure
+from sqrtdk.lab.sweep._grid import DISTRIBUTIONS as DISTRIBUTIONS
 from sqrtdk.lab.sweep._grid import Grid as Grid
 from sqrtdk.lab.sweep._grid import whole_numbers as whole_numbers
 from sqrtdk.lab.sweep._grid import words as words

@@ -12,10 +12,9 @@ import numpy as np
 from sqrtdk._progress import counted
 from sqrtdk.engines import open_engine
 from sqrtdk.errors import OutputError
-from sqrtdk.lab.sweep._cell import AXES, measure
-from sqrtdk.lab.sweep._grid import Grid
-from sqrtdk.lab.sweep._store import SCHEMA_VERSION, opened
-from sqrtdk.lab.sweep._table import COLUMNS, is_whole, read_table
+from sqrtdk.lab.sweep._cell import measure
+from sqrtdk.lab.sweep._grid import AXES, Grid
+from sqrtdk.lab.sweep._store import COLUMNS, SCHEMA_VERSION, is_whole, opened, read_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def _slopes(steps: Sequence[int], values: Sequence[float]) -> list[float]:
 
 
 def largest(call: CallSample, column: str) -> tuple[float, int]:
-    """The largest finite number of a column and its head; minus infinity where there is none.
+    """The largest finite number of a column and its head; minus infinity if no number is finite.
 
     >>> largest(CallSample("attn", 0, 3, {"peak": [0.1, float("nan"), 0.3]}, 1.0, ""), "peak")
     (0.3, 2)

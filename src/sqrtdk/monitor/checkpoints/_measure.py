@@ -61,7 +61,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         return told | _measured(cell["path"], cell["step"], LoadOptions(**cell["options"]), cell["rows"])
     except INTERRUPTS:
         raise
-    except BaseException as error:  # whatever a stranger's files, or a model's own code, bring about
+    except BaseException as error:  # untrusted files, or a model's own code, may raise anything
         text = short_text if isinstance(error, SqrtdkError) else kind_and_text
         return told | {"reason": text(error)}
     finally:
@@ -86,7 +86,7 @@ def _measured(path: str, step: int, options: LoadOptions, rows: int | None) -> d
 
 
 def _sample(loaded: LoadedModel, step: int, seed: int, rows: int | None) -> StepSample:
-    """What a watch measures at a step, of one forward pass."""
+    """The sample of one forward pass, as a watch takes it at a step."""
     module, forwards = loaded.module, Forwards(loaded.module, rows)
     with ExitStack() as stack:
         stack.enter_context(random_state(module))
@@ -99,7 +99,7 @@ def _sample(loaded: LoadedModel, step: int, seed: int, rows: int | None) -> Step
 
 
 def _digest(loaded: LoadedModel) -> str:
-    """A hash of the inputs, to see whether two models ran on the same."""
+    """A hash of the inputs, which shows whether two models ran on the same ones."""
     named = loaded.inputs.items() if isinstance(loaded.inputs, dict) else enumerate(loaded.inputs)
     digest = hashlib.sha256()
     for name, value in named:
@@ -118,7 +118,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def transformers_version() -> str | None:
-    """Of the library that builds the models; None where there is none."""
+    """Version of the library that builds the models; None if it is not installed."""
     try:
         return importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:
@@ -139,7 +139,7 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one checkpoint gave; see `_measure.measure`."""
+    """The result of one checkpoint; see `measure`."""
 
     loss: float | None
     state: str
@@ -152,7 +152,7 @@ class Result:
 
 
 class Kept:
-    """The directory of the results, held against other processes while the context is open."""
+    """The directory of the results, locked against other processes while the context is open."""
 
     def __init__(self, output: Path) -> None:
         self._folder = output / CHECKPOINTS
@@ -167,7 +167,7 @@ class Kept:
         self._lock.release()
 
     def get(self, one: Checkpoint, key: str) -> Result | None:
-        """The result of a checkpoint; None where there is none of this key."""
+        """The result of a checkpoint; None if no result has this key."""
         try:
             content = disk.take(self._path(one), MAX_BYTES)
             document = parse_json(content, "the result", RunFolderError, "")
@@ -189,11 +189,11 @@ class Kept:
 
 
 def files_of(directory: Path) -> Files:
-    """The state of a checkpoint's files, by which a change of them is seen."""
+    """The state of a checkpoint's files, which changes if a file does."""
     told, newest = [], 0
     with suppress(OSError):
         newest = directory.stat().st_mtime_ns
-    with suppress(OSError):  # one that can't be listed can't be loaded either, which is told then
+    with suppress(OSError):  # a directory that can't be listed can't be loaded either, and that error comes later
         found = sorted(path for path in directory.iterdir() if path.is_file())
         states = [(path.name, path.stat()) for path in found]
         told = [[name, state.st_size, state.st_mtime_ns] for name, state in states]
@@ -202,7 +202,7 @@ def files_of(directory: Path) -> Files:
 
 
 def key_of(one: Checkpoint, files: Files, measured_with: Any) -> str:
-    """Name of a result: equal where the numbers are."""
+    """Name of a result: equal names mean equal numbers."""
     return _hash([str(one.path), one.step, files.digest, measured_with, dict(numbers_from()), transformers_version()])
 
 
@@ -211,7 +211,7 @@ def _hash(content: Any) -> str:
 
 
 def read_result(document: dict[str, Any]) -> Result:
-    """A result from the JSON data that `_measure.measure` returned, also as it comes back from a file.
+    """A result from the JSON data that `measure` returned, directly or read back from a file.
 
     Raises:
         KeyError, TypeError, ValueError: it is none.
@@ -255,5 +255,5 @@ def _value(value: Any) -> float | str | None:
 
 
 def _number(value: Any) -> float:
-    """As `_json` writes it: null is NaN, and infinities are words."""
+    """A number as `_json` writes it: null is NaN, and infinities are words."""
     return math.nan if value is None else _INFINITIES[value] if isinstance(value, str) else float(value)

@@ -22,7 +22,7 @@ TEXT = 400  # characters of a logger's error that are shown
 
 @runtime_checkable
 class Sink(Protocol):
-    """What a watch reports to; whatever it raises is told once, and the training goes on."""
+    """A logger that a watch reports to; an exception becomes one alarm, and the training goes on."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of a sampled step, by name (`monitor.metrics`)."""
