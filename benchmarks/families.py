@@ -34,7 +34,7 @@ import torch
 import transformers
 
 import sqrtdk
-from sqrtdk._machine import cpu_name
+from sqrtdk._environment import cpu_name
 from sqrtdk.audit.declared import KNOWN_FIELDS
 from sqrtdk.audit.families import MLA_YARN
 from sqrtdk.audit.multipliers import ROPE_FIELDS

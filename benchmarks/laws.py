@@ -26,7 +26,7 @@ import transformers as hf
 from torch import nn
 
 import sqrtdk
-from sqrtdk._machine import cpu_name
+from sqrtdk._environment import cpu_name
 from timing import Spread, ratio, rounds
 
 SMALL = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}

@@ -22,7 +22,7 @@ import time
 from datetime import date
 from pathlib import Path
 
-from sqrtdk._machine import cpu_name
+from sqrtdk._environment import cpu_name
 
 BARS = {"wall_s": 20.0, "peak_gb": 2.0, "help_s": 0.3}
 CONFIG = {

@@ -36,7 +36,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
 
-from sqrtdk._machine import cpu_name
+from sqrtdk._environment import cpu_name
 from sqrtdk.monitor.schedule import When
 from sqrtdk.monitor.watch import Watch, watch
 from sqrtdk.tracing.tell.finish import MostRows

@@ -48,9 +48,9 @@ import torch
 from torch import Tensor, nn
 
 import sqrtdk
-from sqrtdk._machine import cpu_name
+from sqrtdk._environment import cpu_name
 from sqrtdk.lab.intervals import mean, proportion
-from sqrtdk.lab.training.text import BYTES, batch, stdlib_text
+from sqrtdk.lab.training.settings import BYTES, batch, stdlib_text
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.monitor.watch import LOUD
 

@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from made import ROOT, settle_texts
-from sqrtdk.lab.claim import GROUPS, Claim
+from sqrtdk.lab.claim import EXPLANATIONS, GROUPS, Claim
 from sqrtdk.lab.figures import LEVEL, Figures
 from sqrtdk.lab.judge import Verdict, judge
 from sqrtdk.lab.record import figure_of
 from sqrtdk.lab.register import CLAIMS
-from sqrtdk.lab.sources import EXPLANATIONS
 from sqrtdk.lab.text import Text
 from sqrtdk.report.lab_words import ANSWERS, ANSWERS_MEAN, PARTS
 from sqrtdk.report.lab_words import WORDS as LAB_WORDS

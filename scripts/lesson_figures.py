@@ -23,8 +23,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
 from made import ROOT, settle
-from sqrtdk.lab.figures import Figure, Figures
-from sqrtdk.lab.plots import Axis, Plot, Series, curve, over
+from sqrtdk.lab.figures import Axis, Figure, Figures, Plot, Series, curve, over
 from sqrtdk.lab.record import Record, read
 from sqrtdk.lab.text import Text
 from sqrtdk.report import axes, plots

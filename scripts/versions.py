@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from sqrtdk._machine import cpu_name
+from sqrtdk._environment import cpu_name
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "benchmarks" / "results" / "versions.json"

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from sqrtdk.monitor.watch import watch as watch
     from sqrtdk.recording.record import record as record
     from sqrtdk.repair.clip import qk_clip_ as qk_clip_
-    from sqrtdk.repair.entropy import entropy_floor as entropy_floor
     from sqrtdk.repair.fold import fold_scale_ as fold_scale_
+    from sqrtdk.repair.reparam import entropy_floor as entropy_floor
     from sqrtdk.stats.request import AuxRequest as AuxRequest
     from sqrtdk.tracing.trace import trace as trace
 
@@ -51,7 +51,7 @@ _HOME = {
     "CheckReport": "sqrtdk.audit.records",
     "diff": "sqrtdk.compare.diff",
     "DiffReport": "sqrtdk.compare.records",
-    "entropy_floor": "sqrtdk.repair.entropy",
+    "entropy_floor": "sqrtdk.repair.reparam",
     "explain": "sqrtdk._attention",
     "fold_scale_": "sqrtdk.repair.fold",
     "measure": "sqrtdk._measure",

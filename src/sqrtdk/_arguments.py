@@ -211,7 +211,7 @@ def window_sides(window: Any) -> tuple[int | None, int | None]:
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
-    """The dtype of the autocast that is on for the tensor's device; None where none is."""
+    """The dtype of the autocast that is on for the tensor's device; None if autocast is off."""
     kind = tensor.device.type
     if kind == "meta":
         return None

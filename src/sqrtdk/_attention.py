@@ -13,9 +13,9 @@ from sqrtdk import _arguments as arguments
 from sqrtdk._resolve import needs_care, resolve
 from sqrtdk._subclasses import PLAIN, named_in_errors, torch_attention
 from sqrtdk.errors import SqrtdkError
-from sqrtdk.impl.bias import check_term
 from sqrtdk.impl.call import Call
 from sqrtdk.impl.choice import IMPLEMENTATIONS, LARGEST_DENSE, Choice, choose, pays_compiled
+from sqrtdk.impl.operands import check_term
 from sqrtdk.positions import PositionTerm
 from sqrtdk.scales import ScaleRule
 from sqrtdk.scores import FoldedScore, PairScore

@@ -1,18 +1,23 @@
-"""What figures depend on: versions, machine, threads, and which kernels of the package are in use."""
+"""Versions, machine and kernels, and what decides the numbers of a run besides its parameters."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shlex
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from sqrtdk._machine import cpu_name
 from sqrtdk.errors import short_text
 from sqrtdk.impl.gpu import load as gpu
 from sqrtdk.impl.kernel import compiler, load
@@ -28,7 +33,7 @@ TRITONS = (
 
 
 def environment() -> dict[str, Any]:
-    """As they are now, ready for JSON.
+    """The environment of this process as it is now, ready for JSON.
 
     Returns:
         `versions` of Python and of libraries (None where one is not installed, "unknown" where it does not tell),
@@ -88,3 +93,51 @@ def _gpu(at: int) -> str:
         return torch.cuda.get_device_name(at)
     except (RuntimeError, AssertionError) as error:
         return f"device {at}, which torch can't use: {short_text(error)}"
+
+
+_LIBRARIES = ("sqrtdk", "torch", "numpy", "scipy", "scikit-learn")
+_DRAWING = ("cli", "report")  # rooms that decide no number
+
+
+@cache
+def code() -> str:
+    """Hash of the package's files, data included, without those that print and draw; taken at the first call.
+
+    Example:
+        >>> len(code()), code() == code()
+        (16, True)
+    """
+    root = Path(__file__).parent
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    digest = hashlib.sha256()
+    for name in names:
+        if name.split("/")[0] not in _DRAWING and not name.endswith(".pyc"):
+            digest.update(f"{name}\0{hashlib.sha256((root / name).read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+@cache
+def numbers_from() -> Mapping[str, str]:
+    """Code and versions: two runs with equal ones, on one machine, give equal numbers.
+
+    Python's version is among them as models are trained on its standard library, and the compiled attention kernel
+    because it rounds in another order than torch's.
+    """
+    from sqrtdk.impl.kernel.load import library
+
+    path = library()
+    kernel = "none" if path is None else path.name
+    found = {"code": code(), "python": platform.python_version(), "kernel": kernel}
+    for name in _LIBRARIES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def cpu_name() -> str:
+    """The processor's name, from /proc/cpuinfo on Linux, where Python gives none."""
+    with suppress(OSError, ValueError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return found[1].strip()
+    return platform.processor() or "unknown"

@@ -61,7 +61,7 @@ def _text(value: Any) -> str:
         return str.__str__(value if isinstance(value, str) else str(value))
     except INTERRUPTS:
         raise
-    except BaseException:  # whatever a stranger's __str__ raises
+    except BaseException:  # the __str__ of foreign code may raise anything
         return f"<{type.__dict__['__name__'].__get__(type(value))}>"
 
 

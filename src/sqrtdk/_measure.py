@@ -17,8 +17,7 @@ from sqrtdk.impl.choice import against_compiled, against_triton
 from sqrtdk.impl.cpu import row_statistics as on_cpu
 from sqrtdk.impl.fused import LARGEST_MASK, mask_elements, obstacle, swept
 from sqrtdk.impl.gpu import GPUS
-from sqrtdk.impl.rows import block_stats
-from sqrtdk.impl.tiled import block_rows
+from sqrtdk.impl.rows import block_rows, block_stats
 from sqrtdk.impl.triton import row_statistics as on_gpu
 from sqrtdk.positions import PositionTerm
 from sqrtdk.scales import ScaleRule

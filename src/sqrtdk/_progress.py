@@ -1,7 +1,7 @@
 """How far a long run is: told by what works, shown on stderr where that is a terminal, or in a notebook, else nowhere.
 
 rich draws both: it is a dependency anyway, and its bar is HTML for a notebook as it is, where tqdm's needs widgets.
-A bar comes after a second and is drawn anew when something is told, so that no thread runs beside what is timed.
+A bar appears after a second and is drawn anew at each message, so that no thread runs beside what is timed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def tell(text: str, done: int = 0, total: int = 0) -> None:
 
 @contextmanager
 def heard(listener: Tell) -> Iterator[None]:
-    """Have `listener` told what is told inside."""
+    """Pass every message from inside the block to `listener`."""
     token = _listener.set(listener)
     try:
         yield
@@ -43,7 +43,7 @@ def heard(listener: Tell) -> Iterator[None]:
 
 @contextmanager
 def shown(title: str) -> Iterator[None]:
-    """Show what is told inside; where someone listens already, nothing more is shown."""
+    """Show the messages from inside the block, unless a listener gets them already."""
     if _listener.get() is not None:
         yield
         return

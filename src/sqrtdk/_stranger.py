@@ -1,4 +1,4 @@
-"""What a stranger wrote: JSON within limits, and texts as a message may show them."""
+"""Untrusted input: JSON within limits, and texts as a message may show them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_DEPTH = 16
 
 
 def shown(text: object) -> str:
-    r"""A stranger's text for a message: short, quoted, and with nothing in it that a terminal would obey.
+    r"""An untrusted text for a message: short, quoted, and without anything that a terminal would obey.
 
     Example:
         >>> shown("a\x1b[31m")
@@ -23,7 +23,7 @@ def shown(text: object) -> str:
 
 
 def parse_json(text: bytes | str, what: str, error: type[SqrtdkError], hint: str) -> Any:
-    """Parse JSON of a stranger: no name twice, no NaN, no depth.
+    """Parse untrusted JSON: no name twice, no NaN, no depth beyond a limit.
 
     Args:
         text: the document, of a size that was checked.

@@ -13,7 +13,7 @@ from sqrtdk.app import claims
 from sqrtdk.app.catalogue import LANGUAGES, words
 from sqrtdk.app.settings import RefusedValueError
 from sqrtdk.lab.register import CLAIMS
-from sqrtdk.lab.sources import spelled
+from sqrtdk.lab.claim import spelled
 from sqrtdk.report.plain import plain
 from tests.report.html_page import HtmlPage
 from tests.report.sample_lab import hostile, records

@@ -10,7 +10,7 @@ RESOLVE, MASKS = "_resolve.py:resolve", "_resolve.py:_masks"
 AUX, MERGED = "stats/request.py:aux_output", "stats/_partial.py:RowStats.merged"
 FUSED, SWEPT = "impl/fused.py:fused", "impl/fused.py:swept"
 TILE, TIES = "stats/_tile.py:exponentials", "stats/_tile.py:reduce_tile"
-SWEEP, VALUES = "stats/_sweep.py:_rows", "stats/_weighers.py:Values.__call__"
+SWEEP, VALUES = "stats/_sweep.py:_rows", "stats/_block.py:Values.__call__"
 MOMENTS = "stats/tiles.py:ProductSource.moments"
 CPU, BAND = "impl/cpu.py:_run", "impl/operands.py:band"
 
@@ -126,7 +126,7 @@ MUTANTS: dict[str, Planted] = {
         SWEPT, Change("F(*A, **B, visible=C, **D)", "F(*A, **B, visible=None, **D)")
     ),
     "fused: positions without the shift": plant(
-        "impl/bias.py:with_bias", Change("A.positions(0, B) + C", "A.positions(0, B)")
+        "impl/operands.py:with_bias", Change("A.positions(0, B) + C", "A.positions(0, B)")
     ),
     # the pass for output and statistics at once
     "pass: scale left out": plant("stats/tiles.py:ProductSource.load", Change("A = A * B", "pass")),
@@ -148,10 +148,10 @@ MUTANTS: dict[str, Planted] = {
     "merge: logits not shifted": plant(MERGED, Change("A * B + A * C * (1.0 + D)", "A * B")),
     "merge: blocks' means apart": plant(MERGED, Change("A + B * ((C - D) * 2.0) ** 2", "A")),
     # blocks
-    "tiled: last row forgotten": plant("impl/tiled.py:tiled", Change("range(0, A, B)", "range(0, max(1, A - 1), B)")),
-    "tiled: statistics of the first block": plant("impl/tiled.py:_written", Change("F(A, B, C)", "F(A, 0, C - B)")),
+    "tiled: last row forgotten": plant("impl/rows.py:tiled", Change("range(0, A, B)", "range(0, max(1, A - 1), B)")),
+    "tiled: statistics of the first block": plant("impl/rows.py:_written", Change("F(A, B, C)", "F(A, 0, C - B)")),
     "tiled: every block is the first": plant(
-        "impl/tiled.py:tiled", Change("checkpoint(F, A, B, C, **D)", "checkpoint(F, A, 0, C - B, **D)")
+        "impl/rows.py:tiled", Change("checkpoint(F, A, B, C, **D)", "checkpoint(F, A, 0, C - B, **D)")
     ),
     # the compiled kernel's call
     "cpu: scale left out": plant(CPU, Change("1.0 if isinstance(A, Tensor) else A", "1.0")),

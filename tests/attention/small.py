@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 SIZES: dict[str, dict[str, Any]] = {
-    "sqrtdk.impl.tiled": {"block_rows": lambda call: 3},
+    "sqrtdk.impl.rows": {"block_rows": lambda call: 3},
     "sqrtdk.stats._sweep": {"TILE": 40, "WIDTH": 5},
     "sqrtdk.stats.tiles": {"SCATTER_COST": 0.0},
 }

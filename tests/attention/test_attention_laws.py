@@ -12,7 +12,7 @@ from torch import Tensor
 
 import sqrtdk
 from sqrtdk import positions, scores
-from sqrtdk.impl import tiled as tiled_module
+from sqrtdk.impl import rows as tiled_module
 from tests.tolerances import complaint
 
 IMPLEMENTATIONS = ("auto", "dense", "fused", "tiled")

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import sqrtdk
 from sqrtdk import positions, scales, scores
-from sqrtdk.impl import tiled as tiled_module
+from sqrtdk.impl import rows as tiled_module
 from tests.attention.calls import close, close_gradients, every, every_with_dropout, lse_and_entropy, qkv, with_aux
 from tests.attention.oracle import attend
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from sqrtdk.lab.claim import EXPLANATIONS
 from sqrtdk.lab.register import CLAIMS
-from sqrtdk.lab.sources import EXPLANATIONS
 from sqrtdk.report import lab_words
 from tests.support.program import called
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sqrtdk import _json
-from sqrtdk.cli.messages import PlainMessages
+from sqrtdk.cli.errors import PlainMessages
 from tests.support.program import Warm, called, terminal
 
 NETS = r"""

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 import claims_page
+from sqrtdk.lab.claim import EXPLANATIONS
 from sqrtdk.lab.register import CLAIMS
-from sqrtdk.lab.sources import EXPLANATIONS
 from sqrtdk.report.lab_words import ANSWERS, PARTS, WORDS
 from tests.docs.pages import DOCS, READER, ROOT
 

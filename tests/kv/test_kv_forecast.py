@@ -17,11 +17,10 @@ from sqrtdk.audit.cache import CacheForecast
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 from sqrtdk.kv import FORMATS, forecast_calls, kv_forecast
 from sqrtdk.kv import call as calls_of
-from sqrtdk.kv.bars import KL_BARS, OUTPUT_BARS
+from sqrtdk.kv.call import stored
+from sqrtdk.kv.findings import KL_BARS, OUTPUT_BARS
 from sqrtdk.kv.forecast import checked_scale
-from sqrtdk.kv.formats import limit_of
-from sqrtdk.kv.grains import bounds
-from sqrtdk.kv.ways import stored
+from sqrtdk.kv.formats import bounds, limit_of
 from sqrtdk.tracing import Trace
 from tests.hf.families import ATTENTION_CALLS, FAMILIES
 from tests.hf.families import build as build_family

@@ -16,8 +16,7 @@ from sqrtdk._check import check
 from sqrtdk.audit.cache import CacheForecast, StoredWay
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.kv import FORMATS, OUTLIER, kv_forecast
-from sqrtdk.kv.bars import KL_BARS, OUTPUT_BARS
-from sqrtdk.kv.findings import findings, with_forecast
+from sqrtdk.kv.findings import KL_BARS, OUTPUT_BARS, findings, with_forecast
 from sqrtdk.report.html import to_html
 from sqrtdk.report.json import to_json
 from sqrtdk.report.terminal import to_text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sqrtdk import _code
+from sqrtdk import _environment
 from sqrtdk.lab import cells as module
 from sqrtdk.lab.cells import Cells, key_of
 from tests.lab.cells_to_compute import fail_at_three, square
@@ -72,22 +72,22 @@ def test_a_key_is_of_the_cell_and_the_function() -> None:
 
 @pytest.mark.parametrize("name", ["code", "python", "torch"])
 def test_a_key_is_of_the_code_and_the_versions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, here = key_of(square, {"x": 1}), {**_code.numbers_from(), name: "other"}
+    before, here = key_of(square, {"x": 1}), {**_environment.numbers_from(), name: "other"}
     monkeypatch.setattr(module, "numbers_from", lambda: here)
     assert key_of(square, {"x": 1}) != before
 
 
 def test_the_code_is_every_file_that_may_decide_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_code, "__file__", str(tmp_path / "_code.py"))
-    counted = ["__init__.py", "nn/a.py", "lab/training/a.py", "lab/_run.py", "theory/table.json", "scales/cli/a.py"]
+    monkeypatch.setattr(_environment, "__file__", str(tmp_path / "_environment.py"))
+    counted = ["__init__.py", "nn/a.py", "lab/training/a.py", "lab/claim.py", "theory/table.json", "scales/cli/a.py"]
     others = ["cli/a.py", "report/a.py", "report/templates/a.html", "nn/__pycache__/a.pyc"]
-    found = [_code.code.__wrapped__()]
+    found = [_environment.code.__wrapped__()]
     for name in (*counted, *others):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
-        found.append(_code.code.__wrapped__())
+        found.append(_environment.code.__wrapped__())
         (tmp_path / name).write_text("2")
-        found.append(_code.code.__wrapped__())
+        found.append(_environment.code.__wrapped__())
     assert len(set(found)) == 1 + 2 * len(counted)
     assert len(set(found[2 * len(counted) :])) == 1
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from sqrtdk.lab.cells import Cells
-from sqrtdk.lab.claim import GROUPS, Claim
-from sqrtdk.lab.experiment import run_claim
+from sqrtdk.lab.claim import EXPLANATIONS, GROUPS, Claim
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.register import CLAIMS
-from sqrtdk.lab.sources import EXPLANATIONS
+from sqrtdk.lab.runner import run_claim
 from sqrtdk.lab.text import Text
 
 # What the experiments answer, quick and full, for every seed that was tried.

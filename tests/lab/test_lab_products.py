@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from sqrtdk.lab import _products
-from sqrtdk.lab._products import COMPONENTS, dot_products, product_matrices, root_mean_square, standard_pairs
-from sqrtdk.lab._run import Run
+from sqrtdk.lab import _rows
+from sqrtdk.lab._rows import COMPONENTS, dot_products, product_matrices, root_mean_square, standard_pairs
+from sqrtdk.lab.claim import Run
 
 N = 50_000
 
@@ -32,7 +32,7 @@ def test_a_share_of_the_components_is_common(shared: float) -> None:
 
 
 def test_dot_products_of_many_pairs_are_made_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_products, "BLOCK", 12)  # three rows of four components
+    monkeypatch.setattr(_rows, "BLOCK", 12)  # three rows of four components
     sizes = []
 
     def draw(generator: torch.Generator, rows: int, d_k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,10 +13,10 @@ import pytest
 
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.lab.claims.var_linear import CLAIM
-from sqrtdk.lab.experiment import run_claim
+from sqrtdk.lab.figures import Plot, Series
 from sqrtdk.lab.judge import Verdict
-from sqrtdk.lab.plots import Plot, Series
 from sqrtdk.lab.record import SCHEMA_VERSION, Record, read, to_json
+from sqrtdk.lab.runner import run_claim
 from sqrtdk.lab.text import Text
 
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from sqrtdk.errors import InvalidValueError, MissingExtraError, OutputError
-from sqrtdk.lab import _folder, runner
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Measured
+from sqrtdk.lab import cells, runner
+from sqrtdk.lab.claim import Measured, Run
 from sqrtdk.lab.record import Record, read
 from sqrtdk.lab.register import CLAIMS, find
 from sqrtdk.lab.runner import not_run, records, run
@@ -166,7 +165,7 @@ def test_one_process_at_a_time_writes_a_directory(tmp_path: Path) -> None:
     assert next(running).record.id == IDS[1]
     assert list(running) == []
     assert _run(tmp_path) == dict.fromkeys(IDS, True)
-    with _folder.alone(tmp_path), pytest.raises(OutputError, match="another process writes into"):
+    with cells.alone(tmp_path), pytest.raises(OutputError, match="another process writes into"):
         _run(tmp_path)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, LabError, MissingExtraError, OutputError
 from sqrtdk.lab.sweep import Grid, _store, _sweep, measure, summary, sweep
-from sqrtdk.lab.sweep._table import COLUMNS
+from sqrtdk.lab.sweep._store import COLUMNS
 from tests.lab.processes import python, until
 from tests.lab.small_sweep import SMALL, edit, interrupted, names
 

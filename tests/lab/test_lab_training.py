@@ -14,14 +14,18 @@ from torch.nn import functional as F
 
 import sqrtdk
 from sqrtdk.errors import InvalidValueError, LabError
-from sqrtdk.lab.training.attention import Attention, StoredProducts, start, weights_of
-from sqrtdk.lab.training.decoder import Decoder
-from sqrtdk.lab.training.encoder_decoder import EncoderDecoder
-from sqrtdk.lab.training.observe import logit_figures, query_gradients
-from sqrtdk.lab.training.settings import Settings
-from sqrtdk.lab.training.strings import LETTERS, START, letters_in, strings
-from sqrtdk.lab.training.text import batch, learning_rate, stdlib_text
-from sqrtdk.lab.training.train import train
+from sqrtdk.lab.training.models import Attention, Decoder, EncoderDecoder, StoredProducts, start, weights_of
+from sqrtdk.lab.training.settings import (
+    LETTERS,
+    START,
+    Settings,
+    batch,
+    learning_rate,
+    letters_in,
+    stdlib_text,
+    strings,
+)
+from sqrtdk.lab.training.train import logit_figures, query_gradients, train
 from sqrtdk.positions import rope
 from tests.tolerances import allowed
 

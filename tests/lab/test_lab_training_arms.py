@@ -7,18 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from sqrtdk.lab._arms import Arm, best_for_others, beyond, gap, train_arms
-from sqrtdk.lab._curves import curve_plots
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Expect, Part
+from sqrtdk.lab._arms import Arm, best_for_others, beyond, curve_plots, gap, train_arms
+from sqrtdk.lab.claim import Expect, Part, Run
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.judge import judge
 from sqrtdk.lab.text import Text
-from sqrtdk.lab.training.attention import start, weights_of
-from sqrtdk.lab.training.decoder import Decoder
-from sqrtdk.lab.training.heads import divergence, head_figures, overlap
+from sqrtdk.lab.training.models import Decoder, start, weights_of
 from sqrtdk.lab.training.settings import Settings
-from sqrtdk.lab.training.train import train
+from sqrtdk.lab.training.train import divergence, head_figures, overlap, train
 
 DESIGN = {
     "seeds": 3,

@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from sqrtdk.lab import _random_rows
-from sqrtdk.lab._demo_weights import demo_weights, windows
-from sqrtdk.lab._random_rows import factor, own_keys, products, weights
+from sqrtdk.lab import _rows
+from sqrtdk.lab._rows import demo_weights, factor, own_keys, products, weights, windows
 from sqrtdk.models.demo import load_demo
 from tests.tolerances import complaint
 
@@ -31,7 +30,7 @@ def test_every_draw_has_keys_of_its_own_and_the_rows_of_a_draw_share_theirs() ->
 
 
 def test_many_draws_are_made_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_random_rows, "LARGEST_BLOCK", 40)  # two draws of (4 + 1) * 4 numbers
+    monkeypatch.setattr(_rows, "LARGEST_BLOCK", 40)  # two draws of (4 + 1) * 4 numbers
     product = products(rng(), draws=7, keys=4, d_k=4)
     assert product.shape == (7, 1, 4)
     assert len(set(product.flatten().tolist())) == product.numel()

@@ -19,7 +19,7 @@ import sqrtdk.recording.record
 from sqrtdk import cli
 from sqrtdk.cli.baseline import check as check_baseline
 from sqrtdk.cli.baseline import write as write_baseline
-from sqrtdk.cli.watch_checkpoints import checkpoints
+from sqrtdk.cli.watch_runs import checkpoints
 from sqrtdk.models import names
 from sqrtdk.models.options import LoadOptions
 

@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow.compute
 import pyarrow.parquet
 
-from sqrtdk.monitor import merge
+from sqrtdk.monitor import folder as run_folder
 from tests.monitor.run_records import rows, writer
 
 PART = 3  # steps a part
@@ -85,7 +85,7 @@ def fork(folder: Path, most: int | None, prepare: Callable[[], None] | None = No
         return process, listen
     try:
         os.close(listen)
-        merge.MOST = MOST
+        run_folder.MOST = MOST
         if prepare is not None:
             prepare()
         write(folder, most, say)

@@ -94,7 +94,7 @@ def test_pool_gives_the_same_though_a_worker_is_killed(saved: Path, measured: Pa
 def test_a_worker_that_always_ends_is_its_checkpoint_alone(
     saved: Path, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sqrtdk.engines import _local
+    from sqrtdk.engines import _engine
     from sqrtdk.errors import LabError
     from sqrtdk.monitor.checkpoints import _measure
 
@@ -105,7 +105,7 @@ def test_a_worker_that_always_ends_is_its_checkpoint_alone(
             raise LabError("the worker process ended 4 times")
         return honest(cell)
 
-    monkeypatch.setattr(_local.Local, "_result", ends_at_ten)
+    monkeypatch.setattr(_engine.Local, "_result", ends_at_ten)
     done = measure(saved, tmp_path / "run")
     assert [(one.step, reason) for one, reason in done.failed] == [(10, "the worker process ended 4 times")]
     found = rows(tmp_path / "run")
@@ -315,7 +315,7 @@ def test_a_finding_is_told_once_until_it_is_worse_and_not_beside_a_rule_of_the_w
     """And a rule of the watch looks back: the scale of the last checkpoint is another one."""
     from sqrtdk.audit.records import Finding
     from sqrtdk.monitor.checkpoints._find import Checkpoint
-    from sqrtdk.monitor.checkpoints._kept import Result
+    from sqrtdk.monitor.checkpoints._measure import Result
     from sqrtdk.monitor.checkpoints._records import Point, rows_of
     from sqrtdk.monitor.samples import CallSample, StepSample
 

@@ -17,7 +17,7 @@ import sqrtdk
 from sqrtdk.errors import InvalidValueError, ModelError, OutputError
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.monitor.checkpoints import measure_checkpoints
-from sqrtdk.monitor.checkpoints._state import loss_at
+from sqrtdk.monitor.checkpoints._find import loss_at
 from sqrtdk.monitor.reading import read_run
 from tests.monitor.saved_runs import HEADS, LAYERS, measure, rows
 
@@ -188,7 +188,7 @@ def test_no_model_is_left_in_memory(saved: Path, tmp_path: Path) -> None:
 
 
 def test_another_process_that_writes_there_is_refused(saved: Path, tmp_path: Path) -> None:
-    from sqrtdk.monitor.checkpoints._kept import Kept
+    from sqrtdk.monitor.checkpoints._measure import Kept
 
     with Kept(tmp_path / "run"), pytest.raises(OutputError, match="another writer has"):
         measure(saved, tmp_path / "run")

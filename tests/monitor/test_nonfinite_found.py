@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from sqrtdk.monitor import first_nonfinite as law
-from sqrtdk.monitor.alarms import nonfinite
+from sqrtdk.monitor.alarms.nonfinite import nonfinite
 from sqrtdk.monitor.first_nonfinite import FirstNonfinite, NonfiniteSearch
 from sqrtdk.monitor.samples import StepSample
-from sqrtdk.monitor.seen import SeenCall, SeenStep
 from sqrtdk.monitor.shards import Axis, together
+from sqrtdk.monitor.sums import SeenCall, SeenStep
 
 # -- one tensor --------------------------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ def test_stages_of_one_name_are_told_apart() -> None:
     steps = [SeenStep((call,), "as is", first=one) for one in (None, first)]
     seen = together(steps, [Axis(2, "stages")])
     sample = StepSample(1, seen.samples(), loss=math.nan, first=seen.first, modules=seen.modules)
-    (alarm,) = nonfinite.judge((), sample)
+    (alarm,) = nonfinite((), sample)
     assert sample.first is not None
     assert sample.first.before in [one.place for one in sample.calls]
     assert "that of stage1.layers.0.out (Linear)" in alarm.text

@@ -18,9 +18,8 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.monitor.packed import HEAD, Head, pack, unpack
 from sqrtdk.monitor.ranks import ranks_of
 from sqrtdk.monitor.reading import read_run
-from sqrtdk.monitor.seen import SeenCall, SeenStep
 from sqrtdk.monitor.shards import Axis, together
-from sqrtdk.monitor.sums import head_sums
+from sqrtdk.monitor.sums import SeenCall, SeenStep, head_sums
 from sqrtdk.monitor.watch import watch
 from sqrtdk.stats import row_stats
 from sqrtdk.tracing.tensors import CallRows

@@ -176,7 +176,7 @@ def test_no_space_for_the_lock(tmp_path: Path) -> None:
 
 def test_no_space_to_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The small parts stay, and nothing is said: nothing is lost."""
-    monkeypatch.setattr("sqrtdk.monitor.merge.MOST", 4)
+    monkeypatch.setattr("sqrtdk.monitor.folder.MOST", 4)
     with writer(tmp_path) as run:
         for step in range(3):
             run.write(*rows([step]))

@@ -17,10 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sqrtdk.errors import InvalidValueError, MissingExtraError
-from sqrtdk.monitor.attempts import Gap
 from sqrtdk.monitor.columns import ALARMS, HEADS, STEPS, TABLES, TYPES
-from sqrtdk.monitor.merge import MOST
-from sqrtdk.monitor.names import checksum_of
+from sqrtdk.monitor.folder import MOST
+from sqrtdk.monitor.names import Gap, checksum_of
 from sqrtdk.monitor.reading import read_run
 from tests.monitor.run_records import MODEL, SETTINGS, alarm, head, parts, rows, steps, told, whole, writer, written
 
@@ -181,7 +180,7 @@ def test_many_small_parts_become_one(tmp_path: Path) -> None:
 
 
 def test_large_parts_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqrtdk.monitor.merge.SMALL_BYTES", 1000)
+    monkeypatch.setattr("sqrtdk.monitor.folder.SMALL_BYTES", 1000)
     written(tmp_path, MOST, every=1)
     assert len(parts(tmp_path)) == MOST + 1
 

@@ -206,7 +206,7 @@ def test_what_is_no_folder_of_a_run(tmp_path: Path) -> None:
 
 def test_parts_that_are_merged_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part is gone when its turn comes: all are listed again."""
-    monkeypatch.setattr("sqrtdk.monitor.merge.MOST", 4)
+    monkeypatch.setattr("sqrtdk.monitor.folder.MOST", 4)
     with writer(tmp_path) as run:
         for step in range(3):
             run.write(*rows([step]))
@@ -262,7 +262,7 @@ def test_following_a_run(tmp_path: Path) -> None:
 
 
 def test_following_a_run_whose_parts_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqrtdk.monitor.merge.MOST", 4)
+    monkeypatch.setattr("sqrtdk.monitor.folder.MOST", 4)
     with writer(tmp_path) as run:
         run.write(*rows([0]))
         news = follow(tmp_path, every_s=0.01)
@@ -295,7 +295,7 @@ def _same(one: Run, other: Run) -> bool:
 
 def test_a_growing_run_is_read_once_and_is_what_a_reader_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over merged parts, steps that a later attempt replaces, gaps, a damaged part and a part that is no part."""
-    monkeypatch.setattr("sqrtdk.monitor.merge.MOST", 4)
+    monkeypatch.setattr("sqrtdk.monitor.folder.MOST", 4)
     sizes = _counted(monkeypatch)
     runs = growing(tmp_path, every_s=0.01)
     wrote = 0

@@ -72,7 +72,7 @@ def test_bytes_of_a_part_are_limited_as_rows_are(tmp_path: Path, monkeypatch: py
 
 def test_pieces_of_a_step_are_merged_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "PART_ROWS", 5)
-    monkeypatch.setattr("sqrtdk.monitor.merge.MOST", 2)
+    monkeypatch.setattr("sqrtdk.monitor.folder.MOST", 2)
     with writer(tmp_path) as run:
         for step in range(0, 20, 2):
             run.write(*rows(range(step, step + 2)))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError
-from sqrtdk.monitor import forwards, journal, seen
+from sqrtdk.monitor import forwards, journal, sums
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.samples import Alarm, StepSample
 from sqrtdk.monitor.sums import HeadSums
@@ -92,7 +92,7 @@ def test_sums_that_fail_end_no_training(monkeypatch: pytest.MonkeyPatch) -> None
     def fail(sums: list[HeadSums]) -> None:
         raise Boom("no memory")
 
-    monkeypatch.setattr(seen, "table", fail)
+    monkeypatch.setattr(sums, "table", fail)
     model = Attend()
     with pytest.warns(AttentionWarning, match="no memory"):
         health = called(model)

@@ -9,7 +9,7 @@ from torch import nn
 import sqrtdk.nn as modules
 from sqrtdk import AuxRequest, positions, scores
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
-from sqrtdk.impl.tiled import BLOCK
+from sqrtdk.impl.rows import BLOCK
 from sqrtdk.nn import CosineAttention, MultiHeadAttention, RelativeAttention, ScaledDotProductAttention
 from sqrtdk.nn import TransformerBlock as Block
 from tests.nn.nn_cases import CASES, HEADS, INNER, LENGTH, MODEL, WIDTH, Case, multi_head

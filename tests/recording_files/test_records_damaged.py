@@ -18,12 +18,11 @@ from sqrtdk.audit import baseline
 from sqrtdk.audit.baseline import ledger
 from sqrtdk.errors import BaselineError, InvalidValueError, RunFolderError, SqrtdkError, TraceFileError
 from sqrtdk.lab import record as lab_record
-from sqrtdk.lab.experiment import run_claim
-from sqrtdk.lab.figures import Figure, Method
+from sqrtdk.lab.figures import Axis, Figure, Method, Plot, Series
 from sqrtdk.lab.judge import Check, PartAnswer, Verdict
-from sqrtdk.lab.plots import Axis, Plot, Series
 from sqrtdk.lab.record import Outcome, Record
 from sqrtdk.lab.register import CLAIMS
+from sqrtdk.lab.runner import run_claim
 from sqrtdk.lab.text import Text
 from sqrtdk.monitor.columns import HEADS
 from sqrtdk.monitor.manifest import read_manifest

@@ -15,11 +15,10 @@ from sqrtdk.lab.claims import (
     softmax_example,
     var_linear,
 )
-from sqrtdk.lab.experiment import run_claim
-from sqrtdk.lab.figures import Figure
+from sqrtdk.lab.figures import Figure, Plot, Series, Style
 from sqrtdk.lab.judge import Check, PartAnswer, Verdict
-from sqrtdk.lab.plots import Plot, Series, Style
 from sqrtdk.lab.record import Outcome, Record
+from sqrtdk.lab.runner import run_claim
 from sqrtdk.lab.text import Text
 from tests.report.sample_report import EVIL
 

@@ -7,10 +7,10 @@ import time
 import pytest
 
 from sqrtdk.errors import MissingExtraError
+from sqrtdk.lab.claim import EXPLANATIONS
 from sqrtdk.lab.figures import Figure
 from sqrtdk.lab.judge import Check
 from sqrtdk.lab.record import Record
-from sqrtdk.lab.sources import EXPLANATIONS
 from sqrtdk.lab.text import Text
 from sqrtdk.report import lab_words, markup
 from sqrtdk.report.lab_page import bar, both, number, strip, to_html

@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from sqrtdk.errors import InvalidValueError, MissingExtraError, OutputError
-from sqrtdk.lab.plots import Series, Style, curve
+from sqrtdk.lab.figures import Series, Style, curve
 from sqrtdk.report.axes import COLOURS, SIZE_INCHES, draw, label
 from sqrtdk.report.plots import to_png, to_svg, write_plots
 from tests.report.sample_lab import STYLES, plot, records, series

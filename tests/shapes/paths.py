@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import sqrtdk
 from sqrtdk import AuxRequest, positions, scales, stats, theory
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.impl import tiled
+from sqrtdk.impl import rows
 from sqrtdk.impl.choice import IMPLEMENTATIONS
 from sqrtdk.impl.kernel import load, operators
 from sqrtdk.nn import ScaledDotProductAttention
@@ -32,7 +32,7 @@ _KEPT: list[torch.library.Library] = []  # operators go with their library
 
 def every_path() -> Iterator[tuple[str, Run]]:
     """Names and calls; tiny ones are several blocks."""
-    tiled.block_rows = lambda call: 5
+    rows.block_rows = lambda call: 5
     _sweep.TILE, _sweep.WIDTH = 120, 6
     tiles.SCATTER_COST = 0.0
     if unable():

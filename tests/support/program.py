@@ -28,7 +28,7 @@ import typer.main
 
 from sqrtdk import cli
 from sqrtdk.cli import output
-from sqrtdk.cli.messages import PlainMessages
+from sqrtdk.cli.errors import PlainMessages
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "default"}
 DROPPED = ("NO_COLOR", "COLUMNS", "FORCE_COLOR", "SQRTDK_TRACEBACK", "PYTHONUNBUFFERED")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.theory import expected_entropy_nats, scale_from_entropy
-from sqrtdk.theory._root import falling_roots
+from sqrtdk.theory._numeric import falling_roots
 
 ENOUGH = {torch.float64: 1e-11, torch.float32: 2e-6, torch.bfloat16: 2e-6, torch.float16: 2e-6}
 

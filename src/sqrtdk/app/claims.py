@@ -12,10 +12,9 @@ from sqrtdk.app.figures import drawing
 from sqrtdk.app.settings import RefusedValueError
 from sqrtdk.app.tables import Cell, headline, lead, notice, shown, table
 from sqrtdk.lab import CLAIMS
-from sqrtdk.lab.claim import GROUPS, Claim
-from sqrtdk.lab.experiment import run_claim
+from sqrtdk.lab.claim import GROUPS, Claim, spelled
 from sqrtdk.lab.record import Record
-from sqrtdk.lab.sources import spelled
+from sqrtdk.lab.runner import run_claim
 from sqrtdk.report import markup
 from sqrtdk.report.lab_page import number
 from sqrtdk.report.lab_words import ANSWERS, MET

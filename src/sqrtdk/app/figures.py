@@ -14,7 +14,7 @@ from markupsafe import Markup
 from sqrtdk.app import sample
 from sqrtdk.app.catalogue import Words
 from sqrtdk.app.settings import CONTROLS, Settings
-from sqrtdk.lab.plots import Axis, Plot, Series, curve
+from sqrtdk.lab.figures import Axis, Plot, Series, curve
 from sqrtdk.lab.text import Text
 from sqrtdk.report import markup
 from sqrtdk.report.axes import empty

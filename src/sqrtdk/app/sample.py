@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sqrtdk import AuxRequest, attention, measure
 from sqrtdk.app.settings import Settings
-from sqrtdk.lab._products import COMPONENTS
+from sqrtdk.lab._rows import COMPONENTS
 from sqrtdk.scales import sqrt_dk
 from sqrtdk.stats import HeadStats, RowSummary, head_stats, head_stats_from_qk, row_summary
 from sqrtdk.theory import (

@@ -1,4 +1,4 @@
-"""The command line: one file a verb, and no logic of its own.
+"""The command line: a file for each verb or family of verbs, and no logic of its own.
 
 Nothing here imports torch: `sqrtdk --help` must answer at once, so a verb imports what it runs when it runs.
 """
@@ -10,18 +10,14 @@ from typing import Annotated
 import typer
 
 from sqrtdk.cli import process
-from sqrtdk.cli.app import app
 from sqrtdk.cli.baseline import baseline
-from sqrtdk.cli.build import build
 from sqrtdk.cli.check import check
-from sqrtdk.cli.configs import configs
+from sqrtdk.cli.configs import configs, params
 from sqrtdk.cli.diff import diff
-from sqrtdk.cli.env import env
-from sqrtdk.cli.errors import fail
+from sqrtdk.cli.errors import PlainMessages, fail
 from sqrtdk.cli.lab import lab
-from sqrtdk.cli.messages import PlainMessages
+from sqrtdk.cli.machine import app, build, env
 from sqrtdk.cli.output import drop_stdout, keep_streams, open_closed_streams, unwritable
-from sqrtdk.cli.params import params
 from sqrtdk.cli.record import record
 from sqrtdk.cli.verbs import examples, register
 from sqrtdk.cli.watch import watch

@@ -106,7 +106,7 @@ RayAddress = Annotated[
 
 
 def _speak(lang: Choice) -> Choice:
-    """Have what is told on stderr told in the language asked for."""
+    """Write messages on stderr in the language asked for."""
     from sqrtdk.cli.output import speak
 
     speak(language(lang))
@@ -148,7 +148,7 @@ def refuse(given: Mapping[str, object], where: str, instead: str) -> None:
 
 
 def file_or_stdout(name: str | None, taken: bool) -> Path | None:
-    """The file that an option names; None where it names none, or stdout.
+    """The file that an option names; None if it names stdout or is not given.
 
     Args:
         name: what was given.

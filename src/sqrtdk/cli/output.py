@@ -218,7 +218,7 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def counting(text: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr while it is a terminal; what is yielded is told (done, total).
+    """Show a progress bar on stderr if it is a terminal; call the yielded function with (done, total).
 
     As in `working`, nothing that runs inside reaches stdout.
     """

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperCommand
 
-_TOLD_DEFAULT = re.compile(r"\bdefault: \((.+)\)(?=[;\]])")  # typer puts a default that is told in words in brackets
+_TOLD_DEFAULT = re.compile(r"\bdefault: \((.+)\)(?=[;\]])")  # typer puts a default that is given in words in brackets
 
 
 class Verb(NamedTuple):
@@ -116,7 +116,7 @@ class HelpfulCommand(TyperCommand):
     """A command whose help names arguments as a user types them, without braces and Python's types."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments; an option without its value is an error that does not know its command, and is told it."""
+        """The arguments. The error of an option without its value does not know its command, so it is added."""
         try:
             return super().parse_args(ctx, args)
         except Exception as error:

@@ -11,8 +11,7 @@ from sqrtdk._language import Language
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
 from sqrtdk.cli.verbs import group_of, register
-from sqrtdk.cli.watch_checkpoints import checkpoints
-from sqrtdk.cli.watch_runs import FailOnOption, columns_of, read, verified
+from sqrtdk.cli.watch_runs import FailOnOption, checkpoints, columns_of, read, verified
 
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="A folder of records, by sqrtdk.watch(to=RUN) or watch checkpoints.")

@@ -1,4 +1,7 @@
-"""What the verbs of `sqrtdk watch` share: reading a run, and options that several of them have."""
+"""What the verbs of `sqrtdk watch` share, and `sqrtdk watch checkpoints PATTERN...`.
+
+That verb makes the records of a watched run from the checkpoints that a run left.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from sqrtdk.cli import options
+from sqrtdk.cli.errors import reported
+
 if TYPE_CHECKING:
+    from sqrtdk.monitor.checkpoints import Series
     from sqrtdk.report.watch_summary import Summary
 
 FailOn = Literal["note", "warn", "unmeasured", "fail", "critical", "never"]
@@ -78,3 +85,134 @@ def columns_of(text: str) -> list[str]:
             f"there is no statistic {unknown[0]!r}", hint=f"There are {', '.join(STATISTICS)}, and all."
         )
     return names
+
+
+def checkpoints(
+    patterns: Annotated[
+        list[str],
+        typer.Argument(metavar="PATTERN...", help="Directories of checkpoints, or patterns: 'runs/*/checkpoint-*'."),
+    ],
+    output: Annotated[
+        Path, typer.Option(metavar="RUN", help="Folder of the records; one that holds a part of them is gone on with.")
+    ],
+    rows: Annotated[
+        int | None,
+        typer.Option(min=2, metavar="N", help="Rows of a sequence that are measured.", show_default="all"),
+    ] = None,
+    engine: Annotated[
+        Literal["local", "pool", "ray"],
+        typer.Option(help="Where: this process, several, or a Ray cluster."),
+    ] = "local",
+    workers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Processes of the engine.", show_default="one a CPU")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="A Ray cluster.", show_default="one is started here")
+    ] = None,
+    anew: Annotated[bool, typer.Option("--anew", help="Measure all again, whatever RUN holds.")] = False,
+    attn: options.Attn = None,
+    text: options.TextFile = None,
+    input_file: options.InputFile = None,
+    batch: options.Batch = None,
+    seq_len: options.SeqLen = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    seed: options.Seed = 0,
+    trust_remote_code: options.TrustRemoteCode = False,
+    statistic: Annotated[
+        str, typer.Option(metavar="LIST", help="Columns to draw, with commas between them, or all.")
+    ] = "max_logit,entropy_fraction",
+    json_: options.Json = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write one self-contained HTML page over all runs.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the page if it exists.")] = False,
+    fail_on: FailOnOption = "fail",
+    lang: options.Lang = "auto",
+    show_traceback: options.ShowTraceback = False,
+) -> None:
+    """Measure and audit checkpoints, as the records of a run.
+
+    All are measured on the same inputs, and give the records that a watched run gives.
+    Checkpoints in one directory are of one run, in order of the number at the end of their names, or of the step in
+    their trainer_state.json. RUN is read by watch show, report and compare; of several runs each has a folder in it.
+    The same command goes on where an interrupted one stopped, measures only what is new or changed or could not be
+    measured, and gives the same records with every engine.
+
+    Exit code 0: no alarm at --fail-on or above; 1: there is one, as for a checkpoint that could not be measured; 2:
+    usage, configuration or input/output error; 130: interrupted.
+    """
+    with reported(show_traceback):
+        from sqrtdk import _files
+        from sqrtdk.cli.output import colors, counting, print_text, tell, width, working, written
+        from sqrtdk.report.plain import plain
+
+        _files.check_outputs((html,), force)
+        with counting("Checkpoints") as progress:
+            from sqrtdk.models.options import LoadOptions
+
+            columns = columns_of(statistic)
+            loading = LoadOptions(
+                attn=attn, text=text, input_file=input_file, batch=batch, seq_len=seq_len, device=device, dtype=dtype,
+                seed=seed, trust_remote_code=trust_remote_code,
+            )  # fmt: skip
+            from sqrtdk.monitor.checkpoints import measure_checkpoints
+
+            try:
+                series = measure_checkpoints(
+                    patterns,
+                    output,
+                    loading,
+                    rows=rows,
+                    engine=engine,
+                    workers=workers,
+                    ray_address=ray_address,
+                    progress=progress,
+                    anew=anew,
+                )
+            except KeyboardInterrupt:
+                tell(f"What ended is kept in {plain(str(output))}; the same command goes on with the rest.")
+                raise
+        with working(f"Reading {output}"):
+            from sqrtdk.report.watch_html import to_html
+            from sqrtdk.report.watch_terminal import to_text
+
+            runs = [read(run) for run in series.runs]
+            page = to_html(runs, language=lang) if html is not None else ""
+        for path in series.left_out:
+            tell(f"Left out, as it is no directory: {plain(str(path))}")
+        for note in series.notes:
+            tell(f"Note: {plain(note)}")
+        tell(_counted(series))
+        if html is not None:
+            _files.write_text(html, page, force)
+            written("HTML", html)
+        if json_:
+            print_text(_document(series, runs))
+        else:
+            print_text(
+                "\n".join(
+                    to_text(run, columns, width=width(), color=colors(), language=options.language(lang))
+                    for run in runs
+                )
+            )
+        if html is None and not json_:
+            tell("\n".join(f"The page: sqrtdk watch report {plain(str(run))}" for run in series.runs))
+    raise typer.Exit(max(run.exit_code(fail_on) for run in runs))
+
+
+def _counted(series: Series) -> str:
+    from sqrtdk.report.figures import count
+
+    total = count(series.computed + series.reused, "checkpoint")
+    failed = f", {len(series.failed)} could not be measured" if series.failed else ""
+    return f"{total}: {series.computed} measured, {series.reused} reused{failed}"
+
+
+def _document(series: Series, runs: list[Summary]) -> str:
+    """One document: what was done, and of each run what `watch show --json` says."""
+    from sqrtdk.report.watch_json import series_json
+
+    failed = [{"checkpoint": str(one.path), "reason": reason} for one, reason in series.failed]
+    done = {"computed": series.computed, "reused": series.reused, "failed": failed, "notes": series.notes}
+    return series_json(done, runs)

@@ -1,15 +1,16 @@
-"""What an engine does, and what all engines share: how a cell is computed, and what is said of one that fails."""
+"""What an engine does, what all engines share (computing a cell, naming one that fails), and the engine `local`."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
 
-from sqrtdk.errors import INTERRUPTS, LabError, kind_and_text
+from sqrtdk.errors import INTERRUPTS, InvalidValueError, LabError, kind_and_text
 
 Cell = Mapping[str, Any]
 Result = TypeVar("Result")
@@ -83,3 +84,39 @@ def named(cell: Cell) -> str:
     """
     text = ", ".join(f"{name}={value}" for name, value in cell.items())
     return f"({text if len(text) <= _LONGEST_NAME else text[: _LONGEST_NAME - 3] + '...'})"
+
+
+class Local:
+    """The engine `local`: this process, one cell after the other."""
+
+    workers = 1
+
+    def results(self, function: Callable[[Cell], Result], items: Iterable[Cell]) -> Iterator[tuple[int, Result]]:
+        """In the order of the items."""
+        for index, cell in enumerate(items):
+            yield index, self._result(function, cell)
+
+    def _result(self, function: Callable[[Cell], Result], cell: Cell) -> Result:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as in the other engines
+        try:
+            return function(cell)
+        except INTERRUPTS:
+            raise
+        except BaseException as error:
+            raise failed(cell, failure(error)) from error
+        finally:
+            torch.set_num_threads(threads)
+
+
+def local(workers: int | None = None, address: str | None = None) -> AbstractContextManager[Engine]:
+    """This process.
+
+    Raises:
+        InvalidValueError: at once: more than one worker.
+    """
+    if workers not in (None, 1):
+        raise InvalidValueError(
+            f"the engine 'local' is this process alone; got {workers} workers", hint="Take the engine 'pool'."
+        )
+    return nullcontext(Local())

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sqrtdk import _extras
-from sqrtdk._code import numbers_from
+from sqrtdk._environment import numbers_from
 from sqrtdk.engines._engine import AHEAD, RETRIES, Cell, Engine, Failure, Result, compute, failed, failure
 from sqrtdk.engines._pool import cpus
 from sqrtdk.errors import LabError, kind_and_text

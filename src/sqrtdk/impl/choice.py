@@ -15,13 +15,12 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.impl.call import UNBOUNDED, Call, has_values
 from sqrtdk.impl.cpu import DTYPES, cpu
 from sqrtdk.impl.cpu import obstacle as against_cpu
-from sqrtdk.impl.dense import dense
 from sqrtdk.impl.fused import LARGEST_MASK, fused, held_by_torch, mask_elements
 from sqrtdk.impl.fused import obstacle as against_fused
 from sqrtdk.impl.gpu import GPUS
 from sqrtdk.impl.gpu.load import interpreted
 from sqrtdk.impl.kernel.load import loaded, unavailable
-from sqrtdk.impl.tiled import block_rows, tiled
+from sqrtdk.impl.rows import block_rows, dense, tiled
 from sqrtdk.impl.triton import obstacle as against_kernel
 from sqrtdk.impl.triton import triton
 from sqrtdk.stats.request import AuxOutput
@@ -84,7 +83,7 @@ def choose(call: Call, impl: str = "auto") -> Choice:
 
 
 def _against_torch(call: Call) -> str | None:
-    """Why "auto" does not take torch's kernels; None where it does."""
+    """Why "auto" does not take torch's kernels; None if it does."""
     reason = against_fused(call)
     if reason is not None:
         return reason
@@ -109,7 +108,7 @@ def more_than_torch(call: Call) -> bool:
 
 
 def against_triton(call: Call) -> str | None:
-    """Why "auto" does not take the Triton kernel for a call on a GPU that asks for what it has; None where it does."""
+    """Why "auto" does not take the Triton kernel for a call that it can run on a GPU; None if it does."""
     reason = against_kernel(call)
     if reason is not None:
         return reason
@@ -125,7 +124,7 @@ def against_triton(call: Call) -> str | None:
 
 
 def against_compiled(call: Call) -> str | None:
-    """Why "auto" does not take the compiled kernel; None where it does."""
+    """Why "auto" does not take the compiled kernel; None if it does."""
     reason = against_cpu(call)
     if reason is not None:
         return reason

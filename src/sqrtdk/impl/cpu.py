@@ -12,12 +12,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.impl.bias import learns_term, with_bias
 from sqrtdk.impl.call import Call, transformed
 from sqrtdk.impl.kernel.build import ready
 from sqrtdk.impl.kernel.load import loaded
 from sqrtdk.impl.kernel.operators import FIELDS
-from sqrtdk.impl.operands import SMALLEST_SOFTCAP, band, operands, side_by_side, spread
+from sqrtdk.impl.operands import SMALLEST_SOFTCAP, band, learns_term, operands, side_by_side, spread, with_bias
 from sqrtdk.impl.rows import joined_with_sink
 from sqrtdk.stats import RowStats
 from sqrtdk.stats.request import AuxOutput, aux_output
@@ -31,7 +30,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def obstacle(call: Call) -> str | None:
-    """Why the kernel can't run this call, whether it is built or not; None where it can."""
+    """Why the kernel can't run this call, whether it is built or not; None if it can."""
     tensors = (call.query, call.key, call.value)
     if any(t.device.type != "cpu" for t in tensors):
         return "it runs on CPUs"

@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend
 
 from sqrtdk._subclasses import torch_attention
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.impl.bias import learns_term, with_bias
 from sqrtdk.impl.call import UNBOUNDED, Call, broadcast, grow, has_values
+from sqrtdk.impl.operands import learns_term, with_bias
 from sqrtdk.stats import AttentionRows, attention_row_stats
 from sqrtdk.stats.request import AuxOutput, aux_output
 
@@ -28,7 +28,7 @@ LARGEST_MASK = 2**26  # elements of an L x S mask that is made here without bein
 
 
 def obstacle(call: Call) -> str | None:
-    """Why torch's kernels can't run this call; None where they can."""
+    """Why torch's kernels can't run this call; None if they can."""
     if call.score is not None:
         return "the score is no dot product"
     if call.term is not None and call.term.content:
@@ -47,7 +47,7 @@ def obstacle(call: Call) -> str | None:
 
 
 def mask_elements(call: Call) -> int:
-    """Size of the mask that has to be made for this call; 0 where none is."""
+    """Size of the mask that has to be made for this call; 0 if no mask is needed."""
     if not _needs_mask(call):
         return 0
     lead = [tuple(t.shape[:-2]) for t in (call.bias, call.visible) if t is not None]

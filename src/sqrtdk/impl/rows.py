@@ -1,21 +1,27 @@
-"""The arithmetic of a block of rows against all keys, written once: logits, weights, output, statistics.
+"""The arithmetic of a block of rows against all keys, and the two implementations in plain torch that run it.
 
-Half types are widened to float32 here, so the only roundings to a half type are those of the inputs and the output.
+Logits, weights, output and statistics are written once, in `attend`. Half types are widened to float32 here, so the
+only roundings to a half type are those of the inputs and the output. `dense` takes all rows as one block: the
+reference, and what small calls run. `tiled` takes blocks of rows, one after the other, and once more in the backward
+pass, so that memory grows with L + S, not with L S. `gradients_of_formula` gives a kernel gradients that can be derived
+again.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-from sqrtdk.impl.call import Call, cut_rows, grow
+from sqrtdk.impl.call import Call, cut_rows, grow, has_values, transformed
 from sqrtdk.stats import RowStats, within_range
-from sqrtdk.stats.request import AuxOutput, aux_output
+from sqrtdk.stats.request import AuxOutput, AuxRequest, aux_output
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -225,3 +231,74 @@ def _single(sink: Float[Tensor, "*rows"]) -> RowStats:
 
 def _shaped(rows: RowStats, shape: tuple[int, ...]) -> RowStats:
     return rows.map(lambda field: field.expand(shape))
+
+
+def dense(call: Call) -> tuple[Output, AuxOutput]:
+    """Output (..., Hq, L, Ev) and statistics (..., Hq, L); every L x S matrix is held."""
+    return attend(call, 0, call.length)
+
+
+def gradients_of_formula(
+    call: Call, leaves: Sequence[Tensor | None], given: Sequence[Float[Tensor, "B Hq L ..."] | None]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the leaves that are not None, in their places; all weights are held in memory.
+
+    Args:
+        call: made of the leaves.
+        leaves: whose gradient is wanted.
+        given: gradients of output, lse and entropy; None: 0.
+    """
+    output, aux = attend(replace(call, aux=AuxRequest(lse=True, entropy=True)), 0, call.length)
+    results = [(r, g) for r, g in zip((output, aux.lse, aux.entropy), given, strict=True) if g is not None]
+    outputs, gradients = zip(*results, strict=True)
+    inputs = [leaf for leaf in leaves if leaf is not None]
+    found = iter(torch.autograd.grad(outputs, inputs, gradients, create_graph=True, allow_unused=True))
+    return tuple(None if leaf is None else next(found) for leaf in leaves)
+
+
+BLOCK = 2**20  # pairs of a block, times the score's width: 4 MiB a float32 tensor of that size
+
+
+def block_rows(call: Call) -> int:
+    """Rows of a block; a row is never split."""
+    return max(1, BLOCK * call.length // max(1, call.elements))
+
+
+def tiled(call: Call) -> tuple[Output, AuxOutput]:
+    """Output (..., Hq, L, Ev) and statistics (..., Hq, L).
+
+    Nothing of a block is kept for the backward pass but its output; the block is computed again there, with the same
+    dropout. Under the transforms of `torch.func`, which know no recomputation, all blocks are kept.
+    """
+    height = block_rows(call)
+    if height >= call.length:
+        return attend(call, 0, call.length)
+    dtype = call.value.dtype
+    # Widened once, so that the gradients of the blocks are summed in that precision.
+    wide = {name: getattr(call, name).to(call.dtype) for name in ("query", "key", "value")}
+    call = replace(call, **wide)
+    spans = [(start, min(call.length, start + height)) for start in range(0, call.length, height)]
+    if not torch.is_grad_enabled() and has_values(call.query):
+        return _written(call, spans, dtype)
+    if torch.is_grad_enabled() and not transformed():
+        blocks = [checkpoint(attend, call, start, stop, use_reentrant=False) for start, stop in spans]
+    else:
+        blocks = [attend(call, start, stop) for start, stop in spans]
+    outputs, statistics = zip(*blocks, strict=True)
+    joined = (None if parts[0] is None else torch.cat(parts, -1) for parts in zip(*statistics, strict=True))
+    return torch.cat(outputs, -2).to(dtype), AuxOutput(*joined)
+
+
+def _written(call: Call, spans: list[tuple[int, int]], dtype: torch.dtype) -> tuple[Output, AuxOutput]:
+    """The same, each block's results written where they belong.
+
+    Kept apart until the end, small as they are, they hold the memory of the large temporary tensors between them.
+    """
+    output = call.value.new_empty(*call.lead, call.length, call.value.shape[-1], dtype=dtype)
+    wanted = () if call.aux is None else call.aux.wanted
+    whole = {name: call.query.new_empty(*call.lead, call.length, dtype=call.dtype) for name in wanted}
+    for start, stop in spans:
+        output[..., start:stop, :], found = attend(call, start, stop)
+        for name, field in whole.items():
+            field[..., start:stop] = getattr(found, name)
+    return output, AuxOutput(**whole)

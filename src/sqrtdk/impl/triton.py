@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.impl.bias import with_bias
 from sqrtdk.impl.call import Call, transformed
 from sqrtdk.impl.gpu.load import unavailable
 from sqrtdk.impl.gpu.wanted import APART, ROWS, bits_of
-from sqrtdk.impl.operands import SMALLEST_SOFTCAP, band, broadcastable, operands
+from sqrtdk.impl.operands import SMALLEST_SOFTCAP, band, broadcastable, operands, with_bias
 from sqrtdk.impl.rows import sink_column
 from sqrtdk.stats import RowStats
 from sqrtdk.stats._partial import FIELDS
@@ -33,7 +32,7 @@ FARTHEST = 2**30  # rows and keys, whose positions and bounds are 32-bit numbers
 
 
 def obstacle(call: Call) -> str | None:
-    """Why the kernel can't run this call; None where it can."""
+    """Why the kernel can't run this call; None if it can."""
     reason = unavailable(call.query.device)
     if reason is not None:
         return reason
@@ -116,7 +115,7 @@ def _run(
 
 
 def _near(bound: int | None) -> int | None:
-    """A bound of the band; None where it lies beyond all keys."""
+    """A bound of the band; None if it lies beyond all keys."""
     if type(bound) is not int:  # None, or a number that is not known yet
         return bound
     return None if bound >= FARTHEST else max(bound, -FARTHEST)

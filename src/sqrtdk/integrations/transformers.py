@@ -298,7 +298,7 @@ def _sequences(name: str, ends: Tensor, batch: int, length: int, device: torch.d
 
 
 def _refuse_what_a_mask_would_hold(window: Any, positions: Tensor | None, keys: int) -> None:
-    """Refuse a window and packed sequences that would be in the mask, where there is none."""
+    """Refuse a window and packed sequences without a mask, as only the mask would say what they hide."""
     if window is not None and window is not False and int(window) < keys:
         raise UnsupportedError(
             f"attention got 'sliding_window' = {int(window)} for {keys} keys and no mask that holds it",

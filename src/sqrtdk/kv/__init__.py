@@ -9,7 +9,7 @@ from sqrtdk.audit.cache import CacheForecast as CacheForecast
 from sqrtdk.audit.cache import HeadError as HeadError
 from sqrtdk.audit.cache import KeyHead as KeyHead
 from sqrtdk.audit.cache import StoredWay as StoredWay
-from sqrtdk.kv.bars import OUTLIER as OUTLIER
+from sqrtdk.kv.findings import OUTLIER as OUTLIER
 from sqrtdk.kv.forecast import forecast_calls as forecast_calls
 from sqrtdk.kv.forecast import kv_forecast as kv_forecast
 from sqrtdk.kv.formats import FORMATS as FORMATS

@@ -19,7 +19,7 @@ from sqrtdk.audit.cache import (
     StoredWay,
 )
 from sqrtdk.audit.records import SEVERITIES
-from sqrtdk.kv.bars import HELPS, OUTLIER, kl_level, level
+from sqrtdk.kv.findings import HELPS, OUTLIER, kl_level, level
 
 _NAMED = 4  # channels that a sentence names
 
@@ -183,7 +183,7 @@ def _text(head: KeyHead, cause: str, limit: float | None = None) -> str:
 
 
 def _kl(ways: Sequence[StoredWay], name: str, heads: Sequence[int]) -> float | None:
-    """The largest mean KL of some heads in a way; None where it was not computed."""
+    """The largest mean KL of some heads under one way to store; None if it was not computed."""
     way = next((way for way in ways if way.name == name), None)
     return None if way is None else _most(way, heads)
 

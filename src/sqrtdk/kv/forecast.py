@@ -19,8 +19,7 @@ from sqrtdk.audit.guard import eval_mode, implementation, offers_choice, random_
 from sqrtdk.audit.own_module import as_inputs, from_module, refuse_empty
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 from sqrtdk.kv.call import Request, forecast_of, unfit
-from sqrtdk.kv.formats import FORMATS, fixed
-from sqrtdk.kv.grains import SCALE_BITS
+from sqrtdk.kv.formats import FORMATS, SCALE_BITS, fixed
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import resolve

@@ -19,7 +19,7 @@ from sqrtdk.models.records import LoadedModel
 def asked(
     model: str, kv_dtype: str | None, kv_scale: str | None, kv_rows: int | None, static: bool
 ) -> Request | None:  # fmt: skip
-    """What is asked for; None where no cache is.
+    """The request that the options of `sqrtdk check` make; None without a format.
 
     Raises:
         InvalidValueError: Format and scale don't go together, there is one of the others and no format, or a run
@@ -49,7 +49,7 @@ def asked(
 
 
 def check_and_forecast(model: str, options: LoadOptions, cache: Request | None, **audit: Any) -> CheckReport:
-    """The report of `check_with`, and the forecast of a cache that is asked for, from one more run of the same model.
+    """The report of `check_with`, with the forecast of a cache, on request, from one more run of the same model.
 
     Where both implementations of attention are audited the first serves: what is cached is the same.
     """

@@ -1,17 +1,19 @@
-"""Logits and weights of some rows, of the query heads that share one key head, in float64.
+"""Rows in float64: their logits and weights, and what other keys and values change in them.
 
-The terms are those of the run: scale, softcap, bias, mask, sinks, in their order. Suffixes of shapes: g query heads of
-one key head, n rows, S keys.
+The query heads that share one key head are computed together. The terms are those of the run: scale, softcap, bias,
+mask, sinks, in their order. Suffixes of shapes: g query heads of one key head, n rows, S keys.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from sqrtdk.audit.cache import HeadError
 from sqrtdk.tracing import Term
 from sqrtdk.tracing.spine.masks import BOTTOM
 
@@ -69,7 +71,7 @@ def weigh(query: Tensor, key: Tensor, terms: Sequence[Term], place: Place) -> We
 
 
 def of_place(value: Tensor | float | None, place: Place) -> Tensor | float | None:
-    """The part of what broadcasts to (B, Hq, L, S) that is of a place, (g or 1, n or 1, S or 1); sinks stay whole."""
+    """The part of a value, broadcastable to (B, Hq, L, S), that belongs to a place: (g or 1, n or 1, S or 1)."""
     if not isinstance(value, Tensor):
         return value
     value = value if value.dtype == torch.bool else value.double()
@@ -79,3 +81,50 @@ def of_place(value: Tensor | float | None, place: Place) -> Tensor | float | Non
     value = value[place.batch if value.shape[0] > 1 else 0]
     value = value[place.heads] if value.shape[0] > 1 else value
     return value[:, place.rows] if value.shape[1] == place.length != 1 else value
+
+
+def divergence(exact: Weighed, stored: Weighed) -> Tensor:
+    """KL(p || p_stored) of each row in nats, (g, n): sum p (z - z_stored) - lse + lse_stored.
+
+    Sinks have the same logit on both sides, so they add nothing to the sum and are in both lse.
+    """
+    gap = torch.where(exact.weights > 0, exact.logits - stored.logits, 0.0)
+    return ((exact.weights * gap).sum(-1) - exact.lse + stored.lse).clamp(min=0.0)
+
+
+def changed(exact: Weighed, stored: Weighed) -> Tensor:
+    """Rows in which another key has the largest weight than before, (g, n); keys that tie count as one."""
+    first = exact.logits == exact.logits.amax(-1, keepdim=True)
+    return ((stored.logits == stored.logits.amax(-1, keepdim=True)) & ~first).any(-1)
+
+
+@dataclass(slots=True)
+class Sums:
+    """The rows of one query head, as they come in."""
+
+    divergences: list[Tensor] = field(default_factory=list)
+    changed: int = 0
+    error: float = 0.0
+    size: float = 0.0
+
+    def figures(self) -> HeadError:
+        """The figures of the head; NaN if no row saw a key."""
+        every = torch.cat(self.divergences) if self.divergences else torch.zeros(0, dtype=torch.float64)
+        if not len(every):
+            return HeadError(math.nan, math.nan, math.nan, 0, math.nan)
+        middle = every.quantile(0.5) if len(every) <= 2**20 else every.median()
+        output = math.sqrt(self.error / self.size) if self.size else math.nan
+        return HeadError(float(every.mean()), float(middle), float(every.max()), self.changed, output)
+
+
+def add(sums: list[Sums], exact: Weighed, stored: Weighed, value: Tensor, stored_value: Tensor) -> None:
+    """Add rows of some query heads, one of `sums` each; values are (S, Ev)."""
+    divergences, moved = divergence(exact, stored), changed(exact, stored)
+    outputs = exact.weights @ value
+    errors = (stored.weights @ stored_value - outputs).square().sum(-1)
+    sizes = outputs.square().sum(-1)
+    for head, (one, seeing) in enumerate(zip(sums, exact.seeing, strict=True)):
+        one.divergences.append(divergences[head][seeing].cpu())
+        one.changed += int((moved[head] & seeing).sum())
+        one.error += float((errors[head] * seeing).sum())
+        one.size += float((sizes[head] * seeing).sum())

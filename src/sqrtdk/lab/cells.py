@@ -1,10 +1,15 @@
-"""Cells: expensive computations of an experiment, spread over an engine, and kept on disk so that none runs twice."""
+"""Cells: expensive computations of an experiment, spread over an engine, and kept on disk so that none runs twice.
+
+The directory is locked against other processes, and cleaned of files that killed ones left half written.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
 from importlib import import_module
@@ -12,9 +17,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from sqrtdk import _files
-from sqrtdk._code import numbers_from
+from sqrtdk._environment import numbers_from
 from sqrtdk.engines import Engine, open_engine
-from sqrtdk.lab._run import Cell
+from sqrtdk.errors import OutputError
+from sqrtdk.lab.claim import Cell
 
 Compute = Callable[[Cell], dict[str, Any]]
 
@@ -104,3 +110,42 @@ def key_of(function: Compute, cell: Cell) -> str:
 def _source(module: str) -> str:
     """Hash of the module's own file, which need not be in this package."""
     return hashlib.sha256(Path(import_module(module).__file__ or "").read_bytes()).hexdigest()
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Lock a directory against other processes; the system releases it when this process ends, killed or not.
+
+    Raises:
+        OutputError: another process holds it.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(
+                f"another process writes into {folder}", hint="Wait for it, or choose another --output."
+            ) from error
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def tidy(folder: Path, names: Iterable[str]) -> None:
+    """Remove the temporary files of `sqrtdk._files` that a killed process left.
+
+    Args:
+        folder: locked by this process.
+        names: patterns of the names that the files would have had.
+    """
+    for name in names:
+        for path in folder.glob(f".{name}.*.tmp"):
+            path.unlink(missing_ok=True)

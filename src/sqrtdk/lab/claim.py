@@ -1,16 +1,73 @@
-"""What a claim is: a statement, an experiment, the control that would show the opposite, and what counts as true."""
+"""What a claim is: a statement, an experiment, the control that would show the opposite, and what counts as true.
+
+An experiment gets a `Run`: its parameters, its randomness, and a way to compute many cells. The claims come from five
+widely read explanations, listed here with what each says, and from papers.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.figures import Figure, Figures, Place
-from sqrtdk.lab.plots import Plot
+import torch
+
+from sqrtdk.engines import Cell as Cell
+from sqrtdk.lab.figures import Figure, Figures, Place, Plot
 from sqrtdk.lab.text import Text
+
+Map = Callable[[Callable[[Cell], dict[str, Any]], Sequence[Cell]], list[dict[str, Any]]]
+
+
+def here(function: Callable[[Cell], dict[str, Any]], cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Compute cells one after the other in this process."""
+    return [function(cell) for cell in cells]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of an experiment.
+
+    Attributes:
+        parameters: by name; `run["samples"]` reads one.
+        seed: of everything random.
+        map: `run.map(function, cells)` computes cells, perhaps in other processes, and gives the results in order.
+            The function is a module's own; cells and results are JSON data. Equal cells are computed once, also
+            across claims and across interrupted runs.
+    """
+
+    parameters: Mapping[str, Any]
+    seed: int = 0
+    map: Map = here
+
+    def __getitem__(self, name: str) -> Any:
+        return self.parameters[name]
+
+    def generator(self, *labels: str | float) -> torch.Generator:
+        """A generator of its own for each combination of seed and labels.
+
+        Example:
+            >>> run = Run({}, seed=1)
+            >>> a, b = (torch.randn(2, generator=run.generator("q", 64)) for _ in range(2))
+            >>> torch.equal(a, b)
+            True
+        """
+        return torch.Generator().manual_seed(stable_seed([self.seed, *labels]))
+
+
+def stable_seed(content: Any) -> int:
+    """A seed below 2^63 from JSON data: the same in every process and on every machine.
+
+    Example:
+        >>> stable_seed({"d_k": 64, "seed": 0}) == stable_seed({"seed": 0, "d_k": 64})
+        True
+    """
+    text = json.dumps(content, sort_keys=True)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
 
 Group = Literal["statistics", "saturation", "gradients", "factors", "precision", "structure"]
 
@@ -90,7 +147,7 @@ class Claim:
         parts: what counts as true; those that put the same bars to the same figures, elsewhere, are one part of the
             statement under different conditions.
         why: one paragraph with the figures: why the verdict is what it is.
-        condition: on what such a part depends, in one sentence; None where no two parts ask the same.
+        condition: on what such a part depends, in one sentence; None if no two parts ask the same.
         timed: its figures are times of the CPU: claims run one after the other, and tests run it by itself.
     """
 
@@ -120,3 +177,70 @@ class Claim:
     def settings(self, *, quick: bool = False, flipped: bool = False) -> dict[str, Any]:
         """The parameters of one kind of run."""
         return {**self.parameters, **(self.quick if quick else {}), **(self.flipped if flipped else {})}
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """An explanation of the scale.
+
+    Attributes:
+        name: short name.
+        says: what it says, in a sentence of our own.
+    """
+
+    name: Text
+    says: Text
+
+
+EXPLANATIONS: dict[str, Explanation] = {
+    "S0": Explanation(
+        Text("an example at 512 dimensions", "512 维的例子"),
+        Text(
+            "The standard deviation and the range at 512 dimensions, the code that prints them, and other score "
+            "functions, which may need another scale or none",
+            "512 维时的标准差与取值范围，打印它们的代码，以及可能需要其他缩放或不需要缩放的评分函数",
+        ),
+    ),
+    "S1": Explanation(
+        Text("from the footnote to training", "从脚注到训练"),
+        Text(
+            "The footnote of the paper; at d_k = 64 printed weights, entropies and derivatives; gradients, "
+            "initialisation, normalisation, additive attention, training",
+            "论文的脚注；d_k = 64 时给出的权重、熵与导数；梯度、初始化、规范化、加性注意力与训练",
+        ),
+    ),
+    "S2": Explanation(
+        Text("questions of practice", "实践问题"),
+        Text(
+            "Scaling the values instead, temperature, heads, images and text, mixed precision, cost",
+            "改为缩放值、温度、多头、图像与文本、混合精度、开销",
+        ),
+    ),
+    "S3": Explanation(
+        Text("the variance in general", "一般情形的方差"),
+        Text(
+            "The variance for any means and variances, and what other divisors than `sqrt(d_k)` would do",
+            "任意均值与方差下点积的方差，以及用 `sqrt(d_k)` 之外的除数会怎样",
+        ),
+    ),
+    "S4": Explanation(
+        Text("multi-head attention", "多头注意力"),
+        Text("How many parameters it has, and what its heads attend to", "参数有多少，各个头关注什么"),
+    ),
+}
+
+
+def spelled(source: str) -> Text:
+    """A source with its name; a paper has no name here and stays as it is.
+
+    Args:
+        source: "S0" to "S4", or a paper, such as "arXiv:1706.03762".
+
+    Example:
+        >>> spelled("S2").en, spelled("S2").zh, spelled("arXiv:1706.03762").en
+        ('S2 questions of practice', 'S2 实践问题', 'arXiv:1706.03762')
+    """
+    if source not in EXPLANATIONS:
+        return Text(source, source)
+    name = EXPLANATIONS[source].name
+    return Text(f"{source} {name.en}", f"{source} {name.zh}")

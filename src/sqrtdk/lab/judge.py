@@ -22,7 +22,7 @@ class Check:
         figure: that was asked.
         low: least value.
         high: largest value.
-        met: True where the whole interval meets the bar, False where none of it does, None where it straddles one.
+        met: True if the whole interval meets the bar, False if none of it does, None if it straddles the bar.
     """
 
     figure: Figure
@@ -33,7 +33,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class PartAnswer:
-    """The answer to one part: False where a bar is missed, None where one is undecided or there is none, else True."""
+    """The answer to one part: False if a bar is missed, None if one is undecided or there is no bar, else True."""
 
     text: Text
     checks: tuple[Check, ...]

@@ -13,9 +13,8 @@ from typing import Any, Literal, TypeVar, cast, get_args
 from sqrtdk import _json
 from sqrtdk._shown import Saved, Shown
 from sqrtdk.errors import InvalidValueError, kind_and_text
-from sqrtdk.lab.figures import LEVEL, Figure, Method, Place
+from sqrtdk.lab.figures import LEVEL, Axis, Figure, Method, Place, Plot, Series, Style
 from sqrtdk.lab.judge import Answer, Check, PartAnswer, Verdict
-from sqrtdk.lab.plots import Axis, Plot, Series, Style
 from sqrtdk.lab.text import Text
 
 SCHEMA_VERSION = 2
@@ -51,7 +50,7 @@ class Record(Saved, Shown):
         method: how it was measured.
         control_method: what the control turns round.
         why: why the verdict is what it is.
-        condition: on what the verdict depends, in one sentence; None where it is another one than `depends`.
+        condition: on what the verdict depends, in one sentence; None for a verdict other than `depends`.
         quick: whether it is the quick run.
         seed: of everything random.
         outcome: of the experiment.

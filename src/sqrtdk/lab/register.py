@@ -1,6 +1,6 @@
 """The register of claims: what popular explanations of sqrt(d_k) say, each with its experiment.
 
-S0 to S4 are five widely read explanations of the scale, named in `sqrtdk.lab.sources`; what they say stands here in our
+S0 to S4 are five widely read explanations of the scale, named in `sqrtdk.lab.claim`; what they say stands here in our
 own words.
 """
 

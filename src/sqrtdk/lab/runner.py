@@ -1,26 +1,92 @@
-"""Runs claims one after the other; each leaves a whole record, and a record that is already there is not made again."""
+"""Runs claims one after the other: the experiment, its control, the verdicts and the record of each.
+
+Each leaves a whole record, and a record that is already there is not made again.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import platform
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TypedDict, Unpack, overload
 
+import torch
+
 from sqrtdk import _extras, _files, _json, _progress
-from sqrtdk._code import numbers_from
+from sqrtdk._environment import cpu_name, numbers_from
 from sqrtdk._shown import Saved, Shown
 from sqrtdk.errors import InvalidValueError, OutputError
-from sqrtdk.lab import _folder
-from sqrtdk.lab.cells import Cells
-from sqrtdk.lab.claim import Claim
-from sqrtdk.lab.experiment import run_claim
-from sqrtdk.lab.record import Record, read, to_json
+from sqrtdk.lab.cells import Cells, alone, tidy
+from sqrtdk.lab.claim import Claim, Map, Run, here
+from sqrtdk.lab.figures import Figures, Plot
+from sqrtdk.lab.judge import judge
+from sqrtdk.lab.record import Outcome, Record, read, to_json
 from sqrtdk.lab.register import CLAIMS, find
 from sqrtdk.models.run import on_cpu_by_default
+
+
+def run_claim(claim: Claim, *, quick: bool = False, seed: int = 0, compute: Map = here, command: str = "") -> Record:
+    """Measure a claim and its control, and judge both.
+
+    Args:
+        claim: from `sqrtdk.lab.register.CLAIMS`.
+        quick: with the parameters of the quick run.
+        seed: of everything random.
+        compute: how cells are computed; see `Run.map`.
+        command: to be kept in the record.
+
+    Returns:
+        The record.
+    """
+    started, begin = datetime.now(UTC), time.monotonic()
+    outcome, plots = _outcome(claim, quick, False, seed, compute)
+    control, _ = _outcome(claim, quick, True, seed, compute)
+    return Record(
+        id=claim.id,
+        group=claim.group,
+        sources=claim.sources,
+        statement=claim.statement,
+        formula=claim.formula,
+        method=claim.method,
+        control_method=claim.control,
+        why=claim.why(Figures(list(outcome.figures))),
+        quick=quick,
+        seed=seed,
+        outcome=outcome,
+        control=control,
+        condition=claim.condition if outcome.verdict.answer == "depends" else None,
+        plots=plots,
+        environment=environment(),
+        command=command,
+        started=started.isoformat(timespec="seconds"),
+        duration_s=round(time.monotonic() - begin, 3),
+    )
+
+
+def _outcome(claim: Claim, quick: bool, flipped: bool, seed: int, compute: Map) -> tuple[Outcome, tuple[Plot, ...]]:
+    parameters = claim.settings(quick=quick, flipped=flipped)
+    measured = claim.measure(Run(parameters, seed, compute))
+    verdict = judge(Figures(measured.figures), claim.parts)
+    return Outcome(parameters, tuple(measured.figures), verdict), measured.plots
+
+
+def environment() -> dict[str, str]:
+    """Code, versions and machine, as text."""
+    return {
+        **numbers_from(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": cpu_name(),
+        "cpus": str(os.cpu_count()),
+        "threads": str(torch.get_num_threads()),
+    }
+
 
 CELLS = "cells"  # the folder of the cells' results, next to the records
 PLOTS = ("svg", "png")
@@ -192,9 +258,9 @@ def _held(folder: Path) -> Iterator[None]:
             f"cannot write into {folder}: {error.strerror}", hint="Choose another directory with --output."
         ) from error
     _files.check_writable(folder / "probe.json", force=True)
-    with _folder.alone(folder):
-        _folder.tidy(folder, ("*.json", *(f"*.{kind}" for kind in PLOTS)))
-        _folder.tidy(folder / CELLS, ("*.json",))
+    with alone(folder):
+        tidy(folder, ("*.json", *(f"*.{kind}" for kind in PLOTS)))
+        tidy(folder / CELLS, ("*.json",))
         yield
 
 

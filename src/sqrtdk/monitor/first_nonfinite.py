@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import kind_and_text
 from sqrtdk.models.returned import walk
-from sqrtdk.monitor.modules import site_of
+from sqrtdk.monitor.gradients import site_of
 from sqrtdk.monitor.samples import (
     AROUND,
     BETWEEN,
@@ -189,7 +189,7 @@ class NonfiniteSearch:
                 yield name, number
 
     def _look(self, tensor: Tensor) -> int | None:
-        """The number of a tensor; None where it holds no numbers that can be looked at."""
+        """The number of a tensor; None if it holds no numbers that can be looked at."""
         version = None if tensor.is_inference() else tensor._version
         known = self._known.get(id(tensor))
         if known is not None and known[0]() is tensor and known[1] == version:

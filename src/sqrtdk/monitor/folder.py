@@ -4,8 +4,10 @@
     runs/exp1/lock           held by the process that writes
     runs/exp1/parts/         attempt-1.part-000000-000031.steps-1-3200.sum-0123456789abcdef.parquet, ...
 
-A part is written whole under another name, flushed to the disk and then renamed, so a process that is killed at any
-moment leaves every finished part and none that is half there. Small parts are merged when they are many.
+A part is written whole under another name, flushed to the disk and then renamed, so that a process that is killed at
+any moment leaves every finished part and no half one. Many small parts become one, so that a long run is read quickly
+however often it was written. The merged part is there whole before those in it are removed, and its name says which
+they are: a kill in between leaves both, and readers and the next writer know what to leave out.
 """
 
 from __future__ import annotations
@@ -19,10 +21,9 @@ from types import TracebackType
 from typing import Any
 
 from sqrtdk._stranger import shown
-from sqrtdk.errors import InvalidValueError, OutputError, RunFolderError
+from sqrtdk.errors import InvalidValueError, OutputError, RunFolderError, SqrtdkError
 from sqrtdk.monitor import disk
-from sqrtdk.monitor.attempts import last_recorded, lost_tails
-from sqrtdk.monitor.lock import LOCK, Lock
+from sqrtdk.monitor.disk import LOCK, Lock
 from sqrtdk.monitor.manifest import (
     MAX_STEP,
     RUN,
@@ -33,9 +34,8 @@ from sqrtdk.monitor.manifest import (
     read_manifest,
     write_manifest,
 )
-from sqrtdk.monitor.merge import Tail
-from sqrtdk.monitor.names import PARTS, Part, checksum_of, list_parts
-from sqrtdk.monitor.tables import Rows, Tables, arrow, encode, from_rows
+from sqrtdk.monitor.names import PARTS, Part, checksum_of, last_recorded, list_parts, lost_tails
+from sqrtdk.monitor.tables import MAX_FILE_BYTES, MAX_ROWS, Rows, Tables, arrow, decode, encode, from_rows, joined
 
 CHECKPOINTS = "checkpoints"  # beside the records that were made of checkpoints: what each of these gave
 
@@ -261,3 +261,54 @@ def _replaced(first: int, last: int | None) -> str:
 
 def _missing(first: int, last: int | None) -> str:
     return "" if last is None or first <= last + 1 else f"steps {last + 1} to {first - 1} were never recorded"
+
+
+MOST = 32  # small parts in a row, of one attempt
+SMALL_BYTES = 2**18  # what comes of a merge is at most 32 times as much: no long pause in a training
+
+
+class Tail:
+    """The latest parts of an attempt: small ones, with no large one between them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._parts: list[Part] = []
+
+    def add(self, part: Part, size: int, rows: int) -> None:
+        """Take a part that was written, and merge it with those before once they are many.
+
+        Args:
+            part: its name.
+            size: bytes of its file.
+            rows: in it.
+        """
+        if size >= SMALL_BYTES or rows >= MAX_ROWS // MOST:
+            self.stop()
+            return
+        self._parts.append(part)
+        if len(self._parts) >= MOST:
+            parts, self._parts = self._parts, []
+            try:
+                self._merge(parts)
+            except (SqrtdkError, FileNotFoundError):  # no space for both, or a damaged part: the parts stay as they are
+                return
+
+    def stop(self) -> None:
+        """Start over after a part that stays as it is, such as one that has more of the step of another part."""
+        self._parts.clear()
+
+    def _merge(self, parts: list[Part]) -> None:
+        tables = joined([self._read(part) for part in parts])
+        first, last = parts[0], parts[-1]
+        content = encode(tables)
+        checksum = checksum_of(content)
+        whole = Part(first.attempt, first.first, last.last, first.first_step, last.last_step, checksum)
+        disk.put(self._folder / whole.name, content)
+        for part in parts:
+            disk.remove(self._folder / part.name)
+        self.add(whole, content.size, len(tables))
+
+    def _read(self, part: Part) -> Tables:
+        content = disk.take(self._folder / part.name, MAX_FILE_BYTES)
+        part.check(content)
+        return decode(content)

@@ -23,11 +23,9 @@ from sqrtdk._sites import ROOT
 from sqrtdk.audit.gains import norm_size
 from sqrtdk.errors import kind_and_text
 from sqrtdk.monitor.first_nonfinite import NonfiniteSearch
-from sqrtdk.monitor.gradients import Gradients, Projected, overlap
-from sqrtdk.monitor.modules import can_project, module_of, site_of, was_compiled
+from sqrtdk.monitor.gradients import Gradients, Projected, can_project, module_of, overlap, site_of, was_compiled
 from sqrtdk.monitor.samples import AS_IS, EAGER, CallTraits, not_measured
-from sqrtdk.monitor.seen import UNMEASURED, SeenCall, SeenStep
-from sqrtdk.monitor.sums import HeadSums, head_sums, joined
+from sqrtdk.monitor.sums import UNMEASURED, HeadSums, SeenCall, SeenStep, head_sums, joined
 from sqrtdk.tracing import Asked, CallRows, CallTensors, MostRows, Sites, Trace, eager_compiler, unseen
 from sqrtdk.tracing.records import BLOCKS, DATA, ROWS, AttentionCall
 

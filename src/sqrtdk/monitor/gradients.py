@@ -6,15 +6,18 @@ is one of the trace's, on the tensor itself.
 A rotation keeps the size of a gradient, and a factor is in it already; of q and k behind a norm it is the gradient
 before the norm. An activation that is computed again during the backward pass is counted once: where the first pass ran
 without autograd, what it returned has no gradient; where it ran with it, what was computed again has none.
+
+The names of modules are those without what wraps them, so that a run has the same names on one GPU and on many.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -22,13 +25,64 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from sqrtdk.errors import kind_and_text
+from sqrtdk.tracing import Projection
+
+_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+
+
+def can_project(module: nn.Module) -> bool:
+    """Whether a module may return q or k as a projection by its own weight: `nn.Linear(d_model, h * d_k)`, for one."""
+    return "weight" in module._parameters and not module._modules
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside `torch.compile(model)` or `DistributedDataParallel(model)`.
+
+    So a run has the same names whatever it is run on.
+    """
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def site_of(path: str) -> str:
+    """A module path without the wrappers of compiling, sharding and checkpointing.
+
+    Example:
+        >>> site_of("layers.0._checkpoint_wrapped_module.attn._orig_mod")
+        'layers.0.attn'
+    """
+    return ".".join(name for name in path.split(".") if name not in _WRAPPERS)
+
+
+def module_of(projection: Projection | None, modules: dict[str, nn.Module]) -> nn.Module | None:
+    """The module that holds a projection's weight and returns the projected tensor."""
+    path, _, name = projection.name.rpartition(".") if projection is not None else ("", "", "")
+    module = modules.get(path)
+    return module if name == "weight" and module is not None and can_project(module) else None
+
+
+def was_compiled() -> bool:
+    """Whether the running code was called by the compiler, which runs a model's Python code to trace it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "compile_wrapper" and code.co_filename.endswith("eval_frame.py"):
+            return True
+        frame = frame.f_back
+    return False
+
 
 Place = tuple[str, int, str]  # site, index, "query" or "key"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Projected:
-    """Where one vector of one attention stands in what a module returns.
+    """Where one vector (q or k) of one attention lies in the tensor that a module returns.
 
     Attributes:
         place: of which attention, and whether q or k.
@@ -63,7 +117,7 @@ class Projected:
 
 
 def overlap(found: Sequence[Projected]) -> bool:
-    """Whether a feature belongs to two of them.
+    """Whether two of the vectors share a feature of the tensor.
 
     Example:
         >>> q, k = (Projected(("", 0, name), slice(at, at + 4), 2) for at, name in ((0, "query"), (4, "key")))
@@ -160,7 +214,7 @@ class Gradients:
 
 
 def _of_rank(gradient: Tensor, placements: object) -> Tensor:
-    """What this rank holds of the gradient of a DTensor; nothing is sent.
+    """The part of a DTensor's gradient that this rank holds; nothing is communicated.
 
     Raises:
         ValueError: it is not laid out as what it is the gradient of.

@@ -139,7 +139,7 @@ class Journal:
                 self.sample(StepSample(step, (), not_measured(alarms[0].text)), [])
             self._alarms += alarms
             if self._newest is not None:
-                self._failing = True  # an error is told of all that is left, below
+                self._failing = True  # the error below covers all that is left
                 error = self._write(self._newest)
                 if error is None and self._alarms:  # of what was dropped before
                     error = self._write(self._newest)

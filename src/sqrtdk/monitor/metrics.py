@@ -28,7 +28,7 @@ class Metric:
         unit: of it.
         rows: how the rows of a head, of all batches and ranks, become one number.
         heads: how heads become one: "max", "min" or "sum"; "same": of the call, and equal for all heads.
-        worst: how sites become one: "max", "min" or "sum"; None: it is told of sites alone.
+        worst: how sites become one: "max", "min" or "sum"; None: the metric exists for sites alone.
         meaning: in one sentence.
         signed: whether it can be below 0.
         scaled: whether the scale is in it; None: it is of no logits.

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.monitor.samples import Alarm, CallTraits, FirstNonfinite
-from sqrtdk.monitor.seen import SeenCall, SeenStep
-from sqrtdk.monitor.sums import MAXIMA, PRODUCTS, SUMS, HeadSums
+from sqrtdk.monitor.sums import MAXIMA, PRODUCTS, SUMS, HeadSums, SeenCall, SeenStep
 from sqrtdk.stats import RowStats
 from sqrtdk.tracing import CallRows
 
@@ -33,7 +32,7 @@ class Head(NamedTuple):
     Attributes:
         needed: bytes of the row; where they are more than agreed, only the head is there.
         changed: 1.0 where the layout is not the one that was told last.
-        every: so many-th row is sent of those that quantiles are told of.
+        every: send one of this many rows, of the rows that quantiles are taken over.
         told: 1.0 where there is a loss.
         loss: of the step.
         step: its number.
@@ -62,7 +61,7 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LaidCall:
-    """What is told of a call apart from its numbers; `SeenCall` says what it is."""
+    """What is sent of a call apart from its numbers; see `SeenCall`."""
 
     site: str
     index: int

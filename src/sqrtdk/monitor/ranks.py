@@ -20,8 +20,8 @@ from torch import Tensor
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError, SqrtdkError, kind_and_text
 from sqrtdk.monitor.packed import HEAD, Head, Layout, Row, pack, unpack
-from sqrtdk.monitor.seen import SeenStep
 from sqrtdk.monitor.shards import Axis, together
+from sqrtdk.monitor.sums import SeenStep
 
 Answer = TypeVar("Answer")
 Shards = str | Mapping[str, str]
@@ -33,7 +33,7 @@ MESH_AXES: Mapping[str, str] = {
     **dict.fromkeys(("tp", "head", "heads"), "heads"),
     "pp": "stages",
 }
-ROWS_BYTES = 64 << 20  # of all ranks together, for the rows that quantiles are told of
+ROWS_BYTES = 64 << 20  # of all ranks together, for the rows that quantiles are taken over
 SLACK = 1.25  # room for a longer batch
 
 
@@ -144,7 +144,7 @@ class Ranks:
 
 
 def ranks_of(group: Any = None, shards: Shards | None = None) -> Ranks | None:
-    """The ranks that watch together, or None where this process watches alone.
+    """The ranks that watch together, or None if this process watches alone.
 
     Args:
         group: a process group, a DeviceMesh over all processes, or None: all processes, where torch.distributed runs.

@@ -1,4 +1,4 @@
-"""The folder of a run, read: also while it is written, and also where it is a stranger's.
+"""The folder of a run, read: also while it is written, and also if it is untrusted.
 
 Nothing is dropped without a word: a part that is damaged, missing or no part is named, with the steps that it had. All
 texts in the tables are the writer's; what draws them escapes them.
@@ -15,9 +15,8 @@ from typing import Any
 from sqrtdk._stranger import shown
 from sqrtdk.errors import RunFolderError
 from sqrtdk.monitor import disk
-from sqrtdk.monitor.attempts import Gap, gaps, lost_tails, spans
 from sqrtdk.monitor.manifest import MAX_STEP, Attempt, of_checkpoints, read_manifest
-from sqrtdk.monitor.names import PARTS, Listing, Part, list_parts
+from sqrtdk.monitor.names import PARTS, Gap, Listing, Part, gaps, list_parts, lost_tails, spans
 from sqrtdk.monitor.tables import MAX_FILE_BYTES, Table, Tables, arrow, decode, joined
 
 MAX_ROWS = 2**25  # of a run, at once
@@ -270,7 +269,7 @@ def _whole_steps(tables: list[tuple[Part, Tables]], seen: _Seen) -> tuple[list[t
 
 
 def _window(part: Part, counted: tuple[int, int], seen: _Seen, first_step: int, last_step: int) -> tuple[int, int]:
-    """The steps of a part that are wanted; the first is greater than the last where none is."""
+    """The steps of a part that are wanted; the first is greater than the last if no step is."""
     new = 0
     if part.attempt == seen.attempt:  # a part that begins later may have more of the step that was seen last
         new = seen.step + (part.first <= seen.number)

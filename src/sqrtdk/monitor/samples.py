@@ -48,9 +48,9 @@ class CallSample:
         index: 0-based count of the attentions at this site.
         heads: of q.
         columns: by column of the records, a number a head; NaN where nothing was counted.
-        scale_ratio: effective scale times sqrt(head_dim); None where it could not be read.
+        scale_ratio: effective scale times sqrt(head_dim); None if it could not be read.
         formula: that reached the softmax.
-        reason: why there are no statistics; None where there are.
+        reason: why there are no statistics; None if there are.
         logits_dtype: in which the logits were stored, "float16"; the accumulator's for a fused kernel.
         stored: the logits were stored, as those of a fused kernel are not.
         factors: of the scale, where each one acts and what it is, without its value.
@@ -178,9 +178,9 @@ class Alarm:
         name: of the alarm, "max_logit".
         severity: "note", "warn", "fail" or "critical".
         step: at which it was seen.
-        site: None where it is of the whole run.
+        site: None for the whole run.
         index: of the attention at the site.
-        head: None where it is of no one head.
+        head: None if the alarm is not about one head.
         value: what was measured.
         bar: what it was held against.
         source: where the bar comes from.

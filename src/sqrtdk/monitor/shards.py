@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from sqrtdk.monitor.samples import BETWEEN, NOT_MEASURED, RULED_OUT, WITHIN, Alarm, FirstNonfinite
-from sqrtdk.monitor.seen import UNMEASURED, SeenCall, SeenStep
-from sqrtdk.monitor.sums import MAXIMA, PRODUCTS, HeadSums, beside, head_sums, joined
+from sqrtdk.monitor.sums import MAXIMA, PRODUCTS, UNMEASURED, HeadSums, SeenCall, SeenStep, beside, head_sums, joined
 from sqrtdk.tracing import merge_rows
 
 Calls = Sequence[SeenCall | None]  # of the ranks along one axis; None: it has none

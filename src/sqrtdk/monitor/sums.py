@@ -1,7 +1,8 @@
-"""What the rows of one head sum up to, in a form that batches and ranks can be added to: sums, maxima, ordered rows.
+"""What the forward passes of one sampled step gave: sums over the rows of each head, calls, and the step.
 
-Never a mean of means: a mean is a sum and a count until the last batch of the last rank is there. What is not finite is
-counted by a sum of its own beside the maxima, which leave it out.
+The sums have a form to which batches and ranks can be added: sums, maxima, ordered rows. There is never a mean of
+means: a mean is a sum and a count until the last batch of the last rank is there. What is not finite is counted by a
+sum of its own beside the maxima, which leave it out.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sqrtdk.audit.gains import norm_sigma
+from sqrtdk.monitor.samples import Alarm, CallSample, CallTraits, FirstNonfinite
 from sqrtdk.stats.heads import SATURATED
-from sqrtdk.stats.summary import row_quantiles
+from sqrtdk.stats.rows import row_quantiles
 from sqrtdk.tracing import CallRows
 
 # Added up. `seeing` rows have a finite largest logit, `choices` two keys or more besides.
@@ -27,7 +30,7 @@ SUMS = (
 )
 PRODUCTS = ("max_product", "stored_product")  # one number a call, the same for all of its heads
 MAXIMA = ("max_logit", "-min_logit", "max_abs_logit", "row_offset", "peak_max", *PRODUCTS)
-ORDERED = ("max_logit", "entropy_nats", "query_grad", "key_grad")  # whose quantiles over rows are told
+ORDERED = ("max_logit", "entropy_nats", "query_grad", "key_grad")  # columns of which quantiles over rows are reported
 QUANTILES = (0.05, 0.50, 0.95)
 
 
@@ -49,7 +52,7 @@ class HeadSums:
         """With the size of the gradient of each row, the root of the mean square over its channels.
 
         Args:
-            query: (Hq, n), of q; None where it is not known.
+            query: (Hq, n), of q; None if it is not known.
             key: (H, n), of k; each of its heads belongs to Hq / H heads of q.
         """
         heads, ordered, sums = self.sums.shape[-1], dict(self.ordered), self.sums.clone()
@@ -164,3 +167,89 @@ def _columns(call: HeadSums) -> dict[str, Tensor]:
             largest = values.masked_fill(values == math.inf, -math.inf).amax(-1).double()
             found[f"{name}_max"] = torch.where(largest > -math.inf, largest, math.nan)
     return found
+
+
+UNMEASURED = "its rows were not measured"
+UNTOLD = CallTraits()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeenCall:
+    """One attention, so far.
+
+    Attributes:
+        site: module path.
+        index: 0-based count of the attentions at this site.
+        heads: of q.
+        ratio: effective scale times sqrt(head_dim); None if it could not be read.
+        formula: that reached the softmax.
+        sums: over the rows of each head; None if they could not be measured.
+        reason: why there are none.
+        rows: the rows that were summed up, of each forward pass; kept only on request.
+        traits: what is known of it beside its formula.
+    """
+
+    site: str
+    index: int
+    heads: int
+    ratio: float | None
+    formula: str
+    sums: HeadSums | None
+    reason: str | None = None
+    rows: tuple[CallRows, ...] = ()
+    traits: CallTraits = UNTOLD
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Site and index."""
+        return self.site, self.index
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeenStep:
+    """All attentions of one sampled step.
+
+    Attributes:
+        calls: in the order of running.
+        how: how the step ran, as in `StepSample`.
+        missed: what could not be measured, and why.
+        loss: passed to `step()`.
+        alarms: alarms that do not come from the numbers, and that every process has to know.
+        first: first output of a module that is not finite.
+        modules: number of modules whose outputs were looked at.
+    """
+
+    calls: tuple[SeenCall, ...]
+    how: str
+    missed: tuple[str, ...] = ()
+    loss: float | None = None
+    alarms: tuple[Alarm, ...] = ()
+    first: FirstNonfinite | None = None
+    modules: int = 0
+
+    def samples(self) -> tuple[CallSample, ...]:
+        """The statistics of every call; they leave the device in one transfer."""
+        known = [call for call in self.calls if call.sums is not None]
+        with torch.no_grad():
+            tables = table([call.sums for call in known if call.sums is not None])
+        columns = {call.place: one for call, one in zip(known, tables, strict=True)}
+        return tuple(_call_sample(call, columns.get(call.place, {})) for call in self.calls)
+
+
+def _call_sample(call: SeenCall, columns: dict[str, list[float]]) -> CallSample:
+    known = call.traits
+    return CallSample(
+        site=call.site,
+        index=call.index,
+        heads=call.heads,
+        columns=columns,
+        scale_ratio=call.ratio,
+        formula=call.formula,
+        reason=call.reason,
+        logits_dtype=known.logits_dtype,
+        stored=known.stored,
+        factors=known.factors,
+        fixed_scale=known.fixed_scale,
+        norm_sigma=norm_sigma(call.ratio, known.norm_size),
+        dtype=known.dtype,
+    )

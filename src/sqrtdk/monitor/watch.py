@@ -22,15 +22,14 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidValueError, SqrtdkError, kind_and_text
 from sqrtdk.monitor.alarms import fresh, holding, idle
-from sqrtdk.monitor.arguments import LossScaler, OnAlarm, check_options, one_number
 from sqrtdk.monitor.forwards import Forwards, Place
+from sqrtdk.monitor.gradients import unwrapped
 from sqrtdk.monitor.journal import Journal, numbers
-from sqrtdk.monitor.modules import unwrapped
 from sqrtdk.monitor.ranks import Ranks, Shards, ranks_of
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
-from sqrtdk.monitor.schedule import Schedule, schedule_of
-from sqrtdk.monitor.seen import SeenStep
+from sqrtdk.monitor.schedule import LossScaler, OnAlarm, Schedule, check_options, one_number, schedule_of
 from sqrtdk.monitor.sinks import AnySink, Sinks, run_name
+from sqrtdk.monitor.sums import SeenStep
 from sqrtdk.tracing import CallTensors
 
 HISTORY = 4096  # samples that are remembered for trends
@@ -133,7 +132,7 @@ class Watch:
         return () if self._ranks is None else tuple(axis.shards for axis in self._ranks.axes)
 
     def last_sample(self) -> StepSample | None:
-        """The sample of the step that ended last; None where it was not sampled.
+        """The sample of the step that ended last; None if it was not sampled.
 
         Raises:
             InvalidValueError: outside the block.
@@ -176,7 +175,7 @@ class Watch:
         _watched.discard(self._model)
         found: list[Alarm] = []
         if error is None:
-            found += idle.judge(self._steps, self._forwards.seen, self._step + 1)
+            found += idle(self._steps, self._forwards.seen, self._step + 1)
         found += (closing := self._sinks.close(self._step if self._steps else self._step + 1))
         journal, self._journal = self._journal, None
         if journal is not None:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
-from sqrtdk.nn._counted import Counted
 from sqrtdk.nn._multi_head import MultiHeadAttention
+from sqrtdk.nn._single import Counted
 from sqrtdk.scales._numbers import whole
 from sqrtdk.stats.request import AuxRequest
 from sqrtdk.theory.parameters import Terms

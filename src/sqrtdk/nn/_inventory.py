@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.nn._counted import Counted
+from sqrtdk.nn._single import Counted
 
 LEAST_PROJECTIONS = 2  # a fused one for q, k and v, and one for the output
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)

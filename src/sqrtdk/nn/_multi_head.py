@@ -12,11 +12,9 @@ from torch.nn import functional
 from sqrtdk._arguments import probability
 from sqrtdk._subclasses import check_class
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
-from sqrtdk.nn._attend import attend
-from sqrtdk.nn._counted import keep, own_terms
-from sqrtdk.nn._masks import merged_mask, with_extra_keys
-from sqrtdk.nn._projections import Projections, split_heads
-from sqrtdk.nn._qk_norm import new_qk_norm
+from sqrtdk.nn._attend import attend, merged_mask, with_extra_keys
+from sqrtdk.nn._projections import Projections, new_qk_norm, split_heads
+from sqrtdk.nn._single import keep, own_terms
 from sqrtdk.positions import PositionTerm
 from sqrtdk.scales import ScaleRule
 from sqrtdk.scores import FoldedScore, PairScore

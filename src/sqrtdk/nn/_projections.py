@@ -1,15 +1,19 @@
-"""The parameters of multi-head attention by the names and shapes of `torch.nn.MultiheadAttention`."""
+"""The parameters of multi-head attention by the names and shapes of `torch.nn.MultiheadAttention`.
+
+The norms of q and k over one head have a learned gain each: Qwen3 and Gemma 3; ViT-22B (arXiv:2302.05442).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sqrtdk.errors import InvalidValueError
-from sqrtdk.nn._counted import Counted
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.nn._single import Counted
 from sqrtdk.scales._numbers import whole
 from sqrtdk.theory.parameters import Terms, multi_head_terms
 
@@ -21,7 +25,7 @@ class Projections(Counted):
     """Projections of query, key, value and output; the arguments are those of `MultiHeadAttention`.
 
     Attributes:
-        in_proj_weight: (h d_k + kv d_k + kv d_v, d_model); None where key or value have other channels than d_model.
+        in_proj_weight: (h d_k + kv d_k + kv d_v, d_model); None if key or value have other channels than d_model.
         q_proj_weight: (h d_k, d_model) in that case, else None.
         k_proj_weight: (kv d_k, kdim) in that case, else None.
         v_proj_weight: (kv d_v, vdim) in that case, else None.
@@ -151,3 +155,37 @@ class Projections(Counted):
 def split_heads(x: Float[Tensor, "N L HE"], heads: int) -> Float[Tensor, "N {heads} L E"]:
     """Heads side by side as a dimension of their own."""
     return x.view(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(1, 2)
+
+
+class HeadRMSNorm(nn.RMSNorm):
+    """torch's norm with the gain cast to the input's dtype; without the cast, torch warns of two dtypes in autocast."""
+
+    def forward(self, x: Float[Tensor, "*B E"]) -> Float[Tensor, "*B E"]:
+        """The gain times x / sqrt(mean x^2 + eps)."""
+        weight = self.weight.to(x.dtype)
+        return functional.rms_norm(x, list(self.normalized_shape), weight, self.eps)
+
+
+QK_NORMS: dict[str, Callable[..., nn.Module]] = {
+    "rms": lambda width, **where: HeadRMSNorm(width, eps=1e-6, **where),
+    "layer": lambda width, **where: nn.LayerNorm(width, bias=False, **where),
+}
+
+
+def new_qk_norm(norm: Any, width: int, where: dict[str, Any]) -> nn.Module | None:
+    """A new norm for a head of `width` channels, by name or made by the caller's function."""
+    if norm is None:
+        return None
+    if isinstance(norm, str):
+        if norm not in QK_NORMS:
+            raise InvalidValueError(
+                f"qk_norm is one of {', '.join(QK_NORMS)}; got {norm!r}",
+                hint="For l2 use score=scores.cosine(), whose gain is the scale.",
+            )
+        return QK_NORMS[norm](width, **where)
+    made = norm(width)
+    if not isinstance(made, nn.Module):
+        raise InvalidTypeError(
+            f"qk_norm makes a module for a head dimension; got {type(made).__name__}", hint="Pass nn.RMSNorm, for one."
+        )
+    return made

@@ -1,4 +1,7 @@
-"""What the modules without projections of q, k and v share: one score, and a call on (..., heads, length, channels)."""
+"""The base of the modules without projections of q, k and v: one score, a call on (..., heads, length, channels).
+
+Every module knows how many parameters it should have: a formula beside the count.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from torch import Tensor, nn
 
 from sqrtdk._arguments import probability
 from sqrtdk.nn._attend import attend
-from sqrtdk.nn._counted import Counted, keep, own_terms
 from sqrtdk.positions import PositionTerm
 from sqrtdk.scales import ScaleRule
 from sqrtdk.scores import FoldedScore, PairScore
@@ -17,6 +19,44 @@ from sqrtdk.theory.parameters import Terms
 
 if TYPE_CHECKING:
     from sqrtdk._shapes import AnyKey, Bias, Factor, Query, Value, Visible
+
+
+class Counted(nn.Module):
+    """Base of the modules here: `parameter_count()` counts, `expected_parameters()` computes the formula."""
+
+    def parameter_terms(self) -> Terms:
+        """The terms of the formula, from the sizes alone."""
+        return Terms()
+
+    def parameter_count(self) -> int:
+        """Number of parameters that the module holds, shared ones once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def expected_parameters(self) -> int:
+        """Number of parameters that the formula gives."""
+        return self.parameter_terms().total
+
+    @property
+    def parameter_formula(self) -> str:
+        """The formula in symbols."""
+        return self.parameter_terms().formula
+
+
+def keep(module: nn.Module, name: str, value: object) -> None:
+    """Keep a value as an attribute; a plain tensor becomes a buffer, so that it moves with the module."""
+    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+        module.register_buffer(name, value)
+    else:
+        setattr(module, name, value)
+
+
+def own_terms(name: str, part: object) -> Terms:
+    """The number of parameters of a part that the caller passed; no formula is known for it."""
+    if isinstance(part, nn.Module):
+        number = sum(parameter.numel() for parameter in part.parameters())
+    else:
+        number = part.numel() if isinstance(part, nn.Parameter) else 0
+    return Terms(((f"{number} of the {name}", number),)) if number else Terms()
 
 
 class ScoreAttention(Counted):

@@ -3,9 +3,16 @@
 A term follows `PositionTerm` and is computed for a block of rows; `content` says whether the scale multiplies it.
 """
 
-from sqrtdk.positions._alibi import Alibi as Alibi
-from sqrtdk.positions._alibi import alibi as alibi
-from sqrtdk.positions._alibi import alibi_slopes as alibi_slopes
+from sqrtdk.positions._bias import Alibi as Alibi
+from sqrtdk.positions._bias import T5Bias as T5Bias
+from sqrtdk.positions._bias import alibi as alibi
+from sqrtdk.positions._bias import alibi_slopes as alibi_slopes
+from sqrtdk.positions._bias import t5_bias as t5_bias
+from sqrtdk.positions._bias import t5_bucket as t5_bucket
+from sqrtdk.positions._content import Shaw as Shaw
+from sqrtdk.positions._content import TransformerXL as TransformerXL
+from sqrtdk.positions._content import shaw as shaw
+from sqrtdk.positions._content import transformer_xl as transformer_xl
 from sqrtdk.positions._deberta import Deberta as Deberta
 from sqrtdk.positions._deberta import deberta as deberta
 from sqrtdk.positions._deberta import deberta_bucket as deberta_bucket
@@ -13,14 +20,7 @@ from sqrtdk.positions._rope import apply_rope as apply_rope
 from sqrtdk.positions._rope import rope as rope
 from sqrtdk.positions._rope import rope_frequencies as rope_frequencies
 from sqrtdk.positions._rope import rope_tables as rope_tables
-from sqrtdk.positions._shaw import Shaw as Shaw
-from sqrtdk.positions._shaw import shaw as shaw
-from sqrtdk.positions._t5 import T5Bias as T5Bias
-from sqrtdk.positions._t5 import t5_bias as t5_bias
-from sqrtdk.positions._t5 import t5_bucket as t5_bucket
 from sqrtdk.positions._term import PositionTerm as PositionTerm
-from sqrtdk.positions._transformer_xl import TransformerXL as TransformerXL
-from sqrtdk.positions._transformer_xl import transformer_xl as transformer_xl
 from sqrtdk.positions._yarn import yarn as yarn
 from sqrtdk.positions._yarn import yarn_attention_factor as yarn_attention_factor
 from sqrtdk.positions._yarn import yarn_frequencies as yarn_frequencies

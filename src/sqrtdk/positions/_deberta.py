@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
-from sqrtdk.positions._block import INIT_STD, check_block, offsets, pick, wide_dtype
+from sqrtdk.positions._term import INIT_STD, check_block, offsets, pick, wide_dtype
 from sqrtdk.scales._numbers import whole
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def _projection(
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> nn.Module | None:
-    """The projection of one term: given, new, or None where the term is left out."""
+    """The projection of one term: given, new, or None if the term is left out."""
     if given is None and name in terms:
         made = nn.Linear(*sizes, device=device, dtype=dtype)
         nn.init.normal_(made.weight, std=INIT_STD)

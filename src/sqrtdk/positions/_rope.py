@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
-from sqrtdk.positions._block import wide_dtype
+from sqrtdk.positions._term import wide_dtype
 from sqrtdk.scales._numbers import positive, whole
 
 if TYPE_CHECKING:

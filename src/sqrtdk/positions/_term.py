@@ -1,10 +1,17 @@
-"""What a position term is: something added to the logits, computed for a block of rows at a time."""
+"""What a position term is, and what every term needs for a block of rows.
+
+A term is something added to the logits, computed for a block of rows at a time. The helpers check the shapes of the
+block, and give offsets i - j and the dtype to compute in.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
+
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -33,3 +40,65 @@ class PositionTerm(Protocol):
             rows: (R,) int64 positions of the rows.
             columns: (S,) int64 positions of the keys.
         """
+
+
+INIT_STD = 0.02  # of every learned table, as DeBERTa's and Transformer-XL's code starts theirs
+
+
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """float64 for float64, else float32: an unscaled product overflows in float16, a long distance rounds in both."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def offsets(rows: Int[Tensor, " R"], columns: Int[Tensor, " S"]) -> Int[Tensor, "R S"]:
+    """The distance i - j of every row and key."""
+    return rows[:, None] - columns[None, :]
+
+
+def pick(products: Float[Tensor, "*BHq _ _"], index: Int[Tensor, "R S"], dim: int = -1) -> Float[Tensor, "*BHq R S"]:
+    """What index (R, S) names along `dim` of products (..., R, T), or (..., T, S) for dim -2: (..., R, S)."""
+    return products.gather(dim, index.expand(*products.shape[:-2], *index.shape))
+
+
+def check_block(
+    name: str,
+    query: Tensor,
+    key: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    *,
+    heads: int | None = None,
+    head_dim: int | None = None,
+) -> None:
+    """Refuse a block whose shapes do not fit each other, or the term's heads and head dimension."""
+    for side, x, where in (("query", query, rows), ("key", key, columns)):
+        if not x.is_floating_point():
+            raise InvalidTypeError(
+                f"{name}: the {side} is a floating point tensor; got {x.dtype}", hint=f"Convert the {side}."
+            )
+        if where.dtype != torch.int64:
+            raise InvalidTypeError(
+                f"{name}: positions are int64; those of the {side} are {where.dtype}", hint="Use torch.arange."
+            )
+        least = 2 if heads is None else 3
+        if x.dim() < least:
+            shape = "(..., length, E)" if heads is None else "(..., heads, length, E)"
+            raise InvalidValueError(
+                f"{name}: the {side} has shape {shape}; got {tuple(x.shape)}", hint=f"Add axes to the {side}."
+            )
+        if where.shape != x.shape[-2:-1]:
+            raise InvalidValueError(
+                f"{name}: the {side} has {x.shape[-2]} rows and positions of shape {tuple(where.shape)}",
+                hint="Give one position for each row.",
+            )
+        if head_dim is not None and x.shape[-1] != head_dim:
+            raise InvalidValueError(
+                f"{name} is made for a head dimension of {head_dim}; the {side} {tuple(x.shape)} has {x.shape[-1]}",
+                hint="Make the term for the head dimension of query and key.",
+            )
+    if heads is not None and (query.shape[-3], key.shape[-3]) not in ((heads, heads), (heads, 1), (1, heads)):
+        raise InvalidValueError(
+            f"{name} is made for {heads} heads; query {tuple(query.shape)} has {query.shape[-3]} and "
+            f"key {tuple(key.shape)} {key.shape[-3]}",
+            hint="Make the term for the heads of the query; repeat the key's heads to the query's.",
+        )

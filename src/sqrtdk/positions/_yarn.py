@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.positions._block import wide_dtype
 from sqrtdk.positions._rope import check_rotary_dim, rotary_width, turn
+from sqrtdk.positions._term import wide_dtype
 from sqrtdk.scales import yarn_mscale
 from sqrtdk.scales._numbers import positive, whole
 

@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from sqrtdk._arguments import number
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.repair.lookup import Parameters
-from sqrtdk.repair.masters import Copies, Optimizers
+from sqrtdk.repair.masters import Copies, Optimizers, scale_
 from sqrtdk.repair.plan import grouped, plan_of, shared_rows
 from sqrtdk.repair.ranks import Ranks, merged, reshard
 from sqrtdk.repair.rows import CallPlan, Rows
-from sqrtdk.repair.scaling import scale_
 from sqrtdk.repair.watched import StepWatch, measured
 from sqrtdk.tracing import Trace
 
@@ -38,7 +37,7 @@ class LogitMaxima(Protocol):
 
     Attributes:
         plans: one a call, see `plan_of`.
-        maxima: (Hq,) of each plan, scaled, after softcap, over visible keys; None where a call did not run.
+        maxima: (Hq,) of each plan, scaled, after softcap, over visible keys; None if a call did not run.
     """
 
     plans: tuple[CallPlan, ...]
@@ -57,7 +56,7 @@ class ClipRecord:
         predicted: (Hq,), the maxima of the same inputs now; those measured where nothing was scaled.
         usable: (Hq,), whether the maximum is a finite number, and below the softcap.
         shared: what several heads share, in words: they are scaled by the largest maximum among them.
-        refused: why nothing was scaled; None where it could be.
+        refused: why nothing was scaled; None if scaling was possible.
         partial: numbers of the heads whose maximum, by a watch, is of some of their rows: it measures `rows=` of a
             sequence, or others held a NaN or an infinity. The rest may be larger than what is measured and predicted.
     """
@@ -199,7 +198,7 @@ def clip_(
     Args:
         model: whose parameters the plans name.
         plans: see `plan_of`.
-        maxima: (Hq,) of each plan, the same on all ranks; None where a call did not run.
+        maxima: (Hq,) of each plan, the same on all ranks; None if a call did not run.
         threshold: see `qk_clip_`.
         balance: see `qk_clip_`.
         optimizer: see `qk_clip_`.

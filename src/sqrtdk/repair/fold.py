@@ -15,13 +15,11 @@ from sqrtdk.audit.own_module import as_inputs, from_module
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call as forward
-from sqrtdk.repair.groups import overlaps, readers, rows_of_v
 from sqrtdk.repair.lookup import Parameters
-from sqrtdk.repair.masters import Copies, Optimizers
-from sqrtdk.repair.plan import check_trace, side_rows
+from sqrtdk.repair.masters import Copies, Optimizers, scale_
+from sqrtdk.repair.plan import check_trace, overlaps, readers, rows_of_v, side_rows
 from sqrtdk.repair.ranks import reshard
 from sqrtdk.repair.rows import Refusal, Rows
-from sqrtdk.repair.scaling import scale_
 from sqrtdk.tracing import CallTensors, Trace
 from sqrtdk.tracing.trace import trace
 
@@ -36,7 +34,7 @@ class FoldRecord:
         site: module path.
         ratio: by what q is larger; divide the code's scale by it.
         parameters: that were multiplied.
-        scale: the effective scale before, which the code may now have over `ratio`; None where it was not read.
+        scale: the effective scale before, which the code may now have over `ratio`; None if it was not read.
     """
 
     site: str

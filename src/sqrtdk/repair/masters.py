@@ -1,16 +1,23 @@
-"""The copies of a model's weights that an optimizer holds: it writes them back at its next step."""
+"""The copies of a model's weights that an optimizer holds: it writes them back at its next step.
+
+`scale_` multiplies rows of a parameter in place: of a plain one, of a shard, and of these copies.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from sqrtdk.errors import InvalidTypeError, UnsupportedError
-from sqrtdk.repair.ranks import local
+from sqrtdk.repair.ranks import laid_as, local
+from sqrtdk.repair.rows import Rows
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
@@ -87,3 +94,25 @@ def _is_copy(entry: Any, parameter: Tensor) -> bool:
         return False
     other = other.to(one)
     return bool(((one - other).abs() <= finfo.eps * one.abs() + finfo.tiny).all())
+
+
+def scale_(parameter: Tensor, copies: Sequence[Tensor], pairs: Sequence[tuple[Rows, Float[Tensor, " Hq"]]]) -> None:
+    """Multiply rows of a parameter and of its copies in place; all other rows keep every bit."""
+    axis, offset = pairs[0][0].axis, pairs[0][0].offset
+    count = parameter.numel() if axis is None else parameter.shape[axis]
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    factor = torch.ones(count, dtype=dtype, device=parameter.device)
+    for rows, by in pairs:
+        factor[rows.index.to(factor.device)] = by.to(device=factor.device, dtype=dtype)[:, None].expand(
+            rows.index.shape
+        )
+    shape = parameter.shape if axis is None else [count if i == axis else 1 for i in range(parameter.dim())]
+    factor = laid_as(factor.view(shape), parameter)
+    for tensor in copies or (parameter,):
+        by = factor.to(tensor.device)
+        if offset:
+            tensor.copy_(torch.where(by == 1, tensor, (tensor + offset) * by - offset))
+        else:
+            tensor.mul_(by)
+    if copies:  # exactly what the optimizer would write back
+        parameter.copy_(torch.where(factor == 1, parameter, copies[0].to(parameter.device)))

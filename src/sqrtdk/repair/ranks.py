@@ -57,9 +57,9 @@ def merged(maxima: Sequence[Sequence[float] | None], heads: Sequence[int], group
     A maximum that is NaN on one rank is NaN on all; one that is missing on some is that of the others.
 
     Args:
-        maxima: of each call; None where they were not measured.
+        maxima: of each call; None if they were not measured.
         heads: query heads of each call.
-        group: the ranks, "merged" where there is nothing to merge; None where there is one process.
+        group: the ranks, "merged" if there is nothing to merge; None for one process.
 
     Raises:
         InvalidTypeError: `group` is something else.

@@ -53,7 +53,7 @@ class CallPlan:
         groups: (Hq,): heads of one number, in any call of the plan, are scaled as one.
         softcap: c of c tanh(z / c) on the logits; None without one.
         shared: what several heads share, in words.
-        refused: why the call can't be clipped; None where it can.
+        refused: why the call can't be clipped; None if it can.
     """
 
     site: str
@@ -77,7 +77,7 @@ def spread(features: Int[Tensor, "H E"], heads: int) -> Int[Tensor, "Hq E"]:
 
 
 def compared(values: Float[Tensor, "B H L E"]) -> Float[Tensor, "1 H N E"]:
-    """Some of the tokens, on the CPU in float64: what tensors are told apart by.
+    """A sample of the tokens, on the CPU in float64, by which tensors are told apart.
 
     Example:
         >>> compared(torch.zeros(8, 2, 100, 4)).dtype

@@ -45,7 +45,7 @@ class StepWatch(Protocol):
     def shards(self) -> tuple[str, ...]: ...  # noqa: D102
 
     def last_sample(self) -> Any:
-        """The `StepSample` of the step that ended last, None where it was not sampled."""
+        """The `StepSample` of the step that ended last; None if it was not sampled."""
 
     def sketches(self) -> Mapping[Place, CallTensors]:
         """Where q and k come from, of the attentions that the last sampled step looked at."""
@@ -87,7 +87,7 @@ class Measured:
         clips: of the run.
         places: of the attentions.
         plans: of each.
-        maxima: (Hq,) of each; None where it did not run.
+        maxima: (Hq,) of each; None if it did not run.
         partial: of each, the numbers of the heads of which only some rows were measured.
     """
 
@@ -99,7 +99,7 @@ class Measured:
 
 
 def measured(model: nn.Module, watch: StepWatch, group: Ranks = None) -> Measured | None:
-    """The maxima of the step that ended last, with plans; None where it was not sampled.
+    """The maxima of the step that ended last, with plans; None if it was not sampled.
 
     Args:
         model: that is clipped: the watched one, whatever it is wrapped in.

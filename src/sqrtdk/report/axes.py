@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqrtdk import _extras
-from sqrtdk.lab.plots import Plot, Series
+from sqrtdk.lab.figures import Plot, Series
 from sqrtdk.report.plain import plain
 
 # Apart for every kind of sight, and dark enough for white; the page has lighter ones for the dark.
@@ -86,7 +86,7 @@ def empty(plot: Plot) -> bool:
     """Whether the axes can show no value of a plot.
 
     Example:
-        >>> from sqrtdk.lab.plots import curve
+        >>> from sqrtdk.lab.figures import curve
         >>> from sqrtdk.lab.text import Text
         >>> zeros = Plot("zeros", Text("", ""), "$x$", "$y$", (curve("", [1, 2], [0, 0]),), "linear", "log", ())
         >>> empty(zeros)

@@ -13,12 +13,11 @@ from rich.text import Text as Line
 
 from sqrtdk import _json
 from sqrtdk._language import Language
-from sqrtdk.lab.claim import GROUPS, Claim, Expect
+from sqrtdk.lab.claim import EXPLANATIONS, GROUPS, Claim, Expect, spelled
 from sqrtdk.lab.figures import number
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.runner import Done
-from sqrtdk.lab.sources import EXPLANATIONS, spelled
 from sqrtdk.lab.text import Text, say
 from sqrtdk.report import latex
 from sqrtdk.report.console import Cell, Column, drawn, paragraph, print_table

@@ -18,12 +18,11 @@ from markupsafe import Markup, escape
 
 from sqrtdk._language import Choice
 from sqrtdk.lab import figures
-from sqrtdk.lab.claim import GROUPS
+from sqrtdk.lab.claim import EXPLANATIONS, GROUPS, spelled
 from sqrtdk.lab.figures import Figure
 from sqrtdk.lab.judge import Check, PartAnswer
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.runner import Done
-from sqrtdk.lab.sources import EXPLANATIONS, spelled
 from sqrtdk.lab.text import Text
 from sqrtdk.report import markup, notebook, page
 from sqrtdk.report.lab_words import ANSWERS, ANSWERS_MEAN, MET, PARTS, WORDS
@@ -59,7 +58,7 @@ def to_html(records: Sequence[Record], missing: Sequence[str] = (), language: Ch
 
     Example:
         >>> from sqrtdk.lab.claims.var_linear import CLAIM
-        >>> from sqrtdk.lab.experiment import run_claim
+        >>> from sqrtdk.lab.runner import run_claim
         >>> page = to_html([run_claim(CLAIM, quick=True)])
         >>> page.startswith("<!doctype html>"), "<math" in page, "<svg" in page
         (True, True, True)

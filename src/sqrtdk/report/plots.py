@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sqrtdk import _extras, _files
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.lab.plots import Plot
+from sqrtdk.lab.figures import Plot
 from sqrtdk.lab.record import Record
 from sqrtdk.report.axes import INK, LINE, PAPER, SIZE_INCHES, SOFT, draw
 
@@ -71,7 +71,7 @@ def write_plots(record: Record, folder: Path, keep: bool = False) -> list[Path]:
 
     Example:
         >>> from sqrtdk.lab.claims.var_linear import CLAIM
-        >>> from sqrtdk.lab.experiment import run_claim
+        >>> from sqrtdk.lab.runner import run_claim
         >>> folder = getfixture("tmp_path")
         >>> [path.name for path in write_plots(run_claim(CLAIM, quick=True), folder)]
         ['var-linear-variance.svg', 'var-linear-variance.png']
@@ -103,7 +103,7 @@ def to_svg(plot: Plot) -> str:
         MissingExtraError: matplotlib is not installed.
 
     Example:
-        >>> from sqrtdk.lab.plots import curve
+        >>> from sqrtdk.lab.figures import curve
         >>> from sqrtdk.lab.text import Text
         >>> square = Plot("square", Text("A square.", "平方。"), "$x$", "$x^2$", (curve("theory", [1, 2], [1, 4]),))
         >>> "</svg>" in to_svg(square), to_svg(square) == to_svg(square)

@@ -3,18 +3,18 @@
 from collections.abc import Callable
 
 from sqrtdk.scores._additive import additive as additive
+from sqrtdk.scores._additive import keras_additive as keras_additive
+from sqrtdk.scores._additive import luong_concat as luong_concat
 from sqrtdk.scores._bilinear import bilinear as bilinear
+from sqrtdk.scores._bilinear import luong_general as luong_general
+from sqrtdk.scores._cosine import LearnedGain as LearnedGain
 from sqrtdk.scores._cosine import cosine as cosine
-from sqrtdk.scores._distance import distance as distance
-from sqrtdk.scores._dot import dot as dot
 from sqrtdk.scores._fresh import fresh_additive as fresh_additive
 from sqrtdk.scores._fresh import fresh_bilinear as fresh_bilinear
-from sqrtdk.scores._gain import LearnedGain as LearnedGain
-from sqrtdk.scores._keras_additive import keras_additive as keras_additive
-from sqrtdk.scores._luong_concat import luong_concat as luong_concat
-from sqrtdk.scores._luong_general import luong_general as luong_general
 from sqrtdk.scores._score import FoldedScore as FoldedScore
 from sqrtdk.scores._score import PairScore as PairScore
+from sqrtdk.scores._score import distance as distance
+from sqrtdk.scores._score import dot as dot
 
 SCORES: dict[str, Callable[..., FoldedScore | PairScore]] = {
     "dot": dot,

@@ -1,7 +1,11 @@
-"""score = v . tanh(Wq^T q + Wk^T k + b): a network of one hidden layer on every pair.
+"""score = v . tanh(q Wq + k Wk + b): a network of one hidden layer on every pair, in three published forms.
 
-Bahdanau, Cho & Bengio 2015, "Neural Machine Translation by Jointly Learning to Align and Translate", arXiv:1409.0473,
-appendix A.1.2 (v, W_a, U_a; no bias).
+- `additive`: Bahdanau, Cho & Bengio 2015, "Neural Machine Translation by Jointly Learning to Align and Translate",
+  arXiv:1409.0473, appendix A.1.2 (v, W_a, U_a; no bias).
+- `luong_concat`: v . tanh(W^T [q; k]), Luong et al. 2015, arXiv:1508.04025, section 3.1, "concat". W split after the
+  query's features gives Bahdanau's form, so that the joined vector of a pair is never made.
+- `keras_additive`: v . tanh(q + k), Keras's `AdditiveAttention` layer, which leaves projections out. `use_scale=True`
+  there is the vector v, named `scale`; `use_scale=False` is a plain sum.
 """
 
 from __future__ import annotations
@@ -12,14 +16,15 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.scales import ScaleRule, none
-from sqrtdk.scores._tanh import check_v, tanh_pairs
-from sqrtdk.scores._weights import check_heads, keep, project, widened
+from sqrtdk.scores._score import check_heads, check_same_features, heads_of, keep, project, widened
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 _QUERY, _KEY = "query_weight of an additive score", "key_weight of an additive score"
 _V, _BIAS = "v of an additive score", "the bias of an additive score"
+_WEIGHT, _CONCAT_V = "the weight of a concat score", "v of a concat score"
+_KERAS_V = "v of a Keras additive score"
 
 
 class Additive(nn.Module):
@@ -73,7 +78,7 @@ class Additive(nn.Module):
         self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
     ) -> tuple[Float[Tensor, "*BHq L A"], Float[Tensor, "*BH S A"]]:
         """Both projected, the query with the bias."""
-        check_v(self.v, query, _V)
+        check_heads(self.v, 2, query, _V, "query")
         projected = widened(project(query, self.query_weight, _QUERY, "query"))
         if self.bias is not None:
             check_heads(self.bias, 2, query, _BIAS, "query")
@@ -83,7 +88,7 @@ class Additive(nn.Module):
 
     def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
         """The product of v and tanh(query + key)."""
-        return tanh_pairs(query, key, self.v)
+        return _tanh_pairs(query, key, self.v)
 
     def extra_repr(self) -> str:
         """Shapes."""
@@ -126,3 +131,189 @@ def additive(
         Bahdanau et al. 2015, arXiv:1409.0473.
     """
     return Additive(v, query_weight, key_weight, bias)
+
+
+class LuongConcat(nn.Module):
+    """See `luong_concat`.
+
+    Attributes:
+        v: (A,) or (Hq, A).
+        weight: (E + Ek, A) or (H, E + Ek, A).
+    """
+
+    v: Float[Tensor, " A"] | Float[Tensor, "Hq A"]
+    weight: Float[Tensor, "both A"] | Float[Tensor, "H both A"]
+
+    def __init__(
+        self,
+        v: Float[Tensor, " A"] | Float[Tensor, "Hq A"],
+        weight: Float[Tensor, "both A"] | Float[Tensor, "H both A"],
+    ) -> None:
+        super().__init__()
+        keep(self, "v", v, _CONCAT_V, {1: "(A,)", 2: "(Hq, A)"})
+        keep(self, "weight", weight, _WEIGHT, {2: "(E + Ek, A)", 3: "(H, E + Ek, A)"})
+        if v.shape[-1] != weight.shape[-1]:
+            raise InvalidValueError(
+                f"v and the weight of a concat score have one hidden width; got {v.shape[-1]} and {weight.shape[-1]}",
+                hint="v is (A,), the weight (E + Ek, A).",
+            )
+
+    @property
+    def default_scale(self) -> ScaleRule:
+        """None: v sets the range."""
+        return none()
+
+    @property
+    def width(self) -> int:
+        """A: the hidden layer of a pair."""
+        return self.v.shape[-1]
+
+    def prepare(
+        self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
+    ) -> tuple[Float[Tensor, "*BHq L A"], Float[Tensor, "*BH S A"]]:
+        """Each through its part of the weight."""
+        features = query.shape[-1]
+        if features + key.shape[-1] != self.weight.shape[-2]:
+            raise InvalidValueError(
+                f"{_WEIGHT} takes {self.weight.shape[-2]} features of q and k together; "
+                f"got {features} + {key.shape[-1]}",
+                hint="Its shape is (E + Ek, A), the query's features first.",
+            )
+        if self.weight.ndim == 3 and heads_of(query) != heads_of(key):
+            raise InvalidValueError(
+                f"{_WEIGHT} for each head needs as many query as key heads; got {heads_of(query)} and {heads_of(key)}",
+                hint="Split it for `additive`, which has a weight for each query head and one for each key head.",
+            )
+        check_heads(self.v, 2, query, _CONCAT_V, "query")
+        of_query, of_key = self.weight[..., :features, :], self.weight[..., features:, :]
+        return widened(project(query, of_query, _WEIGHT, "query")), widened(project(key, of_key, _WEIGHT, "key"))
+
+    def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
+        """The product of v and tanh(query + key)."""
+        return _tanh_pairs(query, key, self.v)
+
+    def extra_repr(self) -> str:
+        """Shape."""
+        return f"weight={tuple(self.weight.shape)}"
+
+
+def luong_concat(
+    v: Float[Tensor, " A"] | Float[Tensor, "Hq A"], weight: Float[Tensor, "both A"] | Float[Tensor, "H both A"]
+) -> LuongConcat:
+    """Luong's concat score, v . tanh([q; k] W); not scaled where no scale is given.
+
+    Args:
+        v: (A,), or (Hq, A) for each query head.
+        weight: W, (E + Ek, A), the query's features first, or (H, E + Ek, A) for each head, where q and k have the same
+            number of heads.
+
+    Returns:
+        The score, an nn.Module; it takes query (..., Hq, L, E) and key (..., H, S, Ek). Dtypes as in `additive`.
+
+    Raises:
+        InvalidTypeError: a weight is no floating tensor.
+        InvalidValueError: weights of other dimensions or of different A, or, in a call, of other features or heads.
+
+    Example:
+        >>> import torch
+        >>> score = luong_concat(torch.ones(1), torch.tensor([[1.0], [-1.0]]))
+        >>> score.pairs(*score.prepare(torch.tensor([[3.0]]), torch.tensor([[3.0]])))
+        tensor([[0.]])
+
+    Reference:
+        Luong et al. 2015, arXiv:1508.04025.
+    """
+    return LuongConcat(v, weight)
+
+
+class KerasAdditive(nn.Module):
+    """See `keras_additive`.
+
+    Attributes:
+        v: (E,) or (Hq, E), or None.
+    """
+
+    v: Float[Tensor, " E"] | Float[Tensor, "Hq E"] | None
+
+    def __init__(self, v: Float[Tensor, " E"] | Float[Tensor, "Hq E"] | None) -> None:
+        super().__init__()
+        if v is None:
+            self.register_parameter("v", None)
+        else:
+            keep(self, "v", v, _KERAS_V, {1: "(E,)", 2: "(Hq, E)"})
+
+    @property
+    def default_scale(self) -> ScaleRule:
+        """None: v sets the range."""
+        return none()
+
+    @property
+    def width(self) -> None:
+        """As many as the query has features."""
+        return
+
+    def prepare(
+        self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"]
+    ) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S E"]]:
+        """Both as they are, half types as float32."""
+        check_same_features(query, key, "a Keras additive score")
+        if self.v is not None:
+            check_heads(self.v, 2, query, _KERAS_V, "query")
+            if self.v.shape[-1] != query.shape[-1]:
+                raise InvalidValueError(
+                    f"{_KERAS_V} has one number for each of {query.shape[-1]} features; got {self.v.shape[-1]}",
+                    hint="Its shape is (E,), or (Hq, E).",
+                )
+        return widened(query), widened(key)
+
+    def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
+        """The product of v and tanh(query + key)."""
+        return _tanh_pairs(query, key, self.v)
+
+
+def keras_additive(v: Float[Tensor, " E"] | Float[Tensor, "Hq E"] | None = None) -> KerasAdditive:
+    """The score of Keras's `AdditiveAttention`, v . tanh(q + k); not scaled where no scale is given.
+
+    Args:
+        v: (E,), Keras's `scale` weight, or (Hq, E) for each query head; None: all ones (`use_scale=False`).
+
+    Returns:
+        The score, an nn.Module; it takes query (..., Hq, L, E) and key (..., H, S, E). Half types are computed in
+        float32.
+
+    Raises:
+        InvalidTypeError: v is no floating tensor.
+        InvalidValueError: v has other dimensions, or, in a call, other features or heads than the query.
+
+    Example:
+        >>> import torch
+        >>> score = keras_additive(torch.tensor([1.0, 3.0]))
+        >>> score.pairs(*score.prepare(torch.full((1, 2), 50.0), torch.zeros(1, 2)))
+        tensor([[4.]])
+
+    Reference:
+        keras.io/api/layers/attention_layers/additive_attention; Bahdanau et al. 2015, arXiv:1409.0473.
+    """
+    return KerasAdditive(v)
+
+
+def _tanh_pairs(
+    query: Float[Tensor, "*#BHq R A"],
+    key: Float[Tensor, "*#BHq S A"],
+    v: Float[Tensor, " A"] | Float[Tensor, "Hq A"] | None,
+) -> Float[Tensor, "*BHq R S"]:
+    """Scores of queries and keys.
+
+    Args:
+        query: projected, bias included.
+        key: projected.
+        v: (A,), or (Hq, A) for each head; None: all ones.
+    """
+    # In place: the sum is needed by no derivative, and a block is the largest tensor of the call.
+    bent = (query.unsqueeze(-2) + key.unsqueeze(-3)).tanh_()
+    if v is None:
+        return bent.sum(-1)
+    if v.ndim == 2 and query.ndim == 2:
+        v = v[0]
+    product = bent.flatten(-3, -2) @ v.to(bent.dtype).unsqueeze(-1)
+    return product.reshape(bent.shape[:-1])

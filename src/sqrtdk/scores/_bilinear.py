@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from sqrtdk.scales import ScaleRule, sqrt_dk
-from sqrtdk.scores._weights import keep, project
+from sqrtdk.scales import ScaleRule, none, sqrt_dk
+from sqrtdk.scores._score import keep, project
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -67,3 +67,27 @@ def bilinear(weight: Float[Tensor, "E Ek"] | Float[Tensor, "Hq E Ek"]) -> Biline
         Luong et al. 2015, arXiv:1508.04025.
     """
     return Bilinear(weight, sqrt_dk())
+
+
+def luong_general(weight: Float[Tensor, "E Ek"] | Float[Tensor, "Hq E Ek"]) -> Bilinear:
+    """Luong's general score, q^T W k; not scaled where no scale is given, as in the paper.
+
+    Args:
+        weight: W, (E, Ek), or (Hq, E, Ek) for each query head.
+
+    Returns:
+        The score, an nn.Module; see `bilinear`, which differs by its scale alone.
+
+    Raises:
+        InvalidTypeError: the weight is no floating tensor.
+        InvalidValueError: the weight has other dimensions, or, in a call, does not fit the query.
+
+    Example:
+        >>> import torch
+        >>> luong_general(torch.eye(4)).default_scale
+        Unscaled()
+
+    Reference:
+        Luong et al. 2015, arXiv:1508.04025.
+    """
+    return Bilinear(weight, none())

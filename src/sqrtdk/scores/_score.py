@@ -1,15 +1,94 @@
-"""What a score function is: it either turns q and k so that their dot product is the score, or scores pairs."""
+"""What a score function is, how its weights are kept, and the two scores that have none: dot product and distance.
+
+A score either changes q and k so that their dot product is the score (`FoldedScore`), or scores pairs (`PairScore`).
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from sqrtdk.scales import ScaleRule
+from sqrtdk._subclasses import check_class
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.scales import ScaleRule, none, sqrt_dk
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+
+def keep(module: nn.Module, name: str, value: object, what: str, shapes: dict[int, str]) -> None:
+    """Keep a weight under `name`: a Parameter as such, a plain tensor as a buffer, through which gradients still flow.
+
+    Args:
+        module: the owner.
+        name: of the attribute.
+        value: what the caller passed.
+        what: words for it, which begin the message.
+        shapes: the shapes that it may have, in words, by their number of dimensions.
+    """
+    if not isinstance(value, Tensor):
+        raise InvalidTypeError(f"{what} is a tensor; got {type(value).__name__}", hint="torch.as_tensor makes one.")
+    check_class(what, value)
+    if not value.is_floating_point():
+        raise InvalidTypeError(f"{what} has a floating dtype; got {value.dtype}", hint="Convert it first.")
+    if value.ndim not in shapes:
+        raise InvalidValueError(
+            f"{what} is {' or '.join(shapes.values())}; got {tuple(value.shape)}", hint="Reshape it."
+        )
+    if isinstance(value, nn.Parameter):
+        module.register_parameter(name, value)
+    else:
+        module.register_buffer(name, value)
+
+
+def heads_of(tensor: Float[Tensor, "... L E"]) -> int:
+    """Heads of a query or a key; 1 where there is no such dimension."""
+    return tensor.shape[-3] if tensor.ndim > 2 else 1
+
+
+def check_heads(
+    weight: Float[Tensor, "..."], dims: int, tensor: Float[Tensor, "... L E"], what: str, kind: str
+) -> None:
+    """Refuse a weight of `dims` dimensions with another number of heads than the tensor's; fewer dimensions: shared."""
+    if weight.ndim == dims and weight.shape[0] != heads_of(tensor):
+        raise InvalidValueError(
+            f"{what} has a part for each of {weight.shape[0]} heads; got a {kind} of {heads_of(tensor)} heads",
+            hint="Make the weight for these heads, or leave its first dimension out to share it.",
+        )
+
+
+def project(
+    tensor: Float[Tensor, "*BH L E"],
+    weight: Float[Tensor, "E A"] | Float[Tensor, "H E A"],
+    what: str,
+    kind: str,
+) -> Float[Tensor, "*BH L A"]:
+    """`tensor` (..., H, n, E) times `weight` (E, A) or (H, E, A), in the tensor's dtype."""
+    if tensor.shape[-1] != weight.shape[-2]:
+        raise InvalidValueError(
+            f"{what} takes a {kind} of {weight.shape[-2]} features; got {tensor.shape[-1]}",
+            hint=f"Its shape is {tuple(weight.shape)}: features in come before features out.",
+        )
+    check_heads(weight, 3, tensor, what, kind)
+    weight = weight.to(tensor.dtype)
+    return tensor @ (weight[0] if tensor.ndim == 2 and weight.ndim == 3 else weight)
+
+
+def check_same_features(query: Float[Tensor, "... E"], key: Float[Tensor, "... Ek"], what: str) -> None:
+    """Refuse a query and a key of different widths."""
+    if query.shape[-1] != key.shape[-1]:
+        raise InvalidValueError(
+            f"{what} takes a query and a key of the same features; got {query.shape[-1]} and {key.shape[-1]}",
+            hint="Project one of them.",
+        )
+
+
+def widened(tensor: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """The tensor in float32 where it is of a half type."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 @runtime_checkable
@@ -49,3 +128,87 @@ class PairScore(Protocol):
 
     def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
         """Scores of prepared queries and keys, key heads repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """See `dot`."""
+
+    @property
+    def default_scale(self) -> ScaleRule:
+        """1 / sqrt(E)."""
+        return sqrt_dk()
+
+    def fold(
+        self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"]
+    ) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S E"]]:
+        """Both as they are."""
+        return query, key
+
+
+def dot() -> Dot:
+    """The dot product, score = q . k, scaled by 1 / sqrt(E) where no scale is given.
+
+    Returns:
+        The score; it takes query (..., Hq, L, E) and key (..., H, S, E).
+
+    Example:
+        >>> import torch
+        >>> query, key = dot().fold(torch.eye(2), torch.ones(3, 2))
+        >>> query @ key.mT
+        tensor([[1., 1., 1.],
+                [1., 1., 1.]])
+
+    Reference:
+        Vaswani et al. 2017, arXiv:1706.03762.
+    """
+    return Dot()
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """See `distance`."""
+
+    @property
+    def default_scale(self) -> ScaleRule:
+        """None: what unit distances are in is the caller's."""
+        return none()
+
+    @property
+    def width(self) -> None:
+        """As many as the query has features."""
+        return
+
+    def prepare(
+        self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"]
+    ) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S E"]]:
+        """Both as they are, half types as float32."""
+        check_same_features(query, key, "a distance score")
+        return widened(query), widened(key)
+
+    def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
+        """-|query - key|^2."""
+        return -(query.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1)
+
+
+def distance() -> Distance:
+    """The negative squared distance, score = -|q - k|^2; not scaled where no scale is given.
+
+    A Gaussian kernel of standard deviation sigma is `scale=fixed(0.5 / sigma**2)`.
+
+    Returns:
+        The score; it takes query (..., Hq, L, E) and key (..., H, S, E). Half types are computed in float32.
+
+    Raises:
+        InvalidValueError: in a call, q and k of different features.
+
+    Example:
+        >>> import torch
+        >>> score = distance()
+        >>> score.pairs(*score.prepare(torch.tensor([[1e6, 0.0]]), torch.tensor([[1e6, 0.5]])))
+        tensor([[-0.2500]])
+
+    Reference:
+        Tsai et al. 2019, arXiv:1908.11775; Kim et al. 2021, arXiv:2006.04710.
+    """
+    return Distance()

@@ -13,10 +13,10 @@ from sqrtdk.stats.request import AuxOutput as AuxOutput
 from sqrtdk.stats.request import AuxRequest as AuxRequest
 from sqrtdk.stats.rows import LogitSource as LogitSource
 from sqrtdk.stats.rows import RowStats as RowStats
+from sqrtdk.stats.rows import RowSummary as RowSummary
 from sqrtdk.stats.rows import logit_source as logit_source
 from sqrtdk.stats.rows import row_stats as row_stats
-from sqrtdk.stats.summary import RowSummary as RowSummary
-from sqrtdk.stats.summary import row_summary as row_summary
+from sqrtdk.stats.rows import row_summary as row_summary
 from sqrtdk.stats.tiles import AttentionRows as AttentionRows
 from sqrtdk.stats.tiles import ProductSource as ProductSource
 from sqrtdk.stats.tiles import attention_row_stats as attention_row_stats

@@ -1,4 +1,7 @@
-"""Where a tile lies, (batch, heads, rows, keys), and what hides keys from its rows."""
+"""Where a tile lies, (batch, heads, rows, keys), and what hides keys from its rows.
+
+`Values` and `Future` are what the weights of a block are summed up to.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
-
 
 HIDDEN = -3e4  # an additive mask at or below hides its key: half of float16's lowest, so any dtype's fill is known
 
@@ -57,7 +59,7 @@ class Masks:
     ) -> tuple[Float[Tensor, "*BHq R T"] | None, int, int]:
         """(mask, start, stop) of a block of all keys: no row sees one from `stop` on, every row all before `start`.
 
-        `mask` is float 0 or 1 for the keys in between; None where no key of the range is hidden from any row.
+        `mask` is float 0 or 1 for the keys in between; None if no key of the range is hidden from any row.
         """
         stop = min(block.c1, block.r1) if self.is_causal else block.c1
         height = block.r1 - block.r0
@@ -142,3 +144,39 @@ def cut_keys(
         return None, block.c1 - block.c0
     begin = max(block.c0, start)
     return mask[..., begin - start : block.c1 - start], begin - block.c0
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The output of attention: the weighted sum of values (B, H, S, Ev), widened a tile at a time."""
+
+    value: Float[Tensor, "B H S Ev"]
+    group: int  # query heads that share a value head
+
+    @property
+    def columns(self) -> int:
+        """Ev."""
+        return self.value.shape[-1]
+
+    def __call__(self, weights: Float[Tensor, "B Hq R C"], block: Block) -> Float[Tensor, "B Hq R Ev"]:
+        """One product for all query heads that share a value head."""
+        depth, width, height, keys = block.sizes
+        heads = slice(block.h0 // self.group, block.h1 // self.group)
+        v = self.value[block.b0 : block.b1, heads, block.c0 : block.c1].to(weights.dtype)
+        pairs, rows = depth * width // self.group, self.group * height
+        out = torch.empty(pairs, rows, self.columns, dtype=v.dtype, device=v.device)
+        # autocast leaves operations with out= alone
+        torch.bmm(weights.view(pairs, rows, keys), v.reshape(pairs, keys, self.columns), out=out)
+        return out.view(depth, width, height, self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Future:
+    """The weight on keys j > i."""
+
+    columns: int = 1
+
+    def __call__(self, weights: Float[Tensor, "B Hq R C"], block: Block) -> Float[Tensor, "B Hq R 1"]:
+        """Sum of the part of the tile above the diagonal of the whole matrix."""
+        first = max(0, min(block.sizes[3], block.r0 - block.c0))
+        return weights[..., first:].triu(1 + block.r0 - block.c0 - first).sum(-1, keepdim=True)

@@ -119,7 +119,7 @@ def blocks(source: Source) -> Iterator[Block]:
 def _rows(
     source: Source, weigher: Weigher | None, block: Block, buffers: Float[Tensor, "2 elements"]
 ) -> tuple[RowStats | None, Float[Tensor, "B Hq R columns"] | None]:
-    """A block of rows against all its keys: statistics, and sums with weights e^{z-m}; None where no key is seen."""
+    """A block of rows against all its keys: statistics, and sums with weights e^{z-m}; None if no key is seen."""
     mask, start, stop = source.masks.window(block, source.dtype, source.device)
     moments = source.moments(block) if mask is None and stop == block.c1 else None
     parts: list[RowStats] = []

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sqrtdk.stats._block import Future
 from sqrtdk.stats._histogram import Histogram as Histogram
 from sqrtdk.stats._histogram import bin_counts
 from sqrtdk.stats._histogram import logit_histograms as sampled_histograms
 from sqrtdk.stats._partial import RowStats
 from sqrtdk.stats._sweep import sweep
-from sqrtdk.stats._weighers import Future
-from sqrtdk.stats.rows import LogitSource, logit_source
-from sqrtdk.stats.summary import QUANTILES, row_quantiles
+from sqrtdk.stats.rows import QUANTILES, LogitSource, logit_source, row_quantiles
 from sqrtdk.stats.tiles import AttentionRows, ProductSource, product_source, sweep_product
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class CallStats:
     """What one attention call yields besides its heads."""
 
     heads: HeadStats
-    max_product: float | None  # largest |q . k| before any scale, visible keys only; None where no row has one
+    max_product: float | None  # largest |q . k| before any scale, visible keys only; None if no row sees a key
     future_weight: float | None  # mean over seeing rows of the weight on keys j > i; None unless asked and L == S
 
 

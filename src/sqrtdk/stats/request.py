@@ -57,7 +57,7 @@ class AuxRequest:
 
 
 class AuxOutput(NamedTuple):
-    """Statistics of every row, each (..., Hq, L) or None where it was not asked for.
+    """Statistics of every row, each (..., Hq, L), or None if it was not asked for.
 
     float32, and float64 for float64 inputs; logits in natural-log units. The first group is of the logits z at the
     visible keys; the second of the weights p = softmax(z), over the keys and, where there is one, the sink. A row that
@@ -98,7 +98,7 @@ def aux_output(
     Args:
         request: the fields wanted.
         keys: rows over the visible keys.
-        whole: rows over keys and sink; None where there is no sink.
+        whole: rows over keys and sink; None without a sink.
         lse: the lse that carries gradients, in place of `whole.lse`.
         entropy: the same for the entropy.
     """

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from sqrtdk._subclasses import as_bool_mask, check_class, named_in_errors
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
-from sqrtdk.stats._block import Block, Masks, cut, four_dims, pick_rows, visible_rows, wide
+from sqrtdk.stats._block import Block, Future, Masks, Values, cut, four_dims, pick_rows, visible_rows, wide
 from sqrtdk.stats._partial import RowStats
 from sqrtdk.stats._sweep import Weigher, sweep
-from sqrtdk.stats._weighers import Future, Values
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -30,7 +29,7 @@ class AttentionRows:
     """Statistics of every row of a call; all of shape (..., Hq, L)."""
 
     rows: RowStats
-    # largest |q . k| over the visible keys, before any scale; 0 where none is seen
+    # largest |q . k| over the visible keys, before any scale; 0 if no key is seen
     max_product: Float[Tensor, "*B Hq L"] | None = None
     output: Float[Tensor, "*B Hq L Ev"] | None = None
     future: Float[Tensor, "*B Hq L"] | None = None  # weight on keys j > i, if asked and L == S

@@ -15,8 +15,21 @@ from sqrtdk.compare.diff import diff
 from sqrtdk.compare.outputs import FOLLOWS
 from sqrtdk.compare.records import DiffReport, OutputDiff, PairDiff
 from sqrtdk.compare.sides import Given
-from sqrtdk.testing.standing import as_allowed, check_fail_on, check_names, failing, is_allowed, matches
-from sqrtdk.testing.words import alone_lines, counted, findings_lines, outputs_lines, pair_site, pairs_lines, plain
+from sqrtdk.testing.standing import (
+    alone_lines,
+    as_allowed,
+    check_fail_on,
+    check_names,
+    counted,
+    failing,
+    findings_lines,
+    is_allowed,
+    matches,
+    outputs_lines,
+    pair_site,
+    pairs_lines,
+    plain,
+)
 
 UNPAIRED = "unpaired"  # what `allow` calls a call without a partner
 NOT_COMPARED = "unmeasured"  # and a pair that could not be judged

@@ -13,8 +13,16 @@ from sqrtdk.audit.records import NOT_ASKED, Finding, LawAnswer
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.laws.ask import LawReport, ask
 from sqrtdk.models.signature import forward_arguments
-from sqrtdk.testing.standing import KINDS, as_allowed, check_fail_on, check_names, failing
-from sqrtdk.testing.words import counted, findings_lines, plain
+from sqrtdk.testing.standing import (
+    KINDS,
+    as_allowed,
+    check_fail_on,
+    check_names,
+    counted,
+    failing,
+    findings_lines,
+    plain,
+)
 
 _PLAIN = Tensor | bool | int | float | str | None  # inputs that can be kept and given again
 

@@ -25,8 +25,7 @@ from sqrtdk.audit.rules.unmeasured import silences
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.errors import kind_and_text
 from sqrtdk.models.attentions import watch_modules
-from sqrtdk.testing.open_masks import OpenMasks
-from sqrtdk.testing.weak import cannot_fail
+from sqrtdk.testing.weak import OpenMasks, cannot_fail
 from sqrtdk.tracing.tape.places import Sites
 from sqrtdk.tracing.trace import Trace
 

@@ -72,8 +72,7 @@ class Audit:
         if marker is None:
             return (yield)
         from sqrtdk.testing.observe import Observation
-        from sqrtdk.testing.standing import failing
-        from sqrtdk.testing.words import OUTSIDE, findings_lines
+        from sqrtdk.testing.standing import OUTSIDE, failing, findings_lines
 
         fail_on, allow = self._asked(marker)
         seen = Observation()
@@ -150,7 +149,7 @@ class Audit:
 def _record(audit: AuditedTest, passed: bool) -> dict[str, Any]:
     """What is said of a test, in the plain types that xdist sends; one that failed could do so."""
     from sqrtdk.audit.records import UNMEASURED
-    from sqrtdk.testing.words import OUTSIDE, plain
+    from sqrtdk.testing.standing import OUTSIDE, plain
 
     lost = [found for found in audit.findings if found.rule == UNMEASURED]
     return {

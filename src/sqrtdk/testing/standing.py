@@ -1,4 +1,7 @@
-"""Which findings fail a test: those at the bar or above it that are not allowed to stand."""
+"""Which findings fail a test, those at the bar or above that are not allowed to stand, and the text of the failure.
+
+The text reads like a good diff: the site, the formula that ran, the one that was expected, and the fix.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from sqrtdk._sites import ROOT, fold_sites
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, UNMEASURED, Finding, JudgedCall
 from sqrtdk.audit.rules import RULES
+from sqrtdk.compare.outputs import percent
+from sqrtdk.compare.records import Cause, DiffReport, OutputDiff, PairDiff
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.laws.table import FINDINGS
 
@@ -35,7 +41,7 @@ def as_allowed(allow: Any) -> tuple[str, ...]:
 
 
 def check_fail_on(fail_on: Any, choices: Sequence[str] = FAIL_ON) -> None:
-    """Refuse a bar that there is not.
+    """Refuse an unknown bar.
 
     Raises:
         InvalidValueError: it is none of `choices`.
@@ -45,7 +51,7 @@ def check_fail_on(fail_on: Any, choices: Sequence[str] = FAIL_ON) -> None:
 
 
 def check_names(allow: Iterable[str], sites: Collection[str], kinds: Collection[str] = KINDS) -> None:
-    """Refuse a name that can allow nothing: a site that has gone, or a slip of the pen.
+    """Refuse a name that allows nothing: a site that no longer exists, or a typing error.
 
     Raises:
         InvalidValueError: a name is neither a kind nor matches a site.
@@ -59,7 +65,7 @@ def check_names(allow: Iterable[str], sites: Collection[str], kinds: Collection[
 
 
 def matches(site: str, name: str) -> bool:
-    """Whether `name` is the site, or a pattern that it fits, as "layers.*.attn"."""
+    """Whether `name` is the site or a pattern that matches it, such as "layers.*.attn"."""
     return site == name or fnmatchcase(site, name)
 
 
@@ -86,3 +92,151 @@ def failing(
         if (SEVERITIES.index(finding.severity) >= bar or (fail_on == UNMEASURED and finding.rule == UNMEASURED))
         and not is_allowed(finding, calls, allow)
     )
+
+
+OUTSIDE = "(no module)"  # of what a test runs
+
+
+def plain(text: str) -> str:
+    r"""`text` with unprintable characters as escapes, as a model may give its modules any name.
+
+    Example:
+        >>> print(plain("layer\x1b[31m.0"))
+        layer\x1b[31m.0
+    """
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun.
+
+    Example:
+        >>> counted(1, "finding"), counted(1200, "test")
+        ('1 finding', '1,200 tests')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def findings_lines(findings: Iterable[Finding], calls: Sequence[JudgedCall], root: str = ROOT) -> list[str]:
+    """Lines on findings, each kind once with all its sites; `root` is what the site "" is called."""
+    sites: dict[tuple[str, ...], list[str]] = {}
+    for finding in findings:
+        sites.setdefault(_lines(finding, _call_of(finding, calls)), []).append(finding.site or root)
+    lines: list[str] = []
+    for (head, *body), where in sites.items():
+        many = f" ({counted(len(where), 'site')})" if len(where) > 1 else ""
+        lines += [f"{plain(', '.join(fold_sites(where)))}{many}  {head}", *(f"  {line}" for line in body)]
+    return lines
+
+
+def _call_of(finding: Finding, calls: Sequence[JudgedCall]) -> JudgedCall | None:
+    """The call that a finding is about: of several at its site the one with its ratio, else the first."""
+    here = [judged for judged in calls if judged.call.site == finding.site]
+    exact = [judged for judged in here if finding.value is not None and judged.call.scale.ratio == finding.value]
+    return next(iter(exact or here), None)
+
+
+def _lines(finding: Finding, judged: JudgedCall | None) -> tuple[str, ...]:
+    at = "" if finding.at is None else f"  {plain(finding.at)}"
+    lines = [f"{finding.severity}, {finding.rule}{at}"]
+    if judged is not None and finding.rule != UNMEASURED:
+        verdict = f"{judged.verdict}: {judged.mistake}" if judged.mistake else judged.verdict
+        wanted = expected_formula(judged) if judged.verdict == "unexplained" else None
+        lines.append(f"{'- found:   ' if wanted else '  found:   '} {plain(judged.call.formula)}  ({verdict})")
+        if wanted:
+            lines.append(f"+ expected: {plain(wanted)}")
+    lines += [f"  {plain(finding.message)}", f"  fix: {plain(finding.fix)}"]
+    return tuple(lines)
+
+
+def expected_formula(judged: JudgedCall) -> str | None:
+    """The formula with the scale that was declared, or the textbook's; in words where it is not one number.
+
+    None if no scale was expected, or if the expected one is there.
+    """
+    effective, wanted, formula = judged.call.scale.effective, judged.expected, judged.call.formula
+    if wanted is None or (effective is not None and f"{effective:.4g}" == f"{wanted:.4g}"):
+        return None
+    factor = "" if wanted == 1 else f"{wanted:.4g} * "
+    if effective is not None and judged.call.scale.per_head is None:
+        found = f"{effective:.4g} * "
+        if formula.count(found) == 1 and formula.startswith(f"softmax({found}"):
+            return formula.replace(found, factor)
+        if effective == 1 and formula.startswith(("softmax(q", "softmax(rope(")):
+            return formula.replace("softmax(", f"softmax({factor}", 1)
+    return f"the same with the scale {wanted:.4g}"
+
+
+def pairs_lines(pairs: Iterable[PairDiff]) -> list[str]:
+    """Lines on pairs of calls that differ by themselves, equal ones folded."""
+    alike: dict[tuple[str, ...], list[PairDiff]] = {}
+    for pair in pairs:
+        alike.setdefault(_pair(pair), []).append(pair)
+    lines: list[str] = []
+    for (head, *body), members in alike.items():
+        many = f" ({counted(len(members), 'site')})" if len(members) > 1 else ""
+        where = ", ".join(fold_sites(map(pair_site, members)))
+        lines += [f"{plain(where)}{many}  {head}", *(f"  {line}" for line in body)]
+        worst = max(members, key=lambda pair: pair.difference or 0.0)
+        if worst.difference is not None and worst.allowed is not None:
+            lines.append(f"    outputs differ by {worst.difference:.3g}, rounding allows {worst.allowed:.2g}")
+    return lines
+
+
+def pair_site(pair: PairDiff) -> str:
+    """The site of A, with its index where it is not the first there."""
+    return f"{pair.site_a or ROOT}{f'#{pair.index_a}' if pair.index_a else ''}"
+
+
+def _pair(pair: PairDiff) -> tuple[str, ...]:
+    if pair.same is None:
+        return "not compared", f"  {plain(pair.reason or 'no reason given')}"
+    lines = [f"differs at: {pair.first_stage or 'output'}"]
+    if pair.formula_a != pair.formula_b:
+        lines.append(f"- B, found:    {plain(pair.formula_b or 'not known')}")
+        lines.append(f"+ A, expected: {plain(pair.formula_a or 'not known')}")
+    else:
+        lines.append(f"  both: {plain(pair.formula_a or 'formula not known')}")
+    lines += [f"  {plain(line)}" for cause in pair.causes for line in _cause(cause)]
+    if not pair.causes:
+        lines.append("  no cause was proven")
+    return tuple(lines)
+
+
+def _cause(cause: Cause) -> list[str]:
+    said = f"{cause.name}: B {cause.text}" if cause.text else cause.name
+    if cause.name == "input":
+        return [said, "fix: mend what comes before it"]
+    fix = "" if cause.a == cause.b else f"fix: in B, {cause.name} {_value(cause.b)} -> {_value(cause.a)}"
+    return [said, *filter(None, [fix])]
+
+
+def _value(value: str | float | None) -> str:
+    return "none" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def outputs_lines(report: DiffReport, outputs: Sequence[OutputDiff]) -> list[str]:
+    """Lines on outputs that differ, and where the difference begins."""
+    lines = []
+    for one in outputs:
+        if one.same is None:
+            lines.append(f"output {plain(one.name)}  {plain(one.reason or 'NaN on both sides')}")
+        elif one.reason:
+            lines.append(f"output {plain(one.name)}  has another shape: {plain(one.reason)}")
+        else:
+            by = "" if one.difference is None else f"by {percent(one.difference)}, "
+            allowed = "-" if one.allowed is None else percent(one.allowed)
+            lines.append(f"output {plain(one.name)}  differs {by}rounding allows {allowed}")
+    return [*lines, f"  {plain(report.outputs_from)}"] if outputs and report.outputs_from else lines
+
+
+def alone_lines(report: DiffReport, allow: Sequence[str] = ()) -> list[str]:
+    """Lines on calls of one side without a partner, or that could not be read, but for those at sites in `allow`."""
+    sides = (("A", report.unpaired_a), ("B", report.unpaired_b))
+    return [
+        f"{plain(call.site or ROOT)}  only in {letter}: {plain(call.reason)}"
+        + (f", {plain(call.formula)}" if call.formula else "")
+        for letter, calls in sides
+        for call in calls
+        if not any(matches(call.site, name) for name in allow)
+    ]

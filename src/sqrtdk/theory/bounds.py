@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.theory._checks import at_least, count, extended, whole
+from sqrtdk.theory._numeric import at_least, count, extended, whole
 
 
 def entropy_lower_bound_nats(n: int, radius: float) -> float:

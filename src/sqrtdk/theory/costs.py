@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
-from sqrtdk.theory._checks import whole
+from sqrtdk.theory._numeric import whole
 
 FLOAT32_BYTES = 4
 

@@ -23,7 +23,7 @@ from numbers import Real
 from typing import Any, overload
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
-from sqrtdk.theory._checks import extended
+from sqrtdk.theory._numeric import extended
 from sqrtdk.theory._table import value
 
 LARGEST_N = 2**24

@@ -14,8 +14,7 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.scales._numbers import finite
 from sqrtdk.stats._partial import RowStats
 from sqrtdk.stats.tiles import attention_row_stats
-from sqrtdk.theory._checks import extended
-from sqrtdk.theory._root import falling_roots
+from sqrtdk.theory._numeric import extended, falling_roots
 from sqrtdk.theory._table import value
 from sqrtdk.theory.gaussian import keys_of, listed
 

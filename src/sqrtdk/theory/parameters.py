@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqrtdk.theory._checks import whole
+from sqrtdk.theory._numeric import whole
 
 
 @dataclass(frozen=True, slots=True)

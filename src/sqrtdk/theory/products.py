@@ -22,9 +22,8 @@ from torch import Tensor
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.scales import ScaleRule, sizes, sqrt_dk
 from sqrtdk.scales._numbers import finite
-from sqrtdk.theory._checks import at_least, count, extended, probability, whole
 from sqrtdk.theory._inversion import PairSum, log_normal_above
-from sqrtdk.theory._root import falling_roots
+from sqrtdk.theory._numeric import at_least, count, extended, falling_roots, probability, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,7 @@ class LogitDistribution:
         scale: factor on the product.
         moments: of the logits, in natural-log units.
         unit: |scale| sqrt(vq vk), in which `pairs` is.
-        pairs: the product; None where query or key does not vary, and the logits are normal.
+        pairs: the product; None if query or key does not vary, so that the logits are normal.
     """
 
     dim: int

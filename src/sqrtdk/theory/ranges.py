@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from sqrtdk.errors import InvalidTypeError
-from sqrtdk.theory._checks import count, extended, finite
-from sqrtdk.theory._root import falling_roots
+from sqrtdk.theory._numeric import count, extended, falling_roots, finite
 from sqrtdk.theory.products import LogitDistribution, logit_distribution
 
 DTYPES = {

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.library import custom_op, triton_op
 
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.impl.again import gradients_of_formula
 from sqrtdk.impl.call import Call
 from sqrtdk.impl.gpu.backward import constants
 from sqrtdk.impl.gpu.backward_bias import backward_bias
@@ -19,6 +18,7 @@ from sqrtdk.impl.gpu.backward_rows import backward_rows
 from sqrtdk.impl.gpu.configs import backward_config
 from sqrtdk.impl.gpu.launch import fits_descriptor, launch, padded, precision, strides, target_of
 from sqrtdk.impl.gpu.load import interpreted
+from sqrtdk.impl.rows import gradients_of_formula
 
 if TYPE_CHECKING:
     from jaxtyping import Float

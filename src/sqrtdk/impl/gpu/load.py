@@ -21,7 +21,7 @@ class State:
 
     Attributes:
         interpreted: whether Triton's interpreter would run it, on a CPU.
-        reason: why it can't be used; None where it can.
+        reason: why it can't be used; None if it can.
     """
 
     interpreted: bool
@@ -43,7 +43,7 @@ def interpreted() -> bool:
 
 
 def unavailable(device: torch.device) -> str | None:
-    """Why the kernel can't run on a device; None where it can."""
+    """Why the kernel can't run on a device; None if it can."""
     if device.type not in GPUS and not interpreted():
         return f"Triton runs on GPUs, and the tensors are on {device.type}"
     from sqrtdk.impl.gpu import look

@@ -19,7 +19,7 @@ _MOST_READ = 2**20  # bytes of what it says
 
 
 def command() -> list[str]:
-    """That of CXX, which may be a command with arguments, or GCC by its usual names; empty where there is none."""
+    """The compiler in CXX, which may be a command with arguments, or GCC by its usual names; empty if none is found."""
     named = os.environ.get("CXX", "").strip()
     commands = [[named]] if named else [["g++"], ["c++"]]
     with contextlib.suppress(ValueError):  # a quote that does not end
@@ -29,7 +29,7 @@ def command() -> list[str]:
 
 
 def missing() -> str | None:
-    """Why there is no compiler; None where there is one."""
+    """Why there is no compiler; None if there is one."""
     if command():
         return None
     named = os.environ.get("CXX", "").strip()

@@ -31,7 +31,7 @@ LARGEST = 2**26  # bytes of a library that is read at all; half a MiB is usual
 
 
 def unsupported() -> str | None:
-    """Why the kernel can't run on this system; None where it can."""
+    """Why the kernel can't run on this system; None if it can."""
     if sys.platform != "linux":
         return f"it is for Linux; this is {sys.platform}"
     if platform.machine() != "x86_64":
@@ -116,7 +116,7 @@ def untrusted(path: Path) -> str | None:
 
 
 def refused(path: Path) -> str | None:
-    """Why a library is not opened: it may be another's, or is not what was built. None where it is."""
+    """Why a library is not opened: another user may own it, or it is not what was built. None if it is opened."""
     try:
         status = path.stat()  # before it is opened: a pipe would wait for ever
         if not stat.S_ISREG(status.st_mode):

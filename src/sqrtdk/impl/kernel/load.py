@@ -25,10 +25,10 @@ class State:
     """Whether the kernel can be used here.
 
     Attributes:
-        path: of the library in use, or else of the first that bears the name; None where there is none.
+        path: of the library in use, or else of the first with the right name; None if there is none.
         built: whether one is there that is whole.
         loaded: whether this process uses it.
-        reason: why it can't be used; None where it can.
+        reason: why it can't be used; None if it can.
     """
 
     path: Path | None
@@ -45,7 +45,7 @@ def state() -> State:
 
 
 def library() -> Path | None:
-    """The library that this process uses; None where it uses none."""
+    """The library that this process uses, if any."""
     return _path
 
 
@@ -55,7 +55,7 @@ def loaded() -> bool:
 
 
 def unavailable() -> str | None:
-    """Why the operators are not there, as of the last look; None where they are."""
+    """Why the operators were missing at the last look; None if they were there."""
     return _reason
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.impl.again import gradients_of_formula
 from sqrtdk.impl.call import Call
+from sqrtdk.impl.rows import gradients_of_formula
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -7,16 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._arms import FULL, QUICK, Arm, differences, train_arms
-from sqrtdk.lab._curves import listed
-from sqrtdk.lab._random_rows import factor, weights
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figure, Figures
+from sqrtdk.lab._arms import FULL, QUICK, Arm, differences, listed, train_arms
+from sqrtdk.lab._rows import factor, weights
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figure, Figures, Plot, over
 from sqrtdk.lab.intervals import bootstrap, geometric_mean, mean, ratio_of_means
-from sqrtdk.lab.plots import Plot, over
 from sqrtdk.lab.text import Text
-from sqrtdk.lab.training.attention import StoredProducts
+from sqrtdk.lab.training.models import StoredProducts
 from sqrtdk.lab.words import words_of
 
 WORDS = words_of(__name__)

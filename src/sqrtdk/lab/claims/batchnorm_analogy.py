@@ -7,12 +7,10 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from sqrtdk.lab._random_rows import own_keys
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures
+from sqrtdk.lab._rows import own_keys
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figures, Plot, curve, over
 from sqrtdk.lab.intervals import bootstrap, mean
-from sqrtdk.lab.plots import Plot, curve, over
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 

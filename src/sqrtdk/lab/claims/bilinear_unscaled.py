@@ -6,12 +6,10 @@ import torch
 from torch import Tensor
 
 from sqrtdk import attention
-from sqrtdk.lab._run import Run
 from sqrtdk.lab._teacher import LEARNED, TEACHER_STD, Start, fit
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figures, Plot, Series, Style, curve
 from sqrtdk.lab.intervals import geometric_mean, largest, mean
-from sqrtdk.lab.plots import Plot, Series, Style, curve
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 from sqrtdk.scores import bilinear, luong_general

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 import sqrtdk
-from sqrtdk.lab._random_rows import own_keys
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures, number
+from sqrtdk.lab._rows import own_keys
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figures, Plot, number, over
 from sqrtdk.lab.intervals import bootstrap, exact, largest, mean, ratio_of_means
-from sqrtdk.lab.plots import Plot, over
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 from sqrtdk.scores import cosine

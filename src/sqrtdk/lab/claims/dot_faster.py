@@ -7,11 +7,9 @@ from functools import partial
 import torch
 
 from sqrtdk.lab._costs import peak_bytes, time_ratio
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figures, Plot, over
 from sqrtdk.lab.intervals import exact
-from sqrtdk.lab.plots import Plot, over
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 from sqrtdk.nn import AdditiveAttention, ScaledDotProductAttention

@@ -6,13 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._demo_weights import demo_weights, windows
-from sqrtdk.lab._random_rows import factor, products
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures, number
+from sqrtdk.lab._rows import demo_weights, factor, products, windows
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figures, Plot, curve, number
 from sqrtdk.lab.intervals import bootstrap, exact, geometric_mean, mean, proportion
-from sqrtdk.lab.plots import Plot, curve
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 from sqrtdk.models.demo import load_demo

@@ -14,12 +14,10 @@ from torch import Tensor
 
 from sqrtdk import attention
 from sqrtdk.lab._costs import peak_bytes, time_ratio, typical
-from sqrtdk.lab._random_rows import factor
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figure, Figures
+from sqrtdk.lab._rows import factor
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figure, Figures, Plot, over
 from sqrtdk.lab.intervals import exact
-from sqrtdk.lab.plots import Plot, over
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 

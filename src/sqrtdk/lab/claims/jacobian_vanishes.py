@@ -6,11 +6,9 @@ import math
 
 import torch
 
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figures, Plot, curve, over
 from sqrtdk.lab.intervals import largest, mean
-from sqrtdk.lab.plots import Plot, curve, over
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 from sqrtdk.stats import row_stats

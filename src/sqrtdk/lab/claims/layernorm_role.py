@@ -7,12 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.lab._random_rows import factor
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures
+from sqrtdk.lab._rows import factor
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figures, Plot, over
 from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.plots import Plot, over
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 

@@ -6,12 +6,10 @@ import math
 
 from torch import Tensor
 
-from sqrtdk.lab._random_rows import SIDES, factor, products
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures, number
+from sqrtdk.lab._rows import SIDES, factor, products
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figures, Plot, number, over
 from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.plots import Plot, over
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 from sqrtdk.stats import row_stats

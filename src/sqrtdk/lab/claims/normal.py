@@ -6,13 +6,10 @@ import math
 
 from torch import Tensor
 
-from sqrtdk.lab._products import dot_products
-from sqrtdk.lab._random_rows import factor
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import LEVEL, Figure, Figures
+from sqrtdk.lab._rows import dot_products, factor
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import LEVEL, Figure, Figures, Plot, curve, over
 from sqrtdk.lab.intervals import exact, mean
-from sqrtdk.lab.plots import Plot, curve, over
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 from sqrtdk.theory import dot_product_moments, logit_distribution

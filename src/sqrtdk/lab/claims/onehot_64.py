@@ -6,9 +6,8 @@ import math
 
 import torch
 
-from sqrtdk.lab._random_rows import products
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
+from sqrtdk.lab._rows import products
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figures, number
 from sqrtdk.lab.intervals import exact, proportion
 from sqrtdk.lab.text import Text

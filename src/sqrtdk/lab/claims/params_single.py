@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import exact
 from sqrtdk.lab.text import Text

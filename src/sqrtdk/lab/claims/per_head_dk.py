@@ -6,11 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk import AuxRequest
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figures, Plot, curve, over
 from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.plots import Plot, curve, over
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 from sqrtdk.nn import MultiHeadAttention

@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._random_rows import SIDES, factor, products
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figure, Figures, number
+from sqrtdk.lab._rows import SIDES, factor, products
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figure, Figures, Plot, Series, curve, number
 from sqrtdk.lab.intervals import exact, mean, proportion
-from sqrtdk.lab.plots import Plot, Series, curve
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 from sqrtdk.stats import row_stats

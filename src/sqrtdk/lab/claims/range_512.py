@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 
-from sqrtdk.lab._products import product_matrices
-from sqrtdk.lab._random_rows import factor
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figure, Figures, number
+from sqrtdk.lab._rows import factor, product_matrices
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figure, Figures, Plot, curve, number, over
 from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.plots import Plot, curve, over
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 from sqrtdk.theory import logit_distribution

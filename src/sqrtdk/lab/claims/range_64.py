@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from sqrtdk.lab._products import product_matrices
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures
+from sqrtdk.lab._rows import product_matrices
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figures, Plot, over
 from sqrtdk.lab.intervals import bootstrap, mean
-from sqrtdk.lab.plots import Plot, over
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 

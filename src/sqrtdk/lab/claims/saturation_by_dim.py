@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from sqrtdk.lab._random_rows import SIDES, factor, products
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures
+from sqrtdk.lab._rows import SIDES, factor, products
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figures, Plot, curve, over
 from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.plots import Plot, curve, over
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 from sqrtdk.stats import row_stats

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 
 import sqrtdk
-from sqrtdk.lab._random_rows import own_keys
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures, number
+from sqrtdk.lab._rows import own_keys
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figures, Plot, curve, number, over
 from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.plots import Plot, curve, over
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 from sqrtdk.scales import SCALES

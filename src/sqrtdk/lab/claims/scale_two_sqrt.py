@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sqrtdk
-from sqrtdk.lab._random_rows import factor, own_keys
-from sqrtdk.lab._run import Run
+from sqrtdk.lab._rows import factor, own_keys
 from sqrtdk.lab._teacher import TEACHER_STD, Fit, Start, fit
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figures, Plot, curve
 from sqrtdk.lab.intervals import geometric_mean, mean
-from sqrtdk.lab.plots import Plot, curve
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 from sqrtdk.scales import SCALES

@@ -6,13 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._products import normal_pairs
-from sqrtdk.lab._random_rows import factor, weights
-from sqrtdk.lab._run import Run, stable_seed
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures, number
+from sqrtdk.lab._rows import factor, normal_pairs, weights
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run, stable_seed
+from sqrtdk.lab.figures import Figures, Plot, Series, curve, number
 from sqrtdk.lab.intervals import bootstrap, exact, mean, proportion
-from sqrtdk.lab.plots import Plot, Series, curve
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 

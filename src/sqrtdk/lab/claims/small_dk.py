@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqrtdk.lab._arms import FULL, QUICK, gap, train_arms
-from sqrtdk.lab._curves import curve_plots
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figure, Figures
+from sqrtdk.lab._arms import FULL, QUICK, curve_plots, gap, train_arms
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figure, Figures, Plot, over
 from sqrtdk.lab.intervals import geometric_mean
-from sqrtdk.lab.plots import Plot, over
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.training.train import CHANCE
 from sqrtdk.lab.words import words_of

@@ -6,16 +6,17 @@ import math
 
 import torch
 
-from sqrtdk.lab._printed import LOGITS, WEIGHTS
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures, number
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figures, Plot, Series, number
 from sqrtdk.lab.intervals import exact
-from sqrtdk.lab.plots import Plot, Series
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 
 WORDS = words_of(__name__)
+
+# five scaled logits that an explanation prints, with the weights that it gives them
+LOGITS = (-3.0, -1.0, 0.0, 1.0, 3.0)
+WEIGHTS = (0.012, 0.089, 0.243, 0.661, 0.995)
 
 TO_THREE_DIGITS = tuple(round(math.exp(z) / sum(map(math.exp, LOGITS)), 3) for z in LOGITS)
 

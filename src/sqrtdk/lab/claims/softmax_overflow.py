@@ -8,12 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._random_rows import factor, products
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures
+from sqrtdk.lab._rows import factor, products
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figures, Plot, over
 from sqrtdk.lab.intervals import mean, proportion
-from sqrtdk.lab.plots import Plot, over
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 from sqrtdk.theory.ranges import DTYPES

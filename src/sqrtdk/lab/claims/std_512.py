@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from sqrtdk.lab._products import dot_products, root_mean_square
-from sqrtdk.lab._random_rows import factor
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures
-from sqrtdk.lab.plots import Plot, curve, over
+from sqrtdk.lab._rows import dot_products, factor, root_mean_square
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figures, Plot, curve, over
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 

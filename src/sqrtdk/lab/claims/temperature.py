@@ -8,12 +8,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._random_rows import own_keys, weights
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures, number
+from sqrtdk.lab._rows import own_keys, weights
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figures, Plot, curve, number, over
 from sqrtdk.lab.intervals import largest, mean, proportion
-from sqrtdk.lab.plots import Plot, curve, over
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 from sqrtdk.stats import row_stats

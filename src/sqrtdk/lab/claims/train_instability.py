@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sqrtdk.lab._arms import FULL, QUICK, Arm, differences, gap, train_arms
-from sqrtdk.lab._curves import curve_plots, listed
-from sqrtdk.lab._run import Run
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figure, Figures, Place
+from sqrtdk.lab._arms import FULL, QUICK, Arm, curve_plots, differences, gap, listed, train_arms
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.figures import Figure, Figures, Place, Plot, over
 from sqrtdk.lab.intervals import geometric_mean, mean, proportion
-from sqrtdk.lab.plots import Plot, over
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
 

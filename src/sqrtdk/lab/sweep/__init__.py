@@ -2,10 +2,10 @@
 
 from sqrtdk.lab.sweep._cell import FIGURES as FIGURES
 from sqrtdk.lab.sweep._cell import measure as measure
-from sqrtdk.lab.sweep._distributions import DISTRIBUTIONS as DISTRIBUTIONS
+from sqrtdk.lab.sweep._grid import DISTRIBUTIONS as DISTRIBUTIONS
 from sqrtdk.lab.sweep._grid import Grid as Grid
 from sqrtdk.lab.sweep._grid import whole_numbers as whole_numbers
 from sqrtdk.lab.sweep._grid import words as words
-from sqrtdk.lab.sweep._summary import summary as summary
 from sqrtdk.lab.sweep._sweep import Swept as Swept
+from sqrtdk.lab.sweep._sweep import summary as summary
 from sqrtdk.lab.sweep._sweep import sweep as sweep

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._run import Cell, stable_seed
-from sqrtdk.lab.sweep._distributions import DISTRIBUTIONS, Distribution
-from sqrtdk.lab.sweep._rules import rule
+from sqrtdk.lab.claim import Cell, stable_seed
+from sqrtdk.lab.sweep._grid import AXES, DISTRIBUTIONS, Distribution, rule
 from sqrtdk.stats import row_stats
 from sqrtdk.theory import (
     expected_effective_keys,
@@ -23,7 +22,6 @@ from sqrtdk.theory import (
     logit_distribution,
 )
 
-AXES = ("d_k", "keys", "scale", "distribution", "seed")
 FIGURES = (  # of each: its value, standard error over rows, and expectation
     "logit_mean",
     "logit_std",

@@ -1,29 +1,21 @@
-"""What a run is warned of: one alarm a file, each a pure function of the samples so far and the newest one.
+"""What a run is warned of: one table of alarms, each a pure function of the samples so far and the newest one.
 
-A judge says what holds of the newest sample; that it is told once, and again only when it grew worse, is seen to here.
+A judge says what holds of the newest sample. `fresh` sees to it that an alarm is told once, and again only when it has
+grown worse.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqrtdk.audit.records import SEVERITIES
 from sqrtdk.errors import kind_and_text
-from sqrtdk.monitor.alarms import (
-    bf16_offset,
-    collapsed,
-    entropy,
-    fp16_range,
-    growth,
-    ledger,
-    lost,
-    max_logit,
-    nonfinite,
-    saturation,
-    unmeasured,
-)
+from sqrtdk.monitor.alarms.logits import bf16_offset, fp16_range, growth, max_logit
+from sqrtdk.monitor.alarms.lost import ledger, lost, unmeasured
+from sqrtdk.monitor.alarms.nonfinite import nonfinite
+from sqrtdk.monitor.alarms.weights import collapsed, entropy, entropy_trend, saturation
 from sqrtdk.monitor.samples import Alarm, StepSample
 
 Judge = Callable[[Sequence[StepSample], StepSample], Iterable[Alarm]]
@@ -45,18 +37,18 @@ class Rule:
 
 
 ALARMS: Mapping[str, Rule] = {
-    nonfinite.NAME: Rule(nonfinite.judge, "model"),
-    lost.NAME: Rule(lost.judge, "attention"),
-    fp16_range.NAME: Rule(fp16_range.judge, "attention"),
-    max_logit.NAME: Rule(max_logit.judge, "attention"),
-    growth.NAME: Rule(growth.judge, "attention"),
-    ledger.NAME: Rule(ledger.judge, "attention"),
-    entropy.NAME: Rule(entropy.judge, "model"),
-    entropy.TREND: Rule(entropy.judge_trend, "model"),
-    saturation.NAME: Rule(saturation.judge, "model"),
-    collapsed.NAME: Rule(collapsed.judge, "head"),
-    bf16_offset.NAME: Rule(bf16_offset.judge, "attention"),
-    unmeasured.NAME: Rule(unmeasured.judge, "reason"),
+    "nonfinite": Rule(nonfinite, "model"),
+    "lost": Rule(lost, "attention"),
+    "fp16_range": Rule(fp16_range, "attention"),
+    "max_logit": Rule(max_logit, "attention"),
+    "growth": Rule(growth, "attention"),
+    "ledger": Rule(ledger, "attention"),
+    "entropy": Rule(entropy, "model"),
+    "entropy_trend": Rule(entropy_trend, "model"),
+    "saturation": Rule(saturation, "model"),
+    "collapsed": Rule(collapsed, "head"),
+    "bf16_offset": Rule(bf16_offset, "attention"),
+    "unmeasured": Rule(unmeasured, "reason"),
 }
 
 
@@ -71,12 +63,31 @@ def holding(before: Sequence[StepSample], now: StepSample) -> list[Alarm]:
 
 
 def _judged(name: str, before: Sequence[StepSample], now: StepSample) -> list[Alarm]:
-    """What one rule says; a rule that fails is told like one, and the others go on."""
+    """What one rule says; a rule that raises becomes an alarm itself, and the others go on."""
     try:
         return list(ALARMS[name].judge(before, now))
     except Exception as error:  # an observer never stops the run
         text = f"the alarm {name} could not be judged at step {now.step}: {kind_and_text(error)}"
         return [Alarm(name, "warn", now.step, text, source="the watch itself")]
+
+
+def idle(steps: int, forwards: int, step: int) -> Iterator[Alarm]:
+    """At most one alarm, as the block of a watch ends.
+
+    Args:
+        steps: how often `step()` was called.
+        forwards: forward passes that were seen since the last.
+        step: number of the step that is under way.
+
+    Example:
+        >>> [alarm.severity for alarm in idle(0, 3, 1)], list(idle(1, 0, 2))
+        (['warn'], [])
+    """
+    if steps == 0 and forwards:
+        text = f"step() was never called, {forwards} forward passes were seen: call it after each optimizer step"
+        yield Alarm(
+            "idle", "warn", step, text, "a step lies between two calls of step()", value=float(forwards), bar=0.0
+        )
 
 
 def fresh(alarms: Iterable[Alarm], told: Iterable[Alarm]) -> list[Alarm]:

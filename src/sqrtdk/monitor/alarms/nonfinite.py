@@ -16,7 +16,6 @@ from sqrtdk.audit.rules.numbers import SOURCE
 from sqrtdk.monitor import samples
 from sqrtdk.monitor.samples import Alarm, CallSample, FirstNonfinite, StepSample
 
-NAME = "nonfinite"
 _CAUSES = {
     samples.WEIGHT: "its {} holds NaN or infinity",
     samples.AROUND: "the {} holds NaN or infinity",
@@ -31,7 +30,7 @@ _AT_ONCE = "what goes into it is not finite already, and no module returned befo
 GRADIENTS = {"query_grad_nonfinite": "rows of dL/dq", "key_grad_nonfinite": "keys of dL/dk of one head"}
 
 
-def judge(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
+def nonfinite(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     """At most one alarm."""
     found = _forward(now) or _loss(now) or _backward(now)
     if found is not None:
@@ -50,13 +49,13 @@ def _forward(now: StepSample) -> Alarm | None:
                 f"{call.name}: {sum(counts):.0f} of {sum(_column(call, 'rows')):.0f} rows of logits hold NaN or {minus}"
                 f"infinity at step {now.step}, first in head {head}; {_blame(call)}{_earlier(now, call)}"
             )
-            return Alarm(NAME, "critical", now.step, text, SOURCE, call.site, call.index, head, sum(counts), 0.0)
+            return Alarm("nonfinite", "critical", now.step, text, SOURCE, call.site, call.index, head, sum(counts), 0.0)
         if queries > 0 and not any(_column(call, "blind_rows")):  # a row that sees no key may hold anything
             text = (
                 f"{call.name}: {queries:.0f} numbers of q are NaN or infinite at step {now.step}, in rows that rows= "
                 f"leaves out{_earlier(now, call)}"
             )
-            return Alarm(NAME, "critical", now.step, text, SOURCE, call.site, call.index, None, queries, 0.0)
+            return Alarm("nonfinite", "critical", now.step, text, SOURCE, call.site, call.index, None, queries, 0.0)
     return None
 
 
@@ -64,7 +63,7 @@ def _loss(now: StepSample) -> Alarm | None:
     if now.loss is None or math.isfinite(now.loss):
         return None
     text = f"the loss is {now.loss} at step {now.step}; {_where(now)}"
-    return Alarm(NAME, "critical", now.step, text, SOURCE, value=now.loss, bar=0.0)
+    return Alarm("nonfinite", "critical", now.step, text, SOURCE, value=now.loss, bar=0.0)
 
 
 def _where(now: StepSample) -> str:
@@ -120,7 +119,7 @@ def _backward(now: StepSample) -> Alarm | None:
             f"{', so it may be the loss scale, and a scaler skips the step' if searching else ''}"
         )
         severity = "note" if searching else "critical"
-        return Alarm(NAME, severity, now.step, text, SOURCE, call.site, call.index, head, counts[name], 0.0)
+        return Alarm("nonfinite", severity, now.step, text, SOURCE, call.site, call.index, head, counts[name], 0.0)
     return None
 
 

@@ -1,4 +1,4 @@
-r"""When a rising series passes a bar, with an interval: a robust straight line, and no look beyond what was sampled.
+"""When a rising series passes a bar, with an interval: a robust straight line, and no look beyond what was sampled.
 
 Slope and interval: the median of the slopes between all pairs of points (Theil 1950), between order statistics by the
 variance of Kendall's tau, n(n - 1)(2n + 5) / 18 (Sen 1968): one wild sample moves neither. Scatter: the median absolute
@@ -11,10 +11,12 @@ curve that flattens is not drawn on as if it did not.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import NormalDist, median
+
+from sqrtdk.monitor.samples import CallSample, StepSample
 
 WINDOW = 24  # latest samples that a line is put through
 LEAST = 8  # with fewer, the interval of a slope at this level rests on the one least slope
@@ -43,7 +45,7 @@ class Passing:
 
 
 def passing(steps: Sequence[int], values: Sequence[float], bar: float) -> Passing | None:
-    """When a rising series passes a bar; None where it does not rise beyond doubt, or not within the horizon.
+    """When a rising series passes a bar; None if it does not clearly rise, or not within the horizon.
 
     Args:
         steps: ascending, of the samples.
@@ -82,3 +84,26 @@ def passing(steps: Sequence[int], values: Sequence[float], bar: float) -> Passin
 def _slopes(steps: Sequence[int], values: Sequence[float]) -> list[float]:
     points = combinations(zip(steps, values, strict=True), 2)
     return sorted((late[1] - early[1]) / (late[0] - early[0]) for early, late in points)
+
+
+def largest(call: CallSample, column: str) -> tuple[float, int]:
+    """The largest finite number of a column and its head; minus infinity if no number is finite.
+
+    >>> largest(CallSample("attn", 0, 3, {"peak": [0.1, float("nan"), 0.3]}, 1.0, ""), "peak")
+    (0.3, 2)
+    """
+    finite = [(value, head) for head, value in enumerate(call.columns.get(column, ())) if math.isfinite(value)]
+    return max(finite, default=(-math.inf, 0))
+
+
+def same_place(samples: Iterable[StepSample], call: CallSample) -> Iterator[tuple[int, CallSample]]:
+    """Step and sample of an attention, in each sample that has it."""
+    for sample in samples:
+        found = next((one for one in sample.calls if one.place == call.place), None)
+        if found is not None:
+            yield sample.step, found
+
+
+def first_of(samples: Sequence[StepSample], call: CallSample) -> CallSample | None:
+    """The attention as it was first seen."""
+    return next((one for _, one in same_place(samples, call)), None)

@@ -1,4 +1,7 @@
-"""Which checkpoints there are, of which runs and which steps; checkpoints that lie in one directory are of one run."""
+"""The checkpoints of training runs: where they are, of which run and step, and the loss that a Trainer noted there.
+
+Checkpoints that lie in one directory are of one run. Step and losses come from trainer_state.json, an untrusted file.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from sqrtdk.errors import InvalidValueError
+from sqrtdk.errors import InvalidValueError, ModelError, short_text
 from sqrtdk.models.checkpoint import CONFIG
-from sqrtdk.monitor.checkpoints._state import global_step
+from sqrtdk.models.config import read_json
+from sqrtdk.monitor.disk import LOCK
 from sqrtdk.monitor.folder import CHECKPOINTS
-from sqrtdk.monitor.lock import LOCK
 from sqrtdk.monitor.manifest import MAX_STEP, RUN
 from sqrtdk.monitor.names import PARTS
 
@@ -142,3 +146,46 @@ def names(runs: Sequence[Path]) -> dict[Path, str]:
         if len(folded) == len(runs) and not folded & _TAKEN:
             return tails
     return {run: f"{number}-{run.name}" for number, run in enumerate(runs, 1)}
+
+
+TRAINER_STATE = "trainer_state.json"
+MAX_STATE_BYTES = 100 * 2**20
+
+
+def global_step(directory: Path) -> int | None:
+    """The step in trainer_state.json; None if there is none.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, TRAINER_STATE).write_text('{"global_step": 500}')
+        ...     global_step(Path(folder)), global_step(Path(folder, "nowhere"))
+        (500, None)
+    """
+    try:
+        step = read_json(directory / TRAINER_STATE, MAX_STATE_BYTES).get("global_step")
+    except (OSError, ModelError):
+        return None
+    return step if type(step) is int else None
+
+
+def loss_at(directory: Path, step: int) -> tuple[float | None, str]:
+    """The last loss that was logged up to a step, and what is wrong with the file; "" if nothing is."""
+    try:
+        history = read_json(directory / TRAINER_STATE, MAX_STATE_BYTES).get("log_history")
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ModelError) as error:
+        return None, short_text(error, 200)
+    if not isinstance(history, list):
+        return None, f"{TRAINER_STATE} has no list log_history"
+    losses = [(entry["step"], float(entry["loss"])) for entry in history if _is_loss(entry) and entry["step"] <= step]
+    return max(losses, key=lambda one: one[0], default=(0, None))[1], ""
+
+
+def _is_loss(entry: Any) -> bool:
+    return (
+        isinstance(entry, dict)
+        and type(entry.get("step")) is int
+        and (type(entry.get("loss")) is float or (type(entry.get("loss")) is int and abs(entry["loss"]) < 2**53))
+    )

@@ -1,32 +1,46 @@
-"""One checkpoint: loaded, measured as a sampled step of a watch, and audited. This runs where the engine computes."""
+"""One checkpoint: loaded, measured as a sampled step of a watch, audited, and its result kept on disk.
+
+Measuring runs where the engine computes. A result is one file a checkpoint, written whole as soon as it is there, so
+that none is computed twice. The file's key is a hash of all that decides its numbers: where the checkpoint lies, size
+and time of each of its files, the options, and the code and versions. A result with another key, or a damaged one, is
+computed again and replaced.
+"""
 
 from __future__ import annotations
 
 import gc
 import hashlib
 import importlib.metadata
+import json
+import math
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import asdict
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sqrtdk import _json
+from sqrtdk._environment import numbers_from
+from sqrtdk._stranger import parse_json
 from sqrtdk.audit.guard import eval_mode, random_state
 from sqrtdk.audit.model_run import run_model
-from sqrtdk.audit.records import SEVERITIES
+from sqrtdk.audit.records import SEVERITIES, Finding
 from sqrtdk.engines import Cell
-from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text, short_text
+from sqrtdk.errors import INTERRUPTS, ModelError, RunFolderError, SqrtdkError, kind_and_text, short_text
 from sqrtdk.models.checkpoint import CONFIG, weight_files
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import LoadedModel
 from sqrtdk.models.run import call
-from sqrtdk.monitor.checkpoints._state import loss_at
+from sqrtdk.monitor import disk
+from sqrtdk.monitor.checkpoints._find import Checkpoint, loss_at
+from sqrtdk.monitor.disk import Lock
+from sqrtdk.monitor.folder import CHECKPOINTS
 from sqrtdk.monitor.forwards import Forwards
-from sqrtdk.monitor.samples import StepSample
+from sqrtdk.monitor.samples import CallSample, StepSample
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -47,7 +61,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         return told | _measured(cell["path"], cell["step"], LoadOptions(**cell["options"]), cell["rows"])
     except INTERRUPTS:
         raise
-    except BaseException as error:  # whatever a stranger's files, or a model's own code, bring about
+    except BaseException as error:  # untrusted files, or a model's own code, may raise anything
         text = short_text if isinstance(error, SqrtdkError) else kind_and_text
         return told | {"reason": text(error)}
     finally:
@@ -72,7 +86,7 @@ def _measured(path: str, step: int, options: LoadOptions, rows: int | None) -> d
 
 
 def _sample(loaded: LoadedModel, step: int, seed: int, rows: int | None) -> StepSample:
-    """What a watch measures at a step, of one forward pass."""
+    """The sample of one forward pass, as a watch takes it at a step."""
     module, forwards = loaded.module, Forwards(loaded.module, rows)
     with ExitStack() as stack:
         stack.enter_context(random_state(module))
@@ -85,7 +99,7 @@ def _sample(loaded: LoadedModel, step: int, seed: int, rows: int | None) -> Step
 
 
 def _digest(loaded: LoadedModel) -> str:
-    """A hash of the inputs, to see whether two models ran on the same."""
+    """A hash of the inputs, which shows whether two models ran on the same ones."""
     named = loaded.inputs.items() if isinstance(loaded.inputs, dict) else enumerate(loaded.inputs)
     digest = hashlib.sha256()
     for name, value in named:
@@ -104,8 +118,142 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def transformers_version() -> str | None:
-    """Of the library that builds the models; None where there is none."""
+    """Version of the library that builds the models; None if it is not installed."""
     try:
         return importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+MAX_BYTES = 2**28
+_INFINITIES = {"Infinity": math.inf, "-Infinity": -math.inf}
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files of a checkpoint: a hash of their names, sizes and times, and the newest time, in seconds."""
+
+    digest: str
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of one checkpoint; see `measure`."""
+
+    loss: float | None
+    state: str
+    reason: str | None
+    sample: StepSample | None = None
+    findings: tuple[Finding, ...] = ()
+    model: Any = None
+    inputs: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class Kept:
+    """The directory of the results, locked against other processes while the context is open."""
+
+    def __init__(self, output: Path) -> None:
+        self._folder = output / CHECKPOINTS
+
+    def __enter__(self) -> Kept:
+        disk.make(self._folder)
+        self._lock = Lock(self._folder)
+        disk.tidy(self._folder, "*")
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()
+
+    def get(self, one: Checkpoint, key: str) -> Result | None:
+        """The result of a checkpoint; None if no result has this key."""
+        try:
+            content = disk.take(self._path(one), MAX_BYTES)
+            document = parse_json(content, "the result", RunFolderError, "")
+            return read_result(document["result"]) if document["key"] == key else None
+        except (OSError, RunFolderError, ValueError, KeyError, TypeError):  # not there, or damaged
+            return None
+
+    def put(self, one: Checkpoint, key: str, document: dict[str, Any]) -> None:
+        """Keep a result.
+
+        Raises:
+            OutputError: it can't be written.
+        """
+        text = _json.document({"checkpoint": str(one.path), "key": key, "result": document})
+        disk.put(self._path(one), text.encode())
+
+    def _path(self, one: Checkpoint) -> Path:
+        return self._folder / f"step-{one.step}-{hashlib.sha256(str(one.path).encode()).hexdigest()[:16]}.json"
+
+
+def files_of(directory: Path) -> Files:
+    """The state of a checkpoint's files, which changes if a file does."""
+    told, newest = [], 0
+    with suppress(OSError):
+        newest = directory.stat().st_mtime_ns
+    with suppress(OSError):  # a directory that can't be listed can't be loaded either, and that error comes later
+        found = sorted(path for path in directory.iterdir() if path.is_file())
+        states = [(path.name, path.stat()) for path in found]
+        told = [[name, state.st_size, state.st_mtime_ns] for name, state in states]
+        newest = max((state.st_mtime_ns for _, state in states), default=newest)
+    return Files(_hash(told), newest / 1e9)
+
+
+def key_of(one: Checkpoint, files: Files, measured_with: Any) -> str:
+    """Name of a result: equal names mean equal numbers."""
+    return _hash([str(one.path), one.step, files.digest, measured_with, dict(numbers_from()), transformers_version()])
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode(errors="surrogateescape")).hexdigest()[:32]
+
+
+def read_result(document: dict[str, Any]) -> Result:
+    """A result from the JSON data that `measure` returned, directly or read back from a file.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is none.
+    """
+    sample = document.get("sample")
+    return Result(
+        loss=next(map(_number, document["loss"]), None),
+        state=str(document["state"]),
+        reason=document.get("reason"),
+        sample=None if sample is None else _read_sample(sample),
+        findings=tuple(_read_finding(finding) for finding in document.get("findings", ())),
+        model=document.get("model"),
+        inputs=str(document.get("inputs", "")),
+        notes=tuple(map(str, document.get("notes", ()))),
+    )
+
+
+def _read_sample(document: dict[str, Any]) -> StepSample:
+    calls = tuple(_read_call(call) for call in document["calls"])
+    return StepSample(**document | {"calls": calls, "not_measured": tuple(document["not_measured"])})
+
+
+def _read_call(document: dict[str, Any]) -> CallSample:
+    columns = {name: [_number(value) for value in values] for name, values in document["columns"].items()}
+    ratio = document["scale_ratio"]
+    more = {"columns": columns, "scale_ratio": None if ratio is None else _number(ratio)}
+    return CallSample(**document | more | {"factors": tuple(document["factors"])})
+
+
+def _read_finding(document: dict[str, Any]) -> Finding:
+    finding = Finding(**document | {name: _value(document[name]) for name in ("value", "threshold")})
+    if finding.severity not in SEVERITIES:
+        raise ValueError(finding.severity)
+    return finding
+
+
+def _value(value: Any) -> float | str | None:
+    if isinstance(value, str):
+        return _INFINITIES.get(value, value)
+    return None if value is None or value != value else value
+
+
+def _number(value: Any) -> float:
+    """A number as `_json` writes it: null is NaN, and infinities are words."""
+    return math.nan if value is None else _INFINITIES[value] if isinstance(value, str) else float(value)

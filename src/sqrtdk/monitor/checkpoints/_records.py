@@ -19,7 +19,7 @@ from sqrtdk.models.build import ABSENT
 from sqrtdk.monitor import disk
 from sqrtdk.monitor.alarms import ALARMS, fresh, holding
 from sqrtdk.monitor.checkpoints._find import Checkpoint
-from sqrtdk.monitor.checkpoints._kept import Result
+from sqrtdk.monitor.checkpoints._measure import Result
 from sqrtdk.monitor.folder import RunWriter, refuse_strange
 from sqrtdk.monitor.journal import alarm_row, head_table, kept_text
 from sqrtdk.monitor.manifest import OF_CHECKPOINTS, RUN, of_checkpoints, plain_json, read_manifest
@@ -97,7 +97,7 @@ def notes_of(points: Sequence[Point]) -> list[str]:
 
 
 def _told(point: Point, series: _Series) -> Iterator[Alarm]:
-    """What is told of a checkpoint: what was not measured, what the watch warns of, and what the audit found."""
+    """Alarms of a checkpoint: what was not measured, what the watch warns of, and what the audit found."""
     result, step = point.result, point.checkpoint.step
     name = point.checkpoint.path.name
     if result.state:
@@ -216,7 +216,7 @@ def _forget(folder: Path) -> None:
     for path in (folder / PARTS).glob("*.parquet"):
         if Part.of(path.name):
             disk.remove(path)
-    (folder / RUN).unlink(missing_ok=True)  # last: parts without it would be a stranger's
+    (folder / RUN).unlink(missing_ok=True)  # last: parts without run.json would look like a foreign folder
 
 
 def _tables(folder: Path) -> Tables:

@@ -19,8 +19,15 @@ from sqrtdk.models.limits import check_seed, check_sizes, read_bytes
 from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.tokens import read_text
 from sqrtdk.monitor.checkpoints._find import Checkpoint, find, names
-from sqrtdk.monitor.checkpoints._kept import Kept, Result, files_of, key_of, read_result
-from sqrtdk.monitor.checkpoints._measure import measure, transformers_version
+from sqrtdk.monitor.checkpoints._measure import (
+    Kept,
+    Result,
+    files_of,
+    key_of,
+    measure,
+    read_result,
+    transformers_version,
+)
 from sqrtdk.monitor.checkpoints._records import Point, forget_renamed, notes_of, refuse_other, write
 from sqrtdk.monitor.manifest import RUN
 from sqrtdk.monitor.tables import arrow

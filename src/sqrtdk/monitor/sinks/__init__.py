@@ -17,12 +17,12 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError, kind_and_text
 from sqrtdk.monitor.metrics import metrics_of
 from sqrtdk.monitor.samples import Alarm, StepSample
 
-TEXT = 400  # characters of a stranger's error that are told
+TEXT = 400  # characters of a logger's error that are shown
 
 
 @runtime_checkable
 class Sink(Protocol):
-    """What a watch reports to; whatever it raises is told once, and the training goes on."""
+    """A logger that a watch reports to; an exception becomes one alarm, and the training goes on."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of a sampled step, by name (`monitor.metrics`)."""
@@ -81,8 +81,6 @@ def sink_of(sink: AnySink, run: str | None = None) -> Sink:
     if isinstance(sink, Sink):
         return sink
     if callable(sink):
-        from sqrtdk.monitor.sinks.function import Function
-
         return Function(sink)
     raise InvalidTypeError(
         f"a sink is a name, a function, or an object with write, alarm and close; got {type(sink).__name__}",
@@ -159,3 +157,24 @@ class Sinks:
 
 def _rank() -> int:
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+
+class Function:
+    """Calls `function(step, metrics)` at each sampled step; alarms are what `on_alarm` of the watch is for.
+
+    Args:
+        function: what it returns is not looked at.
+    """
+
+    def __init__(self, function: Callable[[int, Mapping[str, float]], object]) -> None:
+        self._function = function
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Call it, with a dictionary of its own."""
+        self._function(step, dict(metrics))
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""

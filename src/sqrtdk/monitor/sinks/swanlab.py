@@ -18,7 +18,7 @@ class SwanLab:
         target: a directory, or a run of `swanlab.init`, which stays open when the watch ends. SwanLab has one run a
             process: where the loop has one, pass that.
         run: name and id of the run; None: a new one.
-        arguments: of `swanlab.init`, before all else; mode="offline" where there is none.
+        arguments: of `swanlab.init`, before all else; mode="offline" by default.
 
     Raises:
         MissingExtraError: swanlab is not installed.

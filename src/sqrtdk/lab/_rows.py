@@ -1,0 +1,258 @@
+"""Random dot products, and rows of attention: of random queries and keys, and of the embedded model on real text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from sqrtdk import attention
+from sqrtdk.lab.claim import Run
+from sqrtdk.lab.figures import Figure, Place
+from sqrtdk.lab.intervals import mean
+from sqrtdk.lab.training.settings import batch, stdlib_text
+from sqrtdk.models.demo import HEADS, DemoModel
+from sqrtdk.positions import rope
+from sqrtdk.scales import SCALES, sizes
+from sqrtdk.scores import PairScore
+
+BLOCK = 2**22  # components drawn at once
+
+Draw = Callable[[torch.Generator, int, int], tuple[Tensor, Tensor]]
+
+
+def normal_pairs(rng: torch.Generator, pairs: int, d_k: int) -> tuple[Tensor, Tensor]:
+    """Query and key (pairs, d_k) with independent components from N(0, 1), in float32."""
+    query, key = (torch.randn(pairs, d_k, generator=rng) for _ in range(2))
+    return query, key
+
+
+def _uniform(rng: torch.Generator, shape: tuple[int, int]) -> Tensor:
+    return math.sqrt(12.0) * (torch.rand(shape, generator=rng) - 0.5)
+
+
+def _signs(rng: torch.Generator, shape: tuple[int, int]) -> Tensor:
+    return torch.randint(2, shape, generator=rng).mul_(2).sub_(1).float()
+
+
+def _laplace(rng: torch.Generator, shape: tuple[int, int]) -> Tensor:
+    sizes = torch.empty(shape).exponential_(generator=rng) / math.sqrt(2.0)
+    return sizes * _signs(rng, shape)
+
+
+COMPONENTS: dict[str, Callable[[torch.Generator, tuple[int, int]], Tensor]] = {
+    "normal": lambda rng, shape: torch.randn(shape, generator=rng),
+    "uniform": _uniform,
+    "signs": _signs,
+    "Laplace": _laplace,
+}
+
+
+def standard_pairs(components: str, shared: float = 0.0) -> Draw:
+    """Query and key with components of mean 0 and variance 1, of one of the distributions of `COMPONENTS`.
+
+    Args:
+        components: the distribution.
+        shared: chance that a component of the key is that of the query, which makes them dependent.
+    """
+
+    def draw(rng: torch.Generator, pairs: int, d_k: int) -> tuple[Tensor, Tensor]:
+        query, key = (COMPONENTS[components](rng, (pairs, d_k)) for _ in range(2))
+        if shared:
+            key = torch.where(torch.rand(pairs, d_k, generator=rng) < shared, query, key)
+        return query, key
+
+    return draw
+
+
+def dot_products(rng: torch.Generator, pairs: int, d_k: int, draw: Draw = normal_pairs) -> Tensor:
+    """Independent dot products q . k, (pairs,), summed in float64.
+
+    Args:
+        rng: of the draw.
+        pairs: how many; each has a query and a key of its own.
+        d_k: components.
+        draw: gives query and key (rows, d_k) of any dtype; called for a block of rows at a time.
+
+    Example:
+        >>> ones = lambda rng, rows, d_k: (torch.ones(rows, d_k), torch.ones(rows, d_k))
+        >>> dot_products(torch.Generator(), 2, 8, ones)
+        tensor([8., 8.], dtype=torch.float64)
+    """
+    rows = max(1, BLOCK // d_k)
+    blocks = []
+    for start in range(0, pairs, rows):
+        query, key = draw(rng, min(rows, pairs - start), d_k)
+        blocks.append(torch.linalg.vecdot(query.double(), key.double()))
+    return torch.cat(blocks)
+
+
+def product_matrices(run: Run, draws: int, length: int, d_k: int, std: float = 1.0) -> Iterator[Tensor]:
+    """Matrices (length, length) of q . k in float64, each of fresh queries and keys with components from N(0, std^2).
+
+    Rows of one matrix share keys: only the matrices are independent samples.
+    """
+    for draw in range(draws):
+        query, key = normal_pairs(run.generator("matrix", d_k, draw), length, d_k)
+        yield std**2 * (query.double() @ key.double().mT)
+
+
+def root_mean_square(name: str, samples: Tensor, **at: Place) -> Figure:
+    """Standard deviation of samples whose mean is known to be 0: the root of the mean square and of its t interval.
+
+    Example:
+        >>> root_mean_square("std", torch.tensor([3.0, -3.0])).value
+        3.0
+    """
+    square = mean(name, samples**2, **at)
+    value, low, high = (math.sqrt(max(0.0, end)) for end in (square.value, square.low, square.high))
+    return replace(square, value=value, low=low, high=high)
+
+
+SIDES = ("unscaled", "scaled")  # the two columns of the claims; a run's parameters name the scale rule of each
+LARGEST_BLOCK = 2**22  # numbers drawn at once
+
+
+def own_keys(
+    rng: torch.Generator, rows: int, keys: int, d_k: int, *, queries: int = 1, std: float = 1.0, mean: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys with independent Gaussian components; rows that share keys would be no independent samples.
+
+    Args:
+        rng: of the draw.
+        rows: independent rows, each with keys of its own.
+        keys: of each row.
+        d_k: components.
+        queries: over the same keys; default 1.
+        std: of every component, of queries and keys; default 1.
+        mean: of every component; default 0.
+
+    Returns:
+        query (rows, queries, d_k) and key (rows, keys, d_k), float64.
+
+    Example:
+        >>> [tuple(x.shape) for x in own_keys(torch.Generator(), 3, 5, 8)]
+        [(3, 1, 8), (3, 5, 8)]
+    """
+    query, key = (torch.randn(rows, n, d_k, generator=rng, dtype=torch.float64) for n in (queries, keys))
+    return mean + std * query, mean + std * key
+
+
+def products(generator: torch.Generator, *, draws: int, keys: int, d_k: int, queries: int = 1) -> Tensor:
+    """The products q . k of queries and keys with N(0, 1) components, drawn afresh each time, before any scale.
+
+    Args:
+        generator: of the draws.
+        draws: independent sets of queries and keys.
+        keys: of a set.
+        d_k: their dimension.
+        queries: of a set; its rows share their keys, so that only rows of different sets are independent.
+
+    Returns:
+        (draws, queries, keys), float64.
+
+    Example:
+        >>> products(torch.Generator().manual_seed(0), draws=5, keys=3, d_k=4).shape
+        torch.Size([5, 1, 3])
+    """
+    height = max(1, LARGEST_BLOCK // ((keys + queries) * d_k))
+    blocks = []
+    for start in range(0, draws, height):
+        query, key = own_keys(generator, min(height, draws - start), keys, d_k, queries=queries)
+        blocks.append(query @ key.mT)
+    return torch.cat(blocks)
+
+
+def weights(
+    query: Tensor, key: Tensor, scale: float, *, is_causal: bool = False, score: PairScore | None = None
+) -> Tensor:
+    """The weights that `sqrtdk.attention` gives each key: its output where the values are the unit vectors.
+
+    Args:
+        query: (..., L, E).
+        key: (..., S, E).
+        scale: on the products.
+        is_causal: whether row i sees keys j <= i only.
+        score: in place of the dot product.
+
+    Returns:
+        (..., L, S), of the dtype of `query`.
+
+    Example:
+        >>> weights(torch.zeros(1, 2), torch.ones(4, 2), 1.0)
+        tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
+    """
+    length = key.shape[-2]
+    unit = torch.eye(length, dtype=key.dtype).expand(*key.shape[:-1], length)
+    found = attention(query, key, unit, scale=scale, is_causal=is_causal, score=score)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def factor(rule: str, d_k: int) -> float:
+    """What a rule of `SCALES` without arguments multiplies the product by.
+
+    Example:
+        >>> factor("sqrt_dk", 64), factor("none", 64)
+        (0.125, 1.0)
+    """
+    return float(SCALES[rule]().beta(sizes(d_k)))
+
+
+@cache
+def _held_out() -> Tensor:
+    return stdlib_text()[1]
+
+
+def windows(count: int, length: int, generator: torch.Generator) -> Tensor:
+    """Windows of the held-out text of the standard library.
+
+    Args:
+        count: of windows, each from a random place.
+        length: bytes of a window.
+        generator: of the places.
+
+    Returns:
+        (count, length), integers below 256.
+    """
+    return batch(_held_out(), count, length, generator)[0]
+
+
+def demo_weights(model: DemoModel, text: Tensor, scale: float) -> Tensor:
+    """Weights of every layer and head.
+
+    Args:
+        model: the embedded model, or one of its variants.
+        text: (B, L) bytes.
+        scale: the variant's own factor on the products.
+
+    Returns:
+        (B, layers, H, L, L), float32; row i sees keys j <= i.
+
+    Example:
+        >>> model = DemoModel("demo:unscaled")
+        >>> demo_weights(model, torch.zeros(1, 4, dtype=torch.long), 1.0).sum(-1).allclose(torch.ones(1, 3, 2, 4))
+        True
+    """
+    projected: list[Tensor] = []
+    hooks = [
+        getattr(block.attention, name).register_forward_hook(lambda _m, _a, out: projected.append(out))
+        for block in model.blocks
+        for name in ("q_proj", "k_proj")
+    ]
+    try:
+        with torch.no_grad():
+            model(text)
+            heads = [x.view(*x.shape[:2], HEADS, -1).transpose(1, 2) for x in projected]
+            layers = [
+                weights(*rope(query, key), scale, is_causal=True)
+                for query, key in zip(heads[::2], heads[1::2], strict=True)
+            ]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.stack(layers, 1)

@@ -1,0 +1,109 @@
+"""Alarms on the size of the logits: too large, about to be, or badly held by half precision.
+
+- `max_logit`: the largest logit of an attention is above a bar: 50 note, 100 warn, 1e3 fail, 1e4 critical.
+- `growth`: the largest logit is about to pass the next of these bars. The logarithm of the largest logit is drawn on
+  against the step; see `trend` for the line and its interval. The alarm comes once the logit has passed the bar before
+  (for the first bar, half of it: in a warm-up every logit grows fast) and if the whole interval ends within the span
+  that was sampled. A forecast has the severity of its bar.
+- `fp16_range`: the product q . k, where a run stores it before the softmax, leaves the range of float16 or comes near.
+  The bars are on the largest |q . k| as it is stored, hidden keys and earlier factors of q and k included: 65504, the
+  largest finite float16, is a fail where the logits are stored in float16, and a warning elsewhere, as it would be
+  infinite there. A product that is stored in float16 is also warned of from 32768 on, the last binade before infinity,
+  and from four binades below on where its growth passes 65504 within the horizon. A fused kernel stores no product.
+- `bf16_offset`: rows of stored logits lie far off zero. bfloat16 has 8 significand bits, from 32 on steps of 0.25. The
+  bar on the largest |mean of a row| is 50; a warning where the logits are stored in bfloat16, a note where they would
+  move if they were.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from sqrtdk.audit.rules.numbers import BF16_OFFSET, BF16_SOURCE, FP16_MAX, FP16_SOURCE
+from sqrtdk.audit.rules.statistics import LEVELS
+from sqrtdk.monitor.alarms.trend import WINDOW, largest, passing, same_place
+from sqrtdk.monitor.samples import Alarm, CallSample, StepSample
+from sqrtdk.theory import spacing
+
+
+def max_logit(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
+    """One alarm for each attention above a bar, at its worst head."""
+    for call in now.calls:
+        value, head = largest(call, "max_logit")
+        level = next((level for level in LEVELS if value > level[1]), None)
+        if level is None:
+            continue
+        severity, bar, source = level
+        text = f"{call.name}: head {head} has a logit of {value:.4g} at step {now.step}, above {bar:g}"
+        yield Alarm("max_logit", severity, now.step, text, source, call.site, call.index, head, value, bar)
+
+
+BARS = LEVELS[::-1]  # ascending
+
+
+def growth(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
+    """One alarm for each attention whose next bar lies ahead."""
+    for call in now.calls:
+        value, head = largest(call, "max_logit")
+        place = next((i for i, (_, bar, _) in enumerate(BARS) if value < bar), None)
+        if place is None or value <= (BARS[place - 1][1] if place else BARS[0][1] / 2):
+            continue
+        severity, bar, source = BARS[place]
+        points = [(step, largest(one, "max_logit")[0]) for step, one in same_place(before[1 - WINDOW :], call)]
+        points = [(step, size) for step, size in (*points, (now.step, value)) if 0 < size < math.inf]
+        found = passing([step for step, _ in points], [math.log(size) for _, size in points], math.log(bar))
+        if found is not None:
+            text = f"{call.name}: logits grow, {value:.4g} at step {now.step}; they pass {bar:g} at {found}"
+            yield Alarm("growth", severity, now.step, text, source, call.site, call.index, head, value, bar)
+
+
+LAST_BINADE = 32768.0
+NEAR = FP16_MAX / 16
+
+
+def fp16_range(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
+    """At most one alarm for each attention."""
+    for call in now.calls:
+        value, half = _product(call), call.logits_dtype == "float16"
+        if not value > (NEAR if half else FP16_MAX):
+            continue
+        severity, bar = "warn", FP16_MAX
+        if value > FP16_MAX:
+            severity = "fail" if half else "warn"
+            what = f"q . k reaches {value:.4g}: infinite in float16"
+        elif value >= LAST_BINADE:
+            bar = LAST_BINADE
+            what = f"q . k reaches {value:.4g}, in the last binade of float16"
+        else:
+            points = [(step, _product(one)) for step, one in same_place(before[1 - WINDOW :], call)]
+            points = [(step, size) for step, size in (*points, (now.step, value)) if 0 < size < math.inf]
+            found = passing([step for step, _ in points], [math.log(size) for _, size in points], math.log(FP16_MAX))
+            if found is None:
+                continue
+            what = f"q . k grows, {value:.4g} now; it passes 65504, the end of float16, at {found}"
+        text = f"{call.name}: {what} (step {now.step})"
+        yield Alarm("fp16_range", severity, now.step, text, FP16_SOURCE, call.site, call.index, None, value, bar)
+
+
+def _product(call: CallSample) -> float:
+    """The largest stored |q . k|; infinite where one of them is."""
+    return max((value for value in call.columns.get("stored_product", ()) if not math.isnan(value)), default=-math.inf)
+
+
+def bf16_offset(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
+    """At most one alarm for each attention, at its worst head."""
+    for call in now.calls:
+        value, head = largest(call, "row_offset")
+        if not call.stored or value <= BF16_OFFSET:
+            continue
+        half = call.logits_dtype == "bfloat16"
+        moves = "stored in bfloat16, it moves" if half else "in bfloat16 it would move"
+        text = (
+            f"{call.name}: head {head} has a row of logits {value:.4g} off zero at step {now.step}; "
+            f"{moves} in steps of {spacing(value, 'bfloat16'):.3g}"
+        )
+        severity = "warn" if half else "note"
+        yield Alarm(
+            "bf16_offset", severity, now.step, text, BF16_SOURCE, call.site, call.index, head, value, BF16_OFFSET
+        )

@@ -1,0 +1,137 @@
+"""Alarms on how the weights are spread: heads that look at too few keys, at one key, or at all keys alike.
+
+- `saturation`: heads that put more than .99 of the weight on one key in most of their rows; a note, and a warning when
+  most heads do.
+- `entropy`: the mean entropy of a head against the finite-n table, as the audit's rule `entropy`; a note where a
+  quarter of the model's heads lie below their bar, a warning where three quarters do.
+- `entropy_trend`: the entropy falls towards that. The median over heads of log(bar / entropy) is drawn on to 0, where
+  half of the heads lie below; a note, once the median is within a factor of two of 0.
+- `collapsed`: heads that went flat or one-hot and were not so at an earlier sample. Flat: entropy above .999 log n and
+  logits within a row that deviate by less than 0.1, over 16 keys or more (the audit's rule `flat`). One-hot: a mean
+  largest weight above .99. "Not so" means ten times as far from 1, so that a head that moves about a bar raises no
+  alarm. One head is a note, as one dead or parked head harms nobody; more than half of the heads are a warning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from sqrtdk.audit.rules.statistics import (
+    ENTROPY_SOURCE,
+    FLAT_FRACTION,
+    FLAT_SOURCE,
+    FLAT_STD,
+    LEAST_KEYS,
+    NOTE_FRACTION,
+    PEAK_SOURCE,
+    SATURATED_HEADS,
+    SATURATED_ROWS,
+    WARN_FRACTION,
+    bar_nats,
+)
+from sqrtdk.monitor.alarms.trend import WINDOW, largest, passing, same_place
+from sqrtdk.monitor.samples import Alarm, CallSample, StepSample
+from sqrtdk.stats.heads import SATURATED
+
+COLUMN = "saturated"
+
+
+def saturation(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
+    """At most one alarm for the model, at the worst head."""
+    fractions = [value for call in now.calls for value in call.columns.get(COLUMN, ()) if value >= 0]  # NaN: no choice
+    many = sum(value > SATURATED_ROWS for value in fractions)
+    if not many:
+        return
+    call = max(now.calls, key=lambda call: largest(call, COLUMN))
+    value, head = largest(call, COLUMN)
+    text = (
+        f"{many} of {len(fractions)} heads put over 0.99 on one key in most rows at step {now.step}; "
+        f"worst: {call.name} head {head}, {100 * value:.0f}% of rows"
+    )
+    severity = "warn" if many > SATURATED_HEADS * len(fractions) else "note"
+    yield Alarm("saturation", severity, now.step, text, PEAK_SOURCE, call.site, call.index, head, value, SATURATED_ROWS)
+
+
+def entropy(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
+    """At most one alarm for the model, at the head that is lowest."""
+    heads = [(entropy / bar, entropy, bar, call, head) for call, head, entropy, bar in _heads(now)]
+    low = [one for one in heads if one[0] < 1.0]
+    if not low or len(low) < NOTE_FRACTION * len(heads):
+        return
+    _, entropy, bar, call, head = min(low, key=lambda one: one[0])
+    severity = "warn" if len(low) >= WARN_FRACTION * len(heads) else "note"
+    text = (
+        f"{len(low)} of {len(heads)} heads spread their weight over too few keys at step {now.step} (low entropy); "
+        f"lowest: {call.name} head {head} with {entropy:.3g} nats, where at least {bar:.3g} is healthy"
+    )
+    yield Alarm("entropy", severity, now.step, text, ENTROPY_SOURCE, call.site, call.index, head, entropy, bar)
+
+
+def entropy_trend(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
+    """At most one note for the model."""
+    newest = _depth(now)
+    if newest is None or not -math.log(2.0) < newest < 0.0:
+        return
+    points = [(sample.step, depth) for sample in before[1 - WINDOW :] if (depth := _depth(sample)) is not None]
+    points.append((now.step, newest))
+    found = passing([step for step, _ in points], [depth for _, depth in points], 0.0)
+    if found is not None:
+        text = f"entropy falls: at {found} half of the heads spread their weight over too few keys"
+        yield Alarm("entropy_trend", "note", now.step, text, ENTROPY_SOURCE, value=newest, bar=0.0)
+
+
+def _depth(sample: StepSample) -> float | None:
+    """Median over heads of log(bar / entropy): above 0 where half of them lie below their bar."""
+    ratios = [math.log(bar / max(entropy, 1e-9)) for _, _, entropy, bar in _heads(sample)]
+    return median(ratios) if ratios else None
+
+
+def _heads(sample: StepSample) -> Iterator[tuple[CallSample, int, float, float]]:
+    """Attention, head, its entropy and its bar (nats), of every head that can be judged."""
+    for call in sample.calls:
+        pairs = zip(call.columns.get("keys", ()), call.columns.get("entropy_nats", ()), strict=True)
+        for head, (keys, entropy) in enumerate(pairs):
+            if math.isfinite(entropy) and keys >= LEAST_KEYS:
+                yield call, head, entropy, bar_nats(round(keys), call.norm_sigma)
+
+
+CLEARLY = 10.0  # times the distance from 1
+LOOKED_AT = 64  # samples of the past, evenly spread: a long run is not gone through again at every sample
+
+
+def collapsed(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
+    """A note for each such head, and a warning where they are most of the model's."""
+    looked_at = before[:: 1 + len(before) // LOOKED_AT]
+    notes: list[Alarm] = []
+    for call in now.calls:
+        suspects = [(head, kind) for head in range(call.heads) if (kind := _kind(call, head)) is not None]
+        old = list(same_place(looked_at, call)) if suspects else []
+        for head, (word, column, bar, source) in suspects:
+            value, clear = call.columns[column][head], 1.0 - CLEARLY * (1.0 - bar)
+            step = next((step for step, one in old if _value(one, column, head) < clear), None)
+            if step is None:
+                continue
+            text = f"{call.name}: head {head} went {word} by step {now.step} ({column} {value:.4g}), not so at {step}"
+            notes.append(Alarm("collapsed", "note", now.step, text, source, call.site, call.index, head, value, bar))
+    yield from notes
+    heads = sum(call.heads for call in now.calls)
+    if len(notes) > SATURATED_HEADS * heads:
+        text = f"{len(notes)} of {heads} heads went flat or one-hot by step {now.step}; first: {notes[0].text}"
+        yield Alarm("collapsed", "warn", now.step, text, notes[0].source, value=len(notes) / heads, bar=SATURATED_HEADS)
+
+
+def _kind(call: CallSample, head: int) -> tuple[str, str, float, str] | None:
+    """Kind of a head, the column that says so, its bar and source; None if it is neither flat nor one-hot."""
+    if not _value(call, "keys", head) >= LEAST_KEYS:
+        return None
+    if _value(call, "entropy_fraction", head) > FLAT_FRACTION and _value(call, "std_logit", head) < FLAT_STD:
+        return "flat", "entropy_fraction", FLAT_FRACTION, FLAT_SOURCE
+    return ("one-hot", "peak", SATURATED, PEAK_SOURCE) if _value(call, "peak", head) > SATURATED else None
+
+
+def _value(call: CallSample, column: str, head: int) -> float:
+    """The number of a head; NaN, which passes no bar, if it was not measured."""
+    values = call.columns.get(column, ())
+    return values[head] if head < len(values) else float("nan")
