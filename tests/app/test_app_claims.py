@@ -12,8 +12,8 @@ from sqrtdk._language import Language
 from sqrtdk.app import claims
 from sqrtdk.app.catalogue import LANGUAGES, words
 from sqrtdk.app.settings import RefusedValueError
-from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.claim import spelled
+from sqrtdk.lab.register import CLAIMS
 from sqrtdk.report.plain import plain
 from tests.report.html_page import HtmlPage
 from tests.report.sample_lab import hostile, records

@@ -350,3 +350,18 @@ def test_factors_of_sequences_that_are_no_logs() -> None:
 
 def test_factors_of_rows_that_are_no_logs() -> None:
     assert named(torch.rand(1, 1, LENGTH, 1).double() + 0.5, ROOT, CAUSAL) == ["length_factor"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "text"),
+    [
+        (Formula(0.25, 50.0), Formula(0.005, 1.0), "does not multiply by the softcap (50) behind the tanh"),
+        (Formula(0.005, 1.0), Formula(0.25, 50.0), "multiplies by the softcap (50) behind the tanh, where A does not"),
+        (Formula(0.25, 50.0), Formula(0.125, 25.0), "has a softcap of 25"),
+    ],
+)
+def test_a_softcap_that_is_not_multiplied_back_is_said(one: Formula, other: Formula, text: str) -> None:
+    """`tanh(z / 50)` reads as a softcap of 1, of logits that are divided by 50."""
+    said = [suspicion.text for suspicion in trial(one, other, 5, 5).suspicions()]
+    assert any(text in each for each in said)
+    assert ("behind the tanh" in said[0]) == ("behind the tanh" in text)

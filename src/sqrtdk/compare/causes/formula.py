@@ -62,18 +62,24 @@ def scale(both: Both[Formula]) -> Difference | None:
     capped_alike = a.softcap is not None and b.softcap is not None and a.softcap_at == b.softcap_at
     if by_length(both) or (same(old, new, off) and (not capped_alike or same(a.scale, b.scale, off))):
         return None
-    cap = _cap_words(a, old, new) if capped_alike and same(a.scale, b.scale, off) else ""
-    words = {"text": cap or _scale_words(both.sides, old, new)}
+    words = {"text": (capped_alike and _cap_words(both)) or _scale_words(both.sides, old, new)}
     return Difference(*shown_apart(old, new), words, lambda formula: rescaled(formula, b))
 
 
-def _cap_words(a: Formula, old: Value, new: Value) -> str:
-    """What is said of tanh(z / 50) in place of 50 * tanh(z / 50), and the other way round."""
-    by, cap = ratio(old, new), a.softcap
-    if by is None or cap is None:
+def _cap_words(both: Both[Formula]) -> str:
+    """What is said of tanh(z / 50) in place of 50 * tanh(z / 50), and the other way round; "" of all else.
+
+    The first is read as a softcap of 1 of logits that are divided by 50, or as a softcap of 50 with a factor behind it.
+    """
+    a, b, off = both.a, both.b, both.sides.off
+    assert a.softcap is not None
+    assert b.softcap is not None
+    by, one_argument = ratio(total(a), total(b)), same(over(a.scale, a.softcap), over(b.scale, b.softcap), off)
+    if by is None or not one_argument:
         return ""
-    if close(by, 1 / cap, HELD):
-        return f"does not multiply by the softcap ({cap:g}) behind the tanh"
+    if close(by, 1 / a.softcap, HELD):
+        return f"does not multiply by the softcap ({a.softcap:g}) behind the tanh"
+    cap = max(a.softcap, b.softcap)
     return f"multiplies by the softcap ({cap:g}) behind the tanh, where A does not" if close(by, cap, HELD) else ""
 
 
