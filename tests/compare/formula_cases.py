@@ -120,8 +120,6 @@ CASES: tuple[Case, ...] = (
     Case("by head", "scale", scaled(2), "0.", "0.", "multiplies every factor of the scale by 2"),
     Case("plain", "scale", part(scale=learned(2, HEADS, 1, 1)), 0.25, "-", "multiplies by factors of each head"),
     Case("capped", "scale", scaled(2), 0.25, 0.5, "takes the root of the number of heads"),
-    Case("capped", "scale", part(after=1 / 1.5), 0.25, 0.166667, "does not multiply by the softcap (1.5) behind"),
-    Case("capped", "scale", part(after=1.5), 0.25, 0.375, "multiplies by the softcap (1.5) behind the tanh, where A"),
     Case("capped product", "scale", part(after=1.0), 0.25, 1.0, "leaves the scale out"),
     Case("capped", "softcap", part(softcap=None), 1.5, None, "leaves out the softcap (1.5)"),
     Case("capped product", "softcap", lambda f: Formula(0.25, visible=f.visible), 2.0, None, "leaves out the softcap"),
@@ -192,6 +190,8 @@ CASES: tuple[Case, ...] = (
         "its own", "float16", "rounds the logits and the weights",
     ),
     Case("causal", "dropout", part(kept=_DROPPED, dropout=0.3), 0.0, 0.3, "drops weights (rate 0.3), which A does not"),
+    Case("capped", "scale", part(after=1 / 1.5), 0.25, 0.166667, "does not multiply by the softcap (1.5) behind"),
+    Case("capped", "scale", part(after=1.5), 0.25, 0.375, "multiplies by the softcap (1.5) behind the tanh, where A"),
 )  # fmt: skip
 
 

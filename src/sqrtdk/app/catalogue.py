@@ -35,15 +35,6 @@ class Words:
         """A text of another catalogue in this language."""
         return text.zh if self.language == "zh" else text.en
 
-    def get(self, table: str, name: str) -> str:
-        """The word for a name that a file brings, and the name itself where there is none.
-
-        Example:
-            >>> words("zh").get("verdict", "exact"), words("zh").get("verdict", "<b>")
-            ('相符', '<b>')
-        """
-        return self.entries.get(f"{table}.{name}", name)
-
 
 @functools.cache
 def words(language: Language) -> Words:

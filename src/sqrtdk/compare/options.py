@@ -68,6 +68,9 @@ def scales(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
         if not any(same(number, other) for other in seen):
             seen.append(number)
             yield scaled(number)
+    if base.softcap is not None:  # tanh(z / 50) that is not multiplied by 50 again, and the other way round
+        for factor in (1.0 / base.softcap, base.softcap):
+            yield _set(after=base.after * factor)
 
 
 def softcaps(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
