@@ -24,7 +24,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "sqrtdk"
 SHORT = 60  # lines: a file below is likely one jump of the reader for nothing
-MOST = {"classes and functions": 260, "constants": 300}  # lower it with each name that goes; it never rises
+MOST = {"classes and functions": 216, "constants": 270}  # lower it with each name that goes; it never rises
 
 
 class Sizes(NamedTuple):

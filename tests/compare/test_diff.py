@@ -261,3 +261,10 @@ def test_the_lines_to_look_at_are_said(a: nn.Module, b: nn.Module, in_a: str, in
     assert f" See {places} ({cause.name})." in report.paragraphs[0]
     assert f"{cause.at_b}" in chinese(report)[0]
     assert f"（{cause.name}）。" in chinese(report)[0]
+
+
+def test_what_calls_a_comparison_is_no_line_of_the_model() -> None:
+    """The embedded models are files of sqrtdk itself, as is all that runs them."""
+    report = diff("demo", "demo:unscaled", seq_len=8)
+    (cause,) = (cause for cause in report.pairs[-1].causes if cause.name == "scale")
+    assert [str(at).rpartition(":")[0] for at in (cause.at_a, cause.at_b)] == ["sqrtdk/models/demo.py"] * 2

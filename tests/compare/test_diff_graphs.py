@@ -141,7 +141,15 @@ PLANTS: list[tuple[str, str, Plant, str, Any, Any]] = [
     ("qwen3", "sdpa", other_base, "rope_base", 10000.0, 2500.0),
 ]
 CHANGES = [
-    pytest.param(*change, kind, marks=() if (number, kind) in ((1, "script"), (2, "script")) else pytest.mark.slow)
+    pytest.param(
+        *change,
+        kind,
+        marks=()
+        if (number, kind) == (1, "script")
+        else pytest.mark.full
+        if (number, kind) == (2, "script")
+        else pytest.mark.slow,
+    )
     for number, change in enumerate(PLANTS)
     for kind in KINDS
 ]
@@ -268,7 +276,7 @@ LATER = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("a", "b", "from_file"), [*TAKEN, *(pytest.param(*case, marks=pytest.mark.full) for case in LATER)]
 )

@@ -32,6 +32,7 @@ CODE_NAMES = {  # stages of a record at which a stage is found, and behind which
     "bias": (("logits", "bias"), ("logits", "product")),
     "mask": (("logits", "mask"), ("logits", "product")),
     "sinks": (("logits", "sinks"), ("logits", "product")),
+    "weights": (("weights", "softmax"),),
 }
 DATA = ("weights", "input")  # causes that no line of an attention makes
 EDGE = 1 + 2.0**-20  # the largest number under a scale that it made is the last that is stored, but for its rounding
@@ -172,8 +173,10 @@ def with_lines(cause: Cause, a: AttentionCall | None, b: AttentionCall | None) -
 
 
 def _line(stage: str, call: AttentionCall | None) -> str | None:
-    known = {} if call is None else {(x.where, x.name): x.at for x in reversed(call.stages) if x.at is not None}
-    return next((known[place] for place in CODE_NAMES.get(stage, ()) if place in known), None)
+    if call is None:
+        return None
+    lines = {(x.where, x.name): x.at for x in reversed(call.stages)} | {("weights", "softmax"): call.softmax_at}
+    return next((at for place in CODE_NAMES.get(stage, ()) if (at := lines.get(place)) is not None), None)
 
 
 # -- for the eyes: logits of both sides beside one another, and the keys that one mask alone shows ---------------------

@@ -128,7 +128,7 @@ def _caused(group: Group, report: DiffReport, allows: str) -> str:
 
 
 def _in_code(group: Group) -> str:
-    places = lines_of(group.causes, "B 的 {}、A 的 {}", "两侧的 {}")
+    places = lines_of(group.causes, " B 的 {}、A 的 {}", "两侧的 {}")
     return f"代码见{'；'.join(f'{place}（{name}）' for place, name in places)}。" if places else ""
 
 

@@ -172,7 +172,7 @@ ROUNDED = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("parts", "dtype", "layout", "base", "what"), ROUNDED)
 def test_what_is_rounded_to_half_precision(parts: str, dtype: torch.dtype, layout: str, base: float, what: str) -> None:
     exact, half = rounded(dtype, "", layout, base), rounded(dtype, parts, layout, base)
@@ -378,7 +378,7 @@ PAIRS: dict[str, Case] = {
 SAID = PLACES | OF_AXES | PAIRS
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", SAID)
 def test_one_sentence_says_what_is_turned_otherwise(name: str) -> None:
     a, b, inputs, expected, said = SAID[name]

@@ -27,8 +27,8 @@ Place = tuple[CodeType, int]
 FORWARDING = ("einops", "opt_einsum", "jaxtyping", "beartype", "functorch")  # packages that hand on what they are given
 
 
-# Whose a file is. Where nothing of the model's is on the stack, the first of the others is told; the audit begins the
-# run, and what called it is no part of the model.
+# Whose a file is. Where nothing of the model's is on the stack, the first of the others is told; an audit or a comparison
+# begins the run, and what called it is no part of the model.
 _MODEL, _OURS, _LAYER, _NOBODY, _AUDIT = range(5)
 
 _DEEPEST = 4  # objects, containers or tensors in one another
@@ -45,7 +45,7 @@ _MACHINERY = {
     _SQRTDK + "tracing" + os.sep: _NOBODY,
     _SQRTDK + os.path.join("models", "run.py"): _NOBODY,  # its modes run between the model and torch
     _SQRTDK + os.path.join("models", "alone.py"): _NOBODY,
-    _SQRTDK + "audit" + os.sep: _AUDIT,
+    **{_SQRTDK + room + os.sep: _AUDIT for room in ("audit", "compare", "recording")},
 }
 _owners: dict[str, int] = {}  # by file name
 _files: dict[str, str] = {}  # by the paths that `text` has shown
