@@ -35,6 +35,15 @@ class Words:
         """A text of another catalogue in this language."""
         return text.zh if self.language == "zh" else text.en
 
+    def get(self, table: str, name: str) -> str:
+        """The word for a name, or the name itself if the catalogue has none.
+
+        Example:
+            >>> words("zh").get("control", "keys"), words("zh").get("control", "<b>")
+            ('键的个数 n', '<b>')
+        """
+        return self.entries.get(f"{table}.{name}", name)
+
 
 @functools.cache
 def words(language: Language) -> Words:

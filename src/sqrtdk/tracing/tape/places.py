@@ -27,8 +27,8 @@ Place = tuple[CodeType, int]
 FORWARDING = ("einops", "opt_einsum", "jaxtyping", "beartype", "functorch")  # packages that hand on what they are given
 
 
-# Whose a file is. Where nothing of the model's is on the stack, the first of the others is told; an audit or a comparison
-# begins the run, and what called it is no part of the model.
+# Whose a file is. Without a frame of the model on the stack, the first of the others is told. An audit or a
+# comparison begins the run, and what called it is no part of the model.
 _MODEL, _OURS, _LAYER, _NOBODY, _AUDIT = range(5)
 
 _DEEPEST = 4  # objects, containers or tensors in one another
