@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sqrtdk.compare.diff import diff
+from sqrtdk.compare.measured import rows_of
 from sqrtdk.compare.outputs import FOLLOWS
 from sqrtdk.report.diff_chinese import paragraphs
 from sqrtdk.report.diff_json import to_json
@@ -245,3 +246,12 @@ def test_of_several_states_the_one_that_belongs_is_compared() -> None:
     assert [(one.name, one.same) for one in report.outputs] == [("last_hidden_state", True)]
     assert report.same is True
     assert diff(a, port, IDS).outputs == ()  # of another shape
+
+
+def test_a_cache_of_a_window_holds_the_last_rows() -> None:
+    hidden = torch.zeros(2, 7, dtype=torch.bool)
+    hidden[1, 5:] = True
+    rows = rows_of(torch.Size((2, 3, 4, 8)), {(2, 7): hidden}, cache=True)
+    assert rows is not None
+    assert rows[:, 0, :, 0].tolist() == [[True] * 4, [True, True, False, False]]
+    assert rows_of(torch.Size((2, 3, 4, 8)), {(2, 7): hidden}) is None

@@ -226,10 +226,11 @@ def blind_rows(a: Side, b: Side, pairs: Sequence[Judged]) -> Blind:
     return blind
 
 
-def rows_of(shape: torch.Size, blind: Blind) -> Tensor | None:
+def rows_of(shape: torch.Size, blind: Blind, *, cache: bool = False) -> Tensor | None:
     """True for the entries of a tensor that are of rows which see a key; None where all are.
 
     Rows are the second axis (B, L, D), the third of one with heads (B, H, L, E), or the first of rows without a batch.
+    A `cache` of a sliding window holds the last rows alone, (B, H, W, E).
     """
     for (batch, length), hidden in blind.items():
         if not bool(hidden.any()):
@@ -237,8 +238,8 @@ def rows_of(shape: torch.Size, blind: Blind) -> Tensor | None:
         rows = ~hidden.cpu()
         if len(shape) > 1 and shape[:2] == (batch, length):
             return rows.view(batch, length, *[1] * (len(shape) - 2)).expand(shape)
-        if len(shape) == 4 and (shape[0], shape[2]) == (batch, length):
-            return rows.view(batch, 1, length, 1).expand(shape)
+        if len(shape) == 4 and shape[0] == batch and (shape[2] == length or (cache and shape[2] < length)):
+            return rows[:, None, length - shape[2] :, None].expand(shape)
         if len(shape) > 1 and shape[0] == batch * length:
             return rows.view(batch * length, *[1] * (len(shape) - 1)).expand(shape)
     return None

@@ -61,7 +61,8 @@ def pair_outputs(a: Side, b: Side, blind: Blind) -> tuple[tuple[Both, ...], Ends
     for name in filter(names.__contains__, one):
         x, y = one[name].cpu(), other[names[name]].cpu()
         units = [max(unit(own or z.dtype), unit(z.dtype)) for own, z in zip(dtypes, (x, y), strict=True)]
-        paired.append(Both(name, names[name], x, y, rows_of(x.shape, blind), (units[0], units[1])))
+        rows = rows_of(x.shape, blind, cache=name.rpartition(".")[2] in ("key", "value"))
+        paired.append(Both(name, names[name], x, y, rows, (units[0], units[1])))
     taken = {*names.values()}
     shared = [name for name in one if name in other and name not in names and name not in taken]
     unlike = [name for name in shared if not name.isdecimal() or set(one) == set(other)]
