@@ -1,12 +1,13 @@
-"""What is added to the logits of both sides, told apart into a bias and a fill of hidden keys by what the other knows.
+"""Splits what a side adds to its logits into a bias and a fill of hidden keys, by what the other side knows.
 
-One tensor may hold both. By itself 0 and -5 below the diagonal is a bias as well as it is a causal mask that lets some
-weight through, and of a bias that was added to minus infinity nothing is left. The sum stays as it is; it is read as
-the other side has it:
+One tensor may hold both. A tensor with 0 and -5 below the diagonal may be a bias, or a causal mask that lets some
+weight through. A bias that was added to minus infinity is lost. The sum itself is not changed; it is read in the
+other side's terms:
 
-* bias + fill * hidden, with a fill that is one number, where the other side hides keys, or adds nothing but 0 and one
-  number below it; the bias is none, that of the other side times a number, or straight lines (ALiBi);
-* at keys that are hidden for good a bias that can't be known is the other side's, as far as their common keys say.
+* bias + fill * hidden, where the fill is one number. This needs another side that hides keys, or that adds only 0 and
+  one negative number. The bias is zero, a multiple of the other side's, or straight lines (ALiBi).
+* At keys that are hidden for good the bias can't be known. It is taken to be the other side's if both agree on the
+  keys that they share.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from sqrtdk.compare.masks import distances
 from sqrtdk.compare.numbers import HELD, ratio, times
 from sqrtdk.compare.program import Formula
 
-FAR = -5e3  # no logit of an attention is so low that a key with this fill took weight beside it
+FAR = -5e3  # exp(-5000) is 0: a key with this fill takes no weight next to any logit that an attention has
 ALIBI = "alibi"
 
 
 def told_alike(a: Formula, b: Formula, off: float = HELD) -> tuple[Formula, Formula]:
-    """Both formulas, what each adds being told apart by the other.
+    """Returns both formulas, each with its bias and its fill separated by what the other side knows.
 
     Args:
-        a: of A.
-        b: of B.
-        off: by what numbers may be off, relative to the largest, in the coarser dtype of both.
+        a: formula of A.
+        b: formula of B.
+        off: error allowed in numbers, relative to the largest, in the coarser dtype of both sides.
 
     Example:
         >>> lower = torch.ones(3, 3, dtype=torch.bool).tril()[None, None]
@@ -46,7 +47,10 @@ def told_alike(a: Formula, b: Formula, off: float = HELD) -> tuple[Formula, Form
 
 
 def common_keys(a: Formula, b: Formula) -> Tensor | None:
-    """True where both sides give a key weight, broadcasts to (B, Hq, L, S); None where both do so everywhere."""
+    """Returns True where both sides give a key weight; None if both do everywhere.
+
+    The mask broadcasts to (B, Hq, L, S).
+    """
     one, other = (None if _lets_through(x) else x.visible for x in (a, b))
     if one is None or other is None:
         return other if one is None else one
@@ -54,11 +58,12 @@ def common_keys(a: Formula, b: Formula) -> Tensor | None:
 
 
 def _lets_through(formula: Formula) -> bool:
+    # A fill of -5 or -100 leaves some weight at hidden keys; -inf and -1e4 leave none.
     return math.isfinite(formula.fill) and formula.fill * formula.fill_by > FAR
 
 
 def _told_apart(own: Formula, other: Formula, off: float) -> Formula:
-    """The bias taken for one and a fill of hidden keys, where the other side hides some and this one none."""
+    """Returns the formula with a bias of its own and a fill, if the other side hides keys and this one hides none."""
     shown = _shown(other)
     if own.bias is None or own.visible is not None or shown is None or bool(shown.all()):
         return own
@@ -66,9 +71,12 @@ def _told_apart(own: Formula, other: Formula, off: float) -> Formula:
     near = off * float(added.abs().max())
     for base in _biases(added, seen, other):
         rest = added - base
+        # The fill is the median where the other side hides keys: a few keys that differ don't move it.
         fill = float(rest[~seen].median())
         hidden = (rest - fill).abs() <= near
+        # Every entry must be bias alone or bias + fill, and the fill clearly negative.
         plain = bool((hidden | (rest.abs() <= near)).all()) and fill < -2 * near
+        # Most of the hidden keys must be hidden on the other side too; otherwise this is another pattern, a bias.
         if plain and not bool(hidden.all()) and 2 * int((hidden & ~seen).sum()) > int(hidden.sum()):
             bias = torch.where(hidden, added - fill, added)
             visible = _distinct(~hidden)
@@ -80,7 +88,7 @@ def _told_apart(own: Formula, other: Formula, off: float) -> Formula:
 
 
 def _shown(formula: Formula) -> Tensor | None:
-    """What a side lets every row see; 0 and one number below it are a mask, where nothing else is."""
+    """Returns the visible keys. A bias of only 0 and one negative number counts as a mask, if the side has no other."""
     if formula.visible is not None or formula.bias is None:
         return formula.visible
     lowest = formula.bias.min()
@@ -89,7 +97,7 @@ def _shown(formula: Formula) -> Tensor | None:
 
 
 def _biases(added: Tensor, seen: Tensor, other: Formula) -> Iterator[Tensor]:
-    """What may be a bias in a sum: none, the other side's times a number, a straight line for each head."""
+    """Yields candidates for the bias in a sum: zero, a multiple of the other side's, a straight line for each head."""
     yield torch.zeros((), dtype=torch.float64)
     if other.bias is not None and other.bias.shape[-1] == added.shape[-1]:
         like = whole(other.bias)
@@ -98,7 +106,7 @@ def _biases(added: Tensor, seen: Tensor, other: Formula) -> Iterator[Tensor]:
 
 
 def _straight(added: Tensor, seen: Tensor) -> Iterator[Tensor]:
-    """Lines through the diagonal, or through its lower right one: on either side alike, on through it, by the key."""
+    """Yields lines through the diagonal or the lower right diagonal: symmetric in i - j, linear in i - j, by key."""
     rows, keys = added.shape[-2:]
     if rows == 1:
         return
@@ -113,17 +121,18 @@ def _straight(added: Tensor, seen: Tensor) -> Iterator[Tensor]:
 
 
 def _slope(added: Tensor, line: Tensor, seen: Tensor) -> Tensor:
-    """(B, H, 1, 1), by what most keys that are seen have the line multiplied; not a number where it is 0 at all."""
+    """Returns the slope of the line in each head, (B, H, 1, 1): the median over visible keys where it is not 0."""
     times_line = torch.where(seen & (line != 0), added / line, torch.nan)
     return times_line.flatten(2).nanmedian(-1).values[..., None, None]
 
 
 def _completed(own: Formula, other: Formula) -> Formula:
-    """With the other side's bias at keys that are hidden for good, where nothing is left of the own one."""
+    """Returns the formula with the other side's bias at keys that are hidden for good, where its own is lost."""
     if own.bias is None or other.bias is None or own.visible is None or _lets_through(own):
         return own
     visible, mine, like = whole(own.visible), whole(own.bias), times(whole(other.bias), other.bias_by)
     assert isinstance(like, Tensor)
+    # A bias that was lost reads as 0 at every hidden key: (scores + bias) + -inf is -inf.
     if mine.shape[-1] != like.shape[-1] or bool((mine.masked_fill(visible, 0.0) != 0).any()):
         return own
     both = common_keys(own, other)
@@ -133,7 +142,7 @@ def _completed(own: Formula, other: Formula) -> Formula:
 
 
 def _named(formula: Formula, off: float) -> Formula:
-    """The formula with a relative bias called ALiBi where it is straight lines at the keys that count."""
+    """Returns the formula with a bias that is straight lines at visible keys named ALiBi."""
     if formula.bias is None or formula.bias_name == ALIBI or formula.bias.ndim < 2 or formula.bias.shape[-1] < 3:
         return formula
     bias = whole(formula.bias)
@@ -146,13 +155,13 @@ def _named(formula: Formula, off: float) -> Formula:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """With all four axes, numbers in float64."""
+    """Returns the tensor with all four axes, numbers in float64."""
     tensor = tensor if tensor.dtype == torch.bool else tensor.double()
     return tensor[(None,) * (4 - tensor.ndim)]
 
 
 def _distinct(tensor: Tensor) -> Tensor:
-    """Without the entries of the batch, and the heads, that only repeat."""
+    """Returns the tensor without batch entries and heads that only repeat the first."""
     for axis in (0, 1):
         if bool((tensor == tensor.narrow(axis, 0, 1)).all()):
             tensor = tensor.narrow(axis, 0, 1)

@@ -1,6 +1,6 @@
-"""Which call of A belongs to which of B: by the map that was given, by site, and by order, numbers and shapes.
+"""Pairs the calls of A and B: by the user's map, by site, then by order, numbers in the path and shapes.
 
-Calls that belong together are made comparable: the same rows and heads, query heads in the order of their projection.
+Paired calls are made comparable: the same rows and heads, query heads in the order of their projection.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from sqrtdk.recording.records import Cut
 from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector, Waypoint
 
-_ALIKE = 1e-3  # of two rows of q or k that are one and the same, the relative difference at most
+_ALIKE = 1e-3  # relative difference up to which two rows of q or k are equal
+# Evidence that two calls belong together. Equal vectors outweigh everything else: a port may rename and renumber all.
 _WORTH = {"vectors": 4.0, "numbers": 2.0, "name": 1.0, "shape": 0.5}
-_LARGEST = 2**20  # bytes
+_LARGEST = 2**20  # bytes of a map file
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """Pairs of positions in the calls of A and of B, in A's order, and the positions that are left."""
+    """Pairs of positions in the calls of A and B, in A's order, and the positions without a partner."""
 
     pairs: tuple[tuple[int, int], ...]
     alone_a: tuple[int, ...]
@@ -36,17 +37,20 @@ class Alignment:
 
 
 def name_of(call: CallTensors | AttentionCall) -> str:
-    """The site, with the index where it is not the first: "layers.0.attn#1"."""
+    """Returns the site, with its index unless that is 0: "layers.0.attn#1"."""
     return call.site if not call.index else f"{call.site}#{call.index}"
 
 
 def align(a: Sequence[CallTensors], b: Sequence[CallTensors], mapping: Mapping[str, str]) -> Alignment:
-    """Pair the calls of both sides; the map is from a site of A to one of B, "site#index" for others than the first.
+    """Pairs the calls of both sides.
+
+    The map leads from a site of A to a site of B. "site#index" names a call of the site other than the first.
 
     Raises:
-        InvalidValueError: the map names a site that is not there.
+        InvalidValueError: the map names a site that does not exist.
     """
     pairs = _mapped(a, b, mapping)
+    # Calls of one name but unequal sizes are no pair; `_in_order` may still find a partner for each.
     by_name = {name_of(call): j for j, call in enumerate(b)}
     for i, call in enumerate(a):
         j = by_name.get(name_of(call))
@@ -78,7 +82,7 @@ def _mapped(a: Sequence[CallTensors], b: Sequence[CallTensors], mapping: Mapping
 
 
 def sizes_of(call: CallTensors) -> tuple[int, ...]:
-    """Rows of the batch, query heads, queries and keys."""
+    """Returns the sizes of batch, query heads, queries and keys."""
     record = call.call
     if record is not None:
         return record.batch, record.heads, record.query_len, record.key_len
@@ -89,7 +93,8 @@ def sizes_of(call: CallTensors) -> tuple[int, ...]:
 def _in_order(
     a: Sequence[CallTensors], b: Sequence[CallTensors], places_a: Sequence[int], places_b: Sequence[int]
 ) -> dict[int, int]:
-    """The pairing of two sequences that keeps their order and is worth most."""
+    """Returns the pairing of two sequences that keeps their order and has the largest total worth."""
+    # Longest common subsequence by dynamic programming, with `_worth` as weights.
     best = [[0.0] * (len(b) + 1) for _ in range(len(a) + 1)]
     worth = [[_worth(one, other) for other in b] for one in a]
     for i in range(len(a) - 1, -1, -1):
@@ -110,7 +115,7 @@ def _in_order(
 
 
 def _worth(one: CallTensors, other: CallTensors) -> float:
-    """How much speaks for two calls being one; 0 where their shapes can't be."""
+    """Returns the evidence that two calls belong together; 0 if their shapes rule it out."""
     if sizes_of(one) != sizes_of(other):
         return 0.0
     worth = _WORTH["shape"]
@@ -126,7 +131,7 @@ def _numbers(site: str) -> tuple[int, ...]:
 
 
 def _same_vectors(one: CallTensors, other: CallTensors) -> bool:
-    """Whether v, or as much of q and k as is known before any step, is the same on both sides."""
+    """Returns whether v, or q or k as far as known before any step, is equal on both sides."""
     for name in ("value", "query", "key"):
         x, y = getattr(one, name).values, getattr(other, name).values
         if x.shape == y.shape and x.numel():
@@ -140,9 +145,9 @@ def _same_vectors(one: CallTensors, other: CallTensors) -> bool:
 
 
 def cut_alike(a: CallTensors, b: CallTensors, cut_a: Cut | None, cut_b: Cut | None) -> tuple[CallTensors, CallTensors]:
-    """Both calls with the rows and heads that a trace file has of one; `None` is a call that the file has whole.
+    """Returns both calls with the same rows and heads; a cut of None means that the call is complete.
 
-    A call of a trace file may be a part of what ran; the other side's call is made the same part.
+    A trace file may hold only a part of a call. The other side's call is reduced to the same part.
     """
     if cut_a is not None and cut_b is None:
         b = _cut(b, cut_a)
@@ -160,10 +165,10 @@ def _cut(call: CallTensors, cut: Cut) -> CallTensors:
 
 
 def in_order(call: CallTensors) -> CallTensors:
-    """The call with its query heads in the order of the features that they were projected to.
+    """Returns the call with its query heads in the order of the features that they were projected to.
 
-    Code that computes a group of query heads at once may have them in any order beside the keys that they share; the
-    order of the projection is the one that both sides have in common.
+    Code that computes a group of query heads at once may order them freely next to their shared keys. Only the order
+    of the projection is common to both sides.
     """
     projection = call.query.projection
     count = call.query.values.shape[1] if call.query.values.dim() == 4 else 0
@@ -175,7 +180,7 @@ def in_order(call: CallTensors) -> CallTensors:
         return call
 
     def permuted(tensor: Any, axis: int = 1) -> Any:
-        """Heads on an axis in order; heads that are shared are repeated, an axis without heads stays, and None."""
+        """Returns the heads of an axis in order; shared heads are repeated, an axis without heads and None stay."""
         if tensor is None or axis < 0 or tensor.shape[axis] == 1 or count % tensor.shape[axis]:
             return tensor
         repeated = tensor.repeat_interleave(count // tensor.shape[axis], axis)
@@ -212,7 +217,7 @@ def in_order(call: CallTensors) -> CallTensors:
 
 
 def _shares(call: CallTensors, count: int) -> bool:
-    """Whether query heads share keys."""
+    """Returns whether query heads share keys."""
     projection = call.key.projection
     if call.key.values.shape[1] < count:
         return True
@@ -223,10 +228,10 @@ def _shares(call: CallTensors, count: int) -> bool:
 
 
 def read_map(mapping: Mapping[str, str] | str | Path | None) -> dict[str, str]:
-    """The map of sites, from a mapping or a JSON file.
+    """Returns the map of sites from a mapping or a JSON file.
 
     Raises:
-        InvalidValueError: it is no JSON object of names to names.
+        InvalidValueError: it is not a JSON object of names to names.
     """
     if mapping is None:
         return {}
@@ -247,7 +252,7 @@ def read_map(mapping: Mapping[str, str] | str | Path | None) -> dict[str, str]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON whose names are there once: of two partners none is the one that is meant."""
+    """Returns a JSON object; refuses a repeated name, since json.loads would silently keep the last partner."""
     once: dict[str, Any] = {}
     for name, value in pairs:
         if name in once:

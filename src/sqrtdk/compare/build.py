@@ -1,4 +1,4 @@
-"""The program of a call: what its tensors and terms say that it does."""
+"""Builds the program of a call from its tensors and terms."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from sqrtdk.compare.observed import LESSER, Seen
 from sqrtdk.compare.program import Affine, Formula, Norm, Opaque, Own, Program, Rotation, Rounded, Step, Way
 from sqrtdk.tracing.tensors import CallTensors, Term, Waypoint
 
-_UNIT, _YARN = 1e-3, 1.6  # amplitudes of rotations: 1, but for rounding, to 0.1 log(factor) + 1
-_ROUNDINGS = 4.0  # of casts and factors between what was projected and what met
-ONE_INPUT = 128.0  # roundings that two projections of one input are apart at most
-LEAST_STORED = 16  # numbers of k or v: fewer may be stored by chance
+_UNIT, _YARN = 1e-3, 1.6  # amplitudes of rotations: from 1 up to rounding, to YaRN's 0.1 log(factor) + 1
+_ROUNDINGS = 4.0  # roundings by casts and factors between the projection and the product
+ONE_INPUT = 128.0  # roundings between two projections of one input
+LEAST_STORED = 16  # numbers of k or v: fewer may match a low-precision grid by chance
 SHARED = ((0, 1, 2, 3), (0, 2, 3), (3,), (0, 2))  # axes of (B, H, L, E) that share a scale: all, a head, row, channel
 
 
 def program_of(call: CallTensors, seen: Mapping[str, Seen]) -> Program:
-    """The program of a call; what is not known of it is listed in `unknown`, and in a way an `Opaque` step.
+    """Returns the program of a call. Unknown parts are listed in `unknown`, and are `Opaque` steps of a way.
 
     Args:
-        call: its tensors.
-        seen: of `observe(call)`.
+        call: tensors of the call.
+        seen: result of `observe(call)`.
     """
     dtype = dtype_of(call.dtype)
     ways = {name: way_of(vector, dtype) for name, vector in seen.items()}
@@ -42,7 +42,7 @@ def program_of(call: CallTensors, seen: Mapping[str, Seen]) -> Program:
 
 
 def way_of(seen: Seen, dtype: torch.dtype) -> Way:
-    """The way of q, k or v; its steps as they are fitted to the values before and after each."""
+    """Returns the way of q, k or v, with each step fitted to the values before and after it."""
     affine = None
     if seen.weight is not None and seen.features is not None:
         affine = Affine(seen.name, seen.weight, seen.bias, seen.features)
@@ -58,6 +58,7 @@ def way_of(seen: Seen, dtype: torch.dtype) -> Way:
             steps[-1:] = rounded_norm(before, point.values, point.detail, dtype) or steps[-1:]
         before = point.values
         known = before if not any(isinstance(step, Opaque) for step in steps) else known
+    # Several or unknown steps may be one rotation, or a cache: both are tried before the way counts as unknown.
     steps = _one_rotation(steps, seen, dtype)
     way = Way(affine, tuple(steps), seen.heads, seen.scaled)
     lost = next((place for place, step in enumerate(steps) if isinstance(step, Opaque)), None)
@@ -70,11 +71,11 @@ def way_of(seen: Seen, dtype: torch.dtype) -> Way:
 
 
 def stored(before: Tensor, seen: Seen) -> Rounded | None:
-    """A quantised cache: what was stored in few bits under a scale, and read back, of k or v as it met.
+    """Returns the rounding of a quantised cache of k or v, stored in few bits under a scale and read back; else None.
 
-    The scale is the one that the user names, 1, that of the largest number, or that of the largest number that is
-    left, which is the largest that the dtype stores where others were cut off; of all, or of each head, row or channel.
-    Numbers that lie between two that are stored may be either.
+    Candidates for the scale are the user's, 1, and those that map the largest number before or after storage to the
+    largest number of the dtype (after storage, larger ones were cut off). Each is shared by all, or by head, row or
+    channel. A number halfway between two stored ones may be either.
     """
     x, y = before.double() * seen.scaled, seen.used
     if x.shape != y.shape or y.numel() < LEAST_STORED or not bool(x.isfinite().all() and y.any()):
@@ -95,9 +96,9 @@ def stored(before: Tensor, seen: Seen) -> Rounded | None:
 
 
 def _one_rotation(steps: list[Step], seen: Seen, dtype: torch.dtype) -> list[Step]:
-    """The steps with one rotation for the last ones, where these are several, or not known, and one by their values.
+    """Returns the steps with one rotation for the last ones, if these are several or unknown and one rotation fits.
 
-    Cached keys and new ones that were turned apart, cat(turn(past), turn(k)), or q that was turned twice.
+    This covers cached and new keys that were rotated separately, cat(turn(past), turn(k)), and q rotated twice.
     """
     first = next((i for i, step in enumerate(steps) if isinstance(step, Rotation | Opaque)), len(steps))
     if len(steps) - first < 2 and not any(isinstance(step, Opaque) for step in steps):
@@ -107,12 +108,12 @@ def _one_rotation(steps: list[Step], seen: Seen, dtype: torch.dtype) -> list[Ste
         return steps
     whole = fit_rotation(before, seen.used, dtype=dtype)
     if whole is None or (whole.amplitude is not None and not 1 - _UNIT < whole.amplitude < _YARN):
-        return steps  # with a factor that the trace could not tell from the steps, and the other side may
+        return steps  # includes a factor that the trace could not separate; the other side may be able to
     return [*steps[:first], whole.rotation]
 
 
 def _gives(way: Way, seen: Seen, dtype: torch.dtype) -> bool:
-    """Whether a way without a step is all there is: a side may tell what was before its steps, and not the steps."""
+    """Returns whether a way without steps is complete: a side may tell values before its steps but not the steps."""
     assert seen.projected is not None
     if seen.projected.shape != seen.used.shape:
         return not seen.borrowed
@@ -133,7 +134,9 @@ def _step(before: Tensor, point: Waypoint, dtype: torch.dtype, rounded_by: Tenso
 
 
 def rounded_norm(before: Tensor, after: Tensor, kind: str, dtype: torch.dtype) -> tuple[Norm, Rounded] | None:
-    """A norm and a rounding that give the values, (B, H, L, E), of a side that computes in `dtype`; None without one.
+    """Returns a norm followed by a rounding that gives the values, (B, H, L, E), of a side with dtype `dtype`.
+
+    Returns None if there is no such pair of steps.
 
     Example:
         >>> x = torch.randn(2, 4, 16, 8)
@@ -152,7 +155,7 @@ def rounded_norm(before: Tensor, after: Tensor, kind: str, dtype: torch.dtype) -
 
 
 def _plain(value: float, low: float, high: float) -> float:
-    """The plainest number between two bounds, a power of ten before 5 and 2 of one; `value` where there is none.
+    """Returns the plainest number between two bounds, powers of ten first, then 5 and 2 times one; else `value`.
 
     Example:
         >>> _plain(9.3e-7, 4.2e-7, 1.4e-6), _plain(5.1e-6, 4.8e-6, 5.4e-6)
@@ -170,7 +173,7 @@ def _plain(value: float, low: float, high: float) -> float:
 
 
 def formula_of(call: CallTensors, seen: Mapping[str, Seen]) -> Formula | None:
-    """The formula of a call from its terms and the factors of q and k; None where one of them is not known."""
+    """Returns the formula of a call from its terms and the factors of q and k; None if one of them is unknown."""
     if call.terms is None:
         return None
     query, key = (_as_4d(seen[name].factor) for name in ("query", "key"))
@@ -189,7 +192,7 @@ def formula_of(call: CallTensors, seen: Mapping[str, Seen]) -> Formula | None:
 
 
 def _with_term(formula: Formula, term: Term) -> Formula | None:
-    """The formula with one more term behind those that it has; None where it can't be written so."""
+    """Returns the formula with one more term after the others; None if a formula can't express it."""
     value, added = term.value, formula.bias is not None or formula.visible is not None
     if term.name == "scale" and value is not None:
         return _scaled(formula, _as_4d(value))
@@ -209,7 +212,8 @@ def _with_term(formula: Formula, term: Term) -> Formula | None:
 
 
 def _scaled(formula: Formula, by: Tensor | float) -> Formula:
-    """Times a factor: of the product, of what was added to it, or of what the softcap gave."""
+    """Returns the formula times a factor: of the product, of the sum with bias and mask, or of the softcap's result."""
+    # (q @ k.mT + bias) * scale multiplies the bias too; after a softcap at the end, cap * tanh(z / cap) * scale.
     if formula.softcap is not None and formula.softcap_at == "masked":
         return replace(formula, after=formula.after * by)
     if isinstance(by, Tensor):
@@ -225,6 +229,7 @@ def _scaled(formula: Formula, by: Tensor | float) -> Formula:
 
 def _masked(formula: Formula, term: Term, visible: Tensor) -> Formula:
     fill, added, kind = term.fill, term.added, term.detail
+    # two mask terms, such as causal and padding: a key is visible if both show it
     if formula.visible is not None:
         visible = formula.visible & visible
         fill = min(formula.fill, fill)

@@ -1,12 +1,12 @@
-"""Where two models begin to differ outside of their attentions, by which parts, and whether these explain all of it.
+"""Finds where two models begin to differ outside their attentions, what causes it, and whether that explains all.
 
-Both run in float64, where rounding hides nothing that matters. The calls of their modules are walked in the order in
-which A's end, to the first whose input agrees and whose output does not. What B's module has otherwise is put into a
-copy of A, which runs again: where the module then gives what B's gives, that is proven, and the walk goes on behind it,
-to the next. What is not known is put in as B's output. So is what attentions do otherwise, which has causes of its own.
-In the end A gives what B gives, and nothing is left unexplained.
+Both models run in float64, so that rounding hides nothing relevant. Module calls are walked in the order in which A's
+calls end, up to the first whose input agrees and whose output does not. The part of B's module that differs is put
+into a copy of A, which runs again. If the module then gives B's output, the part is proven and the walk continues
+behind it. An unknown part is replaced by B's output. So are attentions that differ, since they have causes of their
+own. If A ends with B's output, nothing is left unexplained.
 
-The same float64 runs tell whether what two attentions do otherwise cancels before it leaves their modules.
+The same float64 runs tell whether a difference between two attentions cancels before it leaves their modules.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from sqrtdk.tracing.tape.stance import Disturbed
 
 ATTENTION = "the attention"
 OUTPUT_OF_MODEL = "the output of the model"
-_HIDDEN = -1e4  # and below: what a float mask adds to hide a key; which number it is makes no difference
-_SHARE = 8.0  # a difference enters where it is at least this part of what it is in the end
-_RUNS = 6  # of A with parts of B
-Apart = list[tuple[Kept, Kept]] | None  # tensors of both sides that differ; None where there is nothing to compare
+_HIDDEN = -1e4  # a float mask adds this or less to hide a key; -1e4 and finfo.min have the same effect
+_SHARE = 8.0  # a difference counts as entering if it is at least 1/8 of the difference at the end
+_RUNS = 6  # runs of A with parts of B: each costs a forward pass
+Apart = list[tuple[Kept, Kept]] | None  # tensors that differ between the sides; None if nothing can be compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Entry:
 
     Attributes:
         module: the module, with the lines of B's code.
-        where: where in it: "`head`", "`layers.1`, between `layers.1.norm` and `layers.1.mlp`".
-        how: what is otherwise there: "ReLU in A, GELU in B"; "" where that is not known.
+        where: place in the module: "`head`", "`layers.1`, between `layers.1.norm` and `layers.1.mlp`".
+        how: what differs there: "ReLU in A, GELU in B"; "" if unknown.
         others: modules of A that differ in the same way.
     """
 
@@ -54,13 +54,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """All places outside of attentions with causes, in the order of the run.
+    """All places where differences enter outside attentions, in the order of the run.
 
     Attributes:
         entries: the places.
-        whole: with B's parts there, and what its attentions give, A gives what B gives.
-        attentions: there are some with causes.
-        beside: one of them comes before the first place.
+        whole: A gives B's output once it has B's parts there and the outputs of B's attentions.
+        attentions: some attentions differ as well.
+        beside: one of these attentions comes before the first place.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -71,7 +71,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:
-    """A call of A, its partner, and what of that which they take and give differs."""
+    """A call of A, its partner in B, and the inputs and outputs that differ."""
 
     a: ModuleStep
     b: ModuleStep
@@ -80,7 +80,10 @@ class _Call:
 
 
 def follow(a: Side, b: Side, pairs: Sequence[PairDiff], blind: Blind, share: float) -> Chain:
-    """Follow the differences from where they enter; the output differs by a share of its size in the end."""
+    """Follows the differences from where they enter to the output.
+
+    `share` is the final difference of the outputs, as a share of their size.
+    """
     exact = [exact_of(side, listen=True) for side in (a, b)]
     if exact[0] is None or exact[1] is None or not (exact[0].steps and exact[1].steps):
         return Chain()
@@ -95,6 +98,7 @@ def follow(a: Side, b: Side, pairs: Sequence[PairDiff], blind: Blind, share: flo
                 return Chain(tuple(entries))
             found, beside = walk.first(steps), not entries
             continue
+        # The first remedy that moves the walk on is the proven one; without any, the walk ends here unexplained.
         for told, patch, passed in walk.remedies(call, entry):
             steps = walk.run(patch, passed)
             then = found if steps is None else walk.first(steps)
@@ -109,7 +113,7 @@ def follow(a: Side, b: Side, pairs: Sequence[PairDiff], blind: Blind, share: flo
 
 
 class _Walk:
-    """A's calls beside B's, with more and more of B in A."""
+    """Walks A's calls beside B's while A gets more and more parts of B."""
 
     def __init__(
         self, a: Side, b: Side, exact: Exact, pairs: Sequence[PairDiff], blind: Blind, level: tuple[float, float]
@@ -123,11 +127,12 @@ class _Walk:
         self.steps: Sequence[tuple[ModuleStep, ModuleStep]] = ()
 
     def first(self, steps: Sequence[ModuleStep]) -> tuple[_Call, Entry] | None:
-        """The first call whose input agrees and whose output does not, in the order in which calls of A end."""
+        """Returns the first call of A, in the order of ending, whose input agrees and whose output does not."""
         aligned = align_steps(steps, self.exact.steps, self.sites)
         self.steps = [pair for pair in aligned if not _within(pair[0].place[0], self.passed)]
         calls = []
         for order, (one, other) in enumerate(self.steps):
+            # A module around an attention may return weights or a cache as well; only its main output is compared.
             main = 1 if any(_within(site, [one.place[0]]) for site in self.sites) else len(one.gives)
             both = matched(one.takes, other.takes), matched(one.gives[:main], other.gives)
             calls.append(_Call(one, other, *(self._apart(pairs, order) for pairs in both)))
@@ -137,11 +142,12 @@ class _Walk:
         return None
 
     def _apart(self, pairs: Sequence[tuple[Kept, Kept]], order: int) -> Apart:
+        # Rounding of independent steps adds up like a random walk: it grows with the root of their number.
         allowed = min(self.level[0] * math.sqrt(order + 1), self.level[1])
         return [pair for pair in pairs if not gap_of(*pair, self.blind) <= allowed] if pairs else None
 
     def _entry(self, call: _Call, inside: Sequence[_Call]) -> Entry:
-        """Where in a module: behind the last call of it that agrees, before the first whose input does not."""
+        """Returns the place in a module: after its last call that agrees, before the first whose input does not."""
         path, path_b = call.a.place[0], call.b.place[0]
         name = f"`{path}`" if path else "the model"
         behind = before = None
@@ -169,14 +175,15 @@ class _Walk:
         return Entry(FirstModule(path, path_b, lines), where, how)
 
     def owns(self, path: str) -> bool:
-        """Whether a module is in or around an attention with causes, whose output is not yet B's."""
+        """Returns whether a module is in or around an attention with causes whose output is not yet B's."""
         waiting = [site for site, _ in self.own if site not in self.passed]
         return any(_within(path, [site]) or _within(site, [path]) for site in waiting)
 
     def attentions(self, exact: Exact) -> Sequence[ModuleStep] | None:
-        """A's calls where the modules of attentions with causes return what B's did.
+        """Returns A's calls when the modules of attentions with causes return B's outputs.
 
-        None where one of them is the whole model, or was called another number of times than its attention ran.
+        Returns None if one of them is the whole model, or if a module ran a different number of times than its
+        attention.
         """
         returned = {}
         for places in self.own.items():
@@ -192,9 +199,9 @@ class _Walk:
         return self.run(patch, [site for site, _ in self.own])
 
     def run(self, patch: Patch, passed: Collection[str]) -> Sequence[ModuleStep] | None:
-        """The calls of A with what it has of B; None where it can't run so, or can't be given what B returned.
+        """Returns the calls of A run with the patch; None if A can't run so or can't take what B returned.
 
-        Modules that are `passed` then give what B's give, whatever they get.
+        Modules in `passed` then give B's outputs whatever they get.
         """
         again = self.sides[0].again
         if again is None or self.runs == _RUNS:
@@ -206,12 +213,13 @@ class _Walk:
         except FAILED:
             return None
         if run.replaced != set(patch.returned):
-            return None  # A returns a tensor of another shape, or one that can't be put in
+            return None  # A returns a tensor of another shape, or one that can't be replaced
         self.patch, self.passed = patch, self.passed | set(passed)
         return run.steps
 
     def remedies(self, call: _Call, entry: Entry) -> Iterator[tuple[Entry, Patch, Collection[str]]]:
-        """What B has at a place: parts of its module, which all modules that differ so are given, else its output."""
+        """Yields B's parts at a place, put into all modules that differ alike; last, the output of B's module."""
+        # Parts come first: they name a cause. B's output always works and explains nothing.
         start, steps, pairs, called = self.patch, self.steps, dict(self._modules()), entry.module.a
         own = {path: one for path, (one, _) in pairs.items()}
         if called in pairs:
@@ -234,7 +242,7 @@ class _Walk:
             yield entry, replace(start, returned={**start.returned, **returned}), (called,)
 
     def _modules(self) -> Iterator[tuple[str, tuple[nn.Module, nn.Module]]]:
-        """Modules that belong together, by A's path; those within attentions with causes are left out."""
+        """Yields pairs of modules by A's path, except those within attentions with causes."""
         known = [{} if side.module is None else dict(side.module.named_modules()) for side in self.sides]
         for one, other in self.steps:
             path, pair = one.place[0], (known[0].get(one.place[0]), known[1].get(other.place[0]))
@@ -243,7 +251,7 @@ class _Walk:
 
 
 def _changes(one: nn.Module, other: nn.Module, others: Mapping[str, nn.Module]) -> list[ModuleChange]:
-    """What two modules differ by; nothing where their tensors can't be compared, as some that are quantised."""
+    """Returns the changes from one module to another; [] if tensors can't be compared, such as quantised ones."""
     try:
         return list(changes_of(one, other, others))
     except FAILED:
@@ -251,7 +259,7 @@ def _changes(one: nn.Module, other: nn.Module, others: Mapping[str, nn.Module]) 
 
 
 def _relation(numbers: tuple[Kept, Kept], known: Sequence[tuple[str, Kept]]) -> str:
-    """What B's numbers are to A's, where all of them were kept."""
+    """Returns how B's numbers relate to A's; "" unless all of them were kept."""
     if any(kept.stride != 1 or not kept.values.is_floating_point() for kept in numbers):
         return ""
     a, b = (kept.values.double() for kept in numbers)
@@ -260,9 +268,9 @@ def _relation(numbers: tuple[Kept, Kept], known: Sequence[tuple[str, Kept]]) -> 
 
 
 def level_of(exact: Sequence[Exact | None], share: float) -> tuple[float, float]:
-    """Relative rounding of one step, and the most that is taken for rounding.
+    """Returns the relative rounding of one step, and the largest difference that counts as rounding.
 
-    Models cast to float32 on their way (`x.float()` in a norm), so that is the dtype that is allowed for.
+    The unit is at least that of float32: models cast on their way even when run in float64 (`x.float()` in a norm).
     """
     units = [max(unit(one.dtype), unit(torch.float32)) for one in exact if one is not None]
     return UNMEASURED * max(units), share / _SHARE if share else math.inf
@@ -273,7 +281,7 @@ def _within(path: str, sites: Collection[str]) -> bool:
 
 
 def matched(one: Sequence[Kept], other: Sequence[Kept]) -> list[tuple[Kept, Kept]]:
-    """Tensors of one kind and shape, in order; those that only one side has are left out."""
+    """Returns pairs of tensors of equal kind and shape, in order; tensors of one side only are left out."""
     left = list(other)
     pairs = []
     for x in one:
@@ -286,7 +294,8 @@ def matched(one: Sequence[Kept], other: Sequence[Kept]) -> list[tuple[Kept, Kept
 
 
 def gap_of(x: Kept, y: Kept, blind: Blind) -> float:
-    """Root mean square of the difference, as a share of the size of A's."""
+    """Returns the root mean square of the difference, as a share of the size of A's tensor."""
+    # Long tensors keep every stride-th number; both are thinned to the numbers that they share.
     stride = math.lcm(x.stride, y.stride)
     one, other = x.values[:: stride // x.stride], y.values[:: stride // y.stride]
     if torch.equal(one, other):
@@ -305,11 +314,11 @@ def gap_of(x: Kept, y: Kept, blind: Blind) -> float:
 
 
 def leaves_alike(a: Side, b: Side, pairs: Sequence[tuple[Place, Place]], blind: Blind) -> list[bool]:
-    """Whether modules get the same and give the same, whatever their attentions do on the way.
+    """Returns whether modules get equal inputs and give equal outputs, whatever their attentions do in between.
 
-    `(weights @ v) * sigmoid(lse - sink)` is attention with a sink: other weights, and the same output. A module that
-    gives nothing but zeros, or fewer rows than it gets, as one that returns the last token, tells nothing. Nor does one
-    whose output does not change with its attention, as `x + proj(heads)` where `proj` begins as zero.
+    `(weights @ v) * sigmoid(lse - sink)` is attention with a sink: other weights, the same output. Three kinds of
+    modules prove nothing: one that gives only zeros, one that gives fewer rows than it gets (it returns the last
+    token), and one whose output does not depend on its attention (`x + proj(heads)` where `proj` starts as zero).
 
     `pairs` are places of modules of A and of B.
     """
@@ -331,7 +340,7 @@ def leaves_alike(a: Side, b: Side, pairs: Sequence[tuple[Place, Place]], blind: 
 
 
 def _reacts(a: Side, step: ModuleStep, blind: Blind, allowed: float) -> bool:
-    """Whether what a module gives changes where its attention gives something else."""
+    """Returns whether the output of a module changes if its attention gives something else."""
     call = next((call for call in a.calls if (call.site, call.index) == step.place), None)
     if call is None or call.output is None or a.again is None:
         return False
@@ -348,5 +357,5 @@ def _reacts(a: Side, step: ModuleStep, blind: Blind, allowed: float) -> bool:
 
 
 def _rows(kept: Kept) -> int:
-    """Rows of a tensor; of ids, one each."""
+    """Returns the number of rows of a tensor; each id of an integer tensor is a row."""
     return math.prod(kept.shape[:-1] if kept.values.is_floating_point() else kept.shape)

@@ -1,8 +1,7 @@
-"""What a module does otherwise than its partner: a number, a function or a parameter that it holds, or its type.
+"""Differences of a module and its partner: numbers, functions and parameters that they hold, or their types.
 
-What is found is a suspicion. It is proven where A's model, with B's part put in, gives what B's gives
-(`sqrtdk.compare.chain`). What no part of a module tells may be told from numbers: a residual that is left out, a
-factor, numbers in another order.
+A difference is only a suspicion. It is proven if A's model with B's part gives B's output (`sqrtdk.compare.chain`).
+Some differences show only in numbers: a residual that is left out, a factor, a permutation.
 """
 
 from __future__ import annotations
@@ -21,25 +20,26 @@ from sqrtdk.compare.numbers import ratio, same, told_apart
 from sqrtdk.compare.precision import unit
 from sqrtdk.compare.words import short
 
+# attribute names under which implementations store the same eps
 EPS = ("eps", "epsilon", "variance_epsilon", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
-_FEW_ROWS = 0.5  # of a parameter: where fewer differ, they are counted
-LAYER = re.compile(r"(?<=[.`])\d+(?=[.`])")  # a number in a path
+_FEW_ROWS = 0.5  # share of a parameter's rows: fewer are reported as a count
+LAYER = re.compile(r"(?<=[.`])\d+(?=[.`])")  # a layer's number in a path
 OTHER = "has other numbers"
-_FEW = 8  # numbers that are looked at first
-_LONG = 60  # letters of a text that are shown
+_FEW = 8  # numbers that are compared before the whole tensor
+_LONG = 60  # characters of a text that are shown
 _MOST = 3  # parts of one module that are named
-_NEAR = 1e-6  # relative, of numbers that were computed in float64
+_NEAR = 1e-6  # relative, for numbers computed in float64
 Held = bool | int | float | str | None | Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModuleChange:
-    """A part of B's module that A's may be given.
+    """A part of B's module that can be put into A's.
 
     Attributes:
-        text: what both have, as half a sentence: "`eps` is 1e-05 in A, 0.01 in B".
-        edit: puts it into the module of `path`, in a copy of A's model that is the first argument.
-        written: it stands in the code, or in a config: it is more than a weight.
+        text: what A and B have, as half a sentence: "`eps` is 1e-05 in A, 0.01 in B".
+        edit: puts it into the module at `path` of a copy of A's model, its first argument.
+        written: it stands in the code or a config, so it is more than a weight.
     """
 
     text: str
@@ -48,29 +48,30 @@ class ModuleChange:
 
     @property
     def kind(self) -> str:
-        """What modules of other layers may share. Other weights are one kind, whatever they are of."""
+        """The kind of change, equal for modules of other layers that change alike. All other weights are one kind."""
         return OTHER if OTHER in self.text else LAYER.sub("#", self.text)
 
 
 def changes_of(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[ModuleChange]:
-    """What two modules differ by, most exact first: what they hold, then their types.
+    """Yields what two modules differ by, most specific first: what they hold, then their types.
 
-    One of the `others`, modules of A, may have what B's has.
+    `others` are modules of A that may hold what B's module holds.
     """
     tensors, values = _of_tensors(a, b, others), _of_values(a, b)
-    sets = [[*tensors, value] for value in values] if 1 < len(values) <= _MOST else []  # one may matter alone
+    sets = [[*tensors, value] for value in values] if 1 < len(values) <= _MOST else []  # one alone may be the cause
     for parts in (*sets, [*tensors, *values]):
         if 0 < len(parts) <= _MOST:
             text = "; there also ".join(text for text, _ in parts)
             yield ModuleChange(text, partial(_each, [edit for _, edit in parts]), bool(values))
     if type(a) is not type(b) and (not any(a.children()) or not any(b.children())):
+        # Modules with inner modules on both sides are not swapped: the inner ones are compared themselves.
         names = [type(module).__name__ for module in (a, b)]
         if names[0] == names[1]:
             names = [f"{type(module).__module__}.{name}" for module, name in zip((a, b), names, strict=True)]
         yield ModuleChange(f"{names[0]} in A, {names[1]} in B", partial(_put, b))
 
 
-Part = tuple[str, Callable[[nn.Module], None]]  # what differs, and what gives it to a module
+Part = tuple[str, Callable[[nn.Module], None]]  # description of the difference, and the edit that gives it to a module
 
 
 def _each(edits: Sequence[Callable[[nn.Module], None]], model: nn.Module, path: str) -> None:
@@ -79,7 +80,7 @@ def _each(edits: Sequence[Callable[[nn.Module], None]], model: nn.Module, path: 
 
 
 def _put(module: nn.Module, model: nn.Module, path: str) -> None:
-    """A copy of a module in place of that of a path, in the dtype of the model."""
+    """Puts a copy of a module at a path of the model, in the model's dtype and training mode."""
     parent, _, name = path.rpartition(".")
     old = model.get_submodule(path)
     dtype = next((x.dtype for x in model.parameters() if x.is_floating_point()), torch.float64)
@@ -87,7 +88,7 @@ def _put(module: nn.Module, model: nn.Module, path: str) -> None:
 
 
 def _of_tensors(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> list[Part]:
-    """Parameters and buffers of its own that differ by more than how they are held."""
+    """Returns the module's own parameters and buffers that differ by more than their storage."""
     own = [{**dict(m.named_parameters(recurse=False)), **dict(m.named_buffers(recurse=False))} for m in (a, b)]
     found: list[Part] = []
     for name in dict.fromkeys((*own[0], *own[1])):
@@ -95,6 +96,7 @@ def _of_tensors(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> 
         if x is not None and y is not None:
             text = tensor_text(name, x.detach(), y.detach().to(x.device))
             if text:
+                # for example a head that B ties to the embedding
                 like = ((path, getattr(module, name, None)) for path, module in others.items())
                 at = next((path for path, z in like if isinstance(z, Tensor) and z is not x and _equal(z, y)), None)
                 text = text if at is None else f"B's `{name}` is that of A's `{at}`"
@@ -108,7 +110,7 @@ def _of_tensors(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> 
 
 
 def _hold(name: str, tensor: Tensor | None, module: nn.Module) -> None:
-    """A module's own parameter made another; one that others share stays theirs."""
+    """Replaces a module's own parameter; a parameter shared with other modules keeps its value there."""
     held: dict[str, Any] = module._buffers if name in module._buffers else module._parameters
     like = next((x for x in (*module.parameters(), *module.buffers()) if x.is_floating_point()), None)
     if tensor is not None:
@@ -122,11 +124,12 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or one.numel() < 2:
         return False
     few = one.reshape(-1)[:_FEW].to(other), other.reshape(-1)[:_FEW]
+    # A few numbers rule out nearly every candidate without reading the whole tensor.
     return torch.equal(*few) and torch.equal(one.to(other), other)
 
 
 def tensor_text(name: str, a: Tensor, b: Tensor) -> str:
-    """What a parameter of B is to that of A; "" where they are one but for rounding.
+    """Returns how a parameter of B relates to A's; "" if they are equal up to rounding.
 
     Example:
         >>> ones = torch.ones(4, 2)
@@ -157,7 +160,7 @@ def tensor_text(name: str, a: Tensor, b: Tensor) -> str:
 
 
 def _of_values(a: nn.Module, b: nn.Module) -> list[Part]:
-    """Numbers, names and functions that a module holds, and its config."""
+    """Returns numbers, names and functions that the modules and their configs hold and that differ."""
     found: list[Part] = []
     for prefix, one, other in (("", a, b), ("config.", getattr(a, "config", None), getattr(b, "config", None))):
         values, others = _held(one), _held(other)
@@ -185,14 +188,14 @@ def _held(holder: object) -> dict[str, Held]:
 
 
 def _alike(a: Held, b: Held) -> bool:
-    """Whether two values are one; two functions are where they have one code."""
+    """Returns whether two values are equal; functions are equal if they have the same code."""
     if callable(a) and callable(b):
         return getattr(a, "__code__", a) == getattr(b, "__code__", b)
     return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
 def _words(a: Held, b: Held) -> Sequence[str]:
-    """Two values, so that it shows how they differ: a stranger's text may be of any length."""
+    """Returns two values as text that shows where they differ; untrusted text may be of any length, so it is cut."""
     if type(a) in (int, float) and type(b) in (int, float):
         return told_apart(float(a), float(b))  # type: ignore[arg-type]
     texts = [str(getattr(value, "__name__", value)) for value in (a, b)]
@@ -210,9 +213,9 @@ def _set(holder: str, name: str, value: Held, module: nn.Module) -> None:
 
 
 def relation(a: Tensor, b: Tensor, before: Sequence[tuple[str, Tensor]]) -> str:
-    """What B's numbers are to A's, as half a sentence; "" where that is nothing simple.
+    """Returns how B's numbers relate to A's, as half a sentence; "" if by nothing simple.
 
-    `before` are tensors that both sides have alike, by their names.
+    `before` are named tensors that are equal on both sides.
 
     Example:
         >>> x, y = torch.tensor([1.0, 5.0, 2.0]), torch.tensor([4.0, 1.0, 7.0])

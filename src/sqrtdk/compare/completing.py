@@ -1,8 +1,8 @@
-"""What one side does not tell of an attention: from its own numbers, and from what the other side tells.
+"""Completes what one side does not tell about an attention, from its own numbers and from the other side.
 
-A trace file may hold q, k, v and the output alone. Where both sides had the same input, the other side's projected
-values are its own; the steps to the values at the product are those that give them, near the other side's. That the
-input was the same needs no other proof than that such steps exist.
+A trace file may hold only q, k, v and the output. If both sides had the same input, the other side's projected values
+are also this side's. The missing steps are those, near the other side's, that lead from them to the values at the
+product. That such steps exist is the proof that the inputs were equal.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from sqrtdk.compare.segments import is_known
 from sqrtdk.compare.suspect import way_of, with_way
 from sqrtdk.tracing.tensors import CallTensors
 
-ALIKE = 16.0  # roundings, of the root mean square, within which two tensors are one
-TIGHT = 2.0  # of two vectors of one input: another kernel's sums, and no more
-ALONG = 0.99  # cosine of the first output and the first value, where no other key is seen
+ALIKE = 16.0  # roundings, in root mean square, within which two tensors are equal
+TIGHT = 2.0  # for two vectors of one input: the sums of another kernel, and nothing else
+ALONG = 0.99  # cosine of the first row's output and first value, if that row sees no other key
 Vectors = dict[str, Seen]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Told:
-    """A side: its tensors, q, k and v, and its program."""
+    """A side: its call, its q, k and v, and its program."""
 
     call: CallTensors
     seen: Vectors
@@ -44,7 +44,7 @@ class Told:
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which it computed."""
+        """The dtype in which the side computed."""
         return dtype_of(self.call.dtype)
 
 
@@ -55,14 +55,14 @@ def completed(
     seen_b: Mapping[str, Seen],
     first: tuple[Formula | None, Formula | None] = (None, None),
 ) -> list[Told]:
-    """Both sides, with what each does not tell as far as it can be told from its numbers and from the other side.
+    """Returns both sides, completed from their numbers and from each other.
 
     Args:
         a: tensors of A.
-        b: of B.
-        seen_a: of `observe(a)`.
-        seen_b: of `observe(b)`.
-        first: formulas of A and B in the call before, which are likely those of this one.
+        b: tensors of B.
+        seen_a: result of `observe(a)`.
+        seen_b: result of `observe(b)`.
+        first: formulas of A and B in the previous call, which this call probably shares.
     """
     sides = []
     for call, own, others in ((a, seen_a, seen_b), (b, seen_b, seen_a)):
@@ -74,14 +74,15 @@ def completed(
         sides = _with_ways(sides, name)
     sides = [_folded(side) for side in sides]
     if _told_alike(sides):
-        return sides  # what makes one output of one q, k and v needs no formula
+        return sides  # equal q, k, v and output need no formula
+    # A is tried again after B: the first time B's formula was unknown, so only a usual one was a start.
     for this in (0, 1, 0) if sides[1].program.formula is None else (0, 1):
         sides[this] = _with_formula(sides[this], sides[1 - this].program.formula, first[this])
     return [_sized(sides[this], sides[1 - this]) for this in (0, 1)]
 
 
 def _told_alike(sides: list[Told]) -> bool:
-    """Whether no side tells a formula, and q, k, v and the output are the same."""
+    """Returns whether neither side tells a formula, and q, k, v and the output are equal."""
     if any(side.program.formula is not None for side in sides):
         return False
     dtype, (one, other) = coarser(sides), sides
@@ -90,12 +91,12 @@ def _told_alike(sides: list[Told]) -> bool:
 
 
 def coarser(sides: list[Told]) -> torch.dtype:
-    """The dtype of both that has fewer digits."""
+    """Returns the coarser dtype of the two sides."""
     return max((side.dtype for side in sides), key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def near(one: Tensor | None, other: Tensor | None, dtype: torch.dtype, roundings: float = ALIKE) -> bool:
-    """Whether two tensors are one, within some roundings of a dtype; not where one of them is not known.
+    """Returns whether two tensors are equal within some roundings of a dtype; False if one is unknown.
 
     Example:
         >>> x = torch.ones(1, 1, 2, 2)
@@ -112,7 +113,7 @@ def near(one: Tensor | None, other: Tensor | None, dtype: torch.dtype, roundings
 
 
 def _with_ways(sides: list[Told], name: str) -> list[Told]:
-    """Both sides with the steps of one vector that one does not tell; what was borrowed in vain is given back."""
+    """Returns both sides with the steps of one vector completed; values borrowed without use are dropped."""
     ways = [way_of(side.program, name) for side in sides]
     if sides[0].seen[name].projected is None and sides[1].seen[name].projected is None:
         return _from_used(sides, name)
@@ -132,16 +133,16 @@ def _with_ways(sides: list[Told], name: str) -> list[Told]:
 
 
 def _given_back(side: Told, name: str) -> Told:
-    """A side without what it borrowed."""
+    """Returns a side without the values that it borrowed for a vector."""
     vector = side.seen[name]
     own = replace(vector, projected=None, borrowed=False) if vector.borrowed else vector
     return replace(side, seen=side.seen | {name: own})
 
 
 def _found(own: Told, other: Told, name: str, dtype: torch.dtype) -> tuple[Way | None, float]:
-    """The way of a vector, and the part of the scale that was on it: none, or as much as the other side has there.
+    """Returns the way of a vector, and the part of the scale that multiplied it: none, or the other side's part.
 
-    Of the two the one is taken that leaves the other side's size nearest.
+    Of the two candidates, the one whose amplification is closest to the other side's is returned.
     """
     vector, known, beside = own.seen[name], way_of(other.program, name), other.seen[name].factor
     assert vector.projected is not None
@@ -153,14 +154,14 @@ def _found(own: Told, other: Told, name: str, dtype: torch.dtype) -> tuple[Way |
 
 
 def _amplified(way: Way) -> float:
-    """By how much a way makes its vector larger, apart from norms."""
+    """Returns the factor by which a way enlarges its vector, apart from norms."""
     sizes = [float(step.table.abs().median()) for step in way.steps if isinstance(step, Rotation)]
     factor = float(torch.as_tensor(way.scaled, dtype=torch.float64).abs().median())
     return max(math.prod(sizes) * factor, 1e-300)
 
 
 def _told(own: Told, other: Told, name: str, found: Way) -> Told:
-    """A side with a way that was found; where it has another projection than the other side, with what that gave."""
+    """Returns a side with a way that was found, and projected values to match if its projection changed."""
     vector, of_other = own.seen[name], way_of(other.program, name)
     moved = found.affine is not None and of_other.affine is not None and found.affine is not of_other.affine
     if not vector.borrowed:
@@ -175,7 +176,7 @@ def _told(own: Told, other: Told, name: str, found: Way) -> Told:
 
 
 def _from_used(sides: list[Told], name: str) -> list[Told]:
-    """Both sides with ways from a common input, where both tell a vector only as it met."""
+    """Returns both sides with ways from a common input, if both tell a vector only at the product."""
     vectors = [side.seen[name] for side in sides]
     dtype = coarser(sides)
     if near(vectors[0].used, vectors[1].used, dtype):
@@ -196,9 +197,9 @@ def _from_used(sides: list[Told], name: str) -> list[Told]:
 
 
 def _folded(side: Told) -> Told:
-    """Factors that were found on q and k, in the scale: all of q's, of k's those that are powers of the head's width.
+    """Returns the side with fitted factors of q and k moved into the scale: any of q's, powers of the width of k's.
 
-    One and the same factor on both, where they turn, may be the amplitude of a table: it stays.
+    An equal factor on a rotating q and k may be the amplitude of a cos/sin table (YaRN), so it stays.
     """
     query, key = (way_of(side.program, name) for name in ("query", "key"))
     width = side.seen["query"].used.shape[-1]
@@ -220,13 +221,13 @@ def _fold(side: Told, name: str) -> Told:
     way, vector = way_of(side.program, name), side.seen[name]
     factor = way.scaled
     none = name != "query" or not bool((factor != 0).all()) if isinstance(factor, Tensor) else factor in (0.0, 1.0)
-    if none or isinstance(vector.scaled, Tensor) or vector.scaled != 1.0:  # the code's own, which the side tells
+    if none or isinstance(vector.scaled, Tensor) or vector.scaled != 1.0:  # a factor of the code itself is recorded
         return side
     return _into_scale(replace(side, program=with_way(side.program, name, replace(way, scaled=1.0))), name, factor)
 
 
 def _into_scale(side: Told, name: str, factor: Tensor | float) -> Told:
-    """A side with a factor of a vector in the scale of its formula."""
+    """Returns a side with a factor of one vector moved into the scale of its formula."""
     vector, program, formula = side.seen[name], side.program, side.program.formula
     seen = replace(vector, used=vector.used / factor, factor=vector.factor * factor)
     if formula is not None:
@@ -238,16 +239,17 @@ def _into_scale(side: Told, name: str, factor: Tensor | float) -> Told:
 
 
 def _with_formula(side: Told, other: Formula | None, first: Formula | None) -> Told:
-    """The side with the formula that gives the output, near the other side's or the usual ones.
+    """Returns the side with the formula that gives the output, near the other side's formula or a usual one.
 
-    Where fewer heads of k and v are told than of q, groups in another order are supposed where their own gives nothing.
+    If k and v have fewer heads than q, another order of groups is tried when the usual one gives nothing.
     """
     call = side.call
     if side.program.formula is not None or call.missing is not None:
         return side
-    output = call.output.detach().to(side.dtype)  # what was stored in more digits than it was computed in
+    output = call.output.detach().to(side.dtype)  # may be stored in a finer dtype than it was computed in
     known = known_of(call, side.seen)
     for far, grouped in product((False, True), _grouped(side)):
+        # every cheap search, in both group orders, before any expensive one
         query, key, value = (vector.used[:, vector.heads] for vector in (grouped.seen[name] for name in NAMES))
         base = _usual(query, value, call.output) if other is None else other
         formula = infer(Recorded(query, key, value, output, call.lse), base, first, known, far=far)
@@ -257,9 +259,9 @@ def _with_formula(side: Told, other: Formula | None, first: Formula | None) -> T
 
 
 def _sized(own: Told, other: Told) -> Told:
-    """Where q is another by what is not known: its scale that of the other side, if the rest of it may be on q.
+    """Returns the side with q rescaled if its scale and q differ from the other side's by the same unknown factor.
 
-    Of a scale that was found, a part may be on q before; it is, where that leaves the two q nearer in size.
+    A found scale may partly have been applied to q. It is split so if that brings the sizes of the two q closer.
     """
     formula, beside = own.program.formula, other.program.formula
     if formula is None or beside is None or own.call.terms is not None:
@@ -278,7 +280,7 @@ def _sized(own: Told, other: Told) -> Told:
 
 
 def _grouped(side: Told) -> Iterator[Told]:
-    """The side, and with heads of q that read those of k and v in turn, where they are said to be in groups."""
+    """Yields the side; then, with grouped heads, the side whose query heads read the key heads in turn."""
     yield side
     count = side.seen["query"].used.shape[1]
     groups = side.call.key.values.shape[1]
@@ -292,7 +294,7 @@ def _grouped(side: Told) -> Iterator[Told]:
 
 
 def _usual(query: Tensor, value: Tensor, output: Tensor) -> Formula:
-    """By the root of the head's width, without a mask; causal where the first row gives its own value and no other."""
+    """Returns scale 1/sqrt(E); with a causal mask if the first rows give only their own value."""
     (rows, width), keys = query.shape[-2:], value.shape[-2]
     if not 1 < rows <= keys:
         return Formula(width**-0.5)

@@ -1,16 +1,16 @@
-"""A program run in float64: projection, norms, rotations, logits, weights, output.
+"""Runs a program in float64: projection, norms, rotations, logits, weights, output.
 
-Rows are computed in chunks of about `CHUNK` logits, so that the memory on top of q, k and v is linear in length.
+Rows are computed in chunks of about `CHUNK` logits, so memory beyond q, k and v is linear in length.
 
-Where the formula names a dtype, values are rounded to it once: the logits just before the softmax, the weights just
-after it. That is what torch's `softmax(logits.half())` does: its exponentials, sum and division are float32 inside,
-and one rounding follows. A softmax in half precision is thus `logits_dtype` and `weights_dtype` together.
+If the formula names a dtype, values are rounded to it once: logits just before the softmax, weights just after it. That
+is what torch's `softmax(logits.half())` does: exponentials, sum and division are float32 inside, followed by one
+rounding. So a softmax in half precision is `logits_dtype` together with `weights_dtype`.
 
-What the logits and the weights are rounded to also says which numbers there are: a fill beyond the range of the dtype
-(-1e9 in float16) is minus infinity, and a fill that is added swallows the digits of the logit that are finer than its
-own last one. Where no dtype is named, float32 is taken for both; the logits themselves are not rounded then.
+The dtype of the logits and weights also decides which numbers exist. A fill beyond its range (-1e9 in float16) is minus
+infinity. A fill that is added swallows the digits of the logit that are finer than its own last one. Without a named
+dtype, float32 decides both, but the logits themselves are not rounded.
 
-A row that sees no key has output 0 and lse minus infinity (its sink's logit, where there is one).
+A row that sees no key has output 0 and lse minus infinity (with a sink: the sink's logit).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DTYPES = {
     "float8_e5m2": torch.float8_e5m2,
 }
 
-MOST_STORED = {  # the largest number that a cache in so few bits stores; what is beyond is cut off
+MOST_STORED = {  # largest number that a low-precision cache stores; larger ones are cut off
     "float8_e4m3fn": torch.finfo(torch.float8_e4m3fn).max,
     "float8_e5m2": torch.finfo(torch.float8_e5m2).max,
     "int8": 127.0,
@@ -46,7 +46,7 @@ MOST_STORED = {  # the largest number that a cache in so few bits stores; what i
 
 
 def rounded(values: Tensor, dtype: str | None) -> Tensor:
-    """Values rounded to a dtype, as float64, and cut off where it is one of a cache; None rounds nothing.
+    """Returns values rounded to a dtype, as float64; dtypes of a cache also cut off. None rounds nothing.
 
     Example:
         >>> rounded(torch.tensor([1.0 + 2**-12]), "float16").tolist()
@@ -62,10 +62,10 @@ def rounded(values: Tensor, dtype: str | None) -> Tensor:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype of a name, "float16" or "torch.float16".
+    """Returns the dtype of a name such as "float16" or "torch.float16".
 
     Raises:
-        InvalidValueError: there is none among those that attentions compute in.
+        InvalidValueError: attentions don't compute in a dtype of this name.
     """
     dtype = DTYPES.get(name.removeprefix("torch."))
     if dtype is None:
@@ -74,16 +74,16 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def project(affine: Affine, entering: Tensor) -> Tensor:
-    """Heads (B, H, L, E) of an input (B, L, D): input @ weight.T + bias."""
+    """Returns the heads (B, H, L, E) of an input (B, L, D): input @ weight.T + bias."""
     heads = torch.einsum("bld,hed->bhle", entering.double(), affine.weight.double())
     return heads if affine.bias is None else heads + affine.bias.double()[:, None]
 
 
 def follow(way: Way, projected: Tensor) -> tuple[Tensor, ...]:
-    """Values (B, H, L, E) after each step of a way, the last times `way.scaled`; without a step, one: the projected.
+    """Returns the values (B, H, L, E) after each step of a way, the last times `way.scaled`; at least the projected.
 
     Raises:
-        InvalidValueError: a step is not known.
+        InvalidValueError: a step is unknown.
     """
     values = [projected.double()]
     for step in way.steps:
@@ -93,20 +93,20 @@ def follow(way: Way, projected: Tensor) -> tuple[Tensor, ...]:
 
 
 def apply_step(step: Step, values: Tensor) -> Tensor:
-    """Values (B, H, L, E) after one step."""
+    """Returns the values (B, H, L, E) after one step."""
     if isinstance(step, Opaque):
         raise InvalidValueError(
             f"nothing can be computed through {step.name!r}, a step that is not known",
             hint="Start from the values that were recorded after it.",
         )
     if isinstance(step, Rounded):
-        there = values * step.by
+        there = values * step.by  # a factor of 0 (log n of a row with one key) can't be divided out
         return torch.where(there == 0, values, rounded(there, step.dtype) / step.by)
     return apply_norm(step, values) if isinstance(step, Norm) else apply_rotation(step, values)
 
 
 def apply_norm(norm: Norm, values: Tensor) -> Tensor:
-    """Values (B, H, L, E) after a normalisation, of each head or of all heads of a token together.
+    """Returns the values (B, H, L, E) after a normalisation of each head, or of all heads of a token together.
 
     Example:
         >>> unit = Norm("l2", gain=torch.ones(1, 2))
@@ -119,17 +119,18 @@ def apply_norm(norm: Norm, values: Tensor) -> Tensor:
 
 
 def centred(norm: Norm, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Values (B, H, L, E) without their mean, where the normalisation takes it off, and what they are divided by."""
+    """Returns the values (B, H, L, E), minus their mean for "layer", and their divisor."""
     x, over = values.double(), (1, 3) if norm.over == "heads" else (3,)
     if norm.kind == "layer":
         x = x - x.mean(over, keepdim=True)
     if norm.kind == "l2":
+        # x / max(|x|, eps), like F.normalize; the other kinds add eps under the root: x * rsqrt(mean(x^2) + eps)
         return x, x.square().sum(over, keepdim=True).sqrt().clamp(min=norm.eps)
     return x, (x.square().mean(over, keepdim=True) + norm.eps).sqrt()
 
 
 def spread(tensor: Tensor, count: int, heads: Tensor | None = None) -> Tensor:
-    """(B, H, ...) to (B, count, ...): query head i reads head `heads[i]`, or i // (count / H).
+    """Returns (B, count, ...) from (B, H, ...): query head i reads head `heads[i]`, or i // (count / H).
 
     Example:
         >>> spread(torch.tensor([[1, 2]]), 4).tolist()
@@ -151,10 +152,10 @@ def spread(tensor: Tensor, count: int, heads: Tensor | None = None) -> Tensor:
 
 
 def logits(query: Tensor, key: Tensor, formula: Formula, product: Tensor | None = None) -> Tensor:
-    """Logits (B, Hq, L, S) in float64, as they enter the softmax.
+    """Returns the logits (B, Hq, L, S) in float64, as they enter the softmax.
 
-    The order is scale, softcap (where `softcap_at` has it), bias, mask; then `logits_dtype`. `product` is q . k, where
-    it is there already.
+    The order is scale, softcap (at `softcap_at`), bias, mask; then rounding to `logits_dtype`. `product` is q . k, if
+    it is already computed.
     """
     scale = formula.scale
     if product is None and formula.own is not None:
@@ -170,7 +171,7 @@ def logits(query: Tensor, key: Tensor, formula: Formula, product: Tensor | None 
 
 
 def curve(product: Tensor, formula: Formula) -> tuple[Tensor, Tensor]:
-    """Logits before bias and mask, (B, Hq, L, S), of q . k, and their slope against it, softcap included.
+    """Returns logits before bias and mask, (B, Hq, L, S), from q . k, and their slope, softcap included.
 
     The slope broadcasts to the logits.
     """
@@ -180,14 +181,14 @@ def curve(product: Tensor, formula: Formula) -> tuple[Tensor, Tensor]:
         bent = (z / formula.softcap).tanh()
         if formula.softcap_by_logits:
             z, slope = z * bent, slope * (bent + z / formula.softcap * (1.0 - bent.square())).abs()
-        elif formula.softcap_at != "masked":  # there bias and mask come first: the steepest slope is taken
+        elif formula.softcap_at != "masked":  # else bias and mask come first: steepest slope
             z, slope = formula.softcap * bent, slope * (1.0 - bent.square())
     after = _to(formula.after, torch.float64)
     return z * after, slope * after
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, formula: Formula) -> tuple[Tensor, Tensor]:
-    """Output (B, Hq, L, Ev) and log of the sum of exponentials (B, Hq, L), sinks among them, in float64."""
+    """Returns the output (B, Hq, L, Ev) and the lse (B, Hq, L) with sinks included, in float64."""
     heads = query.shape[1]
     key, value = spread(key, heads).double(), spread(value, heads).double()
     outputs, sums = [], []
@@ -201,15 +202,16 @@ def attend(query: Tensor, key: Tensor, value: Tensor, formula: Formula) -> tuple
 
 
 def weigh(query: Tensor, key: Tensor, formula: Formula, z: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Weights (B, Hq, L, S) as they meet v, dropout included, and the lse (B, Hq, L), in float64.
+    """Returns the weights (B, Hq, L, S) that multiply v, dropout included, and the lse (B, Hq, L), in float64.
 
-    `z` are the logits, where they are there already.
+    `z` are the logits, if already computed.
     """
     by_own_code = formula.own is not None and z is None
     z = logits(query, key, formula) if z is None else z
     top = z.amax(-1, keepdim=True) if z.shape[-1] else z.new_full((*z.shape[:-1], 1), float("-inf"))
     sinks = None if formula.sinks is None else formula.sinks.double()[:, None, None]
     top = top if sinks is None else torch.maximum(top, sinks)
+    # a row that sees no key: -inf minus -inf would be NaN
     top = top.masked_fill(top == float("-inf"), 0.0)
     exponentials = (z - top).exp()
     total = exponentials.sum(-1, keepdim=True)
@@ -223,12 +225,12 @@ def weigh(query: Tensor, key: Tensor, formula: Formula, z: Tensor | None = None)
 
 
 def some_rows(formula: Formula, rows: Tensor | slice, length: int) -> Formula:
-    """The formula of some of `length` rows, by their numbers or from one to another."""
+    """Returns the formula of some of `length` rows, by index or slice."""
     return parts_of(formula, lambda x: x[..., rows, :] if x.ndim > 1 and x.shape[-2] == length != 1 else x)
 
 
 def some_heads(formula: Formula, index: Tensor, count: int) -> Formula:
-    """The formula of some of `count` heads, by their numbers."""
+    """Returns the formula of some of `count` heads, by index."""
     sinks = None if formula.sinks is None else formula.sinks[index]
     return parts_of(
         replace(formula, sinks=sinks), lambda x: x[..., index, :, :] if x.ndim > 2 and x.shape[-3] == count != 1 else x
@@ -236,7 +238,7 @@ def some_heads(formula: Formula, index: Tensor, count: int) -> Formula:
 
 
 def parts_of(formula: Formula, of: Callable[[Tensor], Tensor]) -> Formula:
-    """A formula with `of` of every tensor that broadcasts to (B, Hq, L, S)."""
+    """Returns the formula with `of` applied to every tensor that broadcasts to (B, Hq, L, S)."""
 
     def parts(record: Any, names: tuple[str, ...]) -> dict[str, Any]:
         values = {name: getattr(record, name) for name in names}
@@ -247,7 +249,7 @@ def parts_of(formula: Formula, of: Callable[[Tensor], Tensor]) -> Formula:
 
 
 def chunks(query: Tensor, key: Tensor, budget: int = CHUNK) -> Iterator[slice]:
-    """Slices of the rows of a query (B, Hq, L, E), of at most `budget` logits each but of one row at least."""
+    """Yields slices of the rows of a query (B, Hq, L, E): at most `budget` logits each, at least one row."""
     length, row = query.shape[-2], query.shape[0] * query.shape[1] * key.shape[-2]
     step = max(1, budget // max(1, row))
     for first in range(0, length, step):
@@ -255,20 +257,20 @@ def chunks(query: Tensor, key: Tensor, budget: int = CHUNK) -> Iterator[slice]:
 
 
 def _own_product(query: Tensor, key: Tensor, own: Own) -> Tensor:
-    """Q . k as a side has it, in its dtype, with the factors on q and k that it puts there."""
+    """Returns q . k as the side computes it: in its dtype, with its factors on q and k."""
     dtype, factor = dtype_of(own.dtype), own.key.mT if isinstance(own.key, Tensor) else own.key
     queries = (query.double() * own.query).to(dtype)
     return queries @ (spread(key, query.shape[1]).double() * factor).to(dtype).mT
 
 
 def _left(scale: Tensor | float, own: Own) -> Tensor | float:
-    """The factor of the product without those of q and k; a row or a key whose own factor is 0 has any."""
+    """Returns the scale without the parts on q and k; where such a part is 0, the rest is arbitrary."""
     there = own.query * own.key
     return scale / (there.masked_fill(there == 0, 1.0) if isinstance(there, Tensor) else there or 1.0)
 
 
 def _own_weights(z: Tensor, formula: Formula) -> Tensor:
-    """Weights (B, Hq, l, S) of torch's softmax: of logits in a lesser dtype, or in the side's own, rounded after it."""
+    """Returns torch's softmax weights (B, Hq, l, S): of rounded logits, or in the side's dtype and rounded later."""
     assert formula.own is not None
     z = z.to(dtype_of(formula.logits_dtype or formula.own.dtype))
     if formula.logits_dtype != formula.weights_dtype:
@@ -276,12 +278,12 @@ def _own_weights(z: Tensor, formula: Formula) -> Tensor:
     if formula.sinks is not None:
         sinks = formula.sinks[:, None, None].to(z.dtype).expand(*z.shape[:-1], 1)
         z = torch.cat([z, sinks], -1)
-    weights = z.softmax(-1).nan_to_num(nan=0.0)  # a row that sees no key
+    weights = z.softmax(-1).nan_to_num(nan=0.0)  # NaN in a row that sees no key
     return rounded(weights if formula.sinks is None else weights[..., :-1], formula.weights_dtype)
 
 
 def _capped(z: Tensor, formula: Formula, places: tuple[str, ...]) -> Tensor:
-    """Through the softcap and the factor after it, if this is their place."""
+    """Returns logits after the softcap and the factor behind it, if this is their place."""
     if formula.softcap_at not in places:
         return z
     if formula.softcap is not None:
@@ -292,9 +294,9 @@ def _capped(z: Tensor, formula: Formula, places: tuple[str, ...]) -> Tensor:
 
 def _masked(z: Tensor, formula: Formula, visible: Tensor) -> Tensor:
     fill, stored = formula.fill * formula.fill_by, formula.logits_dtype or "float32"
-    if math.isnan(fill):  # infinity times 0
+    if math.isnan(fill):  # inf * 0: a mask of -inf multiplied by 0
         fill = float("-inf")
-    if FLOAT32_MOST < abs(formula.fill) < float("inf"):  # of a side that computes in float64
+    if FLOAT32_MOST < abs(formula.fill) < float("inf"):  # only a side that computes in float64 has such a fill
         stored = "float64"
     if not formula.fill_added or math.isinf(fill):
         return torch.where(visible, z, float(rounded(torch.tensor(fill, dtype=torch.float64), stored)))

@@ -1,4 +1,4 @@
-"""`diff`: run two implementations of one model on the same inputs, and say why they differ."""
+"""`diff`: runs two implementations of one model on the same inputs and explains their differences."""
 
 from __future__ import annotations
 
@@ -62,50 +62,49 @@ def diff(
     fail_on: str = "different",
     command: str = "",
 ) -> DiffReport:
-    """Compare two implementations of one model, attention by attention, and name the causes of every difference.
+    """Compares two implementations of one model, attention by attention, and names the causes of every difference.
 
-    Both run on the same inputs. Every attention of A is paired with one of B; A's formula is computed in float64 on
-    what B had at every stage, and where that is not B's result within the rounding of both, the causes are asked: one
-    is reported where the change that it stands for, applied to A, makes the difference go away.
+    Both run on the same inputs. Every attention of A is paired with one of B. A's formula is computed in float64 from
+    B's values at every stage. If the result differs from B's by more than the rounding of both, causes are tried: each
+    stands for a change of A, and is reported if that change makes the difference go away.
 
     Args:
         a: A module, or what `check` takes, a trace file (.safetensors), an ONNX graph (.onnx), an exported program
             (.pt2).
         b: The other side.
-        inputs: A dict or tuple for forward, or one tensor; None makes inputs of the right kind for A.
-        inputs_b: The same for B, where its forward takes others; None gives it A's.
-        mapping: From a site of A to the site of B that belongs to it, "site#index" for others than the first, or a
-            JSON file with that; for what can't be told from names, order and shapes.
+        inputs: A dict or tuple for forward, or one tensor; None makes inputs that suit A.
+        inputs_b: The same for B, if its forward takes other inputs; None gives it A's.
+        mapping: From a site of A to the matching site of B ("site#index" for calls after the first), or a JSON file
+            with that. Needed only if names, order and shapes don't pair the sites.
         attn: Attention implementation of both sides, "eager" or "sdpa"; None is their own.
-        attn_a: Of A alone; wins over that of both, as do the others of one side.
-        attn_b: Of B alone.
-        dtype: To run in, of sides that are given by name.
-        dtype_a: Of A alone.
-        dtype_b: Of B alone.
-        device: Where to run, of sides that are given by name.
-        device_a: Of A alone.
-        device_b: Of B alone.
+        attn_a: The same for A alone. Like all options of one side, it overrides that of both.
+        attn_b: The same for B alone.
+        dtype: Dtype to run in, for sides given by name.
+        dtype_a: The same for A alone.
+        dtype_b: The same for B alone.
+        device: Device to run on, for sides given by name.
+        device_a: The same for A alone.
+        device_b: The same for B alone.
         revision: Branch, tag or commit of a Hugging Face id.
-        revision_a: Of A alone.
-        revision_b: Of B alone.
+        revision_a: The same for A alone.
+        revision_b: The same for B alone.
         text: UTF-8 file for the tokenizer of A.
-        input_file: Safetensors with the inputs.
-        batch: Rows of made-up inputs, default 1.
-        seq_len: Tokens a row of made-up inputs.
-        seed: For weights, inputs and the runs.
+        input_file: Safetensors file with the inputs.
+        batch: Rows of generated inputs, default 1.
+        seq_len: Tokens in each row of generated inputs.
+        seed: Seed for weights, inputs and the runs.
         trust_remote_code: Let a model's own Python files run.
-        kv_scale: The one scale of a quantised cache that a side keeps of k and v, as an engine without calibrated
-            scales takes 1. None finds 1, and those that come from the numbers.
-        fail_on: What makes `exit_code` 1: "different"; "unmeasured", which is also what could not be judged; "never".
-        command: What the user typed, for the report.
+        kv_scale: The fixed scale of a side's quantised cache of k and v, such as 1 in an engine without calibrated
+            scales. None tries 1 and the scales that follow from the numbers.
+        fail_on: When `exit_code` is 1: "different"; "unmeasured", also if something could not be judged; "never".
+        command: The user's command line, for the report.
 
     Returns:
         The report.
 
     Raises:
         ModelError: A side can't be built, its forward raises, or no attention runs in it.
-        InvalidValueError: The sides have no call in common, NaN stands on one side alone, or an option or the map is
-            wrong.
+        InvalidValueError: The sides have no call in common, only one side has NaN, or an option or the map is wrong.
 
     Example:
         >>> report = diff("demo", "demo:unscaled", seq_len=16)
@@ -140,7 +139,7 @@ def diff_with(
     fail_on: str = "different",
     command: str = "",
 ) -> DiffReport:
-    """`diff`, with the options of loading each side in one; it says what they are."""
+    """`diff` with each side's loading options in one object."""
     if fail_on not in FAIL_ON:
         raise InvalidValueError(f"fail_on is {fail_on!r}", hint=f"Use one of: {', '.join(FAIL_ON)}.")
     if kv_scale is not None and not 0 < kv_scale < math.inf:
@@ -168,7 +167,7 @@ def sides_diff(
     fail_on: str = "different",
     command: str = "",
 ) -> DiffReport:
-    """`diff` of two sides that have run, by `sides.run_side`; a side serves as often as one likes.
+    """`diff` of two sides that have already run (`sides.run_side`). A side can be compared any number of times.
 
     `named` is the map of sites; the other options are those of `diff`.
     """
@@ -177,7 +176,7 @@ def sides_diff(
     alignment = align(side_a.calls, side_b.calls, _cut_sites(*sides) | dict(named))
     refuse_strangers(*sides, alignment, named)
     pairs, ends = _compared(*sides, alignment, kv_scale)
-    for side in sides:  # what the modules took and gave is large, and serves this pair of sides alone
+    for side in sides:  # module inputs and outputs are large and serve only this pair of sides
         if side.exact is not None and side.exact.listened:
             side.exact = replace(side.exact, steps=(), listened=False)
     unread = _unread(*sides)
@@ -204,20 +203,20 @@ def sides_diff(
 
 
 def _cut_sites(a: Side, b: Side) -> dict[str, str]:
-    """Sites that both have, one of them a part of the call that ran: shapes can't tell that they belong together."""
+    """Returns sites of both sides where one recorded only part of the call, so that shapes can't pair them."""
     cut = {name_of(call) for side in (a, b) for call, part in zip(side.calls, side.cuts, strict=False) if part}
     return {name: name for name in cut & {name_of(call) for call in a.calls} & {name_of(call) for call in b.calls}}
 
 
 def _notes(a: Side, b: Side) -> list[str]:
-    """What was decided for the user, each sentence once; those of one side alone with its letter."""
+    """Returns what was decided for the user, each sentence once; those of one side with its letter."""
     of_both = set(a.notes) & set(b.notes)
     told = [(label, note) for label, side in (("A", a), ("B", b)) for note in side.notes]
     return list(dict.fromkeys(note if note in of_both else f"{label}: {note}" for label, note in told))
 
 
 def _unread(a: Side, b: Side) -> dict[str, PairDiff]:
-    """Attentions that neither side lets be read, at one site in both and for one reason: what they do is not known."""
+    """Returns attentions that neither side could read, at one site and for one reason; their behaviour is unknown."""
     seen = {(entry.site, entry.formula, entry.reason) for entry in a.missed}
     both = [entry for entry in b.missed if (entry.site, entry.formula, entry.reason) in seen]
     return {
@@ -243,18 +242,20 @@ def _alone(side: Side, places: Sequence[int], other: str, unread: Mapping[str, P
 
 
 def _compared(a: Side, b: Side, alignment: Alignment, kv_scale: float | None) -> tuple[tuple[PairDiff, ...], Ends]:
-    """Every pair judged, and what the models return; what comes into a pair differs by itself, or follows."""
+    """Returns every pair judged, and the outputs; each pair has a difference of its own or follows from another."""
     cuts = [side.cuts or (None,) * len(side.calls) for side in (a, b)]
     calls = [cut_alike(a.calls[i], b.calls[j], cuts[0][i], cuts[1][j]) for i, j in alignment.pairs]
     judged: list[Judged] = []
     for done, (one, other) in enumerate(calls):
         tell("comparing the attentions", done, len(calls))
+        # Layers mostly share a formula: that of the latest judged pair is tried first.
         earlier = next((known.sides for known in reversed(judged) if known.sides), None)
         declared = (a.declared.get(name_of(one), ""), b.declared.get(name_of(other), ""))
         judged.append(_judged(one, other, earlier, declared, kv_scale))
     refuse_unlike(judged)
     blind = blind_rows(a, b, judged)
     returned, ends = pair_outputs(a, b, blind)
+    # Modules are recorded only if the outputs differ clearly: it costs memory, and is used only by `follow`.
     far = any(both.is_apart(UNMEASURED * math.sqrt(len(calls) + 1)) for both in returned)
     entering = compare_inputs(a, b, calls, blind, listen=far)
     judged = _as_they_leave(a, b, calls, judged, entering, blind)
@@ -286,7 +287,7 @@ def _as_they_leave(
     entering: Sequence[Entering],
     blind: Blind,
 ) -> list[Judged]:
-    """What is judged, where a pair differs whose modules give the same: what they do otherwise cancels."""
+    """Returns the judgements, with a pair's difference cancelled if its modules give the same in spite of it."""
     both = enumerate(zip(judged, entering, strict=True))
     doubtful = [place for place, (own, comes) in both if own.same is False and comes.stage.same is not False]
     if not doubtful or a.again is None or b.again is None:
@@ -297,7 +298,7 @@ def _as_they_leave(
 
 
 def _placed(pair: PairDiff, entering: Entering, where: str) -> PairDiff:
-    """With the place where the difference of the input enters."""
+    """Returns the pair with the place where the difference of its input enters."""
     causes = (entering.cause(where) if cause.name == "input" else cause for cause in pair.causes)
     return replace(pair, causes=tuple(filter(None, causes)))
 
@@ -305,7 +306,7 @@ def _placed(pair: PairDiff, entering: Entering, where: str) -> PairDiff:
 def _judged(
     a: CallTensors, b: CallTensors, earlier: Sides | None, declared: tuple[str, str], kv_scale: float | None
 ) -> Judged:
-    """`judge`, where there are numbers to judge."""
+    """Returns `judge` of the pair, unless both sides have NaN."""
     lost = [first_nan((call,)) for call in (a, b)]
     if lost[0] is not None and lost[1] is not None:
         return Judged(None, reason=f"both sides have NaN, A first in the {lost[0][1]}, B in the {lost[1][1]}")
@@ -317,9 +318,9 @@ def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, or
     causes = [with_lines(with_cut_off(cause, judged.sides, judged.seen), a.call, b.call) for cause in causes]
     after, before, own = judged.after, judged.before, judged.same
     if after is not None and after.within and any(cause.name != UNKNOWN for cause in causes):
-        causes = [cause for cause in causes if cause.name != UNKNOWN]  # what is left of a part is rounding in the whole
+        causes = [cause for cause in causes if cause.name != UNKNOWN]  # a rest in one part is rounding over the whole
     if entering.by_v and own is False and entering.stage.same is False:
-        # v may differ by what is found beside it
+        # the input was inferred from v, and v may differ for a cause of its own
         entering = replace(entering, stage=replace(entering.stage, same=None))
     comes_in, follows = entering.cause(), None
     if comes_in is not None and origin is None and own is not None:

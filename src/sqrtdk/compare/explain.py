@@ -1,9 +1,9 @@
-"""Why a segment differs: the causes that are suspected, applied to A's program, and what is left with them.
+"""Finds the causes of a segment's difference by applying suspicions to A's program.
 
-Every suspicion makes one part of A's program B's. They are applied one after the other, each time the one that brings A
-nearest to B, until the numbers agree within rounding; then those are dropped again without which they agree as well. A
-cause's share is what comes back of the difference when it alone is left out. What remains when no suspicion brings A
-nearer is `unknown`.
+Every suspicion turns one part of A's program into B's. They are applied one by one, each time the one that brings A
+closest to B, until the numbers agree within rounding. Then causes that are not needed for that are dropped. The share
+of a cause is the part of the difference that returns if it alone is left out. If no suspicion brings A closer, the rest
+is `unknown`.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from sqrtdk.compare.records import Cause
 from sqrtdk.compare.segments import Gap, Segment, gap
 from sqrtdk.compare.suspect import STAGES, Sides, Suspicion, way_of
 
-MOST = 6  # causes of one segment
-ROUNDS = 24  # suspicions that are applied together
-LEAST = 0.5  # share that a cause must explain where something unknown is left beside it
-WORTH = 0.02  # share of a difference that a cause must take away to be kept before the whole of it is explained
+MOST = 6  # causes of a segment that are searched one by one
+ROUNDS = 24  # suspicions that are applied together at most
+LEAST = 0.5  # share that a cause must explain if an unknown difference remains next to it
+WORTH = 0.02  # share of the difference that a cause must remove to be kept while the rest is unexplained
 UNKNOWN = "unknown"
 Causes = Mapping[str, Callable[[Sides], Iterator[Suspicion]]]
 Chosen = tuple[Suspicion, ...]
-Programs = dict[Chosen, Program]  # A's with some suspicions applied
-LEFT = 0.5  # of the squares, with a cause that shows
+Programs = dict[Chosen, Program]  # A's program with some suspicions applied
+LEFT = 0.5  # share of the squared differences that may remain after a cause that is visible in all numbers together
 ROUNDED, OF_WEIGHTS = ("rounding",), ("weights", "projection_bias")
-VECTORS = math.ceil(-2 * math.log2(RISK) - 1)  # that chance does not lay along another one
+VECTORS = math.ceil(-2 * math.log2(RISK) - 1)  # n with 2^(-(n + 1) / 2) = RISK, see below
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Explained:
-    """A segment, explained as far as it goes.
+    """A segment with its causes.
 
     Attributes:
-        causes: found and proven.
-        program: A's, with all of them applied.
-        before: the difference without them.
-        after: with them.
+        causes: proven causes, and `unknown` for a rest.
+        program: A's program with all of them applied.
+        before: difference without them.
+        after: difference with them.
     """
 
     causes: tuple[Cause, ...]
@@ -50,12 +50,12 @@ class Explained:
 
 
 def explain(segment: Segment, sides: Sides, causes: Causes) -> Explained:
-    """Find the causes of the difference over a segment.
+    """Finds the causes of the difference over a segment.
 
     Args:
-        segment: over which A's program does not give B's values.
+        segment: segment over which A's program does not give B's values.
         sides: both programs.
-        causes: who is asked, in order.
+        causes: functions that suspect, in order.
     """
     before = gap(segment, sides.a)
     if before.within:
@@ -66,9 +66,10 @@ def explain(segment: Segment, sides: Sides, causes: Causes) -> Explained:
         return gap(segment, _applied(programs, suspicions))
 
     chosen = _nearest(segment, sides, causes, programs)
+    # two suspicions may help only together, so all are tried at once before giving up
     if not left(chosen).within and left(every := _all(segment, sides, causes)).within:
         chosen = every
-    if left(chosen).within:  # those without which the numbers do not agree
+    if left(chosen).within:  # drop causes that are not needed for agreement, the last one first
         for suspicion in reversed(chosen):
             rest = _without(chosen, suspicion)
             chosen = rest if left(rest).within else chosen
@@ -84,18 +85,19 @@ def explain(segment: Segment, sides: Sides, causes: Causes) -> Explained:
 
 
 def _asked(segment: Segment, sides: Sides, causes: Causes, chosen: Iterable[Suspicion]) -> Iterator[Suspicion]:
-    """What is suspected beside what was chosen."""
+    """Yields suspicions about the segment that are not chosen yet."""
     names = {(old.name, old.stage) for old in chosen}
     every = (suspicion for suspect in causes.values() for suspicion in suspect(sides))
     return (one for one in every if one.stage in segment.asks and (one.name, one.stage) not in names)
 
 
 def _nearest(segment: Segment, sides: Sides, causes: Causes, programs: Programs) -> Chosen:
-    """One after the other that brings A nearest to B, the first that brings it there; all are asked anew each time."""
+    """Returns suspicions one after the other, each the best at its time; an exact one ends the search."""
     chosen: Chosen = ()
     left = gap(segment, sides.a)
     for _ in range(MOST):
         program, best = _applied(programs, chosen), None
+        # Suspicions depend on the program: with the scale corrected, a softcap may be seen for what it is.
         for other in _asked(segment, replace(sides, a=program), causes, chosen):
             changed = other.change(program)
             found = gap(segment, changed)
@@ -113,7 +115,7 @@ def _nearest(segment: Segment, sides: Sides, causes: Causes, programs: Programs)
 
 
 def _all(segment: Segment, sides: Sides, causes: Causes) -> Chosen:
-    """All suspicions, as they come up while they are applied: two that only together bring A nearer are among them."""
+    """Returns all suspicions in the order in which they appear; some help only in combination."""
     chosen: Chosen = ()
     program = sides.a
     for _ in range(ROUNDS):
@@ -125,7 +127,7 @@ def _all(segment: Segment, sides: Sides, causes: Causes) -> Chosen:
 
 
 def _applied(programs: Programs, suspicions: Chosen) -> Program:
-    """A's program with some suspicions applied, once for those that are asked again."""
+    """Returns A's program with some suspicions applied, from the cache if possible."""
     if suspicions not in programs:
         programs[suspicions] = suspicions[-1].change(_applied(programs, suspicions[:-1]))
     return programs[suspicions]
@@ -136,7 +138,7 @@ def _without(suspicions: Chosen, one: Suspicion) -> Chosen:
 
 
 def _share(before: Gap, after: Gap) -> float:
-    """How much of a difference is gone; what is not finite is gone, or not."""
+    """Returns the share of a difference that is gone; infinite differences are gone completely or not at all."""
     if not math.isfinite(before.size):
         return float(math.isfinite(after.size))
     return 1 - after.size / before.size if before.size > 0 and math.isfinite(after.size) else 0.0
@@ -145,19 +147,19 @@ def _share(before: Gap, after: Gap) -> float:
 def _unknown(segment: Segment, sides: Sides, before: Gap, after: Gap) -> Cause:
     if segment.name != "output":
         stage = lost_stage(segment, sides)
-    else:  # where B has no formula, what it makes of the product is not known
+    else:  # without B's formula, its result from the product is unknown
         stage = "weights" if sides.b.formula is None else segment.stages[-1]
     return unknown_cause(stage, after, max(0.0, _share(before, after)))
 
 
 def unknown_cause(stage: str, left: Gap, explained: float = 0.0) -> Cause:
-    """A difference that no cause explains."""
+    """Returns the cause `unknown` for a difference without explanation."""
     text = f"differs at the {stage} by what is not known: {left.largest:.2g}, rounding allows {left.allowed:.2g}"
     return Cause(UNKNOWN, None, None, explained, text, stage)
 
 
 def lost_stage(segment: Segment, sides: Sides) -> str:
-    """Where a difference of q, k or v that no cause explains is put."""
+    """Returns the stage to which an unexplained difference of q, k or v is attributed."""
     name = segment.name.removesuffix(" used")
     if len(segment.stages) == 1 or name not in NAMES:
         return segment.stages[0]
@@ -165,9 +167,9 @@ def lost_stage(segment: Segment, sides: Sides) -> str:
 
 
 def stage_of_vector(name: str, programs: Iterable[Program]) -> str:
-    """The first stage behind the projection that one of the sides has.
+    """Returns the first stage after the projection that a side has.
 
-    A step that is not known counts as a rotation, which most have; without any it is one of the vector itself: "key".
+    An unknown step counts as a rotation, which most models have. Without any step, the stage is the vector: "key".
     """
     steps = [step for program in programs for step in way_of(program, name).steps]
     kinds: dict[str, type | tuple[type, ...]] = {"norm": Norm, "rotation": (Rotation, Opaque)}
@@ -175,39 +177,39 @@ def stage_of_vector(name: str, programs: Iterable[Program]) -> str:
 
 
 def first_stage(names: list[str]) -> str | None:
-    """The first of some stages, in the order of an attention."""
+    """Returns the first of some stages in the order of an attention."""
     return next((name for name in STAGES if name in names), None)
 
 
 # -- causes that move no single number beyond what rounding allows -----------------------------------------------------
 #
-# What is allowed of one number is the largest that chance makes of its rounding; in half precision a scale that is off
-# by a hundredth stays below. All numbers together tell more. Where the programs say that B does something else, that
-# change of A's program moves its values by d. With r what A's are off by, the cause is there where
-# |r - d|^2 <= |r|^2 / 2: more than half of what is left is gone with it.
+# The allowance for one number is the largest error that chance gives it; in half precision, a scale that is off by one
+# percent stays below. All numbers together show more. If the programs say that B does something else, that change moves
+# A's values by d. Let r be the error of A's values. The cause is accepted if |r - d|^2 <= |r|^2 / 2: more than half of
+# the squared error disappears with it.
 #
-# Chance does that to no one: it asks that r, which is nothing but rounding, lies within 45 degrees of d. Of n numbers
-# that are rounded independently that has a probability of at most 2^(-(n + 1) / 2), `RISK` at n = 39. A vector's
-# numbers have errors in common, so n counts vectors, not their entries. A constant that one side holds in fewer digits
-# is no cause: causes ask that the numbers be further apart than that; the cause `rounding` is not asked, nor, of sides
-# of two dtypes, what finds weights that are not the same.
+# Chance can't do that. It would need r, which is only rounding, to lie within 45 degrees of d. For n independently
+# rounded numbers the probability is at most 2^(-(n + 1) / 2), which is `RISK` at n = 39. The numbers of a vector share
+# errors, so n counts vectors, not entries. A constant that one side stores with fewer digits is no cause: causes ask
+# numbers to differ by more. The cause `rounding` is not tried, nor, if the dtypes of the sides differ, the causes for
+# unequal weights.
 
 
 def shows(before: Gap, after: Gap) -> bool:
-    """Whether more than half of what a program's values are off by, in squares, goes away by a change of it."""
+    """Returns whether a change of the program removes more than half of the squared error of its values."""
     return before.size > 0.0 and after.size**2 <= LEFT * before.size**2
 
 
 def faint(segment: Segment, sides: Sides, causes: Causes) -> Explained:
-    """Causes over a segment whose numbers are each within rounding, one after the other while they show.
+    """Finds causes over a segment whose numbers are each within rounding, as long as more are visible.
 
     Args:
-        segment: over which A's program gives B's values within rounding.
+        segment: segment over which A's program gives B's values within rounding.
         sides: both programs.
-        causes: who is asked, in order.
+        causes: functions that suspect, in order.
 
     Returns:
-        None of the causes, and A's program as it is, where none shows.
+        The causes and A's program with them; no cause and A's own program if none is visible.
     """
     before = gap(segment, sides.a)
     found = Explained((), sides.a, before, before)

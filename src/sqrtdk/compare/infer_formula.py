@@ -1,8 +1,8 @@
-"""The formula of a side that tells q, k, v and what came out, and little else.
+"""Finds the formula of a side that tells q, k, v and the output, and little else.
 
-It is looked for near the other side's: what ports do by mistake (`options`), one change, then two, each computed in
-float64 and compared with what was recorded; the first that gives that within rounding is taken. Changes are tried on
-some rows of the attention, and what is taken is proven on all. How many are tried is bounded by what they cost.
+The search starts near the other side's formula: mistakes that ports make (`options`), one change, then two. Each
+candidate is computed in float64 and compared with the record; the first that fits within rounding is taken. Candidates
+are tried on some rows of the attention, and the winner is proven on all. The number of trials is limited by their cost.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from sqrtdk.compare.program import Formula
 from sqrtdk.compare.recorded import Recorded
 from sqrtdk.tracing.tensors import CallTensors
 
-LOGITS = 2**26  # logits that may be computed for trials: some seconds
-MOST = 600  # trials
-FITTED = 6  # formulas whose scale is fitted, each as dear as a hundred trials
-STRONG = (0.5, 1.0, 2.0, 3.0, 4.0, 7.0)  # softcaps below the usual ones
-NEAR = 0.02  # relative: a fitted scale so near a usual one is tried as that one first
-NO_CAP = (None,)  # none is looked for
-NAMES = {SCALE: "scale", SOFTCAP: "softcap", BIAS: "bias", MASK: "mask", SINKS: "sinks"}  # of terms
+LOGITS = 2**26  # total number of logits that trials may compute: some seconds
+MOST = 600  # trials at most
+FITTED = 6  # formulas whose scale is fitted: each costs as much as a hundred trials
+STRONG = (0.5, 1.0, 2.0, 3.0, 4.0, 7.0)  # softcaps below the usual ones, for codes that cap strongly
+NEAR = 0.02  # relative: a fitted scale this close to a usual one is tried as that one first
+NO_CAP = (None,)  # no softcap is searched
+NAMES = {SCALE: "scale", SOFTCAP: "softcap", BIAS: "bias", MASK: "mask", SINKS: "sinks"}  # names of terms
 FIELDS = {
     SOFTCAP: ("softcap", "softcap_by_logits"),
     BIAS: ("bias", "bias_name", "bias_by"),
@@ -59,18 +59,18 @@ FIELDS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
-    """What a side tells of its formula: some parts of it.
+    """What a side tells about its formula.
 
     Attributes:
-        formula: has what is told.
-        parts: that are.
+        formula: formula with the known parts.
+        parts: numbers of the known parts.
     """
 
     formula: Formula
     parts: Set[int]
 
     def put_into(self, other: Formula) -> Formula:
-        """The other side's formula with what is known in it."""
+        """Returns the other side's formula with the known parts put in."""
         if SCALE in self.parts:
             other = rescaled(other, Formula(total(self.formula)))
         names = [name for part in self.parts for name in FIELDS.get(part, ())]
@@ -81,14 +81,15 @@ NOTHING = Known(Formula(), frozenset())
 
 
 def known_of(call: CallTensors, seen: Mapping[str, Seen]) -> Known:
-    """What a call tells of its formula.
+    """Returns what a call tells about its formula.
 
-    A list of terms is whole: what it does not name is not there. With an operation that was not followed it may be,
-    and then the values that are named are known and no more; nor is the scale, which that operation may have changed.
+    A list of terms is complete: an operation that it doesn't name didn't happen. If the list holds an operation that
+    was not followed, only the named values are known. The scale is then unknown too, since that operation may have
+    changed it.
 
     Args:
-        call: its tensors.
-        seen: of `observe(call)`.
+        call: tensors of the call.
+        seen: result of `observe(call)`.
     """
     every, numbers = call.terms or (), ("scale", "softcap")
     terms = tuple(x for x in every if isinstance(x.value, Tensor) or (x.name in numbers and x.value is not None))
@@ -100,7 +101,7 @@ def known_of(call: CallTensors, seen: Mapping[str, Seen]) -> Known:
     parts = {part for part, name in NAMES.items() if name not in lost and (whole or name in named)}
     if not whole or one_number(total(formula)) is None:
         parts.discard(SCALE)
-    if "scale" in lost:  # which multiplies the bias too, where it comes after it
+    if "scale" in lost:  # a scale after the bias multiplies the bias too
         parts.discard(BIAS)
     parts |= {FILL} if MASK in parts and "mask" in named else set()
     parts |= {ROUNDING} if formula.logits_dtype or formula.weights_dtype else set()
@@ -114,18 +115,18 @@ def known_of(call: CallTensors, seen: Mapping[str, Seen]) -> Known:
 def infer(
     call: Recorded, other: Formula, first: Formula | None = None, known: Known | None = None, *, far: bool = True
 ) -> Formula | None:
-    """The formula that gives the output.
+    """Returns the formula that gives the output.
 
     Args:
-        call: what was recorded.
+        call: the recorded tensors.
         other: the other side's formula.
-        first: what was found for another call of the side; tried before all but the other's own.
-        known: what the side tells, which is not put in question; None: nothing.
-        far: whether more than one change is looked for, and numbers that nobody told.
+        first: formula found for another call of this side; tried right after the other side's own.
+        known: what the side tells, which is never changed; None: nothing.
+        far: whether to search for more than one change, and for numbers that no side tells.
 
     Returns:
-        The first formula that gives output and lse within rounding, that of the other side before any other; None
-        where none does.
+        The first formula that gives output and lse within rounding, the other side's before any other; None if no
+        candidate does.
 
     Example:
         >>> import torch
@@ -138,6 +139,7 @@ def infer(
     known = known or NOTHING
     base, fixed = known.put_into(other), known.parts - {ROUNDING}
     found = [option for option in options(base, call.sizes) if _leaves(option, base, fixed)]
+    # The first row that the base fails to give tells the window: earlier rows still see every key.
     if MASK not in fixed:
         found = [*(window(base, call.sizes, row) for row in call.first_apart(base)), *found]
     guess = None if first is None else known.put_into(first)
@@ -146,12 +148,12 @@ def infer(
 
 
 def _leaves(option: Option, base: Formula, fixed: Set[int]) -> bool:
-    """Whether an option leaves alone what is known; of a softcap that is known the place may still be another."""
+    """Returns whether an option keeps what is known; the place of a known softcap may still change."""
     return option.part not in fixed or (option.part == SOFTCAP and option.change(base).softcap == base.softcap)
 
 
 def _has_sizes(formula: Formula, call: Recorded) -> bool:
-    """Whether the tensors of a formula have the sizes of a call."""
+    """Returns whether the tensors of a formula fit the sizes of a call."""
     sizes = call.sizes
     whole = (sizes.batch, sizes.heads, sizes.rows, sizes.keys)
     every = (formula.scale, formula.after, formula.bias, formula.visible, formula.kept)
@@ -162,14 +164,14 @@ def _has_sizes(formula: Formula, call: Recorded) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Search:
-    """What is tried, and on what.
+    """The candidates and the call on which they are tried.
 
     Attributes:
-        call: what was recorded.
+        call: the recorded tensors.
         base: formula that is changed.
         options: the changes.
-        fixed: the parts that are known.
-        guess: a formula that is tried before the changes.
+        fixed: numbers of the known parts.
+        guess: formula that is tried before the changes.
     """
 
     call: Recorded
@@ -179,7 +181,7 @@ class _Search:
     guess: Formula | None
 
     def trials(self, far: bool) -> Iterator[Formula]:
-        """Formulas that may give what was recorded, nearest to the base first."""
+        """Yields formulas that may give the record, nearest to the base first."""
         yield self.base
         if self.guess is not None:
             yield self.guess
@@ -189,6 +191,7 @@ class _Search:
             tried.append((self.call.left(formula), option))
             if tried[-1][0] <= 1.0:
                 yield formula
+        # From here on numbers are fitted to the record, which costs far more than a trial.
         if not far:
             return
         for formula in chain([self.base], self._from_rows(self._supposed())):
@@ -204,28 +207,28 @@ class _Search:
         return from_rows(self.call, supposed, masked=MASK in self.fixed, sunk=SINKS in self.fixed)
 
     def _with_fills(self, formula: Formula) -> Iterator[Formula]:
-        """What rows that see no key may be, and numbers that leave weight at hidden keys."""
+        """Yields the formula, variants of rows that see no key, and fills that leave weight at hidden keys."""
         yield formula
         if FILL not in self.fixed:
             yield from blind_rows(formula)
             yield from fills_of(self.call, formula)
 
     def _supposed(self) -> list[Formula]:
-        """The base, and it with another usual scale, softcap or bias, or a scale and one of the others."""
+        """Returns the base with another usual scale, softcap or bias, or with a scale and one of the others."""
         parts = {part: [o.change for o in self._single() if o.part == part] for part in (SCALE, SOFTCAP, BIAS)}
         others = [*parts[SOFTCAP], *parts[BIAS]]
         of_scales = [self.base, *(change(self.base) for change in parts[SCALE])]
         return [*of_scales, *(change(formula) for change in others for formula in self._few_scales())]
 
     def _grid(self) -> list[Formula]:
-        """The base with scales from which no other is far, and with softcaps of the usual scales."""
+        """Returns the base with a grid of scales, and with strong softcaps at the usual scales."""
         every = [scaled(scale)(self.base) for scale in scales(self.call.sizes.features).tolist()]
         if SOFTCAP in self.fixed:
             return every
         return [*every, *(replace(formula, softcap=cap) for cap in STRONG for formula in self._few_scales())]
 
     def _few_scales(self) -> list[Formula]:
-        """The base, and it with the textbook's scale and none."""
+        """Returns the base, and the base with the textbook scale and with no scale."""
         root = inverse_root(self.call.sizes.features)
         return [self.base, *(scaled(scale)(self.base) for scale in (root, 1.0) if SCALE not in self.fixed)]
 
@@ -234,11 +237,11 @@ class _Search:
 
     @property
     def _most(self) -> int:
-        """How many trials there may be."""
+        """The number of trials that the cost of one trial allows."""
         return max(64, min(MOST, LOGITS // max(1, self.call.cost)))
 
     def _twofold(self) -> Iterator[Formula]:
-        """Formulas of two changes, of two parts or of one."""
+        """Yields formulas with two changes, of two parts or of one part."""
         double = [option.change for option in self.options if option.changes == 2]
         yield from (change(self.base) for change in double)
         places: dict[int, int] = {}
@@ -247,12 +250,12 @@ class _Search:
             places[option.part] = rank = places.get(option.part, -1) + 1
             ranked.append((rank, option))
         pairs = (pair for pair in combinations(ranked, 2) if pair[0][1].part != pair[1][1].part)
-        nearest = sorted(pairs, key=lambda pair: pair[0][0] + pair[1][0])  # what is first in its part is likeliest
+        nearest = sorted(pairs, key=lambda pair: pair[0][0] + pair[1][0])  # a part's first options are likeliest
         for (_, first), (_, second) in nearest[: self._most]:
             yield second.change(first.change(self.base))
 
     def _fitted(self, formulas: list[Formula]) -> Iterator[Formula]:
-        """Each with the scale, and the softcap, that fits best; a usual scale that is near first."""
+        """Yields each formula with the best fitting scale and softcap; a usual scale nearby comes first."""
         if SCALE in self.fixed:
             return
         changed = [option.change(self.base) for option in self.options if option.part == SCALE]
@@ -267,13 +270,13 @@ class _Search:
             result = self._fit(formula, caps, every_head=False)
             if result is not None and (isinstance(result.scale, Tensor) or self.call.left(result) <= 1.0):
                 near = caps if caps == NO_CAP else (result.softcap,)
-                result = self._fit(formula, near, every_head=True)  # the finer, and of each head
+                result = self._fit(formula, near, every_head=True)  # a finer fit, with a scale for each head
             if result is not None:
                 yield result
 
     def _fit(self, formula: Formula, caps: Sequence[float | None], every_head: bool) -> Formula | None:
         some, here = self.call.tried(formula, every_head=every_head)
-        lse = None if here.sinks is not None else some.lse  # with or without sinks: not known
+        lse = None if here.sinks is not None else some.lse  # an lse may or may not include the sinks
         found = fit_scale(some.query, some.key, some.value, some.output, lse, formula=here, caps=caps)
         if found is None:
             return None
@@ -282,7 +285,7 @@ class _Search:
 
 
 def _usual(fitted: Formula, scales: list[float | None]) -> Iterator[Formula]:
-    """What was fitted with a usual scale in place of one that is near, and with a softcap of few digits."""
+    """Yields the fit with a usual scale in place of a close one, and with a softcap of three digits."""
     if isinstance(fitted.scale, Tensor):
         fitted = replace(fitted, scale=float(fitted.scale.log().mean().exp()))  # one for all heads
         yield fitted

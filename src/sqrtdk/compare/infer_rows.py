@@ -1,9 +1,9 @@
-"""What the rows of an attention tell by themselves: which keys they see, what a sink takes, what hidden keys have.
+"""What the rows of an attention reveal by themselves: the keys they see, the share of a sink, the fill of hidden keys.
 
-With e_j = exp(z_j) of a supposed scale, softcap and bias, the output o of a row that sees the keys lo to hi - 1 has
-sum_j e_j (v_j - o) = 0 over them. Differences of prefix sums give that of all lo and hi at once, so that no band needs
-to be guessed. With a sink, o is a part c < 1 of the same average, and the sink is lse + log((1 - c) / c). A number x in
-place of e at hidden keys is in o (D + x Dh) = N + x Nh, which is linear in it.
+Let e_j = exp(z_j) for an assumed scale, softcap and bias. The output o of a row that sees keys lo to hi - 1 satisfies
+sum_j e_j (v_j - o) = 0 over these keys. Differences of prefix sums give that sum for all lo and hi at once, so no band
+has to be guessed. With a sink, o is a share c < 1 of the same average, and the sink is lse + log((1 - c) / c). If
+hidden keys have a number x in place of e, then o (D + x Dh) = N + x Nh, which is linear in x.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from sqrtdk.compare.masks import band
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.recorded import Recorded, evenly
 
-ENTRIES = 2**21  # intervals that are looked at in one go
-MOST_KEYS = 1024  # with more the intervals of one row alone are too many
-FEW, MANY = (2, 2, 5), (8, 4, 24)  # entries of the batch, heads, rows: to rank what is supposed, to find its mask
+ENTRIES = 2**21  # (lo, hi) intervals that are examined at once
+MOST_KEYS = 1024  # beyond this the intervals of a single row are too many
+FEW, MANY = (2, 2, 5), (8, 4, 24)  # batch entries, heads, rows: few to rank the assumptions, many to find the mask
 FEWEST_ROWS = 4
-BEST = 3  # of what is supposed
+BEST = 3  # assumptions that are kept
 VOTES = 3  # bounds that are tried
-LOST = 1e-15  # of float64 sums that cancel
-MOST_SHARE = 1.001  # of an average: what a sink leaves of it, and rounding
-SAME = 8.0  # roundings, of the output, within which a longer interval does as well
-NEAR = 0.1  # of the root of a rounding, relative: as finely as a fill shows
-FEWEST = 3  # digits of a fill that was chosen by hand
+LOST = 1e-15  # rounding of float64 sums that cancel, relative
+MOST_SHARE = 1.001  # upper limit of a share: a sink leaves less than 1 of the average, and rounding adds a little
+SAME = 8.0  # roundings of the output within which a longer interval fits as well as the best one
+NEAR = 0.1  # relative, in units of sqrt(eps): the accuracy to which an output shows a fill
+FEWEST = 3  # digits of a fill that was chosen by hand, for example -10000 or -5.25
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Misses:
-    """(B, r, S + 1, S + 1), how far the keys lo to hi - 1 are from giving a row, relative, squared, of all heads.
+    """Squared relative misfit of every interval of keys, (B, r, S + 1, S + 1) by (lo, hi), over all heads.
 
     Attributes:
-        index: numbers of the rows.
-        plain: without sinks.
-        sunk: with whatever sinks do best.
-        unit: square of what rounding of the output leaves.
+        index: indices of the rows.
+        plain: misfit without sinks.
+        sunk: misfit with the best possible sinks.
+        unit: square of the misfit that rounding of the output causes.
     """
 
     index: Tensor
@@ -53,14 +53,14 @@ class _Misses:
 
 
 def from_rows(call: Recorded, supposed: Sequence[Formula], *, masked: bool, sunk: bool) -> Iterator[Formula]:
-    """Formulas with the mask, and the sinks, that the rows tell.
+    """Yields formulas with the mask, and the sinks, that the rows reveal.
 
     Args:
-        call: what was recorded.
-        supposed: formulas, of which scale, softcap and bias are taken; those are kept under which the rows are nearest
-            to what some keys give.
-        masked: whether the mask is known, which is that of the formulas then.
-        sunk: whether the sinks are, likewise.
+        call: the recorded tensors.
+        supposed: formulas that provide scale, softcap and bias. The best `BEST` are kept: those under which each row
+            is closest to an average over some interval of keys.
+        masked: whether the mask is known; then that of the formulas is kept.
+        sunk: whether the sinks are known; then those of the formulas are kept.
 
     Example:
         >>> q, k, v = torch.randn(3, 1, 2, 12, 16, generator=torch.Generator().manual_seed(0))
@@ -87,7 +87,7 @@ def _sunk(call: Recorded, formula: Formula, known: bool) -> Iterator[Formula]:
 
 
 def _ranked(call: Recorded, supposed: Sequence[Formula]) -> Iterator[list[Formula]]:
-    """What is supposed, nearest first: without sinks, and with."""
+    """Yields the assumed formulas, best fit first: ranked without sinks, then with sinks."""
     misses = [_misses(call, formula, *FEW) for formula in supposed]
     for found in ([one.plain for one in misses], [one.sunk for one in misses]):
         scores = [float(squares.flatten(2).amin(-1).clamp(max=1.0).mean()) for squares in found]
@@ -95,7 +95,10 @@ def _ranked(call: Recorded, supposed: Sequence[Formula]) -> Iterator[list[Formul
 
 
 def _misses(call: Recorded, formula: Formula, entries: int, heads: int, rows: int) -> _Misses:
-    """Of as many rows as there is room for, the last ones among them, of which masks leave most keys."""
+    """Returns misfits for as many rows as fit the budget.
+
+    The last rows are among them: causal masks show them the most keys.
+    """
     sizes = call.sizes
     entries = min(entries, sizes.batch)
     room = ENTRIES // (entries * (sizes.keys + 1) ** 2)
@@ -114,13 +117,14 @@ def _misses(call: Recorded, formula: Formula, entries: int, heads: int, rows: in
     size = gram.diagonal(dim1=-2, dim2=-1)
     ends = size[..., None, :] + size[..., :, None]
     total = _prefix(e)
-    # [lo, hi]
+    # the last two axes are (lo, hi) from here on
     weight = total[..., None, :] - total[..., :, None]
     square = (ends - 2 * gram).clamp_min(0.0) + LOST * ends
     length = output.square().sum(-1)[..., None, None].clamp_min(1e-30)
     along = (sums @ output[..., None])[..., 0]
     across = along[..., None, :] - along[..., :, None]
     whole = square + 2 * weight * across + length * weight.square()
+    # Best scaling of o by a sink: project the interval's average onto o, and keep only what is orthogonal to it.
     share = (across + length * weight) * weight / whole
     sunk = (length * square - across.square()).clamp_min(0.0) / whole / length
     plain = square / (weight.square() * length)
@@ -139,13 +143,14 @@ def _prefix(values: Tensor) -> Tensor:
 
 
 def _masks(call: Recorded, formula: Formula, sinks: bool) -> Iterator[Tensor | None]:
-    """Bands with padding at either end that the rows agree with best."""
+    """Yields the two bands, with padding at either end, that fit the rows best."""
     sizes = call.sizes
     misses = _misses(call, formula, *MANY)
     squares = misses.sunk if sinks else misses.plain
     found = []
     for least, greatest in product(*_bounds(misses, squares, sizes.keys)):
         padding, left = _padding(misses, squares, least, greatest, sizes.keys)
+        # Among fits within rounding the mask with the fewest parts wins.
         moved = (least is not None) + (greatest is not None) + (padding is not None)
         found.append((left > misses.unit, left if left > misses.unit else 0.0, moved, least, greatest, padding))
     for *_, least, greatest, padding in sorted(found, key=lambda entry: entry[:3])[:2]:
@@ -156,11 +161,12 @@ def _masks(call: Recorded, formula: Formula, sinks: bool) -> Iterator[Tensor | N
 
 
 def _bounds(misses: _Misses, squares: Tensor, keys: int) -> tuple[list[int | None], list[int | None]]:
-    """Least and greatest i - j that most rows have, and None."""
+    """Returns the lower and upper bounds of i - j that most rows vote for, and None for no bound."""
     lows: Counter[int] = Counter()
     highs: Counter[int] = Counter()
     for row, i in zip(squares.transpose(0, 1), misses.index.tolist(), strict=True):
         for one in row:
+            # Two votes a row: the longest interval within rounding, and the best one.
             near = one <= max(4 * float(one.min()), misses.unit)
             for lo, hi in {_longest(near), _longest(one == one.min())}:
                 lows.update([i - hi + 1] if hi < keys else [])
@@ -178,7 +184,7 @@ def _longest(near: Tensor) -> tuple[int, int]:
 def _padding(
     misses: _Misses, squares: Tensor, least: int | None, greatest: int | None, keys: int
 ) -> tuple[Tensor | None, float]:
-    """(B, S), False at keys at one end of an entry that no row sees beside a band, and what is left with it."""
+    """Returns True at keys that aren't padding at one end, (B, S), given the band, and the misfit that remains."""
     index = misses.index
     low = torch.zeros_like(index) if greatest is None else (index - greatest).clamp(0, keys)
     high = torch.full_like(index, keys) if least is None else (index - least + 1).clamp(0, keys)
@@ -198,7 +204,7 @@ def _padding(
 
 
 def _left(squares: Tensor, sees: Tensor) -> Tensor:
-    """Mean over the rows that see a key; all of it where none does."""
+    """Returns the mean over the rows that see a key; more than any misfit if no row does."""
     counted = squares.clamp(max=1.0).masked_fill(~sees, 0.0).sum(-1)
     some = sees.expand(squares.shape).sum(-1)
     return torch.where(some > 0, counted / some.clamp_min(1), torch.ones_like(counted)) + (some == 0)
@@ -208,7 +214,7 @@ def _left(squares: Tensor, sees: Tensor) -> Tensor:
 
 
 def sinks_of(call: Recorded, formula: Formula) -> Iterator[Formula]:
-    """The formula with the sinks that the lengths of the outputs tell: of 0, where they are near, first."""
+    """Yields the formula with the sinks that the lengths of the outputs reveal; sinks of 0 first if they are close."""
     some, here = call.tried(replace(formula, sinks=None), every_head=True)
     output, lse = attend(some.query, some.key, some.value, here)
     there = some.output.double()
@@ -218,15 +224,16 @@ def sinks_of(call: Recorded, formula: Formula) -> Iterator[Formula]:
         return
     safe = torch.where(known, share, 0.5)
     sinks = torch.where(known, lse + ((1 - safe) / safe).log(), 0.0)
-    weight = torch.where(known, (1 - safe).square() * output.square().sum(-1), 0.0)  # the finer the more it takes
+    # a row that gives the sink more weight determines it better
+    weight = torch.where(known, (1 - safe).square() * output.square().sum(-1), 0.0)
     sinks = (sinks * weight).sum((0, 2)) / weight.sum((0, 2)).clamp_min(1e-300)
-    if float(sinks.abs().max()) < 0.1:
+    if float(sinks.abs().max()) < 0.1:  # softmax "off by one" has sinks of exactly 0
         yield replace(formula, sinks=torch.zeros_like(sinks))
     yield replace(formula, sinks=sinks)
 
 
 def fills_of(call: Recorded, formula: Formula) -> Iterator[Formula]:
-    """The formula with the number in place of hidden logits, or added to them, that the outputs tell."""
+    """Yields the formula with the fill, in place of hidden logits or added to them, that the outputs reveal."""
     if formula.visible is None or bool(formula.visible.all()):
         return
     some, here = call.tried(formula)
@@ -246,6 +253,7 @@ def fills_of(call: Recorded, formula: Formula) -> Iterator[Formula]:
         ratio = float((slope * wanted).sum() / slope.square().sum().clamp_min(1e-300))
         if ratio > 0:
             fill = math.log(ratio)
+            # `masked_fill(mask, -10000)` was typed by hand: a number of few digits that is close enough is preferred.
             chosen = float(f"{fill:.{FEWEST}g}")
             near = abs(chosen - fill) <= NEAR * torch.finfo(some.output.dtype).eps ** 0.5 * abs(fill)
             yield replace(formula, fill=chosen if near else fill, fill_by=1.0, fill_added=added)

@@ -1,10 +1,10 @@
-"""Ways of two sides that tell their vectors only as they met.
+"""Finds the ways of two sides whose vectors are known only at the product.
 
-Of such vectors the other side's are a change: turned by other angles, in another order, times a factor, with an
-offset. To name it, what is before the rotation is needed, and the rotation of A is not known; the usual ones are
-supposed, positions from 0 on and one of the bases of released models in either layout, and undone. The supposition
-holds where what turns the result into B's values is as usual a rotation: frequencies by a law of the same bases, or the
-same frequencies at other positions.
+B's vectors are then a change of A's: rotated by other angles, permuted, multiplied by a factor, shifted by an offset.
+To name a changed rotation, the values before it are needed, and A's rotation is unknown. So usual rotations are
+assumed and undone: positions from 0, a base of a released model, either layout. An assumption holds if the rotation
+that then leads to B's values is equally usual: frequencies by a law of the same bases, or the same frequencies at other
+positions.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from sqrtdk.compare.rounding_steps import Steps, agrees, allowed, inverse
 from sqrtdk.tracing.probe.rotation import fit_rotation
 from sqrtdk.tracing.probe.tables import Law, Turn, take_apart
 
-# of released models, commonest first
+# bases of released models, most common first: the first match wins
 BASES = (1e4, 5e5, 1e6, 1e5, 1e3, 5e6, 1e7, 2e5, 4e4, 1.6e5, 3e5, 8e6, 1.5e5, 1e8, 1e2)
-WIDTHS = (1, 2, 4)  # the head's channels by those that turn
-USUAL = 1e-2  # of a base, relative: as near as a fitted one is to one of the list
-WHOLE = 0.05  # of a position
-ENOUGH = 3  # rows that tell a rotation
+WIDTHS = (1, 2, 4)  # a head's channels divided by those that rotate
+USUAL = 1e-2  # relative distance up to which a fitted base counts as one of the list
+WHOLE = 0.05  # distance of a position from a whole number
+ENOUGH = 3  # a fitted rotation explains fewer rows than this by chance
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UsedPair:
-    """Ways of A and B from one input, which give the vectors as they met.
+    """Ways of A and B from a common input to their vectors at the product.
 
     Attributes:
-        input: (B, L, H * E): A's vectors, before the rotation that was supposed.
+        input: (B, L, H * E): A's vectors before the assumed rotation.
         a: A's way; its projection is the identity.
-        b: B's.
+        b: B's way.
     """
 
     input: Tensor
@@ -47,12 +47,12 @@ class UsedPair:
 
 
 def compare_used(a_used: Tensor, b_used: Tensor, *, dtype: torch.dtype | None = None) -> UsedPair | None:
-    """Ways that give both sides' vectors, as simple as can be; None where none that was tried does.
+    """Returns the simplest ways found that give both sides' vectors; None if none fits.
 
     Args:
-        a_used: (B, H, L, E), q, k or v of A as they met.
-        b_used: (B, H, L, E), of B.
-        dtype: in which the sides computed, the coarser; None: the coarser one's of the two tensors.
+        a_used: (B, H, L, E), q, k or v of A at the product.
+        b_used: (B, H, L, E), the same of B.
+        dtype: dtype in which the sides computed, the coarser of the two; None: the coarser dtype of the tensors.
 
     Example:
         >>> x = torch.randn(1, 4, 6, 8)
@@ -65,12 +65,13 @@ def compare_used(a_used: Tensor, b_used: Tensor, *, dtype: torch.dtype | None = 
     dtype = coarser if dtype is None else dtype
     a, b = a_used.double(), b_used.double()
     way = infer_way(a, b, Way(_identity(a)), dtype=dtype)
-    if way is not None and not way.steps:  # nothing, a factor, an offset, another order of heads
+    if way is not None and not way.steps:  # equal, or a factor, an offset, another order of heads
         return _pair(a, (), way)
+    # A permutation has no fitted numbers, so it comes before the rotation, which has.
     found = _permuted(a, b, dtype) or _turned(a, b, dtype)
     if found is not None or (way is not None and all(isinstance(step, Norm) for step in way.steps)):
         return found or (None if way is None else _pair(a, (), way))
-    norm = fit_norm(b, a, dtype=dtype)  # that A alone has
+    norm = fit_norm(b, a, dtype=dtype)  # a norm that only A has
     return None if norm is None else _pair(b, (norm.norm,), Way())
 
 
@@ -87,7 +88,7 @@ def _pair(before: Tensor, a: Steps, b: Way) -> UsedPair:
 
 
 def _permuted(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
-    """Channels in another order: for each feature of B that of A which is nearest in all rows."""
+    """Returns ways with permuted channels: each feature of B is the feature of A that is nearest over all rows."""
     if a.shape[0] * a.shape[2] < ENOUGH:
         return None
     mine, other = (x.transpose(1, 2).flatten(2).flatten(0, 1).T for x in (a, b))
@@ -101,7 +102,7 @@ def _permuted(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
 
 
 def _turned(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
-    """Another rotation, or none on one side."""
+    """Returns ways in which B rotates differently from A, or one side does not rotate."""
     if a.shape[2] < ENOUGH:
         return None
     best: UsedPair | None = None
@@ -114,9 +115,10 @@ def _turned(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
         fit = fit_rotation(before, b, dtype=dtype)
         if fit is None or not agrees((fit.rotation,), before, b, dtype, bound):
             continue
+        # The fit is replaced by the usual base and whole positions, and must still agree: only then it is a cause.
         found = _usual(fit.rotation, known)
         if found is None or not agrees((found[1],), before, b, dtype, bound):
-            continue  # pairs that turn slowly are off: what was supposed of A is wrong
+            continue  # slowly rotating pairs disagree: the assumption about A is wrong
         if found[0] == 0:
             return _pair(before, mine, Way(steps=found[1:]))
         best = best or _pair(before, mine, Way(steps=found[1:]))
@@ -124,7 +126,7 @@ def _turned(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
 
 
 def _supposed(a: Tensor, dtype: torch.dtype) -> Iterator[tuple[Rotation | None, Tensor, Tensor | None]]:
-    """Rotations that A may have, its values before them, and what those may be off by."""
+    """Yields rotations that A may have, A's values before them, and the error of these values."""
     rows, features = a.shape[2:]
     positions = torch.arange(rows, dtype=torch.float64)[None]
     for width in _widths(features):
@@ -145,7 +147,7 @@ def _table(positions: Tensor, frequencies: Tensor) -> Tensor:
 
 
 def _changed(own: Rotation, known: Turn, features: int) -> Iterator[Steps]:
-    """The same rotation in the other layout, or of fewer channels or more."""
+    """Yields A's rotation in the other layout, then over fewer or more channels."""
     yield (replace(own, layout="interleaved" if own.layout == "half" else "half"),)
     law = known.law
     for width in _widths(features) if law is not None else ():
@@ -154,9 +156,9 @@ def _changed(own: Rotation, known: Turn, features: int) -> Iterator[Steps]:
 
 
 def _usual(rotation: Rotation, known: Turn | None) -> tuple[int, Rotation] | None:
-    """How usual B's rotation is, and it with the usual base that is nearest, and whole positions.
+    """Returns how usual B's rotation is, and the rotation with the nearest usual base and whole positions.
 
-    0 that of A but for positions or layout; 1 another usual base; None not at all.
+    0: A's rotation except for positions or layout. 1: another usual base. Returns None if it is not usual at all.
     """
     turn = take_apart(rotation.table)
     law, same = (None if each is None else each.law for each in (turn, known))

@@ -1,15 +1,15 @@
-"""The steps of a side that tells its vectors only before and after them, by those of the other side.
+"""Finds the steps of a side that tells its vectors only before and after them, guided by the other side's steps.
 
-A trace file of another engine, or a graph, has q as projected and q at the product, and nothing between. Where both
-sides have the same input the steps of the other side are tried first, then each that leaves one out or has them in
-another order, then such of which one step is another, which is fitted; each with a factor, an offset or the heads in
-another order after it. The first that gives the values at the product, as near as rounding allows, is taken.
+A trace file of another engine, or a graph, has q as projected and q at the product, and nothing between. If both sides
+have the same input, the other side's steps are tried first, then variants that drop or reorder steps, then variants in
+which one step is fitted. After each, a factor, an offset or another order of heads may follow. The first variant that
+gives the values at the product within rounding is taken.
 
-A norm and a rotation that are both unknown are found from lengths. A rotation keeps the length of a pair, so that the
-gains of its two channels are found without the angles: with x what is before, its mean square 1, and y what is after,
-|y|^2 of a pair is g1^2 x1^2 + g2^2 x2^2 where the norm comes first; where it comes after, |x|^2 is
-(y1 / g1)^2 + (y2 / g2)^2. Both are linear in the squares. Signs of gains stay unknown, they are taken as positive; an
-amplitude is taken as a part of the gain. Norms with a mean can't be found so.
+If a norm and a rotation are both unknown, lengths separate them. A rotation keeps the length of a pair, so the gains of
+its two channels can be found without the angles. Let x be the values before, with mean square 1, and y the values
+after. If the norm comes first, |y|^2 of a pair is g1^2 x1^2 + g2^2 x2^2. If it comes second, |x|^2 is
+(y1 / g1)^2 + (y2 / g2)^2. Both are linear in the squares. The signs of gains stay unknown and are taken as positive; an
+amplitude counts as part of the gain. Norms that subtract a mean can't be found this way.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from sqrtdk.compare.rounding_steps import ENTERS, Steps, agrees, allowed, invers
 from sqrtdk.tracing.probe.rotation import fit_rotation
 
 KINDS = ("rms", "layer", "l2")
-MOST_STEPS = 4  # of the other side: the orders of more are too many to try
-EPS = (1e-6, 1e-5)  # what norms add: where it shows, the two differ
-FEWEST = 3  # lengths a pair
+MOST_STEPS = 4  # steps of the other side; more have too many orders to try
+EPS = (1e-6, 1e-5)  # usual eps of norms; if eps shows in the values at all, the two give different ones
+FEWEST = 3  # lengths needed to fit the two gains of a pair
 
 
 def infer_way(projected: Tensor, used: Tensor, other: Way, *, dtype: torch.dtype | None = None) -> Way | None:
-    """The way of a side of which two tensors are known.
+    """Returns the way of a side of which two tensors are known.
 
     Args:
-        projected: (B, H, L, E), as the projection gave them; the other side's where both have the same input.
-        used: (B, H or Hq, L, E), as they met.
+        projected: (B, H, L, E), output of the projection; the other side's if both have the same input.
+        used: (B, H or Hq, L, E), at the product.
         other: the way of the other side, whose steps are tried first.
-        dtype: in which this side computed; None: that of `used`.
+        dtype: dtype in which this side computed; None: that of `used`.
 
     Returns:
-        `other` with the steps, factor, order of heads or bias that give `used`; None where none of those tried does.
+        `other` with the steps, factor, order of heads or bias that give `used`; None if no variant does.
 
     Example:
         >>> x = torch.randn(1, 4, 6, 8)
@@ -60,6 +60,7 @@ def infer_way(projected: Tensor, used: Tensor, other: Way, *, dtype: torch.dtype
     if not bool(torch.isfinite(entered).all()) or not bool(torch.isfinite(wanted).all()):
         return None
     known = list(dict.fromkeys((*_shapes(other.steps), *_varied(other.steps, entered, wanted))))
+    # The simplest explanation first: no fitted factor, offset or order of heads.
     if entered.shape == wanted.shape:
         exact = next((steps for steps in known if agrees(steps, entered, wanted, dtype)), None)
         if exact is not None:
@@ -70,7 +71,7 @@ def infer_way(projected: Tensor, used: Tensor, other: Way, *, dtype: torch.dtype
 
 
 def _varied(steps: Steps, entered: Tensor, wanted: Tensor) -> Iterator[Steps]:
-    """With one norm of another kind, over other features or of another eps."""
+    """Yields the steps with one norm of another kind, over other features or with another eps."""
     for i, step in enumerate(steps):
         if not isinstance(step, Norm):
             continue
@@ -82,7 +83,7 @@ def _varied(steps: Steps, entered: Tensor, wanted: Tensor) -> Iterator[Steps]:
 
 
 def _fitted(entered: Tensor, wanted: Tensor, dtype: torch.dtype, others: Steps) -> Iterator[Steps]:
-    """Steps of which one, or two, are fitted."""
+    """Yields steps of which one or two are fitted."""
     if entered.shape != wanted.shape:
         return
     solved = (_solved(*shape, entered, wanted, dtype) for shape in _unknown_shapes(others))
@@ -92,14 +93,17 @@ def _fitted(entered: Tensor, wanted: Tensor, dtype: torch.dtype, others: Steps) 
 
 
 def _shapes(steps: Steps) -> list[Steps]:
-    """The steps, then without some of them, then in other orders."""
+    """Returns the steps, then subsets of them, then other orders."""
     steps = steps[:MOST_STEPS]
     kept = [some for count in range(len(steps), -1, -1) for some in itertools.combinations(steps, count)]
     return [*kept, *(order for some in kept for order in itertools.permutations(some) if order != some)]
 
 
 def _unknown_shapes(steps: Steps) -> Iterator[tuple[Steps, type, Steps]]:
-    """The same with one step unknown, of which the kind is said, then with one more that is unknown."""
+    """Yields the steps with one of them unknown, then with an unknown one added.
+
+    Each is (steps before it, its type, steps after it).
+    """
     every = _shapes(steps)
     for some in every:
         for i, step in enumerate(some):
@@ -111,13 +115,13 @@ def _unknown_shapes(steps: Steps) -> Iterator[tuple[Steps, type, Steps]]:
 
 
 def _solved(first: Steps, kind: type, last: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype) -> Steps | None:
-    """The steps with the unknown one fitted between the first, run forwards, and the last, run backwards."""
+    """Returns the steps with the unknown one fitted: the first run forwards, the last run backwards to it."""
     before, after = follow(Way(steps=first), entered)[-1], wanted
     for step in reversed(last):
         if isinstance(step, Rotation):
             after = apply_step(inverse(step), after)
         elif isinstance(step, Norm) and kind is Rotation and step.kind != "layer" and step.shift is None:
-            # a rotation keeps lengths: what the norm divides by is known without it
+            # A rotation keeps lengths, so the divisor of the norm is known without the rotation.
             after = after / step.gain.double()[:, None]
             before = apply_step(replace(step, gain=torch.ones_like(step.gain)), before)
         else:
@@ -130,7 +134,7 @@ def _solved(first: Steps, kind: type, last: Steps, entered: Tensor, wanted: Tens
 
 
 def _simplest(steps: Steps, others: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype) -> Steps:
-    """Fitted steps with what the other side's have where the values allow that."""
+    """Returns the fitted steps with fields of the other side's steps wherever the values allow that."""
     for i, step in enumerate(steps):
         for other in others:
             for tried in _nearer(step, other):
@@ -142,9 +146,9 @@ def _simplest(steps: Steps, others: Steps, entered: Tensor, wanted: Tensor, dtyp
 
 
 def _nearer(step: Step, other: Step) -> Iterator[Step]:
-    """The step with fields of the other, most of them first."""
+    """Yields the step with fields copied from the other side's step, most fields first."""
     if isinstance(step, Rotation) and isinstance(other, Rotation):
-        if step.layout == other.layout == "interleaved" and step.first == other.first:  # pairs that do not show
+        if step.layout == other.layout == "interleaved" and step.first == other.first:  # pairs too slow to show
             shown, hidden = step.table[..., : other.width // 2], other.table[..., step.width // 2 :]
             if hidden.shape[1] == shown.shape[1]:
                 count = max(len(shown), len(hidden))
@@ -160,7 +164,7 @@ def _nearer(step: Step, other: Step) -> Iterator[Step]:
 
 
 def _finished(steps: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype, other: Way) -> Way | None:
-    """A way of these steps: as they are, or with a factor, heads in another order, or an offset of the projection."""
+    """Returns a way of these steps: unchanged, or with a factor, permuted heads, or an offset of the projection."""
     got = follow(Way(steps=steps), entered)[-1]
     near = allowed(steps, entered, dtype)
     if got.shape == wanted.shape:
@@ -190,12 +194,12 @@ def _within(got: Tensor, wanted: Tensor, near: Tensor) -> bool:
 
 
 def _factor(got: Tensor, wanted: Tensor) -> Tensor:
-    """(H, 1, 1), of least squares."""
+    """Returns the least-squares factor of each head, (H, 1, 1)."""
     return (got * wanted).sum((0, 2, 3)).div((got * got).sum((0, 2, 3)).clamp_min(1e-300))[:, None, None]
 
 
 def _offset(steps: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """(H, E): by what the projection is off everywhere; None where it is not, or steps can't be run backwards."""
+    """Returns the constant offset of the projection, (H, E); None if it varies or a step can't be run backwards."""
     before = wanted
     for step in reversed(steps):
         if not isinstance(step, Rotation):
@@ -211,7 +215,7 @@ def _offset(steps: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype) -
 
 
 def _heads(got: Tensor, wanted: Tensor, near: Tensor) -> Tensor | None:
-    """(heads of wanted,): which of the heads there are each of them is; None where some is none."""
+    """Returns for each head of `wanted` the index of the equal head of `got`; None if a head has no equal."""
     found = []
     for head in range(wanted.shape[1]):
         fits = ((got - wanted[:, head : head + 1]).abs() <= near).all(-1).all(-1).all(0)
@@ -222,14 +226,15 @@ def _heads(got: Tensor, wanted: Tensor, near: Tensor) -> Tensor | None:
 
 
 def with_known_norm(way: Way, seen: Seen, other: Way) -> Way:
-    """The way with what the other side's norms have in a norm of its own that was rounded, where that gives its values.
+    """Returns the way with numbers of the other side's norms in its own norm, if that norm was followed by a cast.
 
-    Such a norm and its rounding are told as one step: what it gave before is known no better than that dtype holds it.
+    Such a norm and its cast are recorded as one step, so the norm's output is known only to the precision of the cast.
+    The numbers are taken only if they give the recorded values.
     """
     rounding = way.steps[-1] if len(way.steps) == len(seen.steps) + 1 else None
     if seen.projected is None or not isinstance(rounding, Rounded) or rounding.dtype == "int8":
         return way
-    if not isinstance(way.steps[-2:][0], Norm):  # `q.half().float()` has none before the rounding
+    if not isinstance(way.steps[-2:][0], Norm):  # `q.half().float()` has no norm before the cast
         return way
     steps, norms = way.steps[:-1], tuple(step for step in other.steps if isinstance(step, Norm))
     known = _simplest(steps, norms, seen.projected.double(), seen.used.double(), dtype_of(rounding.dtype))
@@ -240,13 +245,13 @@ def with_known_norm(way: Way, seen: Seen, other: Way) -> Way:
 
 
 def _both_unknown(before: Tensor, after: Tensor, dtype: torch.dtype) -> Iterator[Steps]:
-    """Steps that may give the values after (B, H, L, E) from those before: first the norm, then the rotation first."""
+    """Yields steps that may lead from `before` to `after`, (B, H, L, E): norm first, then rotation first."""
     features = before.shape[-1]
     if features % 2 or before[..., 0].numel() < FEWEST:
         return
     channels = torch.arange(features)
     for eps in EPS:
-        for order in (channels.view(2, -1).T, channels.view(-1, 2)):  # (E / 2, 2) of each pair, where all turn
+        for order in (channels.view(2, -1).T, channels.view(-1, 2)):  # (E / 2, 2), the channels of each pair
             norm = Norm("rms", torch.ones(1, features, dtype=torch.float64), eps=eps)
             unit = apply_step(norm, before)
             for first in (True, False):
@@ -261,7 +266,7 @@ def _both_unknown(before: Tensor, after: Tensor, dtype: torch.dtype) -> Iterator
 
 
 def _gain(x: Tensor, y: Tensor, order: Tensor) -> Tensor | None:
-    """(1, E): gains of x that give the pairs the lengths of those of y; None where squares are not above 0."""
+    """Returns gains of x, (1, E), that give its pairs the lengths of y's; None if a solved square is not positive."""
     squares = x[..., order].square().flatten(0, 2).transpose(0, 1)
     lengths = y[..., order].square().sum(-1).flatten(0, 2).T[..., None]
     # errors are relative to the length: each equation is divided by it
@@ -275,14 +280,16 @@ def _gain(x: Tensor, y: Tensor, order: Tensor) -> Tensor | None:
 
 
 def _eps(steps: Steps, place: int, norm: Norm, before: Tensor, after: Tensor) -> float:
-    """The eps of the norm at `place` of steps that are known but for it.
+    """Returns the eps of the norm at `place`; all other steps are known.
 
-    Through rotations as well, each token is sqrt(m / (m + eps)) times what it is without eps, m its mean square there.
+    Each token is sqrt(m / (m + eps)) times its value without eps, where m is its mean square at the norm. Rotations
+    after the norm keep that factor.
     """
     without, axes = replace(norm, eps=0.0), (1, 3) if norm.over == "heads" else (3,)
     bare = follow(Way(steps=(*steps[:place], without, *steps[place + 1 :])), before)[-1]
     m = centred(without, follow(Way(steps=steps[:place]), before)[-1])[1].square()
     tiny = torch.finfo(torch.float64).tiny
     ratio = (after * bare).sum(axes, keepdim=True) / bare.square().sum(axes, keepdim=True).clamp_min(tiny)
-    weight = m.clamp_min(1e-12 * float(m.mean()) + tiny) ** -2  # as far as each is off
+    # the error of a token's estimate of eps grows with its m
+    weight = m.clamp_min(1e-12 * float(m.mean()) + tiny) ** -2
     return max(0.0, float((weight * m * (ratio.clamp_min(1e-3) ** -2 - 1)).sum() / weight.sum()))

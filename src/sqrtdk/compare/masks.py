@@ -1,11 +1,11 @@
-"""A mask taken apart: band, blocks, documents, padding, rows that stand apart, and the rest.
+"""Splits a mask into parts: band, blocks, documents, padding, special rows, and the rest.
 
-visible = (band or block) and document and padding and rest; a row that stands apart sees every key, none, or its own
+visible = (band or block) and document and padding and rest; a special row sees every key, no key, or its own key only
 
-A row i sees the keys j of its band, least <= i - j <= greatest. Blocks are stretches of positions that see one another
-whatever the band says, as the tokens of an image in a causal model, or a prefix. Documents are stretches that do not
-see beyond themselves. A row to which all that leaves no key is blind; many codes let it see itself, or everything, so
-that its softmax is one. What two masks differ in is one of these parts or several, and a part of one can be put into
+Row i sees the keys j of its band, least <= i - j <= greatest. Blocks are stretches of positions that see one another
+whatever the band says: the tokens of an image in a causal model, or a prefix. Documents are stretches that do not see
+beyond themselves. A row to which these parts leave no key is blind. Many codes let such a row see itself, or every
+key, so that its softmax is not NaN. Two masks differ in one or more of these parts, and a part of one can be put into
 the other. Rows are the last L of the S positions.
 """
 
@@ -19,26 +19,26 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-NOT_APART, OPEN, CLOSED = -1, -2, -3  # of a row: sees what the parts let it, every key, none
+NOT_APART, OPEN, CLOSED = -1, -2, -3  # codes in `apart`: the row sees what the other parts allow, every key, no key
 Bounds = tuple[int | None, int | None]  # least and greatest i - j
-TAKEN_APART: Any = WeakTensorKeyDictionary()  # of a mask that is still held: its parts, by shape
+TAKEN_APART: Any = WeakTensorKeyDictionary()  # parts by shape, for every mask that is still referenced
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """A mask taken apart; `b` is its batch size, 1 where all entries are alike.
+    """The parts of one mask; `b` is its batch size, 1 if all entries are equal.
 
     Attributes:
         rows: L.
         keys: S.
-        least: least i - j of a visible key; None where no key is hidden for coming too late.
-        greatest: greatest i - j; None where none is hidden for being too long ago.
-        padding: (b, S), True at a token, False at a key that no row sees although band and document let it.
-        apart: (b, L), what a row sees whatever the other parts say: `OPEN`, `CLOSED`, or the number of the one key that
-            a blind row sees, its own; `NOT_APART` where the others say it.
-        rest: broadcasts to (b, H, L, S), False where a key is hidden by none of the above; None where there is none.
-        documents: (b, S), number of the document of each position; None where there are none.
-        blocks: (b, S), number of the block of each position, 0 outside of blocks; None where there are none.
+        least: least i - j of a visible key; None if no key is hidden for coming too late.
+        greatest: greatest i - j; None if no key is hidden for lying too far back.
+        padding: (b, S), True at a token, False at a key that no row sees although band and document allow it.
+        apart: (b, L), what a special row sees whatever the other parts say: `OPEN`, `CLOSED`, or the number of the one
+            key that a blind row sees, its own. `NOT_APART` if the other parts decide.
+        rest: broadcasts to (b, H, L, S), False where a key is hidden by none of the above; None if there is no rest.
+        documents: (b, S), number of each position's document; None without documents.
+        blocks: (b, S), number of each position's block, 0 outside blocks; None without blocks.
     """
 
     rows: int
@@ -53,17 +53,17 @@ class Parts:
 
     @property
     def symmetric(self) -> bool:
-        """Whether the band is a window that reaches as far ahead as back."""
+        """Whether the band is a window that reaches equally far ahead and back."""
         return self.least is not None and self.least < 0 and self.greatest == -self.least
 
 
 def distances(rows: int, keys: int, device: torch.device | None = None) -> Tensor:
-    """The i - j of row i and key j, (L, S)."""
+    """Returns i - j of row i and key j, (L, S)."""
     return torch.arange(rows, device=device)[:, None] - torch.arange(keys, device=device)
 
 
 def band(rows: int, keys: int, least: int | None, greatest: int | None, device: torch.device | None = None) -> Tensor:
-    """True where least <= i - j <= greatest, (L, S).
+    """Returns True where least <= i - j <= greatest, (L, S).
 
     Example:
         >>> band(2, 3, 0, None).int().tolist()
@@ -75,7 +75,7 @@ def band(rows: int, keys: int, least: int | None, greatest: int | None, device: 
 
 
 def shape_of(*masks: Tensor | None) -> tuple[int, int, int]:
-    """The least (B, L, S) that all the masks broadcast to.
+    """Returns the smallest (B, L, S) that all the masks broadcast to.
 
     Example:
         >>> shape_of(torch.ones(1, 1, 5, 5), torch.ones(2, 1, 1, 5), None)
@@ -87,10 +87,10 @@ def shape_of(*masks: Tensor | None) -> tuple[int, int, int]:
 
 
 def decompose(visible: Tensor | None, batch: int, rows: int, keys: int) -> Parts:
-    """Take a mask apart, once while it is held; `recompose` gives it back exactly.
+    """Returns the parts of a mask, computed once while the mask is referenced; `recompose` is the exact inverse.
 
     Args:
-        visible: True where the row sees the key, broadcasts to (B, Hq, L, S); None where every key is seen.
+        visible: True where the row sees the key, broadcasts to (B, Hq, L, S); None if every key is visible.
         batch: B.
         rows: L.
         keys: S.
@@ -110,7 +110,7 @@ def decompose(visible: Tensor | None, batch: int, rows: int, keys: int) -> Parts
 
 
 def recompose(parts: Parts) -> Tensor | None:
-    """The mask of the parts, (b, H or 1, L, S); None where every key is seen."""
+    """Returns the mask that the parts make, (b, H or 1, L, S); None if every key is visible."""
     inside = within(parts)[:, None]
     if parts.rest is not None:
         inside = inside & parts.rest
@@ -122,7 +122,7 @@ def recompose(parts: Parts) -> Tensor | None:
 
 
 def pattern(parts: Parts) -> Tensor:
-    """What band, blocks and documents let each row see, (b, L, S)."""
+    """Returns the keys that band, blocks and documents allow each row, (b, L, S)."""
     inside = band(parts.rows, parts.keys, parts.least, parts.greatest, parts.padding.device)[None]
     if parts.blocks is not None:
         inside = inside | alike(parts.blocks, parts.rows)
@@ -130,18 +130,18 @@ def pattern(parts: Parts) -> Tensor:
 
 
 def within(parts: Parts) -> Tensor:
-    """What the pattern and padding let each row see, (b, L, S)."""
+    """Returns the keys that pattern and padding allow each row, (b, L, S)."""
     return pattern(parts) & parts.padding[:, None]
 
 
 def alike(numbers: Tensor, rows: int) -> Tensor:
-    """True where row and key are in the same stretch, (b, L, S), from the number of each position's, (b, S)."""
+    """Returns True where row and key share a stretch, (b, L, S), from the stretch number of each position, (b, S)."""
     own = numbers[:, numbers.shape[1] - rows :, None]
     return (own == numbers[:, None]) & (own > 0)
 
 
 def blind(parts: Parts) -> Tensor:
-    """(b, L), True where band and padding leave a row no key."""
+    """Returns True at rows to which band and padding leave no key, (b, L)."""
     return ~within(parts).any(-1)
 
 
@@ -153,38 +153,44 @@ def _everything(count: int, rows: int, keys: int, device: torch.device | None) -
 def _taken_apart(visible: Tensor, batch: int, rows: int, keys: int) -> Parts:
     visible = visible.bool()[(None,) * (4 - visible.ndim)]
     visible = visible.expand(*visible.shape[:2], rows, keys)
-    if visible.stride(1) == 0 or bool((visible == visible[:, :1]).all()):  # one mask of all heads
+    if visible.stride(1) == 0 or bool((visible == visible[:, :1]).all()):  # all heads share a mask
         visible = visible[:, :1]
     open_rows = visible.all(1).all(-1)
     if bool(open_rows.all()):
         return _everything(len(visible), rows, keys, visible.device)
     core = _left_out(visible, open_rows)
     least, _ = _bounds(core)
-    if least is not None:  # a row so far down that its band has every key is not apart
+    # Bounds are read without rows that see every key: `mask | padding_row` would hide any band. A row to which the
+    # band itself shows every key goes back in; it is not special.
+    if least is not None:
         number = torch.arange(rows, device=visible.device)
-        some = _left_out(core, (core.sum(-1) <= 1).all(1))  # a row that sees itself alone may be padding
+        some = _left_out(core, (core.sum(-1) <= 1).all(1))  # rows that see only themselves may be padding: `mask | eye`
         _, greatest = _kept(some, *_bounds(some), batch)
         open_rows = open_rows & ((number < keys - 1 + least) | (number > (rows if greatest is None else greatest)))
     alone = _alone(visible, open_rows, batch)
     core = _left_out(visible, open_rows | (alone >= 0))
     least, greatest = _kept(core, *_bounds(core), batch)
-    if least is None and greatest is None:  # no band to stand apart from: an entry that sees everything has no mask
+    if least is None and greatest is None:  # an entry that sees everything has no mask: its rows are not special
         open_rows = open_rows & ~visible.all(1).all(-1).all(-1, keepdim=True)
         core = _left_out(visible, open_rows | (alone >= 0))
     apart = torch.where(open_rows, OPEN, alone)
     parts = _parts(visible, core, apart, (least, greatest))
     if parts.rest is None or rows > keys:
         return parts
+    # Documents and blocks are tried only if a rest is left: each try splits the mask again.
     return next((found for found in _in_stretches(visible, core, apart, batch) if found.rest is None), parts)
 
 
 def _left_out(visible: Tensor, rows: Tensor) -> Tensor:
-    """The mask with nothing visible in some rows."""
+    """Returns the mask with nothing visible in the given rows."""
     return visible & ~rows[:, None, :, None] if bool(rows.any()) else visible
 
 
 def _alone(visible: Tensor, open_rows: Tensor, batch: int) -> Tensor:
-    """(b, L), the one key that a row sees where the rows that see more say that it is blind; else `NOT_APART`."""
+    """Returns the one key that a blind row sees, (b, L), else `NOT_APART`; rows that see more decide who is blind.
+
+    Both diagonals are tried, since code may write `eye(L, S)` or its lower right form. The one with more rows counts.
+    """
     rows, keys = visible.shape[-2:]
     single = (visible.sum(-1) == 1).all(1)
     found = torch.full(single.shape, NOT_APART, device=visible.device)
@@ -199,15 +205,15 @@ def _alone(visible: Tensor, open_rows: Tensor, batch: int) -> Tensor:
 
 
 def _blind_of(visible: Tensor, open_rows: Tensor, alone: Tensor, batch: int, apart: int) -> Tensor:
-    """Which of the rows that see their own key alone, `apart` before them, are blind by what all others see."""
+    """Returns the rows that see only their own key, at i - j = `apart`, and are blind by the other rows' parts."""
     while bool(alone.any()):
         core = _left_out(visible, open_rows | alone)
-        if not bool(core.any()):  # no other row says so
+        if not bool(core.any()):  # no other row is evidence
             return torch.zeros_like(alone)
         least, greatest = _kept(core, *_bounds(core), batch)
         parts = _parts(visible, core, torch.where(open_rows, OPEN, NOT_APART), (least, greatest))
         blinded = alone & blind(parts)
-        if least is not None and least <= apart:  # of an entry in which all are, the last row is a token
+        if least is not None and least <= apart:  # in an entry where all rows are blind, the last row is a token
             blinded[:, -1] &= ~blinded.all(-1)
         if torch.equal(blinded, alone):
             break
@@ -216,14 +222,14 @@ def _blind_of(visible: Tensor, open_rows: Tensor, alone: Tensor, batch: int, apa
 
 
 def _ends(pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """First and last key of each row, (..., L); of a row without one S and -1."""
+    """Returns the first and last key of each row, (..., L); S and -1 for a row without keys."""
     keys, some, flags = pairs.shape[-1], pairs.any(-1), pairs.to(torch.uint8)
     first, last = flags.argmax(-1), keys - 1 - flags.flip(-1).argmax(-1)
     return torch.where(some, first, keys), torch.where(some, last, -1)
 
 
 def _bounds(core: Tensor) -> Bounds:
-    """Least and greatest i - j of a visible key; None where none is."""
+    """Returns the least and greatest i - j of a visible key; None if no key is visible."""
     first, last = (ends.flatten(0, -2) for ends in _ends(core))
     number = torch.arange(core.shape[-2], device=core.device)
     some = last >= 0
@@ -233,9 +239,10 @@ def _bounds(core: Tensor) -> Bounds:
 
 
 def _kept(core: Tensor, least: int | None, greatest: int | None, batch: int, free: Tensor | None = None) -> Bounds:
-    """The bounds that hide a key which the row would see, were it for rows that see nothing and keys never seen.
+    """Returns the bounds that hide at least one key; None for a bound that hides nothing.
 
-    `free`, (b, L, S), are pairs of which another part says whether they are seen.
+    Rows that see nothing and keys that are never seen don't count as hidden. `free`, (b, L, S), are pairs whose
+    visibility another part decides.
     """
     if least is None or greatest is None:
         return None, None
@@ -244,22 +251,24 @@ def _kept(core: Tensor, least: int | None, greatest: int | None, batch: int, fre
     low, high = _bounds(meet if free is None else meet & ~free)
     equal = batch == 1 or core.shape[0] == 1 or bool((core == core[:1]).all())
     aligned = equal and rows != keys and least in (0, rows - keys) and 1 - keys < least
+    # With L != S, a causal bound at a corner is kept even if it hides only keys that no row sees.
     hides_late = aligned or (low is not None and low < least)
     return least if hides_late else None, greatest if high is not None and high > greatest else None
 
 
 def _in_stretches(visible: Tensor, core: Tensor, apart: Tensor, batch: int) -> Iterator[Parts]:
-    """The mask as documents, as blocks that the band of a causal mask does not hide, and as both."""
+    """Yields the mask as documents, as blocks that a causal band does not hide, and as both."""
     rows, keys = core.shape[-2:]
     seen, corner = core.any(1), rows - keys
     live = seen.any(-2)
-    live[:, : keys - rows] = True  # a key without a row may be a token of an earlier document
+    live[:, : keys - rows] = True  # a key without a row may be a token of an earlier document: a decoder with a cache
     live[:, keys - rows :] |= seen.any(-1)
     documents = linked(seen, live)
     other = ~alike(documents, rows)
     yield _parts(visible, core, apart, _kept(core, *_bounds(core), batch, other), documents)
     blocks = linked(seen & ~band(rows, keys, corner, None, core.device), torch.ones_like(live))
     single = torch.zeros_like(blocks).scatter_add_(1, blocks - 1, torch.ones_like(blocks)) == 1
+    # A block of one position is no block: the causal band shows a row its own key anyway.
     blocks = blocks.masked_fill(single.gather(1, blocks - 1), 0)
     own = alike(blocks, rows)
     _, greatest = _bounds(core & ~own[:, None])
@@ -269,9 +278,9 @@ def _in_stretches(visible: Tensor, core: Tensor, apart: Tensor, batch: int) -> I
 
 
 def linked(pairs: Tensor, live: Tensor) -> Tensor:
-    """Number of the stretch of each position, from 1, (b, S): a pair of row and key ties all between them together.
+    """Returns the stretch number of each position, from 1, (b, S): a visible pair ties all positions between the two.
 
-    Positions that are not live, padding, belong to the stretch before them.
+    Positions that are not live, such as padding, belong to the stretch before them.
 
     Example:
         >>> pairs = torch.tensor([[[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]]).bool()
@@ -282,13 +291,14 @@ def linked(pairs: Tensor, live: Tensor) -> Tensor:
     own = torch.arange(keys - rows, keys, device=pairs.device)
     first, last = _ends(pairs)
     first, last = first.minimum(own), last.maximum(own)
+    # Difference array: +1 after the first position of a pair, -1 after its last; a sum of 0 starts a new stretch.
     ties = torch.zeros(batch, keys + 1, dtype=torch.long, device=pairs.device)
     ties.scatter_add_(1, first + 1, torch.ones_like(first)).scatter_add_(1, last + 1, -torch.ones_like(last))
     return ((ties.cumsum(1)[:, :keys] == 0) & live).cumsum(1).clamp(min=1)
 
 
 def _parts(visible: Tensor, core: Tensor, apart: Tensor, bounds: Bounds, *stretches: Tensor | None) -> Parts:
-    """Band, documents and blocks that are known, and what they leave to padding, rows apart and rest."""
+    """Returns the parts for known band, documents and blocks; padding, special rows and rest explain what is left."""
     rows, keys = visible.shape[-2:]
     tokens = core.any(1).any(-2)
     parts = Parts(rows, keys, *bounds, tokens, apart, None, *stretches)
@@ -302,38 +312,38 @@ def _parts(visible: Tensor, core: Tensor, apart: Tensor, bounds: Bounds, *stretc
 
 # -- a part of one mask put into another -------------------------------------------------------------------------------
 #
-# A row that becomes blind is what the other side makes of blind rows; one that is blind no more sees what the parts let
-# it. So the parts of another mask, put over one by one in any order, end with the other mask.
+# A row that becomes blind sees what the other side shows to blind rows; a row that is no longer blind sees what the
+# parts allow. So putting in the parts of another mask one by one, in any order, ends with the other mask.
 
 
 def with_pattern(parts: Parts, other: Parts, **changes: Any) -> Parts:
-    """The parts with another band, blocks or documents; keys that come in or go out are as the other mask has them."""
+    """Returns the parts with another band, blocks or documents; keys that appear or vanish follow the other mask."""
     moved = replace(parts, **changes)
     changed = (pattern(parts) ^ pattern(moved))[:, None]
     return _settled(parts, moved, other, torch.where(blind(parts), NOT_APART, parts.apart), changed)
 
 
 def with_padding(parts: Parts, other: Parts) -> Parts:
-    """The parts with the padding of another mask, and with the rows that stand apart there."""
+    """Returns the parts with the padding and the special rows of another mask."""
     moved = replace(parts, padding=other.padding)
     changed = (parts.padding ^ other.padding)[:, None, None]
     return _settled(parts, moved, other, torch.where(blind(other), NOT_APART, other.apart), changed)
 
 
 def rows_differ(a: Parts, b: Parts) -> Tensor:
-    """(b, L), rows that stand apart otherwise, where that does not follow from a band or a padding that differs."""
+    """Returns special rows that differ, (b, L), unless a different band or padding explains the difference."""
     return (a.apart != b.apart) & (blind(a) == blind(b))
 
 
 def _settled(parts: Parts, moved: Parts, other: Parts, apart: Tensor, changed: Tensor) -> Parts:
-    """The moved parts, with their rows and their rest.
+    """Returns the moved parts with their special rows and their rest.
 
     Args:
-        parts: before.
-        moved: with another band or padding.
-        other: the other mask.
-        apart: of rows that are not blind now.
-        changed: broadcasts to (b, H, L, S), keys that came in or went out.
+        parts: parts before the move.
+        moved: parts with another band or padding.
+        other: parts of the other mask.
+        apart: codes of rows that are not blind after the move.
+        changed: broadcasts to (b, H, L, S), True at keys that appeared or vanished.
     """
     blinded = blind(moved)
     apart = torch.where(blinded, _of_blind(other, parts) if bool(blinded.any()) else NOT_APART, apart)
@@ -346,9 +356,9 @@ def _settled(parts: Parts, moved: Parts, other: Parts, apart: Tensor, changed: T
 
 
 def _of_blind(other: Parts, parts: Parts) -> Tensor:
-    """(b, L), what the other makes of its blind rows; by the same rule what those are that are blind here alone.
+    """Returns what the other mask shows to its blind rows, (b, L), extended to rows that are blind only here.
 
-    The rule is what most blind rows of the other are, else of these parts, each in its place.
+    The extension follows what most blind rows of the other mask do; if it has none, what most of these parts' do.
     """
     blinded = blind(other)
     rule = torch.full((other.rows,), NOT_APART, device=other.apart.device)

@@ -1,12 +1,12 @@
-"""Whether a tensor that both models have is the same on both sides, by a rounding that is measured.
+"""Decides whether a tensor of both models is the same, by measured rounding.
 
-What lies between two attentions is whatever the model has there, so no formula tells how much rounding may have piled
-up. It is measured: each side that is a module runs once more in float64 (a model in half precision that can't, in
-float32), and what its own tensor differs from that by is its rounding. Two tensors are the same where they differ by no
-more than `SLACK` times the roundings of both together. Where a side can't be run so, its rounding is taken to be the
-other's, by the ratio of their dtypes.
+Between two attentions a model may compute anything, so no formula tells how much rounding has accumulated. It is
+measured instead: each side that is a module runs again in float64 (a half-precision model that can't, in float32). Its
+own tensor's difference from that run is its rounding. Two tensors are the same if they differ by at most `SLACK` times
+the roundings of both together. If a side can't run so, its rounding is taken from the other side's, by the ratio of
+their dtypes.
 
-So are compared what comes into every attention, and what the models return (`sqrtdk.compare.outputs`).
+Inputs of attentions and outputs of models (`sqrtdk.compare.outputs`) are compared this way.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from sqrtdk.compare.words import short
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.tracing.tensors import CallTensors
 
-Blind = dict[tuple[int, int], Tensor]  # (B, L) by B and L, True where the row sees no key on one side, or is padding
+Blind = dict[tuple[int, int], Tensor]  # by (B, L): True at rows that see no key on one side, or that are padding
 Size = tuple[float, float]  # root mean square, largest entry
 FAILED = (SqrtdkError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-SLACK = 4.0  # two draws of roundings of one size, and what the order of operations makes of it
-# Roundings of the dtype, times the root of the number of attentions before, where nothing is measured.
+SLACK = 4.0  # covers two draws of equal roundings, and another order of operations
+# roundings of the dtype, times the root of the number of earlier attentions, if nothing was measured
 UNMEASURED = 16.0
-_ANOTHER = 0.1  # of the size, and beyond: a run in float64 that is off by so much computes something else
-_HIDING = 1e30  # and beyond: no number that a model computes with
-FEW = 64  # entries: an error that was measured on fewer may be small by luck
+_ANOTHER = 0.1  # share of the size: a float64 run that is off by more computes something else
+_HIDING = 1e30  # models don't compute with numbers beyond this; they only hide entries
+FEW = 64  # entries: an error measured on fewer may be small by luck
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +45,8 @@ class Both:
     """One tensor of both sides.
 
     Attributes:
-        rows: True for the entries that count, of the tensor's shape; None for all.
-        units: the relative rounding of each side.
+        rows: True at entries that count, in the tensor's shape; None for all.
+        units: relative rounding of each side.
     """
 
     name: str
@@ -57,32 +57,32 @@ class Both:
     units: tuple[float, float]
 
     def size(self, values: Tensor) -> Size:
-        """Size of the entries that count; what hides an entry (-inf, finfo.min) is none."""
+        """Returns the size of the entries that count; entries that only hide something (-inf, finfo.min) don't."""
         if not (values.numel() and float(values.abs().max()) < _HIDING):
             values = torch.where(values.double().abs() < _HIDING, values.double(), 0.0)
         return self._measured(values)
 
     def between(self, a: Tensor, b: Tensor) -> Size:
-        """Size of a difference; equal infinities, and NaN twice, are none."""
+        """Returns the size of a difference; equal infinities, and NaN on both sides, don't differ."""
         return (0.0, 0.0) if torch.equal(a, b) else self._measured(difference(a.double(), b.double()))
 
     @cached_property
     def gap(self) -> Size:
-        """Size of the difference of both sides."""
+        """The size of the difference of both sides."""
         return self.between(self.a, self.b)
 
     @cached_property
     def sizes(self) -> tuple[Size, Size]:
-        """Of A's and of B's tensor."""
+        """The sizes of A's and B's tensor."""
         return self.size(self.a), self.size(self.b)
 
     def nan(self) -> bool:
-        """Whether both have NaN at an entry that counts."""
+        """Returns whether both sides have NaN at the same entry that counts."""
         both = self.a.isnan() & self.b.isnan()
         return bool((both if self.rows is None else both[self.rows]).any())
 
     def is_apart(self, roundings: float = SLACK) -> bool:
-        """Whether it is off by more than a few roundings, the least that is ever allowed."""
+        """Returns whether they differ by more than a few roundings, the least that is ever allowed."""
         gap, size, by = self.gap, self.sizes[0], math.hypot(*self.units)
         return any(not off <= roundings * by * of for off, of in zip(gap, size, strict=True))
 
@@ -96,10 +96,9 @@ class Both:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a tensor is the same; None where that can't be told, by `reason`, or as both sides have NaN.
+    """Whether a tensor is the same; None if unknown, for `reason` or because both sides have NaN.
 
-    `gap` and `allowed` are by the root mean square, or by the largest entry where only single entries are off; `size`
-    is that of A's tensor by the same measure.
+    `gap`, `allowed` and `size` (of A's tensor) are root mean squares, or largest entries if only single entries differ.
     """
 
     same: bool | None
@@ -110,9 +109,9 @@ class Verdict:
 
 
 def errors_of(both: Both, references: Sequence[Tensor | None] | None) -> list[Size | None]:
-    """How far each side is from itself in float64, one rounding at least.
+    """Returns the difference of each side from its own float64 run, at least one rounding.
 
-    `references` are the tensor of each side in float64; None where one rounding explains every difference.
+    `references` are each side's tensor in float64; None if one rounding explains every difference.
     """
     found: list[Size | None] = []
     for side, (x, size, by) in enumerate(zip((both.a, both.b), both.sizes, both.units, strict=True)):
@@ -127,7 +126,7 @@ def errors_of(both: Both, references: Sequence[Tensor | None] | None) -> list[Si
 
 
 def as_rounding(both: Both, errors: Sequence[Size | None]) -> list[Size | None]:
-    """The errors that are rounding: noise that a model draws is another in float64, and no rounding."""
+    """Returns errors that are rounding; a model that draws noise draws other noise in float64."""
     sizes = both.sizes
     return [
         None if error is None or not error[0] <= _ANOTHER * size[0] else error
@@ -138,14 +137,14 @@ def as_rounding(both: Both, errors: Sequence[Size | None]) -> list[Size | None]:
 def judged(
     both: Both, measured: Sequence[Size | None], before: int, least: Sequence[float] = (0.0, 0.0), single: bool = True
 ) -> Verdict:
-    """Judge one tensor; it differs for certain where it would even if all that float64 changes were rounding.
+    """Judges one tensor; it differs for certain only if it does with every float64 error taken for rounding.
 
     Args:
         both: the tensor.
-        measured: by `errors_of`.
-        before: how many attentions come before it.
-        least: of each side the least error, as a share of the size, that is allowed to a tensor of few entries.
-        single: single entries that are off count too.
+        measured: result of `errors_of`.
+        before: number of attentions before it.
+        least: for each side, the least error allowed to a tensor of few entries, as a share of its size.
+        single: whether single entries that differ count.
     """
     known = as_rounding(both, measured)
     verdict = _compared(both, known, before, least, single)
@@ -162,6 +161,7 @@ def _compared(both: Both, errors: Sequence[Size | None], before: int, least: Seq
     gap, sizes = both.gap, both.sizes
     allowed = [_allowed(both, errors, measure, before, least) for measure in (0, 1)]
     off = [not gap[measure] <= allowed[measure] for measure in (0, 1)]
+    # One wrong entry among a million vanishes in the root mean square; the largest entry shows it.
     measure = 1 if single and off[1] and not off[0] else 0
     size = sizes[0][measure] or sizes[1][measure]
     if not math.isfinite(gap[1]):
@@ -171,7 +171,7 @@ def _compared(both: Both, errors: Sequence[Size | None], before: int, least: Seq
 
 
 def _allowed(both: Both, errors: Sequence[Size | None], measure: int, before: int, least: Sequence[float]) -> float:
-    """How far apart two tensors may be by the rounding of both sides; one that is not known is as the other's."""
+    """Returns how far apart rounding may put two tensors; an unknown rounding is taken from the other side."""
     sizes = [size[measure] for size in both.sizes]
     own = [None if error is None else error[measure] for error in errors]
     if both.a.numel() < FEW:
@@ -185,14 +185,14 @@ def _allowed(both: Both, errors: Sequence[Size | None], measure: int, before: in
 
 
 def exact_of(side: Side, listen: bool = False) -> Exact | None:
-    """A side in float64, with what its modules took and gave where that is asked for; None where it can't run so."""
+    """Returns a side's float64 run, with records of its modules if asked for; None if it can't run so."""
     if side.again is None or (side.exact is not None and (side.exact.listened or not listen)):
         return side.exact
     side.forwards += 1
     try:
         side.exact = side.again(listen, None)
     except FAILED:
-        side.again = None  # it has operations, or a copy of it, that know no float64
+        side.again = None  # some operation has no float64 version, or the module can't be copied
     return side.exact
 
 
@@ -200,9 +200,9 @@ def exact_of(side: Side, listen: bool = False) -> Exact | None:
 
 
 def padding_of(a: Side, b: Side) -> Blind:
-    """The rows that are padding: a model may do with them what it likes, as return zeros.
+    """Returns the rows that are padding: a model may give anything there, such as zeros.
 
-    Where an encoder and a decoder have rows of one size, those that are padding of both.
+    If encoder and decoder have rows of one size, only rows that are padding in both count.
     """
     padding: Blind = {}
     for side in (a, b):
@@ -217,7 +217,7 @@ def padding_of(a: Side, b: Side) -> Blind:
 
 
 def blind_rows(a: Side, b: Side, pairs: Sequence[Judged]) -> Blind:
-    """The rows that see no key in some pair, and those of padding: they may hold anything, and carry it on."""
+    """Returns rows that see no key in some pair, and padding rows: they may hold anything, and pass it on."""
     blind = padding_of(a, b)
     for own in pairs:
         if own.rows is not None and own.sides is not None and own.sides.self_attention:
@@ -227,10 +227,10 @@ def blind_rows(a: Side, b: Side, pairs: Sequence[Judged]) -> Blind:
 
 
 def rows_of(shape: torch.Size, blind: Blind, *, cache: bool = False) -> Tensor | None:
-    """True for the entries of a tensor that are of rows which see a key; None where all are.
+    """Returns True at entries of rows that see a key, in the tensor's shape; None if all do.
 
-    Rows are the second axis (B, L, D), the third of one with heads (B, H, L, E), or the first of rows without a batch.
-    A `cache` of a sliding window holds the last rows alone, (B, H, W, E).
+    Rows are the second axis of (B, L, D), the third of (B, H, L, E), or the first of a tensor without a batch.
+    A `cache` of a sliding window holds only the last rows, (B, H, W, E).
     """
     for (batch, length), hidden in blind.items():
         if not bool(hidden.any()):
@@ -250,12 +250,12 @@ def rows_of(shape: torch.Size, blind: Blind, *, cache: bool = False) -> Tensor |
 
 @dataclass(frozen=True, slots=True)
 class Entering:
-    """What comes into one pair.
+    """What enters one pair.
 
     Attributes:
-        stage: for the record; `stage.same` is None where it is not known.
-        sizes: of A's and of B's tensor, where they differ.
-        by_v: it is told from v, as the input itself is not recorded on both sides.
+        stage: the record; `stage.same` is None if unknown.
+        sizes: sizes of A's and B's tensor if they differ.
+        by_v: inferred from v, since not both sides recorded the input.
     """
 
     stage: StageDiff
@@ -263,7 +263,7 @@ class Entering:
     by_v: bool = False
 
     def cause(self, where: str = "") -> Cause | None:
-        """That it differs, and where the models begin to; None where it does not, or is not known to."""
+        """Returns the cause "input" with the place where models begin to differ; None unless the inputs differ."""
         if self.stage.same is not False:
             return None
         a, b = self.sizes
@@ -277,7 +277,7 @@ class Entering:
 def compare_inputs(
     a: Side, b: Side, calls: Sequence[tuple[CallTensors, CallTensors]], blind: Blind, listen: bool = False
 ) -> list[Entering]:
-    """Compare what comes into every pair; with `listen` a run in float64 keeps what the modules take and give."""
+    """Compares what enters every pair; `listen` makes the float64 runs record their modules."""
     every = [_both(one, other, blind) for one, other in calls]
     exact = None
     if any(both is not None and both.is_apart() for both in every):
@@ -300,7 +300,7 @@ def compare_inputs(
 
 
 def _both(a: CallTensors, b: CallTensors, blind: Blind) -> Both | None:
-    """What comes into a pair, of the first kind that both sides have."""
+    """Returns what enters a pair, of the first kind that both sides have."""
     one, other = ({} if call.missing is not None else entering_of(call) for call in (a, b))
     for kind, x in one.items():
         y = other.get(kind)
@@ -312,7 +312,7 @@ def _both(a: CallTensors, b: CallTensors, blind: Blind) -> Both | None:
 
 
 def _by_rows(tensor: Tensor) -> Tensor:
-    """(B, L, D) or (B, L, H, E): v has its heads before its rows."""
+    """Returns (B, L, D) or (B, L, H, E): v has its heads before its rows."""
     return (tensor.transpose(1, 2) if tensor.dim() == 4 else tensor).cpu()
 
 

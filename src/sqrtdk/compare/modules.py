@@ -1,4 +1,4 @@
-"""What the modules of a model take and give in one run, and which calls of two models belong together."""
+"""Records what the modules of a model take and give in one run, and pairs the module calls of two models."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from sqrtdk.models.returned import walk
 from sqrtdk.tracing.tape import places
 from sqrtdk.tracing.tape.recorder import unseen
 
-Place = tuple[str, int]  # path of a module, and which call of it
+Place = tuple[str, int]  # path of a module, and number of the call
 _MOST = 2**20  # entries of one tensor that are kept
-_MOST_BYTES = 2**28  # of one run; from there on
-_FEWEST = 2**12  # entries of one tensor
+_MOST_BYTES = 2**28  # bytes kept in one run; beyond them
+_FEWEST = 2**12  # entries of one tensor that are still kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,9 +33,9 @@ class Kept:
     """A tensor that a module took or gave.
 
     Attributes:
-        shape: of all of it.
-        stride: keeps each n-th entry, row by row.
-        values: those that are kept, on the CPU.
+        shape: shape of the whole tensor.
+        stride: every stride-th entry is kept, in row-major order.
+        values: the kept entries, on the CPU.
     """
 
     shape: torch.Size
@@ -48,15 +48,15 @@ class ModuleStep:
     """One call of a module.
 
     Attributes:
-        place: the module, and which call of it.
-        parent: serial number of the call that it ran in; -1 of the model's own.
+        place: the module and the number of the call.
+        parent: serial number of the enclosing call; -1 for the model itself.
         number: serial number, in the order in which calls begin.
         kind: class of the module.
-        size: parameters of the module, those of modules inside included.
-        takes: tensors of its arguments, as they were before it ran.
+        size: number of parameters, inner modules included.
+        takes: tensors among its arguments, as they were before it ran.
         gives: tensors that it returned.
-        whole: those of a module that has an attention, all entries on its device.
-        called: where the model's code calls it; None where that is not in a module of the model.
+        whole: for a module with an attention, its returned tensors in full, on its device.
+        called: line of the model's code that calls it; None if the call is not in a module of the model.
     """
 
     place: Place
@@ -72,11 +72,11 @@ class ModuleStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Patch:
-    """What a run has of the other model.
+    """The parts of the other model that a run contains.
 
     Attributes:
-        returned: by place, tensors that a call gives in place of its own of that shape.
-        edits: each puts a part of the other model into the copy that runs.
+        returned: by place, tensors that replace a call's own output of the same shape.
+        edits: functions that put a part of the other model into the copy that runs.
     """
 
     returned: Mapping[Place, tuple[Tensor, ...]] = field(default_factory=dict)
@@ -84,13 +84,13 @@ class Patch:
 
 
 class Listener:
-    """Keeps what the modules of a model take and give, in the order in which their calls end.
+    """Records what the modules of a model take and give, in the order in which their calls end.
 
-    Outputs of the modules that are named as `whole` are kept as they are.
+    Outputs of modules named in `whole` are kept in full.
 
     Attributes:
-        steps: one for every call.
-        replaced: places that gave another tensor in place of their own.
+        steps: one for each call.
+        replaced: places whose output was replaced.
     """
 
     def __init__(self, whole: frozenset[str] = frozenset(), patch: Patch | None = None) -> None:
@@ -98,14 +98,14 @@ class Listener:
         self.replaced: set[Place] = set()
         self._whole, self._patch = whole, patch or Patch()
         self._open: list[tuple[int, str, tuple[Kept, ...], places.Place | None]] = []
-        self._given: list[tuple[weakref.ref[Tensor], int, Kept]] = []  # of the call that ended last
+        self._given: list[tuple[weakref.ref[Tensor], int, Kept]] = []  # outputs of the call that ended last
         self._bytes = self._begun = 0
         self._counts: Counter[str] = Counter()
         self._outside: places.Place | None = None
 
     @contextmanager
     def on(self, model: nn.Module) -> Iterator[None]:
-        """Listen to every module for the time of the block; edits of the model stay."""
+        """Listens to every module during the block; edits of the model stay afterwards."""
         for edit in self._patch.edits:
             edit(model)
         self._outside = places.here()
@@ -128,7 +128,7 @@ class Listener:
                 takes = tuple(map(self._kept, _tensors((args, kwargs))))
             called = places.here()
             if called is not None:
-                code = called[0]  # a `__call__` that wraps torch's is no line of the model that calls
+                code = called[0]  # a `__call__` that wraps torch's is not the calling line of the model
                 if called == self._outside or code.co_filename == __file__ or code.co_name == "__call__":
                     called = None
             self._open.append((self._begun, path, takes, called))
@@ -137,7 +137,7 @@ class Listener:
         return begin
 
     def _kept(self, tensor: Tensor) -> Kept:
-        """A copy; what the call before gave, and nothing has written into since, has one already."""
+        """Returns a copy, shared if the previous call returned this tensor and nothing has written to it since."""
         for known, version, kept in self._given:
             if known() is tensor and tensor._version == version:
                 return kept
@@ -148,7 +148,7 @@ class Listener:
     def _ended(self, path: str, kind: str, size: int) -> Any:
         def end(_: nn.Module, __: Any, output: Any) -> Any:
             number, own, takes, called = self._open.pop()
-            while own != path:  # a module inside it raised, and never ended
+            while own != path:  # an inner module raised, so its call never ended
                 number, own, takes, called = self._open.pop()
             place = path, self._counts[path]
             self._counts[path] += 1
@@ -171,25 +171,25 @@ class Listener:
 
 
 def keep(tensor: Tensor, most: int) -> Kept:
-    """A tensor as it is now, about `most` entries of it.
+    """Returns about `most` entries of a tensor, as it is now.
 
     Example:
         >>> kept = keep(torch.arange(10.0), 3)
         >>> kept.stride, kept.values.tolist()
         (3, [0.0, 3.0, 6.0, 9.0])
     """
-    stride = tensor.numel() // most | 1 if tensor.numel() > most else 1  # odd: rows of 2^n entries are not cut alike
+    stride = tensor.numel() // most | 1 if tensor.numel() > most else 1  # odd, to spread over rows of 2^n entries
     return Kept(tensor.shape, stride, tensor.detach().reshape(-1)[::stride].clone().cpu())
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """The tensors of arguments or of what is returned, in order; a cache is none: it is there before and after."""
+    """Returns the tensors of arguments or results, in order; a cache is skipped, as it exists before and after."""
     every = (tensor for _, tensor in walk(value, objects=False))
     return [x for x in every if x.layout is torch.strided and not x.is_nested and not x.is_meta]
 
 
 def replaced(value: Any, others: list[Tensor]) -> Any:
-    """What is returned, its first floating tensor replaced by the first of the others that has its shape.
+    """Returns a result whose first floating tensor is replaced by the first of the others with its shape.
 
     Example:
         >>> replaced((torch.ones(2), None), [torch.zeros(3), torch.zeros(2)])
@@ -216,7 +216,7 @@ def replaced(value: Any, others: list[Tensor]) -> Any:
 
 
 def _with(value: Any, name: Any, other: Any) -> Any:
-    """A copy of a structure, one part replaced."""
+    """Returns a copy of a tuple, list, mapping or dataclass with one part replaced."""
     if isinstance(value, tuple | list):
         parts = [*value[:name], other, *value[name + 1 :]]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
@@ -224,6 +224,7 @@ def _with(value: Any, name: Any, other: Any) -> Any:
     if isinstance(value, Mapping):
         changed[name] = other
     else:
+        # object.__setattr__: the dataclass of a model's output may be frozen
         object.__setattr__(changed, name, other)
     return changed
 
@@ -232,12 +233,12 @@ def _with(value: Any, name: Any, other: Any) -> Any:
 
 
 def lines_of(module: nn.Module, behind: ModuleStep | None, before: ModuleStep | None) -> str | None:
-    """File and lines of a module's code, from a call in it to another: "model.py:40-41"; None where they are not known.
+    """Returns file and lines of a module's code from one inner call to another, "model.py:40-41"; None if unknown.
 
     Args:
-        module: that gives something else.
-        behind: the last call in it that agrees; None begins with its forward.
-        before: the first call in it that gets something else; None ends with its forward.
+        module: module whose output differs.
+        behind: last inner call that agrees; None: start of forward.
+        before: first inner call whose input differs; None: end of forward.
     """
     first, last = (places.text(None if step is None else step.called) for step in (behind, before))
     code = _forward_of(module)
@@ -253,13 +254,13 @@ def lines_of(module: nn.Module, behind: ModuleStep | None, before: ModuleStep | 
 
 
 def line_of(module: nn.Module, call: ModuleStep) -> str | None:
-    """Where a module's forward is written; of one of torch's, as `nn.GELU`, the line that calls it."""
+    """Returns where a module's forward is written; for modules of torch like `nn.GELU`, the line that calls it."""
     code = _forward_of(module)
     return places.text(call.called) if code is None else places.first_line(code)
 
 
 def _forward_of(module: nn.Module) -> CodeType | None:
-    """The code of its forward, unless that is torch's."""
+    """Returns the code of a module's forward; None if it is torch's."""
     forward: Any = inspect.unwrap(getattr(module.forward, "__func__", module.forward))
     code: CodeType | None = getattr(forward, "__code__", None)
     return None if str(getattr(forward, "__module__", "")).startswith("torch.") else code
@@ -271,10 +272,10 @@ def _forward_of(module: nn.Module) -> CodeType | None:
 def align_steps(
     a: Sequence[ModuleStep], b: Sequence[ModuleStep], sites: Mapping[str, str]
 ) -> list[tuple[ModuleStep, ModuleStep]]:
-    """The calls of two models that belong together, in A's order.
+    """Returns the module calls of two models that belong together, in A's order.
 
-    By path, where a wrapper around one of them is left out (PeftModel.base_model.model); by the sites of attentions
-    that are known to belong together; then by order, sizes and shapes, first of those whose paths have one number.
+    Calls are paired by path, apart from a wrapper around one model (PeftModel.base_model.model); by the paired sites of
+    attentions; then by order, sizes and shapes, first those with equal numbers in their paths.
     """
     inner_a, inner_b = _inner(a, b)
     by_place = {(_below(step.place[0], inner_b), step.place[1]): step for step in b}
@@ -299,10 +300,10 @@ def align_steps(
 
 
 def _inner(a: Sequence[ModuleStep], b: Sequence[ModuleStep]) -> tuple[str, str]:
-    """Prefixes of the paths of A and of B without which they have most paths in common; one of them is ""."""
+    """Returns the prefixes of A's and B's paths whose removal gives the most common paths; one of them is ""."""
     paths = [{step.place[0] for step in steps} for steps in (a, b)]
     best, found = len(paths[0] & paths[1]), ("", "")
-    if 2 * best >= min(map(len, paths)):
+    if 2 * best >= min(map(len, paths)):  # most paths agree as they are: no wrapper
         return found
     for side in (0, 1):
         for prefix in paths[side] - {""}:
@@ -313,7 +314,7 @@ def _inner(a: Sequence[ModuleStep], b: Sequence[ModuleStep]) -> tuple[str, str]:
 
 
 def _below(path: str, prefix: str) -> str | None:
-    """A path as seen from a module above it; None where it is not below that one."""
+    """Returns a path relative to a module above it; None if it is not below that module."""
     if not prefix:
         return path
     return "" if path == prefix else path.removeprefix(f"{prefix}.") if path.startswith(f"{prefix}.") else None

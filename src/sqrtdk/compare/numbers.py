@@ -1,4 +1,4 @@
-"""Numbers of formulas, one or many: whether they are the same, and how they are said."""
+"""Numbers in formulas, as scalars or tensors: comparison with tolerance, arithmetic in float64, and formatting."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from sqrtdk.compare.program import Formula
 
 Value = Tensor | float
-HELD = 2.0**-20  # relative: constants held in float32, and products of a few of them, are off by no more
+HELD = 2.0**-20  # 8 eps of float32, relative: the error of constants in float32 and of products of a few of them
 
 
 def held(*dtypes: torch.dtype) -> float:
-    """By what numbers may be off, relative, that sides which compute in these dtypes hold.
+    """Returns the relative error allowed in numbers that sides computing in these dtypes hold.
 
     Example:
         >>> held(torch.float32) == HELD, held(torch.float32, torch.bfloat16)
@@ -25,7 +25,7 @@ def held(*dtypes: torch.dtype) -> float:
 
 
 def same(a: Value | None, b: Value | None, off: float = HELD) -> bool:
-    """Whether two numbers, or two tensors that broadcast, are the same but for how they were held.
+    """Returns whether two numbers, or two tensors that broadcast, are equal within the error of their storage.
 
     Example:
         >>> same(0.1, torch.tensor([[0.1]])), same(0.1, 0.1001), same(None, 0.0)
@@ -44,7 +44,7 @@ def same(a: Value | None, b: Value | None, off: float = HELD) -> bool:
 
 
 def ratio(a: Value, b: Value) -> float | None:
-    """The one number that makes a of b by multiplication: b / a; None where there is no such number.
+    """Returns the single number b / a that turns a into b; None if no single number does.
 
     Example:
         >>> ratio(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 1.0])), ratio(0.0, 1.0)
@@ -53,6 +53,7 @@ def ratio(a: Value, b: Value) -> float | None:
     x, y = torch.broadcast_tensors(_tensor(a), _tensor(b))  # type: ignore[no-untyped-call]
     if not x.numel() or not bool(torch.isfinite(x).all() and torch.isfinite(y).all()):
         return None
+    # Least squares over all entries, not the first quotient: one entry may be 0 or badly rounded.
     power = float((x * x).sum())
     if power == 0.0:
         return None
@@ -61,7 +62,7 @@ def ratio(a: Value, b: Value) -> float | None:
 
 
 def one_number(value: Value) -> float | None:
-    """The number, where it is one or a tensor of one number; else None."""
+    """Returns the number of a scalar, or of a tensor whose entries are all the same; else None."""
     if not isinstance(value, Tensor):
         return float(value)
     if not value.numel():
@@ -71,14 +72,14 @@ def one_number(value: Value) -> float | None:
 
 
 def times(a: Value, b: Value) -> Value:
-    """The product, in float64."""
+    """Returns the product, in float64."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return _tensor(a) * _tensor(b)
     return a * b
 
 
 def over(a: Value, b: Value) -> Value:
-    """The quotient, in float64; 0 where the divisor is."""
+    """Returns the quotient, in float64; 0 where the divisor is 0."""
     if not isinstance(a, Tensor) and not isinstance(b, Tensor):
         return a / b if b else 0.0
     divisor = _tensor(b)
@@ -86,12 +87,12 @@ def over(a: Value, b: Value) -> Value:
 
 
 def total(formula: Formula) -> Value:
-    """All that multiplies q . k, before the softcap and after it."""
+    """Returns the product of all factors of q . k, before and after the softcap."""
     return times(formula.scale, formula.after)
 
 
 def rescaled(formula: Formula, other: Formula) -> Formula:
-    """The formula with all factors of the other, before and after its own softcap as they were."""
+    """Returns the formula with the other's total factor; its own split around the softcap stays."""
     if formula.softcap_at == other.softcap_at:
         return replace(formula, scale=other.scale, after=other.after)
     if formula.softcap_at == "product":
@@ -100,14 +101,14 @@ def rescaled(formula: Formula, other: Formula) -> Formula:
 
 
 def softcap_placed(formula: Formula, other: Formula) -> Formula:
-    """The formula with the softcap where the other has it, and the same factors in all."""
+    """Returns the formula with the softcap at the other's place; the product of all factors stays."""
     before = other.scale if other.softcap_at == "product" else over(total(formula), other.after)
     after = over(total(formula), other.scale) if other.softcap_at == "product" else other.after
     return replace(formula, softcap_at=other.softcap_at, scale=before, after=after)
 
 
 def difference(a: Tensor, b: Tensor) -> Tensor:
-    """Entry by entry; 0 where both are the same infinity or both NaN, infinite where one alone is no number.
+    """Returns a - b entry by entry: 0 where both are NaN or the same infinity, infinite where only one is.
 
     Example:
         >>> inf, nan = math.inf, math.nan
@@ -115,14 +116,14 @@ def difference(a: Tensor, b: Tensor) -> Tensor:
         [2.0, 0.0, 0.0, inf]
     """
     plain = a - b
-    if math.isfinite(float(plain.sum())):  # one pass, where all are numbers
+    if math.isfinite(float(plain.sum())):  # all finite: the common case takes one pass
         return plain
     alike = (a == b) | (a.isnan() & b.isnan())
     return torch.where(alike, 0.0, plain.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf))
 
 
 def number(value: float) -> float:
-    """To four digits, as a reader wants it.
+    """Returns the number rounded to four significant digits.
 
     Example:
         >>> number(10000.04), number(0.0883883)
@@ -132,7 +133,7 @@ def number(value: float) -> float:
 
 
 def spread(values: Tensor) -> str:
-    """Numbers in few characters.
+    """Returns the range of the values as short text.
 
     Example:
         >>> spread(torch.tensor([1.0, 2.0]))
@@ -143,7 +144,7 @@ def spread(values: Tensor) -> str:
 
 
 def told_apart(a: float, b: float, digits: int = 4) -> tuple[str, str]:
-    """Two numbers that are not the same, in as few digits as show it.
+    """Returns two unequal numbers as text, with just enough digits to differ.
 
     Example:
         >>> told_apart(10000.0, 500000.0), told_apart(10000.0, 10000.6), told_apart(0.5, 0.5)
@@ -157,7 +158,7 @@ def told_apart(a: float, b: float, digits: int = 4) -> tuple[str, str]:
 
 
 def few_digits(a: float, b: float) -> tuple[float, float]:
-    """Two numbers as `told_apart` shows them."""
+    """Returns two numbers rounded as `told_apart` shows them."""
     old, new = told_apart(a, b)
     return float(old), float(new)
 

@@ -1,9 +1,8 @@
-"""The numbers of one call: the heads of k and v once each, without the factors that its code put on q and k.
+"""Reads the numbers of one call: distinct heads of k and v, without the factors that the code put on q and k.
 
-A last step that multiplied and rounded to a lesser dtype at once, in either order, is told apart. Rounded after the
-factor, each entry says between which two numbers the factor lies: those that would still round to it. All entries
-together leave next to no room, and any factor in it gives just the values that there are. Rounded before, the values
-are the rounded ones times one number.
+A last step that both multiplied and rounded to a coarser dtype, in either order, is split. If it multiplied first, each
+entry limits the factor to the range that rounds to that entry. All entries together leave almost no room, and any
+factor in it gives exactly the recorded values. If it rounded first, the values are the rounded ones times one number.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from torch import Tensor
 
 from sqrtdk.tracing.tensors import CallTensors, Vector, Waypoint
 
-NEAR = 1e-3  # of a factor, relative
+NEAR = 1e-3  # relative difference of equal factors
 NAMES = ("query", "key", "value")
-LESSER = (torch.bfloat16, torch.float16)
-AXES = ((0, 1, 2, 3), (0, 2, 3), (0, 1, 3), (3,))  # of which all have one factor: all, a head, a row, a vector
-PRODUCT = 4.0  # roundings of the dtype that a product and its factor are off by before they are rounded
+LESSER = (torch.bfloat16, torch.float16)  # dtypes coarser than float32 in which codes compute
+AXES = ((0, 1, 2, 3), (0, 2, 3), (0, 1, 3), (3,))  # axes that share one factor: all entries, a head, a row, a vector
+PRODUCT = 4.0  # roundings that a product and its factor are off by before they are rounded to the coarser dtype
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,21 +28,21 @@ class Seen:
     """One of q, k and v.
 
     Attributes:
-        heads: for each query head the head that it reads, (Hq,).
-        used: (B, H, L, E), as it met; but for `factor`.
-        factor: a part of the scale that it had been multiplied by.
-        scaled: what else it had been multiplied by.
-        projected: (B, H, L, E); None where it is not known.
-        steps: between the two.
-        rounded_by: where one of them rounds, what the values had been multiplied by then; a part of `factor`.
-        input: (B, L, D); None where it is not known.
-        name: of the projection's weight.
-        weight: (H, E, D); None where it is not known.
+        heads: head that each query head reads, (Hq,).
+        used: (B, H, L, E), at the product, without `factor`.
+        factor: part of the scale that the values had been multiplied by.
+        scaled: any other factor that the values had been multiplied by.
+        projected: (B, H, L, E); None if unknown.
+        steps: steps between the two.
+        rounded_by: if a step rounds, the factor already on the values then; a part of `factor`.
+        input: (B, L, D); None if unknown.
+        name: name of the projection's weight.
+        weight: (H, E, D); None if unknown.
         bias: (H, E).
         features: (H, E).
-        borrowed: `projected` is the other side's, of the same input.
-        alike: input and `projected` are the other side's, bit for bit: what it did to one, this one did.
-        kv_scale: of k and v, the fixed scale of a quantised cache that the user names; None where there is none.
+        borrowed: `projected` is the other side's, from the same input.
+        alike: input and `projected` equal the other side's bit for bit, so both projections did the same.
+        kv_scale: for k and v, the fixed scale of a quantised cache as the user gave it; None without one.
     """
 
     heads: Tensor
@@ -64,7 +63,7 @@ class Seen:
 
 
 def observe(call: CallTensors, kv_scale: float | None = None) -> dict[str, Seen]:
-    """Q, k and v of a call, by name; `kv_scale` is the fixed scale of its cache, where the user names one."""
+    """Returns q, k and v of a call, by name; `kv_scale` is the fixed scale of its cache, if the user gave one."""
     count = call.query.values.shape[1]
     scales = {"query": True, "key": _is_scale(call.key, call.query), "value": False}
     seen = {name: _seen(getattr(call, name), count, grouped=name != "query", scale=scales[name]) for name in NAMES}
@@ -72,7 +71,10 @@ def observe(call: CallTensors, kv_scale: float | None = None) -> dict[str, Seen]
 
 
 def _is_scale(key: Vector, query: Vector) -> bool:
-    """Whether a factor of k is a part of the scale: q's as well, or a power of the head dimension."""
+    """Returns whether a factor of k is part of the scale: equal to q's, or a power of the head dimension.
+
+    For example q and k each times d ** -0.25, or k alone times d ** -0.5.
+    """
     if isinstance(key.factor, Tensor):
         return isinstance(query.factor, Tensor) and torch.equal(key.factor, query.factor)
     near = isinstance(query.factor, float) and abs(key.factor - query.factor) <= NEAR * abs(query.factor)
@@ -80,7 +82,7 @@ def _is_scale(key: Vector, query: Vector) -> bool:
 
 
 def is_power(factor: Tensor | float, width: int) -> bool:
-    """Whether a factor is a power of the width, by quarters.
+    """Returns whether a factor is a power of the width, in steps of a quarter.
 
     Example:
         >>> is_power(0.5, 16), is_power(0.3, 16)
@@ -96,7 +98,7 @@ def _seen(vector: Vector, count: int, *, grouped: bool, scale: bool) -> Seen:
     vector, by = _rounding(vector)
     order, heads = _groups(vector, grouped)
     every = torch.arange(vector.values.shape[1], device=order.device)
-    first: Tensor | slice = slice(None) if torch.equal(order, every) else order  # as most have them: no copies
+    first: Tensor | slice = slice(None) if torch.equal(order, every) else order  # usual case, without a copy
     there = vector.values.shape[1]
     of_queries = heads if there == count else heads.repeat_interleave(max(1, count // max(there, 1)))
     factor = _once(vector.factor, first)
@@ -119,7 +121,7 @@ def _seen(vector: Vector, count: int, *, grouped: bool, scale: bool) -> Seen:
 
 
 def _rounding(vector: Vector) -> tuple[Vector, Tensor | float]:
-    """The vector with a last step that rounds and multiplies told apart; and what it multiplied by before that."""
+    """Returns the vector with a last step split into factor and rounding, and the factor before the rounding."""
     last = vector.steps[-1] if vector.steps else None
     if last is None or last.values is not None or (last.name, last.detail) != ("unknown", ""):
         return vector, vector.factor if last is not None and last.name == "rounded" else 1.0
@@ -133,7 +135,7 @@ def _rounding(vector: Vector) -> tuple[Vector, Tensor | float]:
 
 
 def _without(used: Tensor, factor: Tensor | float, vector: Vector, first: Tensor | slice) -> Tensor:
-    """The values before a factor; where it is 0, log n of a row that sees one key, as they were at the last step."""
+    """Returns values without a factor; where it is 0 (log n of a row with one key), those of the last step."""
     if not isinstance(factor, Tensor) or bool((factor != 0).all()):
         return used / factor
     last = next((step.values for step in reversed(vector.steps) if step.values is not None), vector.projected)
@@ -142,8 +144,9 @@ def _without(used: Tensor, factor: Tensor | float, vector: Vector, first: Tensor
 
 
 def _groups(vector: Vector, grouped: bool) -> tuple[Tensor, Tensor]:
-    """The first of each set of equal heads (repeated for groups), and for every head the number of its set."""
-    heads: list[Any] = list(range(vector.values.shape[1]))  # what heads that are equal have in common
+    """Returns the first head of each set of equal heads, and the number of each head's set: a k repeated for groups."""
+    # `k.repeat_interleave(groups, 1)` makes equal heads; one of each set is kept
+    heads: list[Any] = list(range(vector.values.shape[1]))  # equal for equal heads
     if grouped and vector.projection is not None:
         heads = [tuple(features) for features in vector.projection.features.tolist()]
     elif grouped:
@@ -165,12 +168,12 @@ def _once(factor: Tensor | float, first: Tensor | slice) -> Tensor | float:
 
 
 class RoundedFactor(NamedTuple):
-    """What happened to values.
+    """A factor and a rounding that happened to values.
 
     Attributes:
-        dtype: to which they were rounded.
+        dtype: dtype to which they were rounded.
         factor: a number, or (B or 1, H or 1, L or 1, 1).
-        before: the factor was there before the rounding.
+        before: whether the factor came before the rounding.
     """
 
     dtype: str
@@ -179,7 +182,7 @@ class RoundedFactor(NamedTuple):
 
 
 def rounded_factor(before: Tensor, after: Tensor) -> RoundedFactor | None:
-    """What makes `after` of `before`, both (B, H, L, E); None where it is no factor with a rounding.
+    """Returns the factor and rounding that lead from `before` to `after`, both (B, H, L, E); None if there are none.
 
     Example:
         >>> x = torch.randn(1, 2, 64, 8)
@@ -203,14 +206,15 @@ def rounded_factor(before: Tensor, after: Tensor) -> RoundedFactor | None:
 
 
 def _edges(stored: Tensor) -> tuple[Tensor, Tensor]:
-    """Between what all numbers lie that are rounded to these."""
+    """Returns the range of numbers that round to these."""
     ways = (torch.full_like(stored, way) for way in (float("-inf"), float("inf")))
     least, most = ((stored.double() + torch.nextafter(stored, way).double()) / 2 for way in ways)
     return least, most
 
 
 def _common(least: Tensor, most: Tensor, values: Tensor, slack: float) -> Tensor | float | None:
-    """The factor that brings all values between two bounds: one of all, or one of each head, row, vector."""
+    """Returns the factor that brings all values between two bounds: a common one, or one by head, row or vector."""
+    # a negative value swaps the bounds of its factor
     turned = values < 0
     bounds = torch.where(turned, most, least) / values, torch.where(turned, least, most) / values
     nothing = values == 0
@@ -220,6 +224,7 @@ def _common(least: Tensor, most: Tensor, values: Tensor, slack: float) -> Tensor
     for axes in AXES:
         low, high = lower.amax(axes, keepdim=True), upper.amin(axes, keepdim=True)
         middle = torch.where(low.isfinite() & high.isfinite(), (low + high) / 2, 1.0)
+        # 1 if it is possible at all: then the step only rounded
         middle = torch.where((low <= 1.0 + slack) & (high >= 1.0 - slack), 1.0, middle)
         if bool((low - high <= slack * middle.abs()).all()) and bool((middle != 0).any()):
             return float(middle) if middle.numel() == 1 else middle

@@ -1,6 +1,6 @@
-"""Both sides, on the same inputs: those that were given, those of a trace file, or some that are made for one side.
+"""Runs both sides on the same inputs: given ones, those of a trace file, or generated ones.
 
-Sides that have run are refused where they have numbers that are none, or are not one model.
+Sides that have run are refused if only one has NaN, or if they are not one model.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Loaded = LoadedModel | Path
 def open_sides(
     a: Given, b: Given, inputs: Inputs | None, inputs_b: Inputs | None, options_a: LoadOptions, options_b: LoadOptions
 ) -> tuple[Side, Side]:
-    """Load and run both sides.
+    """Loads and runs both sides.
 
-    Inputs that were not given are those of a trace file, or of a program as B, if nothing else is asked for; else some
-    are made, of the text, the file and the sizes that A's options have. B runs on A's unless it has its own.
+    Without given inputs and other requests, those of a trace file or of an exported program as B are used. Otherwise
+    inputs are generated from the text, file and sizes in A's options. B runs on A's inputs unless it has its own.
     """
     files = {}
     for label, one, options in (("A", a, options_a), ("B", b, options_b)):
@@ -52,7 +52,7 @@ def open_sides(
         start = dict(read_inputs(options_a.input_file, _AnyNames()))
     others = any(_is(a, suffix) for suffix in (ONNX, EXPORTED, TRACE))
     if start is None and inputs_b is None and all(value is None for value in asked) and _is(b, EXPORTED) and not others:
-        program = load_side(b, "B", None, options_b)  # most take no other sizes, and a model as A takes any
+        program = load_side(b, "B", None, options_b)  # most accept no other sizes, and a model as A accepts any
         start = program.inputs if isinstance(program, LoadedModel) else None
     graph = next((str(one) for one in (a, b) if _is(one, ONNX)), None)
     if graph is not None and start is None:
@@ -72,7 +72,7 @@ def open_sides(
 
 
 def _run(loaded: Loaded, label: str, inputs: Inputs | None, options: LoadOptions) -> Side:
-    """Run a side; an index error that is one of ids beyond a table of embeddings is told as that."""
+    """Runs a side; an index error from ids beyond the table of embeddings is reported as such."""
     tell(f"running {label}")
     try:
         return run_side(loaded, label, inputs, options)
@@ -94,7 +94,7 @@ def _run(loaded: Loaded, label: str, inputs: Inputs | None, options: LoadOptions
 
 
 def _sized(options: LoadOptions, graph: str) -> LoadOptions:
-    """With the sizes that a graph was exported for, where none were asked for."""
+    """Returns the options with the sizes for which a graph was exported, unless sizes were requested."""
     if options.batch is not None or options.seq_len is not None:
         return options
     batch, length = fixed_sizes(graph)
@@ -102,7 +102,7 @@ def _sized(options: LoadOptions, graph: str) -> LoadOptions:
 
 
 def _with(loaded: Loaded, more: dict[str, Tensor]) -> Loaded:
-    """With inputs that the graph beside it takes as well."""
+    """Returns the side with the inputs that the graph on the other side needs in addition."""
     if not isinstance(loaded, LoadedModel) or not isinstance(loaded.inputs, dict):
         return loaded
     return replace(loaded, inputs={**loaded.inputs, **more})
@@ -113,16 +113,17 @@ def _is(given: Given, suffix: str) -> bool:
 
 
 class _AnyNames(nn.Module):
-    """Stands for a graph, whose reader checks the names of its inputs itself."""
+    """Stands in for a graph, whose reader checks the names of its inputs itself."""
 
     def forward(self, **inputs: Tensor) -> None:
-        """Takes any."""
+        """Takes any inputs."""
 
 
 def _load(
     a: Given, b: Given, start: Inputs | None, inputs_b: Inputs | None, options_a: LoadOptions, options_b: LoadOptions
 ) -> tuple[Loaded, Loaded, Inputs | None]:
-    """Both loaded, with the inputs; made for B where they can't be made for A."""
+    """Returns both sides loaded, and the inputs; B generates them if A can't."""
+    # A bare module may not tell what inputs it takes; then B's inputs serve both sides.
     lost: InvalidValueError | None = None
     try:
         one: Loaded | None = load_side(a, "A", start, options_a)
@@ -135,7 +136,7 @@ def _load(
         if one is None:
             raise lost or AssertionError
         return one, load_side(b, "B", inputs_b or chosen, options_b), chosen
-    if not isinstance(b, nn.Module):  # B makes the inputs: of what was asked for
+    if not isinstance(b, nn.Module):  # B generates the inputs, from A's text and file
         options_b = replace(options_b, text=options_a.text, input_file=options_a.input_file)
     try:
         other = load_side(b, "B", None, options_b)
@@ -150,10 +151,10 @@ def _load(
 def _below_both(
     one: Loaded, other: Loaded, chosen: Inputs | None, *, made: bool
 ) -> tuple[Loaded, Loaded, Inputs | None]:
-    """Inputs whose ids both sides know: ids that were made up are folded into the smaller vocabulary.
+    """Returns the sides with ids that both know: generated ids are reduced modulo the smaller vocabulary.
 
     Raises:
-        ModelError: ids that were not made up are beyond the vocabulary of a side.
+        ModelError: given ids are beyond the vocabulary of a side.
     """
     known = {
         label: _vocabulary(x, tables=made) for label, x in (("A", one), ("B", other)) if isinstance(x, LoadedModel)
@@ -171,6 +172,7 @@ def _below_both(
             f"{name} holds the id {largest}; {label} knows 0 to {size - 1}",
             hint="Give inputs that both sides know with --input FILE.safetensors, or two models of one vocabulary.",
         )
+    # Made-up ids have no meaning to lose: taken modulo the vocabulary they run on both sides.
     folded = {name: value % size if name in beyond else value for name, value in chosen.items()}
     note = f"the ids are taken modulo {size}, the vocabulary of {label}"
 
@@ -191,9 +193,9 @@ def _has_ids(inputs: dict[str, Any], name: str) -> bool:
 
 
 def _vocabulary(loaded: LoadedModel, *, tables: bool) -> int | None:
-    """How many ids a model knows: as its config says, or, with `tables`, its largest table of embeddings."""
+    """Returns the number of ids that a model knows, by its config or, with `tables`, its largest embedding."""
     if isinstance(loaded.module, DemoModel):
-        return None  # bytes of any text
+        return None  # the demo reads bytes of any text
     if loaded.config is not None:
         try:
             return vocabulary(loaded.config)
@@ -210,10 +212,10 @@ def _vocabulary(loaded: LoadedModel, *, tables: bool) -> int | None:
 
 
 def refuse_nan(a: Side, b: Side) -> None:
-    """Refuse numbers that are none on one side alone: they are no difference of rounding, and hide every other.
+    """Refuses NaN on one side alone: no rounding explains it, and it hides every other difference.
 
     Raises:
-        InvalidValueError: one side has NaN and the other none.
+        InvalidValueError: one side has NaN and the other has none.
     """
     first = [first_nan(side.calls) for side in (a, b)]
     if (first[0] is None) == (first[1] is None):
@@ -227,7 +229,7 @@ def refuse_nan(a: Side, b: Side) -> None:
 
 
 def first_nan(calls: Sequence[CallTensors]) -> tuple[CallTensors, str, int] | None:
-    """The first call with NaN in what is compared, the name of that tensor, and how many of its numbers are NaN."""
+    """Returns the first call with NaN in a compared tensor, the name of the tensor, and its number of NaNs."""
     for call in calls:
         for name, tensor in (
             ("query", call.query.values),
@@ -235,7 +237,7 @@ def first_nan(calls: Sequence[CallTensors]) -> tuple[CallTensors, str, int] | No
             ("value", call.value.values),
             ("output", call.output),
         ):
-            if tensor.is_floating_point() and not math.isfinite(float(tensor.sum())):  # one pass, where none is NaN
+            if tensor.is_floating_point() and not math.isfinite(float(tensor.sum())):  # one pass: a sum shows any NaN
                 count = int(tensor.isnan().sum())
                 if count:
                     return call, name, count
@@ -243,10 +245,10 @@ def first_nan(calls: Sequence[CallTensors]) -> tuple[CallTensors, str, int] | No
 
 
 def refuse_strangers(a: Side, b: Side, alignment: Alignment, mapping: Mapping[str, str]) -> None:
-    """Refuse two models of which no call, or not every call, can belong together.
+    """Refuses two models whose calls can't be paired at all, or not completely.
 
     Raises:
-        InvalidValueError: no call of A has a partner in B; or models with other numbers of layers.
+        InvalidValueError: no call of A has a partner in B, or the models have different numbers of layers.
     """
     counts = [len(side.calls) for side in (a, b)]
     if not alignment.pairs:
@@ -272,10 +274,10 @@ def refuse_strangers(a: Side, b: Side, alignment: Alignment, mapping: Mapping[st
 
 
 def refuse_unlike(judged: Sequence[Judged]) -> None:
-    """Refuse sides of which no pair has the shapes of one attention, as where keys have other numbers of heads.
+    """Refuses sides without a single pair whose shapes fit one attention, for example with other numbers of key heads.
 
     Raises:
-        InvalidValueError: no pair has.
+        InvalidValueError: no pair fits.
     """
     if judged and all(pair.strangers for pair in judged):
         raise InvalidValueError(

@@ -1,6 +1,6 @@
-"""What a formula might be instead: the changes that ports make by mistake, part by part, simplest first.
+"""What a formula might be instead: changes that ports make by mistake, part by part, simplest first.
 
-An option changes one part of a formula. Two options of different parts can be taken together, whatever their order.
+An option changes one part of a formula. Options of different parts can be combined in any order.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Option:
     """A change of one part of a formula.
 
     Attributes:
-        part: its number, in the order of an attention.
-        changes: how many mistakes it stands for, 1 or 2.
-        change: of the formula.
+        part: number of the part, in the order of an attention.
+        changes: number of mistakes that it stands for, 1 or 2.
+        change: the change of the formula.
     """
 
     part: int
@@ -44,7 +44,7 @@ class Option:
 
 
 def options(base: Formula, sizes: Sizes) -> Iterator[Option]:
-    """All that `base` might be instead, part by part."""
+    """Yields everything that `base` might be instead, part by part."""
     for part, make in ((SCALE, scales), (SOFTCAP, softcaps), (BIAS, biases), (FILL, fills), (SINKS, sinks)):
         yield from (Option(part, 1, change) for change in make(base, sizes))
     yield from masks(base, sizes)
@@ -57,11 +57,12 @@ def options(base: Formula, sizes: Sizes) -> Iterator[Option]:
 
 
 def scales(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
-    """The dictionary of mistakes, of the base's own scale and of the textbook's."""
+    """Yields the dictionary of mistakes, applied to the base's own scale and to the textbook scale."""
     own, root = one_number(total(base)), inverse_root(sizes.features)
     every, heads = inverse_root(sizes.heads * sizes.features), inverse_root(sizes.heads)
     numbers = [1.0, root, root * root, 1.0 / root, every, heads]
     if own:
+        # scale applied twice, inverted, with the textbook scale on top or removed, with the other sign
         numbers += [own * own, 1.0 / own, own * root, own / root, -own]
     seen = [] if own is None else [own]
     for number in numbers:
@@ -74,7 +75,7 @@ def scales(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
 
 
 def softcaps(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
-    """No softcap, one of the usual values, and the places of the one that there is."""
+    """Yields no softcap, the usual caps, and other places of an existing softcap."""
     if base.softcap is None:
         for cap in CAPS:
             yield _set(softcap=cap)
@@ -89,7 +90,7 @@ def softcaps(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
 
 
 def biases(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
-    """None, one that the scale multiplies, of another sign or size, turned round, of other heads; ALiBi for none."""
+    """Yields no bias, or the bias scaled, negated, resized, transposed, with heads reversed; ALiBi if there is none."""
     if base.bias is None:
         apart = distances(sizes.rows, sizes.keys).double()
         yield _set(bias=-torch.tensor(alibi_slopes(sizes.heads))[:, None, None] * apart, bias_name="alibi", bias_by=1.0)
@@ -108,8 +109,9 @@ def biases(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
 
 
 def fills(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
-    """Other numbers in place of minus infinity; of a row that sees no key they make an average."""
+    """Yields other fills than minus infinity; a row that sees no key shows them as an average."""
     lowest = float(torch.finfo(torch.float32).min)
+    # finfo.min and -1e4 are the fills that codes write; added to logits or in place of them
     scale = one_number(total(base))
     if math.isfinite(base.fill) and scale and scale != 1.0:
         yield _set(fill_by=base.fill_by * scale)
@@ -119,14 +121,14 @@ def fills(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
 
 
 def sinks(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
-    """None, and sinks of 0."""
+    """Yields no sinks, and sinks of 0."""
     if base.sinks is not None:
         yield _set(sinks=None)
     yield _set(sinks=torch.zeros(sizes.heads, dtype=torch.float64))
 
 
 def masks(base: Formula, sizes: Sizes) -> Iterator[Option]:
-    """Other bands, padding lost or on the other side, and both at once."""
+    """Yields other bands, padding lost or on the other side, and both at once."""
     parts = decompose(base.visible, sizes.batch, sizes.rows, sizes.keys)
     moved = [
         Option(MASK, min(2, moved + padded), _mask(parts, bounds, padding))
@@ -135,6 +137,7 @@ def masks(base: Formula, sizes: Sizes) -> Iterator[Option]:
     ]
     others: list[Edit[Formula]] = []
     visible = base.visible
+    # rows without a key that see every key, special rows without their rule, lost parts, inverted and transposed masks
     if visible is not None and not bool(visible.any(-1).all()):
         others.append(_opened)
     if bool((parts.apart != NOT_APART).any()):
@@ -149,10 +152,11 @@ def masks(base: Formula, sizes: Sizes) -> Iterator[Option]:
 
 
 def _bands(parts: Parts) -> Iterator[tuple[Bounds, int]]:
-    """Bounds of other bands, and how many mistakes each is."""
+    """Yields bounds of other bands, with the number of mistakes that each stands for."""
     least, greatest = parts.least, parts.greatest
     corners = dict.fromkeys((0, parts.rows - parts.keys))
     if parts.symmetric and greatest is not None:
+        # window sizes off by one, or counted over both directions instead of one
         sizes = (greatest + 1, greatest - 1, 2 * greatest, greatest // 2)
         yield from (((-size, size), int(size != greatest)) for size in (greatest, *sizes))
         yield (None, None), 1
@@ -168,6 +172,7 @@ def _bands(parts: Parts) -> Iterator[tuple[Bounds, int]]:
     if least is None:
         return
     by_one = [(-1, 1), (1, 1)] if greatest is not None else []
+    # The causal bound moves alone or with the window; with L != S it may also move to the other corner.
     turned = [(corner - least + more, 1 + abs(more)) for corner in corners if corner != least for more in (0, -1, 1)]
     for by, changes in (*by_one, *turned):
         yield (least + by, None if greatest is None else greatest + by), changes
@@ -195,13 +200,13 @@ def _mask(parts: Parts, bounds: Bounds | None = None, padding: Tensor | None = N
 
 
 def _opened(formula: Formula) -> Formula:
-    """Rows that see no key see every one."""
+    """Returns the formula in which rows that see no key see every key."""
     visible = formula.visible
     return formula if visible is None else replace(formula, visible=visible | ~visible.any(-1, keepdim=True))
 
 
 def blind_rows(formula: Formula) -> Iterator[Formula]:
-    """What rows that see no key may be: an average of all, every key seen, or their own alone."""
+    """Yields what rows that see no key may get: an average of all keys, every key, or only their own key."""
     visible = formula.visible
     if visible is None or bool(visible.any(-1).all()):
         return
@@ -215,7 +220,7 @@ def blind_rows(formula: Formula) -> Iterator[Formula]:
 
 
 def window(base: Formula, sizes: Sizes, row: int) -> Option:
-    """The window of which `row` is the first that does not see the first key."""
+    """Returns the smallest window that hides key 0 from `row`."""
     parts = decompose(base.visible, sizes.batch, sizes.rows, sizes.keys)
     return Option(MASK, 1, _mask(parts, (parts.least, row - 1), parts.padding))
 
@@ -225,11 +230,11 @@ def _set(**values: object) -> Edit[Formula]:
 
 
 def scaled(number: float) -> Edit[Formula]:
-    """The change that makes a number all of the scale."""
+    """Returns the change that makes a number the whole scale."""
     return partial(rescaled, other=Formula(number))
 
 
 def _scaled_bias(formula: Formula) -> Formula:
-    """The scale multiplies the sum: what another option makes of the scale goes for the bias too."""
+    """Returns the formula with the scale on the sum of product and bias, whatever another option does to the scale."""
     scale = one_number(total(formula))
     return formula if scale is None else replace(formula, bias_by=scale)

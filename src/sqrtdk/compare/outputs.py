@@ -1,7 +1,7 @@
-"""What the two models return: every floating tensor of it, by a dotted name, compared by a rounding that is measured.
+"""Compares what the two models return: every floating tensor, by a dotted name, with measured rounding.
 
-A difference is given as a share of the size of A's tensor, by the root mean square of all entries; where only single
-entries are off, by the largest entry of each.
+A difference is a share of the size of A's tensor, by the root mean square of all entries; if only single entries
+differ, by the largest entry of each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sqrtdk.compare.records import OutputDiff, PairDiff
 from sqrtdk.compare.sides import Exact, Side
 from sqrtdk.compare.words import OfOutputs, listed, reached_by, short, where
 
-MOST_NAMES = 4  # in a sentence
+MOST_NAMES = 4  # names that a sentence lists
 FOLLOWS = "which follows from the attentions"
 BESIDE = "which the attentions alone do not explain"
 FIRST = "the first difference is in "
@@ -30,7 +30,7 @@ NOT_FINITE = "one side has a number where the other has none"
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What came of the outputs: every tensor, why they were not compared, what is left out, and what leads to them."""
+    """The comparison of the outputs: every tensor, why none were compared, what is left out, and what leads there."""
 
     outputs: tuple[OutputDiff, ...] = ()
     missing: str | None = None
@@ -39,11 +39,11 @@ class Ends:
 
 
 def pair_outputs(a: Side, b: Side, blind: Blind) -> tuple[tuple[Both, ...], Ends]:
-    """The outputs that both sides have, to be compared, and what is known of the others.
+    """Returns the outputs of both sides that can be compared, and what is known about the others.
 
-    They belong together by name; of those that are left, the first of A and one of B of its shape: a model of
-    transformers returns `logits`, its port a tensor. Where B has several, as the states behind every layer, it is the
-    one whose numbers are nearest. The place in a tuple is a name where both have the same places.
+    They are paired by name. If A's first output has no partner, it gets an output of B with its shape: a model of
+    transformers returns `logits`, its port a tensor. If B has several, such as the states after every layer, the
+    closest one is taken. Places in a tuple are names only if both sides have the same places.
     """
     for letter, side in (("A", a), ("B", b)):
         if side.outputs is None:
@@ -54,6 +54,7 @@ def pair_outputs(a: Side, b: Side, blind: Blind) -> tuple[tuple[Both, ...], Ends
     names = {name: name for name in one if name in other and one[name].shape == other[name].shape}
     first = next(iter(one))
     left = [name for name in other if name not in names and other[name].shape == one[first].shape]
+    # `model(ids).logits` on one side, `model(ids)` on the other
     if first not in names and left:
         names[first] = min(left, key=lambda name: _distance(one[first], other[name]))
     dtypes = [getattr(torch, side.info.dtype, None) for side in (a, b)]
@@ -86,7 +87,7 @@ def pair_outputs(a: Side, b: Side, blind: Blind) -> tuple[tuple[Both, ...], Ends
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
-    """Length of the difference of all numbers that are finite on both sides."""
+    """Returns the length of the difference over numbers that are finite on both sides."""
     off = a.cpu().double() - b.cpu().double()
     return float(off[off.isfinite()].norm())
 
@@ -94,15 +95,16 @@ def _distance(a: Tensor, b: Tensor) -> float:
 def compare_outputs(
     paired: Sequence[Both], exact: Sequence[Exact | None] | None, attentions: int
 ) -> tuple[OutputDiff, ...]:
-    """Compare every output that `pair_outputs` gives, behind some attentions.
+    """Compares every output pair of `pair_outputs`, after the given number of attentions.
 
-    `exact` are both sides in float64, as far as they ran so; None where one rounding explains every difference.
+    `exact` are the float64 runs of both sides, if any; None if one rounding explains every difference.
     """
     errors = []
     for both in paired:
         names = (both.name, both.name_b)
         known = [None if one is None else one.outputs.get(name) for one, name in zip(exact or (), names, strict=False)]
         errors.append(errors_of(both, known or None))
+    # An output of few entries shows little of its own rounding, so it is allowed at least that of the large ones.
     least = [_largest_share(paired, errors, side) for side in (0, 1)]
     compared = []
     for both, measured in zip(paired, errors, strict=True):
@@ -118,7 +120,7 @@ def compare_outputs(
 
 
 def _largest_share(paired: Sequence[Both], errors: Sequence[Sequence[Size | None]], side: int) -> float:
-    """The largest rounding of a side, as a share of the size, over its outputs of many entries."""
+    """Returns the largest rounding of a side's outputs with many entries, as a share of their size."""
     shares = [0.0]
     for both, measured in zip(paired, errors, strict=True):
         error, size = as_rounding(both, measured)[side], both.sizes[side][0]
@@ -131,7 +133,7 @@ def _largest_share(paired: Sequence[Both], errors: Sequence[Sequence[Size | None
 
 
 def since_of(chain: Chain) -> str:
-    """The chain in half sentences.
+    """Returns the chain in half sentences.
 
     Example:
         >>> from sqrtdk.compare.records import FirstModule
@@ -142,7 +144,7 @@ def since_of(chain: Chain) -> str:
     if not chain.entries:
         return FOLLOWS if chain.whole and chain.beside else ""
     halves, kinds = [BESIDE] if chain.beside else [], dict[str, Entry]()
-    for entry in chain.entries:  # layers that differ alike are told once
+    for entry in chain.entries:  # layers that differ alike are reported once
         kind = LAYER.sub("#", f"{entry.where}: {entry.how}")
         known = kinds.setdefault(kind, entry)
         if known is not entry:
@@ -159,22 +161,22 @@ def since_of(chain: Chain) -> str:
 
 
 def differing(outputs: Sequence[OutputDiff]) -> list[OutputDiff]:
-    """The outputs whose numbers differ."""
+    """Returns the outputs whose numbers differ."""
     return [one for one in outputs if one.same is False and one.reason is None]
 
 
 def unlike(outputs: Sequence[OutputDiff]) -> list[OutputDiff]:
-    """The outputs that have another shape on each side."""
+    """Returns the outputs with another shape on each side."""
     return [one for one in outputs if one.same is False and one.reason is not None]
 
 
 def unjudged_by_reason(output: OutputDiff) -> bool:
-    """Whether an output was not judged, for another reason than NaN on both sides."""
+    """Returns whether an output could not be judged, for a reason other than NaN on both sides."""
     return output.same is None and output.reason is not None
 
 
 def percent(share: float) -> str:
-    """A share of a size, in percent.
+    """Returns a share of a size in percent.
 
     Example:
         >>> percent(1.0), percent(0.01234), percent(3.14e-7)
@@ -184,7 +186,7 @@ def percent(share: float) -> str:
 
 
 def sizes(outputs: Sequence[OutputDiff]) -> tuple[str, str]:
-    """By how much the outputs differ at most, "" where that is no number; and which do, "" where there is one alone."""
+    """Returns the largest difference of outputs ("" if not finite) and the names that differ ("" for only one)."""
     off = differing(outputs)
     by = max((one.difference or 0.0 for one in off), default=0.0)
     names = [f"`{one.name}`" for one in off]
@@ -194,7 +196,7 @@ def sizes(outputs: Sequence[OutputDiff]) -> tuple[str, str]:
 
 
 def of_outputs(pairs: Sequence[PairDiff], ends: Ends) -> OfOutputs:
-    """What there is to say of the outputs.
+    """Returns the sentences about the outputs.
 
     Example:
         >>> off = (OutputDiff("logits", False, 1.0, 2e-6),)

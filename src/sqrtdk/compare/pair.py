@@ -1,4 +1,4 @@
-"""One pair of calls: their programs, what differs stage by stage, and the causes of it."""
+"""Judges one pair of calls: their programs, the differences stage by stage, and their causes."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from sqrtdk.compare.unknown_steps import (
 )
 from sqrtdk.tracing.tensors import CallTensors
 
-ROUNDINGS = {"scale": 1, "softcap": 3, "bias": 1, "mask": 1}  # of the logits, where each is an operation of its own
+ROUNDINGS = {"scale": 1, "softcap": 3, "bias": 1, "mask": 1}  # of the logits, by each term in eager code
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """What a pair is, apart from what comes in.
+    """The judgement of a pair, apart from its input.
 
     Attributes:
-        same: it does the same to the same input; None where that could not be judged.
+        same: whether both do the same to the same input; None if that could not be judged.
         parts: every segment with its causes.
-        stages: every stage but the input.
-        before: how far the output is off without causes.
-        after: with all of them.
-        reason: why it could not be judged.
+        stages: every stage except the input.
+        before: error of the output without causes.
+        after: error of the output with all causes.
+        reason: why the pair could not be judged.
         sides: the programs.
         seen: q, k and v of B, completed.
-        rows: (B, L), True for those that were compared: they see a key on both sides.
-        strangers: their shapes are not those of one attention.
+        rows: (B, L), True for compared rows: those that see a key on both sides.
+        strangers: the shapes can't belong to one attention.
     """
 
     same: bool | None
@@ -73,10 +73,10 @@ def judge(
     declared: tuple[str, str] = ("", ""),
     kv_scale: float | None = None,
 ) -> Judged:
-    """Compare what two calls do to one input: B's own at every stage, through A's program.
+    """Compares what two calls do to the same input, by running A's program from B's values at every stage.
 
-    `earlier` are the programs of the pair before this one, `declared` what declares the scale of A and of B, `kv_scale`
-    is the fixed scale of a quantised cache.
+    `earlier` are the programs of the previous pair, `declared` names what declares the scale of A and of B, and
+    `kv_scale` is the fixed scale of a quantised cache.
     """
     reason = _unread(a, b)
     if reason is not None:
@@ -115,12 +115,13 @@ def judge(
     whole_way = whole(every, sides.a)
     before = gap(whole_way, sides.a)
     if not recorded and outputs_alike(told, rows, TIGHT):
-        before = replace(before, within=True)  # a formula that was found on numbers may be off by their rounding
+        # a fitted formula may be off by the rounding of the numbers to which it was fitted
+        before = replace(before, within=True)
     front = segments(b, ahead.seen, ahead.a, precisions, rows) if passed else []
     split = [part for part in front if _of(part, passed)]
     same = before.within and all(gap(part, ahead.a).within for part in split)
     asked = None if same else causes
-    if passed:  # before steps that are not known; then behind them, with what was found of all other ways
+    if passed:  # first the ways before unknown steps, then the ways behind them with the causes found for all others
         parts, program = _explained(front, replace(sides, a=ahead.a, b=ahead.b), asked)
         found = sides.a
         for name in NAMES:
@@ -134,6 +135,7 @@ def judge(
     if not same:
         same = all(explained.before.within for _, explained in parts)
     elif recorded and not passed and any(unit(p.dtype) > unit(torch.float32) for p in precisions):
+        # In half precision single numbers may hide a cause; all numbers together may show it.
         weak, changed = _explained(every, sides, causes, weak=True)
         both = whole(every, sides.a, changed)
         if changed is not sides.a and shows(without := gap(both, sides.a), gap(both, changed)):
@@ -143,16 +145,16 @@ def judge(
     if by_way is not None:
         parts, program = by_way
     after = before if same else gap(whole_way, program)
-    if before.within and not same:  # what differs is before a step that the whole way does not go through
+    if before.within and not same:  # the difference is before an unknown step, which the whole way leaves out
         most = max((found for part, found in parts if _of(part, passed)), key=lambda found: found.before.size)
         before, after = most.before, most.after
     stages = []
     for segment, explained in parts:
         stages += _stages(segment, explained, sides, same or (by_way is not None and not explained.causes))
 
-    # vectors that no part tells of
+    # vectors that no segment covers
     if direct and same and same_input(told, rows) and alike(told, "output", rows):
-        # q and k that differ alike, by a permutation say, leave their product as it is
+        # q and k permuted alike differ, but their product stays the same
         direct = [(part, replace(found, causes=())) for part, found in direct]
     cancels = not any(explained.causes for _, explained in direct)
     for segment, explained in direct:
@@ -165,7 +167,7 @@ def judge(
 def _told(
     a: CallTensors, b: CallTensors, seen_a: Mapping[str, Seen], seen_b: Mapping[str, Seen], earlier: Sides | None
 ) -> list[Told]:
-    """Both sides completed from one another, with the numbers of norms and what is added to the logits told alike."""
+    """Returns both sides completed from each other, with norms and added terms read in each other's terms."""
     first = (None, None) if earlier is None else (earlier.a.formula, earlier.b.formula)
     told = completed(a, b, seen_a, seen_b, first)
     one, other = _rounded_norms(*told), _rounded_norms(*reversed(told))
@@ -176,7 +178,7 @@ def _told(
 
 
 def _rounded_norms(own: Told, other: Told) -> Program:
-    """A side's program with the numbers of the other's norms in those of its own that were rounded."""
+    """Returns a side's program in which norms followed by a cast have the numbers of the other's norms."""
     program = own.program
     for name in NAMES:
         known = with_known_norm(way_of(program, name), own.seen[name], way_of(other.program, name))
@@ -187,15 +189,15 @@ def _rounded_norms(own: Told, other: Told) -> Program:
 def _explained(
     every: list[Segment], sides: Sides, causes: Causes | None, *, weak: bool = False
 ) -> tuple[Parts, Program]:
-    """Every segment with its causes, and A's program with all of them; no causes are asked where there are none.
+    """Returns every segment with its causes, and A's program with all causes; None as `causes` asks for none.
 
-    With `weak` those are asked too of a segment that is within rounding.
+    With `weak`, causes are also searched over segments that are within rounding.
     """
     parts: Parts = []
     program = sides.a
     for segment in every:
         here, before = replace(sides, a=program), gap(segment, program)
-        if causes is None:  # what differs and makes no difference to the output needs no cause
+        if causes is None:  # a difference that does not reach the output needs no cause
             explained = Explained((), program, before, before)
         else:
             explained = (faint if weak and before.within else explain)(segment, here, causes)
@@ -205,9 +207,9 @@ def _explained(
 
 
 def _by_the_way(whole_way: Segment, sides: Sides, parts: Parts, causes: Causes) -> tuple[Parts, Program] | None:
-    """What the causes of the whole way are, where a part is left with what is not known and the whole way is not.
+    """Returns the parts with the causes of the whole way, if single parts have unknown causes and the whole has none.
 
-    Features of q and k that stand in another order differ at every stage, and make no difference to their product.
+    Features of q and k in another order differ at every stage but leave their product unchanged.
     """
     if not any(cause.name == UNKNOWN for _, explained in parts for cause in explained.causes):
         return None
@@ -224,14 +226,14 @@ def _by_the_way(whole_way: Segment, sides: Sides, parts: Parts, causes: Causes) 
 
 
 def _of(part: Segment, names: list[str]) -> bool:
-    """Whether a segment is of one of these vectors."""
+    """Returns whether a segment belongs to one of these vectors."""
     return part.name.removesuffix(" used") in names
 
 
 def _without_formula(
     told: list[Told], sides: Sides, every: list[Segment], direct: Parts, causes: Causes, rows: Tensor
 ) -> Judged:
-    """A pair of which what makes weights of the product is not known: q, k and v, and the outputs where these agree."""
+    """Judges a pair without a known formula: q, k and v, and the outputs if these agree."""
     same = outputs_alike(told, rows)
     parts, _ = _explained(every, sides, None if same else causes)
     parts = [*direct, *parts]
@@ -257,7 +259,7 @@ def _unknown(told: list[Told]) -> str:
 
 
 def _alike(one: Seen, other: Seen) -> bool:
-    """Whether two projections had the same input and gave the same, bit for bit, each by its own record."""
+    """Returns whether two projections had equal inputs and outputs, bit for bit, each as recorded by its own side."""
     pairs = [(one.input, other.input), (one.projected, other.projected)]
     known = not (one.borrowed or other.borrowed) and one.weight is not None and other.weight is not None
     return known and all(x is not None and y is not None and torch.equal(x.double(), y.double()) for x, y in pairs)
@@ -272,7 +274,7 @@ def _unread(a: CallTensors, b: CallTensors) -> str | None:
 
 
 def _unlike(a: CallTensors, b: CallTensors, seen_a: Mapping[str, Seen], seen_b: Mapping[str, Seen]) -> str | None:
-    """Why two calls can't be one attention, by their shapes."""
+    """Returns why two calls can't be one attention, by their shapes; None if they can."""
     one, other = a.query.values.shape, b.query.values.shape
     if one[1] != other[1]:
         return f"A has {one[1]} heads, B {other[1]}"
@@ -286,7 +288,7 @@ def _unlike(a: CallTensors, b: CallTensors, seen_a: Mapping[str, Seen], seen_b: 
 
 
 def precision_of(call: CallTensors) -> Precision:
-    """In which dtypes a call computes, and how often its logits were rounded."""
+    """Returns the dtypes in which a call computes, and the number of roundings of its logits."""
     steps = 1 + sum(ROUNDINGS.get(term.name, 0) for term in call.terms or ())
     return Precision(dtype_of(call.dtype), dtype_of(call.logits_dtype), dtype_of(call.weights_dtype), max(2, steps))
 
@@ -303,7 +305,7 @@ def _stages(segment: Segment, explained: Explained, sides: Sides, same: bool) ->
         stages_of = dict.fromkeys((*segment.stages, *differing))
     else:
         stages_of = dict.fromkeys(segment.stages)
-    # of the stages beside the one that differs: what is left where that one is put right
+    # next to the stage that differs, others show what is left once that one is corrected
     left = before if before.within else explained.after if explained.after.within else None
     found = []
     for stage in stages_of:
@@ -315,7 +317,7 @@ def _stages(segment: Segment, explained: Explained, sides: Sides, same: bool) ->
 
 
 def cancelled_within(judged: Judged) -> Judged:
-    """A pair that differs on the way and gives the same: its stages make no difference."""
+    """Returns a pair that differs on the way and gives the same, with stages marked as making no difference."""
     caused = {cause.stage for _, explained in judged.parts for cause in explained.causes}
     stages = tuple(
         replace(stage, same=False, reason=CANCELS) if stage.same is False or stage.stage in caused else stage
@@ -328,6 +330,6 @@ def cancelled_within(judged: Judged) -> Judged:
 
 
 def first_difference(judged: Judged) -> str | None:
-    """The first stage that differs; none where what differs there cancels."""
+    """Returns the first stage that differs; None if all differences cancel."""
     known = first_stage([stage.stage for stage in judged.stages if stage.same is False and not stage.cancels])
     return known or first_stage([cause.stage for _, explained in judged.parts for cause in explained.causes])

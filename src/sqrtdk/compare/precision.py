@@ -1,4 +1,4 @@
-"""How exactly a side computes, in numbers: dtypes, units of rounding, and what chance allows among many of them."""
+"""How exactly a side computes: dtypes, units of rounding, and the standard deviations that many entries allow."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 
 from sqrtdk.compare.compute import dtype_of
 
-RISK = 1e-6  # that two correct results are found to be different
+RISK = 1e-6  # probability that two correct results are reported as different
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How a side computes.
+    """The dtypes in which a side computes.
 
     Attributes:
-        dtype: of q, k, v and the output.
-        logits_dtype: in which logits are stored; of a fused kernel the accumulator's. None: that of the accumulator.
-        weights_dtype: of the weights as they meet v. None: the dtype.
-        logit_steps: elementwise operations on the logits that rounded to it, the product's own among them.
+        dtype: dtype of q, k, v and the output.
+        logits_dtype: dtype in which logits are stored; in a fused kernel, that of the accumulator. None: accumulator.
+        weights_dtype: dtype of the weights when they multiply v. None: `dtype`.
+        logit_steps: number of elementwise operations that rounded the logits to `logits_dtype`, the product included.
     """
 
     dtype: torch.dtype = torch.float32
@@ -31,15 +31,15 @@ class Precision:
 
     @property
     def accumulator(self) -> torch.dtype:
-        """In which sums are made."""
+        """The dtype in which sums are accumulated: 16-bit products are summed in float32."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
 
-Precisions = tuple[Precision, Precision]  # of A and of B
+Precisions = tuple[Precision, Precision]
 
 
 def unit(dtype: torch.dtype) -> float:
-    """u: the largest relative error of one rounding to nearest.
+    """Returns u, the largest relative error of one rounding to nearest.
 
     Example:
         >>> unit(torch.float16) == 2**-11
@@ -49,21 +49,21 @@ def unit(dtype: torch.dtype) -> float:
 
 
 def least(dtype: torch.dtype) -> float:
-    """The largest absolute error of rounding a number below the normal ones."""
+    """Returns the largest absolute error of rounding a subnormal number."""
     finfo = torch.finfo(dtype)
     return finfo.tiny * finfo.eps / 2
 
 
 def stored(p: Precision, recorded: torch.dtype, formula: str | None) -> torch.dtype:
-    """In which dtype logits or weights are for the rounding that is allowed.
+    """Returns the dtype whose rounding is allowed for logits or weights.
 
-    That is what was recorded of the side, but where it is less than the side's own dtype: such a rounding is a step of
-    the formula, and is allowed for where the formula has it.
+    This is the recorded dtype, unless that is coarser than the side's own. Rounding to a coarser dtype is a step of
+    the formula, so it is allowed for only if the formula has that step.
 
     Args:
-        p: of the side.
-        recorded: of its logits or weights.
-        formula: to what the formula rounds them; None to nothing.
+        p: precision of the side.
+        recorded: recorded dtype of its logits or weights.
+        formula: dtype to which the formula rounds them; None if it does not.
 
     Example:
         >>> stored(Precision(), torch.float16, None), stored(Precision(), torch.float16, "float16")
@@ -74,15 +74,16 @@ def stored(p: Precision, recorded: torch.dtype, formula: str | None) -> torch.dt
 
 
 def sigmas(entries: int) -> float:
-    """Standard deviations that none of so many entries exceeds but with probability RISK.
+    """Returns how many standard deviations no entry exceeds, except with probability RISK.
 
     Example:
         >>> round(sigmas(1), 2), round(sigmas(10**6), 2)
         (5.39, 7.53)
     """
+    # Union bound over sub-Gaussian entries: entries * 2 * exp(-s^2 / 2) = RISK, solved for s.
     return math.sqrt(2.0 * math.log(2.0 * max(1, entries) / RISK))
 
 
 def sum_variance(total: Tensor, squares: Tensor, count: Tensor | int) -> Tensor:
-    """Of a sum of products, in u^2 / 3: of its total, of the sum of its squared terms, and of how many there are."""
+    """Returns a sum's variance in u^2 / 3 from its total, the sum of its squared terms and their count (`rounding`)."""
     return count * (total.square() / 3 + squares / 2) + squares

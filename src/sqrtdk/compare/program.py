@@ -1,7 +1,7 @@
-"""A program: all that one side does from the input of an attention to its output, as data.
+"""A program: everything one side does from the input of an attention to its output, as data.
 
-It is what a cause changes. `explain` runs the program of A on recorded tensors; a cause makes a part of it that of B,
-and is proven where the result is B's then. Everything here is float64 but for what names a dtype.
+Causes change programs. `explain` runs A's program on recorded tensors. A cause replaces one part by B's, and is proven
+if the result is then B's. All tensors here are float64; rounding is an explicit step with a dtype.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Norm:
 
     Attributes:
         kind: "rms", "layer" or "l2".
-        gain: (H or 1, E), 1 where there is none.
-        shift: (H or 1, E); None where there is none.
-        eps: added to the mean square, to the variance; of "l2" the least length.
-        over: "head": the features of one head; "heads": those of all heads of a token.
+        gain: (H or 1, E), 1 without a gain.
+        shift: (H or 1, E); None without a shift.
+        eps: added to the mean square or the variance; for "l2", the least length to divide by.
+        over: "head": over the features of one head; "heads": over the features of all heads of a token.
     """
 
     kind: str
@@ -35,18 +35,18 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opaque:
-    """A step that is not known: nothing can be computed through it."""
+    """An unknown step: nothing can be computed through it."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """The values rounded to a dtype that is less than the side's own.
+    """Values rounded to a dtype that is coarser than the side's own.
 
     Attributes:
-        dtype: "float16".
-        by: factor of the scale that they had been multiplied by, broadcasts to (B, H, L, E).
+        dtype: name of the dtype, for example "float16".
+        by: scale by which the values were multiplied before rounding, broadcasts to (B, H, L, E).
     """
 
     dtype: str
@@ -61,10 +61,10 @@ class Affine:
     """A projection: input @ weight.T + bias.
 
     Attributes:
-        name: of the weight.
+        name: name of the weight.
         weight: (H, E, D).
-        bias: (H, E); None where there is none.
-        features: (H, E), numbers of the features in what the projection gave.
+        bias: (H, E); None without a bias.
+        features: (H, E), indices of the features in the output of the projection.
     """
 
     name: str
@@ -75,13 +75,13 @@ class Affine:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Way:
-    """What happens to q, k or v from the input to where it is used.
+    """What happens to q, k or v from the input to its use in the attention.
 
     Attributes:
-        affine: None where it is not known; the way begins at the projected values then.
-        steps: norms and rotations, in order. The factors that the code put there are in the formula's scale.
-        heads: of key and value, for each query head the head that it reads, (Hq,); None for the query.
-        scaled: by what the values are off, a quantised cache whose scale was applied twice or not at all, (H, 1, 1).
+        affine: the projection; None if unknown, then the way begins at the projected values.
+        steps: norms and rotations, in order. Factors that the code applies here are part of the formula's scale.
+        heads: for key and value, the head that each query head reads, (Hq,); None for the query.
+        scaled: factor by which the values are wrong, (H, 1, 1): a quantised cache scaled twice or not at all.
     """
 
     affine: Affine | None = None
@@ -92,12 +92,12 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """How a side computes what it rounds to a lesser dtype afterwards.
+    """How a side computes logits that it later rounds to a coarser dtype.
 
     Attributes:
-        dtype: of q and k at their product, "float32".
-        query: factor of the scale that q was multiplied by before the product.
-        key: the same of k.
+        dtype: dtype of q and k at their product, for example "float32".
+        query: part of the scale that multiplied q before the product.
+        key: part of the scale that multiplied k before the product.
     """
 
     dtype: str
@@ -107,33 +107,33 @@ class Own:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Formula:
-    """What makes weights of a product: scale, softcap, bias, mask, sinks, in the order that `softcap_at` says.
+    """Turns the product q . k into weights: scale, softcap, bias, mask and sinks, in the order set by `softcap_at`.
 
     z = scale * q.k; z = cap * tanh(z / cap); z = z + bias * bias_by; z = fill where hidden; softmax(z, sinks).
 
     Attributes:
-        scale: broadcasts to (B, Hq, L, S): all factors of q, k and logits before the cap, and those after it where
-            there is none.
-        softcap: None where there is none.
+        scale: broadcasts to (B, Hq, L, S): all factors of q, k and logits before the softcap; without a softcap, all
+            factors.
+        softcap: the cap; None without one.
         softcap_at: "scaled": after the scale, before bias and mask; "product": before the scale; "masked": after bias
             and mask.
-        softcap_by_logits: it is z * tanh(z / cap), the logits in the place of the cap.
-        after: factor after the softcap ("product": the scale is here; else 1).
-        bias: what is added, broadcasts to (B, Hq, L, S), as it was before any factor; None where there is none.
+        softcap_by_logits: the code computes z * tanh(z / cap), with the logits in place of the outer cap.
+        after: factor after the softcap (for "product" the scale is here; else 1).
+        bias: tensor that is added, broadcasts to (B, Hq, L, S), before any factor; None without a bias.
         bias_name: "alibi", "relative", "bias".
         bias_by: factor that multiplied the bias after it was added.
-        visible: True where the row sees the key, broadcasts to (B, Hq, L, S); None where every key is seen.
-        mask: kind of the mask, as records have it.
-        fill: what hidden keys have in place of their logits (-inf), or what was added to them.
+        visible: True where the row sees the key, broadcasts to (B, Hq, L, S); None if every key is visible.
+        mask: kind of the mask, as in records.
+        fill: number that replaces the logits of hidden keys (-inf), or that is added to them.
         fill_by: factor that multiplied the mask after it was added.
-        fill_added: a finite fill was added to the logits of hidden keys; else it stands in their place. Only a row that
-            sees no key, and a fill that is not far below the logits, tell the two apart.
-        sinks: (Hq,), logits that take weight and have no value; None where there are none.
+        fill_added: a finite fill was added to the logits of hidden keys, else it replaces them. The two differ only in
+            rows that see no key, or if the fill is not far below the logits.
+        sinks: (Hq,), logits that take weight and have no value; None without sinks.
         kept: True where dropout kept the weight; None without dropout.
-        dropout: its rate.
-        weights_dtype: the weights are rounded to this dtype; None: as fine as the side's own.
-        logits_dtype: the logits are; None as above.
-        own: how what is rounded so is computed; None: in float64.
+        dropout: rate of the dropout.
+        weights_dtype: dtype to which the weights are rounded; None if it is no coarser than the side's own.
+        logits_dtype: dtype to which the logits are rounded; None likewise.
+        own: how logits that are rounded so were computed; None: in float64.
     """
 
     scale: Tensor | float = 1.0
@@ -159,15 +159,15 @@ class Formula:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """All of one side.
+    """Everything that one side computes.
 
     Attributes:
         query: the way of q.
         key: the way of k.
         value: the way of v.
-        formula: None where it is not known.
-        unknown: what is not known of it, for a reader; empty where all is.
-        dtype: in which the side computes, for the rounding that is allowed.
+        formula: formula of the weights; None if unknown.
+        unknown: what is not known about the formula, as text for the reader; empty if all is known.
+        dtype: dtype in which the side computes; it decides how much rounding is allowed.
     """
 
     query: Way

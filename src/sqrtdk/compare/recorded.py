@@ -1,8 +1,8 @@
-"""What a side told of one attention without its formula, and whether a formula gives that within rounding.
+"""What a side recorded of one attention without its formula, and whether a formula explains it within rounding.
 
-How far rounding goes is seen from the formula itself, with logits and weights rounded to the dtype of the output: half
-precision rounds them as much and no more, but for the factor `SLACK`. Products of E terms that are added up in float32
-are off by up to sqrt(E) times what the rounding of their sum is.
+The rounding is estimated from the formula itself, with logits and weights rounded to the dtype of the output. Half
+precision rounds them that much and no more, up to the factor `SLACK`. Products of E terms, summed in float32, are off
+by up to sqrt(E) times the rounding of their sum.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from torch import Tensor
 from sqrtdk.compare.compute import attend, some_heads, some_rows, spread
 from sqrtdk.compare.program import Formula
 
-ROWS = 24  # rows that a formula is tried on
-FIRST = 4  # and these, of which a mask leaves fewest keys
+ROWS = 24  # evenly spaced rows on which a formula is tried
+FIRST = 4  # and the first rows, to which a causal mask leaves the fewest keys
 FEWEST_HEADS = 2
-LOGITS = 2**16  # of these rows, of as many heads as there is room for
+LOGITS = 2**16  # logits of these rows in one trial: this limits the number of heads
 SLACK = 2.0
-FAR, HALF_FAR = 1e-3, 0.25  # root mean square, relative: beyond it no rounding is looked for
-HALF_APART = (0.03, 0.06, 0.12, 0.25)
-CLEAR = 1e3
-TINY = 1e-30
-FLIPPED = 0.1
-DOUBLE = 2.0**-29  # of float64's rounding to float32's
+FAR, HALF_FAR = 1e-3, 0.25  # root mean square, relative: beyond it no rounding is computed
+HALF_APART = (0.03, 0.06, 0.12, 0.25)  # candidates for what separates a difference from rounding in half precision
+CLEAR = 1e3  # factor that ranks formulas far off behind all others
+TINY = 1e-30  # keeps divisions by 0 finite
+FLIPPED = 0.1  # share of the root mean square from numbers that round to another step
+DOUBLE = 2.0**-29  # ratio of float64's rounding to float32's
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of one attention: B, Hq, L, S, E."""
+    """Sizes of one attention: B, Hq, L, S, E."""
 
     batch: int
     heads: int
@@ -42,7 +42,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recorded:
-    """q (B, Hq, L, E), k (B, H, S, E), v (B, H, S, Ev), output (B, Hq, L, Ev), lse (B, Hq, L) where it is known."""
+    """q (B, Hq, L, E), k (B, H, S, E), v (B, H, S, Ev), output (B, Hq, L, Ev), and lse (B, Hq, L) if known."""
 
     query: Tensor
     key: Tensor
@@ -58,7 +58,7 @@ class Recorded:
 
     @property
     def cost(self) -> int:
-        """Logits of one trial."""
+        """The number of logits in one trial."""
         return self.query.shape[0] * len(self._heads()) * len(self._index()) * self.key.shape[-2]
 
     def _index(self) -> Tensor:
@@ -72,7 +72,10 @@ class Recorded:
         return evenly(0, count, max(FEWEST_HEADS, room))
 
     def first_apart(self, formula: Formula) -> list[int]:
-        """First rows that a formula does not give, though it gives those before, by what may be taken for rounding."""
+        """Returns the first row that a formula does not give, for several limits of what may be rounding.
+
+        With a window, that is the first row that no longer sees key 0.
+        """
         output, _ = attend(self.query, self.key, self.value, formula)
         gap = (self.output.double() - output).abs().amax((0, 1, 3))
         rows = set()
@@ -82,11 +85,11 @@ class Recorded:
         return sorted(rows - {0})
 
     def tried(self, formula: Formula, *, every_head: bool = False) -> tuple[Recorded, Formula]:
-        """The rows, and heads, that formulas are tried on, and the formula of these."""
+        """Returns the rows and heads on which formulas are tried, and the formula for them."""
         return self.part(formula, None if every_head else self._heads(), self._index())
 
     def part(self, formula: Formula, heads: Tensor | None, rows: Tensor) -> tuple[Recorded, Formula]:
-        """Some rows of some query heads, by their numbers, with what these read and the formula of these."""
+        """Returns some rows of some query heads, by index, with the keys and values that they read, and the formula."""
         count, length = self.query.shape[1:3]
         formula = some_rows(formula, rows, length)
         query, key, value, output, lse = self.query, self.key, self.value, self.output, self.lse
@@ -99,9 +102,9 @@ class Recorded:
         ), formula
 
     def left(self, formula: Formula) -> float:
-        """What a formula leaves where it is tried, as a multiple of what rounding allows.
+        """Returns the error of a formula on the trial rows, in units of the allowed rounding.
 
-        Where a few rows, of those to which masks leave most keys, are far off already, no others are looked at.
+        A few rows to which masks leave many keys come first; if they are far off, no other rows are computed.
         """
         some, here = self.tried(formula)
         count = some.query.shape[2]
@@ -110,16 +113,16 @@ class Recorded:
         return far if far > 1.0 else some.over(here)
 
     def gives(self, formula: Formula) -> bool:
-        """Whether a formula gives all that was recorded."""
+        """Returns whether a formula gives everything that was recorded."""
         return self.over(formula) <= 1.0
 
     def over(self, formula: Formula, *, roughly: bool = False) -> float:
-        """Largest of the ratios of what is left to what is allowed: root mean square and maximum, output and lse.
+        """Returns the largest ratio of error to allowance: root mean square and maximum, of output and lse.
 
-        Roughly it is 0 where the output is not so far off that no rounding is looked for.
+        With `roughly`, returns 0 unless the output is so far off that rounding can't explain it.
         """
         output, lse = attend(self.query, self.key, self.value, formula)
-        unseen = torch.isneginf(lse)[..., None]  # such a row is 0 for us, and may be no number for others
+        unseen = torch.isneginf(lse)[..., None]  # such rows are 0 here, and may be NaN elsewhere
         if bool((~torch.isfinite(self.output) & ~unseen).any()):
             return math.inf
         far = _rms(self.output, output) / (_size(output) * (HALF_FAR if self._half else FAR) + TINY)
@@ -139,10 +142,10 @@ class Recorded:
         return self.output.dtype in (torch.float16, torch.bfloat16)
 
     def _noise(self, formula: Formula, output: Tensor, lse: Tensor, dtype: str) -> Tensor:
-        """(output or lse, root mean square or maximum), of what rounding logits and weights to a dtype does.
+        """Returns the effect of rounding logits and weights to a dtype: (output or lse, root mean square or maximum).
 
-        Where the formula rounds them itself, the few that another order of the sums brings to the other side of a step
-        are off by all of it: no more than `FLIPPED` of the root mean square.
+        If the formula rounds them itself, another order of sums moves a few numbers to the next step, off by all of
+        it: at most `FLIPPED` of the root mean square.
         """
         coarse = replace(
             formula, logits_dtype=formula.logits_dtype or dtype, weights_dtype=formula.weights_dtype or dtype
@@ -156,7 +159,7 @@ class Recorded:
 
 
 def _ratio(there: Tensor, here: Tensor, noise: Tensor) -> float:
-    """What is left, root mean square or maximum, to what is allowed: noise, and the rounding of what was stored."""
+    """Returns error over allowance, by root mean square or maximum: noise plus the rounding of storage."""
     eps = torch.finfo(there.dtype).eps
     largest = float(torch.nan_to_num(here, posinf=0.0, neginf=0.0).abs().max()) if here.numel() else 0.0
     allowed_rms, allowed_most = float(noise[0]) + eps * _size(here), SLACK * (float(noise[1]) + eps * largest)
@@ -164,7 +167,7 @@ def _ratio(there: Tensor, here: Tensor, noise: Tensor) -> float:
 
 
 def _sums(lse: Tensor, formula: Formula) -> list[Tensor]:
-    """What may have been recorded: with sinks among it, or without."""
+    """Returns the lse that may have been recorded: with or without sinks."""
     if formula.sinks is None:
         return [lse]
     sinks = formula.sinks.double()[:, None].expand(lse.shape)
@@ -172,7 +175,7 @@ def _sums(lse: Tensor, formula: Formula) -> list[Tensor]:
 
 
 def evenly(first: int, end: int, count: int) -> Tensor:
-    """At most `count` numbers from `first` on, evenly apart, the last of them `end` - 1.
+    """Returns at most `count` evenly spaced numbers from `first` to `end` - 1.
 
     Example:
         >>> evenly(0, 9, 3).tolist(), evenly(2, 4, 5).tolist()
@@ -182,7 +185,7 @@ def evenly(first: int, end: int, count: int) -> Tensor:
 
 
 def _apart(a: Tensor, b: Tensor) -> Tensor:
-    """Differences of finite numbers; 0 where either is infinite: a row that sees no key."""
+    """Returns differences of finite numbers; 0 if either is infinite, as in a row that sees no key."""
     gap = a.double() - b.double()
     return torch.where(torch.isfinite(a) & torch.isfinite(b), gap, 0.0)
 

@@ -1,4 +1,4 @@
-"""What a comparison yields: frozen records, one `PairDiff` for each pair of calls."""
+"""Results of a comparison: frozen records, one `PairDiff` for each pair of calls."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ CANCELS = "differs and makes no difference: by the whole way, from the input to 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why two calls differ, proven: with it applied to A the difference that it makes is gone.
+    """A proven reason for a difference: applied to A, it removes the difference that it makes.
 
     Attributes:
         name: one of the names in docs/en/diff.md.
-        a: what A does, in few words or a number.
+        a: what A does, as a number or short text.
         b: what B does.
-        explained: share of the difference that goes away with it, all other causes of the pair being applied; 1 is all.
+        explained: share of the difference that disappears with it once all other causes of the pair are applied.
         text: a sentence without its subject: "leaves out the softcap (50)".
         stage: where it acts.
         at_a: file and line of A that do this, or behind which it is missing: "models/llama/modeling_llama.py:193"; None
-            where no code was recorded, as in a file.
-        at_b: of B.
+            if no code was recorded, as in a file.
+        at_b: the same of B.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Cause:
 
 
 def lines_of(causes: Iterable[Cause], two: str, alike: str) -> list[tuple[str, str]]:
-    """The lines of code of causes with their names; `two` holds the lines of B and A, `alike` one that is both."""
+    """Returns lines of code with the names of their causes; `two` formats lines of B and A, `alike` a shared one."""
     named: dict[str, list[str]] = {}
     for cause in causes:
         if cause.at_a and cause.at_b:
@@ -54,12 +54,12 @@ class StageDiff:
 
     Attributes:
         stage: one of `STAGES`.
-        same: within rounding; None where it could not be compared.
-        largest: largest difference of B's values from those that A's formula gives for what B had before the stage, in
-            the units of the values; None where it is not of numbers.
-        allowed: what the rounding of both sides allows.
-        a: of what is no tensor: A's, in few words.
-        b: B's.
+        same: whether it agrees within rounding; None if it could not be compared.
+        largest: largest difference of B's values from what A's formula gives for B's values before the stage, in the
+            unit of the values; None if the stage has no numbers.
+        allowed: what the rounding of both sides allows, in the same unit.
+        a: for a stage that is no tensor, A's as short text.
+        b: B's as short text.
         reason: why it could not be compared, `CANCELS`, or which rows are left out.
     """
 
@@ -73,7 +73,7 @@ class StageDiff:
 
     @property
     def cancels(self) -> bool:
-        """It differs and makes no difference, as weights and a rotation that are permuted alike do."""
+        """Whether it differs without changing the output, like weights and a rotation that are permuted alike."""
         return self.same is False and self.reason is not None and self.reason.startswith(CANCELS)
 
 
@@ -90,8 +90,8 @@ class Scatter:
 
 @dataclass(frozen=True, slots=True)
 class MaskPicture:
-    """Visible keys of both sides in the rows that differ first: one text a row, of "." hidden in both, "+" visible in
-    both, "a" visible in A alone, "b" in B alone.
+    """Visible keys of both sides in the first rows that differ: a text for each row, where "." is hidden in both, "+"
+    visible in both, "a" visible only in A, "b" only in B.
     """
 
     first_row: int
@@ -105,26 +105,26 @@ class PairDiff:
 
     Attributes:
         site_a: module path in A.
-        site_b: in B.
-        index_a: count at the site.
-        index_b: count at the site.
-        same: the outputs are the same within rounding, for the same input; None where that could not be judged.
-        first_stage: the first that differs; None where none does.
-        follows_from: the site of A (with its index, "site#1", where that is not 0) whose difference alone reaches here;
-            None where this pair has a difference of its own, or none.
-        causes: in the order in which they were found.
+        site_b: module path in B.
+        index_a: number of the call at its site in A.
+        index_b: number of the call at its site in B.
+        same: whether the outputs agree within rounding for the same input; None if that could not be judged.
+        first_stage: first stage that differs; None if none does.
+        follows_from: site of A ("site#1" if its index is not 0) whose difference is the only reason for this one; None
+            if this pair has a difference of its own, or none.
+        causes: causes in the order in which they were found.
         residue: largest difference of the outputs that is left with all causes applied.
         allowed: what rounding allows for it.
-        difference: largest difference of the outputs before.
-        explained: share of the difference that goes away with all causes; None where there is none.
+        difference: largest difference of the outputs without causes.
+        explained: share of the difference that disappears with all causes; None if there is no difference.
         stages: every stage.
-        formula_a: as the record has it.
-        formula_b: the same.
+        formula_a: formula of A's call, as in its record.
+        formula_b: formula of B's call, as in its record.
         reason: why `same` is None.
-        scatter: for the page; empty where nothing differs.
-        picture: of the masks, where they differ.
-        rows: query rows of all sequences of the batch; 0 where nothing was judged.
-        rows_left_out: those of them that see no key on one side: what their output is, is left open.
+        scatter: sample logits for the page; empty if nothing differs.
+        picture: picture of the masks if they differ.
+        rows: query rows of all sequences in the batch; 0 if nothing was judged.
+        rows_left_out: rows of these that see no key on one side; their output is undefined.
     """
 
     site_a: str
@@ -150,7 +150,7 @@ class PairDiff:
 
     @property
     def cancelling(self) -> tuple[str, ...]:
-        """The stages that differ and make no difference."""
+        """The stages that differ without changing the output."""
         return tuple(stage.stage for stage in self.stages if stage.cancels)
 
 
@@ -169,14 +169,14 @@ class SideInfo:
     """One side.
 
     Attributes:
-        name: as it was given: "demo", a directory, "b.safetensors".
+        name: name as given: "demo", a directory, "b.safetensors".
         kind: "model", "trace file", "onnx", "exported".
         module_class: class name, or the writer of a trace file.
-        attn: implementation, where it was chosen.
-        dtype: of its attention.
-        device: where it ran.
-        calls: how many attentions.
-        versions: of the packages that matter.
+        attn: attention implementation, if one was chosen.
+        dtype: dtype of its attention.
+        device: device on which it ran.
+        calls: number of attentions.
+        versions: versions of the packages that matter.
     """
 
     name: str
@@ -194,10 +194,10 @@ class OutputDiff:
     """One tensor that both models return.
 
     Attributes:
-        name: its place in what A returns: "logits", "0", "past_key_values.0.key".
-        same: within rounding; None where that can't be told: both sides have NaN, or by `reason`.
-        difference: root mean square of the difference, as a share of that of A's tensor; where only single entries are
-            off, the largest of each. None where it can't be told.
+        name: its place in A's result: "logits", "0", "past_key_values.0.key".
+        same: whether it agrees within rounding; None if both sides have NaN, or for `reason`.
+        difference: root mean square of the difference, as a share of that of A's tensor; if only single entries differ,
+            the largest of each. None if unknown.
         allowed: what the rounding of both sides allows, as the same share.
         reason: why it has no figures: another shape, or a rounding that can't be measured.
     """
@@ -215,9 +215,9 @@ class FirstModule:
 
     Attributes:
         a: its path in A.
-        b: in B.
-        place: file and lines of B's code where the difference is: "model.py:42", "model.py:40-41"; None where the code
-            does not tell, as of a weight.
+        b: its path in B.
+        place: file and lines of B's code with the difference: "model.py:42", "model.py:40-41"; None if no code shows
+            it, as for a weight.
     """
 
     a: str
@@ -227,25 +227,25 @@ class FirstModule:
 
 @dataclass(frozen=True, slots=True)
 class DiffReport(Saved, Shown):
-    """What a comparison found.
+    """The result of a comparison.
 
     Attributes:
         a: side A.
         b: side B.
-        pairs: in A's order.
+        pairs: pairs in A's order.
         unpaired_a: calls of A without a partner.
         unpaired_b: calls of B without a partner.
-        paragraphs: what there is to say, for a reader, most important first.
+        paragraphs: the result in sentences, most important first.
         forwards: how often each side ran.
-        seed: of the run.
-        command: what the user typed.
-        environment: of this machine.
+        seed: seed of the run.
+        command: the user's command line.
+        environment: description of this machine.
         fail_on: see `exit_code`.
-        outputs: what the models return, tensor by tensor; empty where that was not compared.
-        first_module: where the models begin to differ apart from attentions with causes of their own; None where they
-            do not, or that is not known.
-        outputs_from: half sentences on it and on what differs behind it: "the first difference is in `lm_head`: Linear
-            in A, LowRank in B; nothing else differs"; "which follows from the attentions", where they explain all of
+        outputs: what the models return, tensor by tensor; empty if not compared.
+        first_module: where the models begin to differ apart from attentions with causes; None if they don't, or if
+            unknown.
+        outputs_from: half sentences on that place and on later differences: "the first difference is in `lm_head`:
+            Linear in A, LowRank in B; nothing else differs"; "which follows from the attentions" if they explain all of
             it; "which the attentions alone do not explain; another difference is in `lm_head`".
         outputs_missing: why the outputs were not compared.
     """
@@ -277,8 +277,8 @@ class DiffReport(Saved, Shown):
 
     @property
     def same(self) -> bool | None:
-        """Every call has a partner and is the same within rounding, and so is every output that both models return;
-        None where that could not be judged of some.
+        """Whether every call has a partner and agrees within rounding, and so does every output that both models
+        return; None if some could not be judged and no difference was found.
         """
         judged = [pair.same for pair in self.pairs] + [one.same for one in self.outputs]
         if self.unpaired_a or self.unpaired_b or False in judged:
@@ -287,7 +287,7 @@ class DiffReport(Saved, Shown):
 
     @property
     def exit_code(self) -> int:
-        """1 where the sides differ; with fail_on "unmeasured" also where that could not be judged; "never": 0."""
+        """1 if the sides differ; with fail_on "unmeasured" also if something could not be judged; with "never" 0."""
         if self.fail_on == "never":
             return 0
         return int(self.same is False or (self.fail_on == "unmeasured" and self.same is None))

@@ -1,34 +1,33 @@
-"""How far two correct computations of one attention may be apart, by the rounding of their dtypes.
+"""How far two correct computations of one attention may differ, by the rounding of their dtypes.
 
-The model. A stored number is off by at most u of its size, u half the epsilon of its dtype (and by half the last place
-of the least normal number where it is less). Many roundings add up like independent ones that are uniform between these
-bounds: such a sum is sub-Gaussian, its variance a third of the sum of the squared bounds. It is beyond `sigmas(n)`
-standard deviations anywhere among n entries with a probability of less than `RISK`. All below are standard deviations
-in units of u / sqrt(3), but for the rounding of the result itself, whose bound is added as it is.
+The model. A stored number is off by at most u times its size, where u is half the epsilon of its dtype (below the
+normal numbers: by half the last place of the least normal number). Many roundings add up like independent ones that
+are uniform between these bounds. Their sum is sub-Gaussian, with a third of the sum of the squared bounds as variance.
+The probability that any of n entries exceeds `sigmas(n)` standard deviations is below `RISK`. All quantities below are
+standard deviations in units of u / sqrt(3), except the rounding of the result itself, whose bound is added unchanged.
 
-- A sum of n terms t, in any order, one after the other: each addition rounds the partial sum. In an order that has
-  nothing to do with the terms the partial sum is k s / n + noise after k of them, s being the whole sum, and the
-  squares of all partial sums add up to n (s^2 / 3 + |t|^2 / 2); |t|^2 is the sum of squared terms. Each product adds
-  its own term once more. Sums in blocks are off by less. float16 and bfloat16 are summed in float32.
-- Logit z: the sum over E, times the scale and the slope of the softcap; `logit_steps` roundings in the dtype of the
-  logits, each |z| (the product, the scale, the three steps of a softcap, the bias, in an eager computation);
-  x sech^2 x <= tanh x covers those before it.
-- Weight w: its relative error is that of its logit, of z - max(z) (twice: the difference, and what the exponential
-  makes of it) and of the exponential. A logit's error e moves the output by w (e^r - 1) (v - o): what all logits of a
-  row have in common cancels. Rounding the weight moves it by w v.
-- What q, k and v are off by as they come in (`rounding_steps`): an error of q moves the logits of its row by
-  slope (dq . k_j), an error of k one of them by slope (q . dk_j). Whatever these have to do with one another, they move
-  the output by no more than the deviation of v times theirs, both by the weights of the row (Cauchy and Schwarz); what
-  all logits of a row have in common cancels, as that of q with the mean of the keys does. An error of v comes with its
-  weight.
-- What is no chance of each key. m equal keys have equal errors: their squares count m times. Numbers that lie within c
-  steps of their dtype, side by side, are rounded up or down together: the average over whole steps is 0, and what is
-  left of it 1 / (1 + c) of one rounding of all.
-- Output o: those of all keys, root of the sum of squares; the sum over keys of w v, and the sum of the weights that it
-  is divided by; the rounding of the result. Errors of logits move it by no more than what v ranges over.
+- A sum of n terms t, added one after the other in any order: each addition rounds the partial sum. If the order is
+  unrelated to the terms, the partial sum after k of them is k s / n + noise, where s is the whole sum. The squares of
+  all partial sums add up to n (s^2 / 3 + |t|^2 / 2), where |t|^2 is the sum of squared terms. Each product adds its
+  own term once more. Blocked sums are off by less. float16 and bfloat16 are summed in float32.
+- Logit z: the sum over E, times the scale and the slope of the softcap; `logit_steps` roundings of |z| in the dtype of
+  the logits (the product, the scale, three steps of a softcap, the bias, in an eager computation);
+  x sech^2 x <= tanh x covers those before the softcap.
+- Weight w: its relative error combines that of its logit, that of z - max(z) (twice: the difference itself, and its
+  effect on the exponential) and that of the exponential. A logit's error e moves the output by w (e^r - 1) (v - o), so
+  an error that all logits of a row share cancels. Rounding the weight moves the output by w v.
+- Errors with which q, k and v arrive (`rounding_steps`): an error of q moves the logits of its row by
+  slope (dq . k_j), an error of k moves one of them by slope (q . dk_j). However these errors are related, they move the
+  output by at most the deviation of v times their own, both weighted by the row (Cauchy and Schwarz). What all logits
+  of a row share cancels, such as the error of q times the mean of the keys. An error of v enters with its weight.
+- Errors that are not independent between keys. m equal keys have equal errors, so their squares count m times. Numbers
+  that lie within c steps of their dtype are rounded up or down together: the average over whole steps is 0, and
+  1 / (1 + c) of one rounding of all of them is left.
+- Output o: the errors of all keys, as root of the sum of squares; the sum over keys of w v, and the sum of the weights
+  that divides it; the rounding of the result. Errors of logits move it by no more than the range of v.
 
-What it does not cover: products of inputs that were cut to fewer digits than their dtype has (TF32), and sums of very
-many terms that are one and the same number, whose roundings are all the same.
+Not covered: products of inputs that were cut to fewer digits than their dtype has (TF32), and sums of very many equal
+terms, whose roundings are all the same.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ from sqrtdk.compare.precision import Precision, Precisions, least, sigmas, store
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.rounding_steps import Off
 
-EXPONENTIAL = 8.0  # roundings that an exponential of a vector library is off by, root of the mean square
-SOFTMAX_STEPS = 2.0  # of a weight beside its own: the division or its reciprocal, the rescaling by a later maximum
+EXPONENTIAL = 8.0  # roundings, in root mean square, of an exponential from a vector library
+SOFTMAX_STEPS = 2.0  # roundings of a weight besides its own: division or reciprocal, rescaling by a later maximum
 
 
 def output_allowed(
@@ -59,16 +58,16 @@ def output_allowed(
     offs: Sequence[Off] = (),
     entries: int | None = None,
 ) -> Tensor:
-    """Of the output, (B, Hq, L, Ev), in chunks of rows.
+    """Returns the allowed difference of the output, (B, Hq, L, Ev), computed in chunks of rows.
 
     Args:
-        query: (B, Hq, L, E), as both sides have it.
+        query: (B, Hq, L, E), equal on both sides.
         key: (B, H, S, E).
         value: (B, H, S, Ev).
-        formula: of both.
-        sides: in which both compute; float64 allows next to nothing.
-        offs: errors of q, k and v as they come in, of both sides; none: both have them as they are given.
-        entries: of the output that are looked at; None: those of these rows.
+        formula: formula of both sides.
+        sides: precisions of both sides; float64 allows next to nothing.
+        offs: errors with which q, k and v arrive, of both sides together; empty: they are exact.
+        entries: number of output entries that are compared; None: those of these rows.
     """
     heads = query.shape[1]
     offs = [off.spread(heads, None) for off in offs]
@@ -100,7 +99,7 @@ def _of_rows(
     terms, repeated = weights.square() @ squared, (weights.square() * times) @ squared
     mean_square = weights @ squared if formula.kept is None else whole @ squared + reach**2
     spread, apart = (mean_square - output.square()).clamp(min=0.0), there.spread(whole)
-    keys = (whole != 0).sum(-1, keepdim=True).double()  # additions of 0 don't round
+    keys = (whole != 0).sum(-1, keepdim=True).double()  # adding 0 does not round
     divided = output.square() * (keys * (1 / 3 + whole.square().sum(-1, keepdim=True) / 2) + SOFTMAX_STEPS)
     summed = sum_variance(output, terms, keys) + divided
     allowed = torch.zeros_like(output)
@@ -108,8 +107,8 @@ def _of_rows(
         carried = there.carried(query.double(), key, offs[0], offs[1], whole, most)
         allowed += torch.minimum(most * (spread * carried).sqrt(), reach)
         of_value = offs[2].each.square() + offs[2].row.square() * squared
-        allowed += most * ((weights.square() * _repeats(value)) @ of_value).sqrt()  # equal values are off alike
-    coarse = [p for p in sides if p.dtype != torch.float64] or list(sides)  # float64 is 1e-8 of any other
+        allowed += most * ((weights.square() * _repeats(value)) @ of_value).sqrt()  # equal values have equal errors
+    coarse = [p for p in sides if p.dtype != torch.float64] or list(sides)  # float64 adds 1e-8 of any other dtype
     for p in dict.fromkeys(coarse):
         relative = there.relative(p, most).square()
         moved = _moved(weights, whole, relative * times, value, output) + spread * there.cells(p, whole, apart)
@@ -118,6 +117,7 @@ def _of_rows(
         last = last + mean_square * (unit(w) / (1.0 + apart / (2 * unit(w)))) ** 2
         others = (last + unit(p.accumulator) ** 2 * summed) / 3
         smaller = (most * (whole.square() * relative).sum(-1, keepdim=True).sqrt()).clamp(max=0.5)
+        # Weights stay an average whatever the logits' errors are: they can't move the output beyond the range of v.
         side = torch.minimum(most * (moved + others).sqrt() / (1.0 - smaller), reach + most * others.sqrt())
         count = coarse.count(p) + 1e-8 * (2 - len(coarse))
         allowed += count * (side + unit(p.dtype) * output.abs() + least(p.dtype))
@@ -125,7 +125,10 @@ def _of_rows(
 
 
 def _moved(weights: Tensor, whole: Tensor, relative: Tensor, value: Tensor, output: Tensor) -> Tensor:
-    """Variance of the output by that of the logits: of w (v - o); where some were dropped, of w v and of w o apart."""
+    """Returns the variance of the output from the logits' variance: of w (v - o).
+
+    With dropout the kept weights and the whole ones differ, so w v and w o count separately.
+    """
     upper = weights.square() * relative
     lower = (whole.square() * relative).sum(-1, keepdim=True) * output.square()
     if whole is not weights:
@@ -134,7 +137,7 @@ def _moved(weights: Tensor, whole: Tensor, relative: Tensor, value: Tensor, outp
 
 
 def _reach(value: Tensor, formula: Formula) -> Tensor:
-    """What outputs can be apart at most, (B, Hq, 1, Ev): that of values; of values and 0 where weights don't add up."""
+    """Returns the largest distance of outputs, (B, Hq, 1, Ev): the range of v, with 0 if weights don't sum to 1."""
     if value.shape[-2] == 0:
         return value.new_zeros((*value.shape[:2], 1, value.shape[-1]))
     most, least_one = value.amax(-2, keepdim=True), value.amin(-2, keepdim=True)
@@ -146,18 +149,18 @@ def _reach(value: Tensor, formula: Formula) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Logits:
-    """What the errors of logits are made of, each (B, Hq, l, S).
+    """The parts of the errors of logits, each (B, Hq, l, S).
 
     Attributes:
-        z: logits; 0 where a key is hidden by what stands in place of its logit.
-        below: z less the largest of the row.
+        z: logits; 0 at a hidden key whose logit is replaced by a fill.
+        below: z minus the largest of the row.
         sums: variance of the sum over E, in u^2 / 3 of the accumulator.
-        sizes: the largest number that was rounded on the way, but for a fill.
-        added: where the fill was added; None where it was not.
-        formula: of both sides.
-        entering: the softmax, the logits with what hides keys.
-        product: q . k, 0 as z is.
-        slope: of the logits against it.
+        sizes: largest number that was rounded on the way, fills excepted.
+        added: True where a fill was added to the logit; None if none was.
+        formula: formula of both sides.
+        entering: input of the softmax: logits with what hides keys.
+        product: q . k, 0 where z is.
+        slope: derivative of the logits with respect to the product.
     """
 
     z: Tensor
@@ -190,11 +193,12 @@ class _Logits:
         return cls(z, below, sums, sizes, added, formula, entering, product, slope.expand(product.shape))
 
     def relative(self, p: Precision, most: float) -> Tensor:
-        """Standard deviation of a weight's relative error but for its own rounding, curved as the exponential is."""
+        """Returns the deviation of a weight's relative error without its own rounding, bent by the exponential."""
         accumulator, own = unit(p.accumulator) ** 2, self._own(p)
         variance = accumulator * self.sums
         variance = variance + p.logit_steps * (unit(own) ** 2 * self.sizes.square() + least(own) ** 2)
-        if self.added is not None:  # of a logit that a fill was added to, what of its error can show in the sum
+        # z + fill keeps only the digits of z that fit beside the fill: -1e4 + 0.3 in float16 is -1e4.
+        if self.added is not None:
             name, deviation = str(own).removeprefix("torch."), (variance / 3).sqrt()
             above, under = (compute.rounded(self.z + way * most * deviation, name) for way in (1.0, -1.0))
             shown = (above - under).nan_to_num(nan=0.0) / most
@@ -204,19 +208,19 @@ class _Logits:
         return torch.expm1((most * deviation).clamp(max=30.0)) / most
 
     def spread(self, weights: Tensor) -> Tensor:
-        """Standard deviation of the logits of a row, (B, Hq, l, 1), by their weights."""
+        """Returns the weighted standard deviation of the logits of each row, (B, Hq, l, 1)."""
         z = self.z.nan_to_num(neginf=0.0, posinf=0.0)
         mean = (weights * z).sum(-1, keepdim=True)
         return (weights * (z - mean).square()).sum(-1, keepdim=True).sqrt()
 
     def cells(self, p: Precision, weights: Tensor, apart: Tensor) -> Tensor:
-        """Variance of logits, (B, Hq, l, 1), as far as they are too near to one another to be rounded by chance."""
+        """Returns the variance of logits that are too close together to round independently, (B, Hq, l, 1)."""
         u = unit(self._own(p))
         sizes = (weights * self.sizes.square()).sum(-1, keepdim=True)
         return p.logit_steps * u * u * sizes / 3 / (1.0 + apart / (2 * u * sizes.sqrt()).clamp(min=1e-300)).square()
 
     def carried(self, query: Tensor, key: Tensor, own: Off, other: Off, weights: Tensor, most: float) -> Tensor:
-        """Variance of the logits of a row by errors of q and k, (B, Hq, l, 1), curved as the exponential is."""
+        """Returns the variance of a row's logits from errors of q and k, (B, Hq, l, 1), bent by the exponential."""
         first, second = weights * self.slope, weights * self.slope.square()
         about = (second @ key.square() - (first @ key).square()).clamp(min=0.0)
         spread = (second * self.product.square()).sum(-1, keepdim=True)
@@ -232,7 +236,8 @@ class _Logits:
 
 
 def _repeats(key: Tensor) -> Tensor:
-    """How often each key occurs among those of its head, (B, H, 1, S): the errors of equal keys are equal."""
+    """Returns how often each key occurs among the keys of its head, (B, H, 1, S): equal keys have equal errors."""
+    # One projection per key stands for its vector; unequal keys practically never share it.
     marks = (key.double() * torch.linspace(1.0, 2.0, key.shape[-1], dtype=torch.float64).cos()).sum(-1)
     times = torch.ones_like(marks)
     for batch, head in itertools.product(range(key.shape[0]), range(key.shape[1])):

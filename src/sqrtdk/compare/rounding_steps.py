@@ -1,24 +1,25 @@
-"""How far two correct computations of q, k or v may be apart on their way: projection, normalisation, rotation.
+"""How far two correct computations of q, k or v may differ on their way: projection, normalisation, rotation.
 
-One propagation. Every step rounds what it gives; what was off before goes through the step. Three numbers are carried:
+Errors are propagated step by step: each step rounds its result, and earlier errors pass through it. Three numbers are
+carried:
 
-- `each`: standard deviation of the error of an entry by itself;
-- `row`: that of the error that all entries of a vector have in common, relative, as that of the length it was divided
-  by. The two are what the output is moved by (`rounding`);
-- `bound`: what no entry is off by, however the errors lie. It decides whether the vector itself is the same.
+- `each`: standard deviation of the independent error of an entry;
+- `row`: standard deviation of the relative error that all entries of a vector share, such as that of the length which
+  divided them. These two decide how far the output moves (`rounding`);
+- `bound`: the largest possible error of an entry. It decides whether the vector itself is equal.
 
-A step makes errors that have a bound, `hard` (one rounding, or a few that may have one sign), and sums of many, whose
-standard deviation is `chance`. Together their bound is hard + sigmas * chance, their deviation the root of
-hard^2 / 3 + chance^2, since what is uniform below a bound deviates by its third root. Both sides' are added up.
+A step makes errors with a bound, `hard` (one rounding, or a few that may have the same sign), and sums of many errors
+with standard deviation `chance`. Their joint bound is hard + sigmas * chance. Their joint deviation is the root of
+hard^2 / 3 + chance^2, because a uniform error deviates by its bound over sqrt(3). The errors of both sides are added.
 
-How a step carries them on, with e the error of x and h its bound:
+How a step carries earlier errors on, where e is the error of x and h its bound:
 
-- A norm, y = g x / l, gives g (e - x (x . e) / (x . x)) / l. The second part is the error of the length l; it is
-  largest where e lies along x, and then as long as h: g (h + |x| |h| / l) / l is a bound, lengths being root mean
-  squares where l is one. The mean that "layer" takes off moves by no more than |h|. By chance the errors of many
-  entries do not lie along x, and each is g / l times what it was.
-- A rotation by c + i s gives c e1 - s e2: |c| h1 + |s| h2, and the root of c^2 e1^2 + s^2 e2^2.
-- Numbers that are rounded fall on the next one, or do not: what x - h and x + h are rounded to is as far as they go.
+- A norm, y = g x / l, gives g (e - x (x . e) / (x . x)) / l. The second part is the error of the length l. It is
+  largest if e is parallel to x, and then as long as h. So g (h + |x| |h| / l) / l is a bound, where lengths are root
+  mean squares if l is. The mean that "layer" subtracts moves by at most |h|. Random errors of many entries are not
+  parallel to x, so each is multiplied by g / l.
+- A rotation by c + i s gives c e1 - s e2: bound |c| h1 + |s| h2, deviation the root of c^2 e1^2 + s^2 e2^2.
+- A rounding moves a number to a neighbour or not: the rounded x - h and x + h limit how far it goes.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from sqrtdk.compare.precision import Precision, Precisions, least, sigmas, sum_v
 from sqrtdk.compare.program import Affine, Norm, Rotation, Rounded, Step, Way
 from sqrtdk.tracing.probe.rotation import halves
 
-STILL = 1e-3  # an angle that is none
-ONE = 1e-5  # within which a frequency is 1, as well as a table of float32 tells it
-LENGTH = 4.5  # roundings that a length is off by: half of those of square, mean, eps and root, and one of its own
-TURN = 2.0 * math.sqrt(2.0)  # of a pair's length: cosine or sine and its product, of both channels
-ENTERS = 2.0  # of values that two sides have projected
-FAR = 0.5  # of their length; what a norm and a rotation in bfloat16 are allowed is less than a tenth
+STILL = 1e-3  # radians: smaller angles count as no rotation
+ONE = 1e-5  # distance within which a frequency is 1, as well as a float32 table shows it
+LENGTH = 4.5  # roundings of a length: half of those of square, mean, eps and root (the root halves them), and its own
+TURN = 2.0 * math.sqrt(2.0)  # in units of a pair's length: cosine or sine and its product, for both channels
+ENTERS = 2.0  # roundings between two sides' projections
+FAR = 0.5  # relative to their length; a norm and a rotation in bfloat16 are allowed less than a tenth
 EXACT = Precision(torch.float64)
 Steps = tuple[Step, ...]
 
@@ -60,29 +61,29 @@ class Off(NamedTuple):
 
     @classmethod
     def none(cls, values: Tensor) -> Off:
-        """Of values that are as they were recorded."""
+        """Returns no error, for values exactly as recorded."""
         nothing = torch.zeros_like(values, dtype=torch.float64)
         return cls(nothing, nothing[..., :1], nothing)
 
     def plus(self, hard: Tensor | float, chance: Tensor | float = 0.0) -> Off:
-        """With an error of every entry by itself."""
+        """Returns the errors with an independent error added to every entry."""
         hard, chance = (torch.as_tensor(error, dtype=torch.float64) for error in (hard, chance))
         deviation = (hard.square() / 3 + chance.square()).sqrt()
         return Off(self.each + deviation, self.row, self.bound + hard + sigmas(self.each.numel()) * chance)
 
     def spread(self, count: int, heads: Tensor | None) -> Off:
-        """For every query head, as `compute.spread`."""
+        """Returns the errors for every query head, like `compute.spread`."""
         return Off(*(compute.spread(error, count, heads) for error in self))
 
     def rows(self, which: Tensor | slice) -> Off:
-        """Of some rows."""
+        """Returns the errors of some rows."""
         return Off(*(error[..., which, :] for error in self))
 
 
 def projected(affine: Affine, entering: Tensor, sides: Precisions) -> tuple[Tensor, Off]:
-    """Heads (B, H, L, E) of an input, and what they are off by: their sum, and the rounding of that and of the bias.
+    """Returns the heads (B, H, L, E) of an input and their errors: the sum, its rounding, and that of the bias.
 
-    Of two dtypes, the side of the lesser one has its weights rounded to it.
+    If the sides have two dtypes, the side of the coarser one has rounded its weights to it.
     """
     result = compute.project(affine, entering)
     squared = replace(affine, weight=affine.weight.double().square(), bias=None)
@@ -90,6 +91,7 @@ def projected(affine: Affine, entering: Tensor, sides: Precisions) -> tuple[Tens
     bias = torch.zeros(()) if affine.bias is None else affine.bias.double()[:, None]
     summed = (sum_variance(result - bias, squares, entering.shape[-1]) / 3).sqrt()
     units = [unit(p.dtype) for p in sides]
+    # `linear.weight.bfloat16()` on the coarser side, the float32 weight on the other
     cast = max(units) if max(units) > min(*units, unit(affine.weight.dtype)) else 0.0
     off = Off.none(result).plus(0.0, cast * (squares / 3).sqrt())
     for p in sides:
@@ -98,7 +100,7 @@ def projected(affine: Affine, entering: Tensor, sides: Precisions) -> tuple[Tens
 
 
 def followed(way: Way, before: Tensor, off: Off, sides: Precisions) -> tuple[Tensor, Off]:
-    """Values (B, H, L, E) after all steps of a way, and what they are off by, of values that are off before it."""
+    """Returns the values (B, H, L, E) after all steps of a way and their errors, from the errors before it."""
     values = before.double()
     for step in way.steps:
         after = compute.apply_step(step, values)
@@ -110,29 +112,29 @@ def followed(way: Way, before: Tensor, off: Off, sides: Precisions) -> tuple[Ten
 
 
 def allowed(steps: Steps, entered: Tensor, dtype: torch.dtype, bound: Tensor | None = None) -> Tensor:
-    """What values (B, H, L, E) that one side made by such steps may be off by.
+    """Returns the allowed error of values (B, H, L, E) that one side computed by these steps.
 
     Args:
-        steps: of a way.
-        entered: before them.
-        dtype: in which they were computed.
-        bound: what `entered` may be off by; None: it is another side's projection, or its own.
+        steps: steps of a way.
+        entered: values before them.
+        dtype: dtype in which they were computed.
+        bound: error of `entered`; None: it is a projection, of this side or the other.
     """
     bound = ENTERS * unit(dtype) * entered.abs() if bound is None else bound
     return followed(Way(steps=steps), entered, Off.none(entered).plus(bound), (EXACT, Precision(dtype)))[1].bound
 
 
 def agrees(steps: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype, bound: Tensor | None = None) -> bool:
-    """Whether the steps give the values, as near as is `allowed`."""
+    """Returns whether the steps give the values within what is `allowed`."""
     got = compute.follow(Way(steps=steps), entered)[-1]
     apart = (got - wanted).abs()
     if float(apart.norm()) > FAR * float(got.norm()):
-        return False  # as nearly all that is tried: no rounding is looked for
+        return False  # nearly every candidate fails here, before any rounding has to be computed
     return bool((apart <= allowed(steps, entered, dtype, bound)).all())
 
 
 def inverse(step: Rotation) -> Rotation:
-    """The rotation that undoes it."""
+    """Returns the rotation that undoes this one."""
     size = step.table.abs().square().clamp_min(torch.finfo(torch.float64).tiny)
     return replace(step, table=step.table.conj().resolve_conj() / size)
 
@@ -149,15 +151,16 @@ def _stepped(step: Step, before: Tensor, after: Tensor, off: Off, sides: Precisi
     off = Off((above - under).abs() / sigmas(before.numel()), torch.zeros_like(off.row), bound)
     if isinstance(step.by, float) and step.by == 1.0:
         return off
-    for p in sides:  # what was stored is read back: times a scale, which was rounded as well
+    for p in sides:  # reading a stored number multiplies it by a scale, which was rounded too
         off = off.plus(2.0 * unit(p.dtype) * after.abs())
     return off
 
 
 def _normed(norm: Norm, before: Tensor, after: Tensor, off: Off, sides: Precisions) -> Off:
-    """In the dtype throughout, as careless code computes it: the length, the division and the gain, the shift.
+    """Returns errors after a norm computed in the side's dtype throughout, as careless code does.
 
-    A mean that is taken off rounds by its own size; a sum of squares is of one sign.
+    The length, the division, the gain and the shift round. A subtracted mean rounds by its own size. A sum of squares
+    has one sign, so nothing cancels in it.
     """
     layer, over = norm.kind == "layer", (1, 3) if norm.over == "heads" else (3,)
     middle, length = compute.centred(norm, before)
@@ -182,7 +185,7 @@ def _normed(norm: Norm, before: Tensor, after: Tensor, off: Off, sides: Precisio
 
 
 def _turned(rotation: Rotation, before: Tensor, off: Off, sides: Precisions) -> Off:
-    """Table, two products and their sum; and angles that were computed in float32, by three roundings of an angle."""
+    """Returns errors of table, two products and their sum, and of angles computed in float32 (three roundings each)."""
     real, imaginary = rotation.table.real.double().abs(), rotation.table.imag.double().abs()
     size = real.square() + imaginary.square()
     each = _mixed(rotation, off.each.square(), real.square(), imaginary.square()).sqrt()
@@ -199,7 +202,7 @@ def _turned(rotation: Rotation, before: Tensor, off: Off, sides: Precisions) -> 
 
 
 def _mixed(rotation: Rotation, values: Tensor, own: Tensor, other: Tensor) -> Tensor:
-    """Values of which each channel that turns is `own` times itself and `other` times the other one of its pair."""
+    """Returns values in which each rotating channel is `own` times itself plus `other` times its partner."""
     result = values.clone()
     places = halves(result[..., rotation.first : rotation.first + rotation.width], rotation.layout)
     one, two = (own[:, None] * places[i] + other[:, None] * places[1 - i] for i in (0, 1))
@@ -209,16 +212,16 @@ def _mixed(rotation: Rotation, values: Tensor, own: Tensor, other: Tensor) -> Te
 
 
 def _angles(rotation: Rotation, length: int) -> Tensor:
-    """Angles (B or 1, L, R / 2) that were rounded: position times frequency.
+    """Returns the angles that were rounded, (B or 1, L, R / 2): position times frequency.
 
-    A frequency is by how much a pair turns more from one row to the next, at most; positions are those of the rows
-    where the first does not turn, else as many as there are rows.
+    The frequency is the largest step of a pair from one row to the next. Positions are the row numbers if the first
+    row does not rotate; otherwise every position is taken as large as the number of rows.
     """
     table = rotation.table.to(torch.complex128)
     frequencies = torch.ones(1, 1, table.shape[-1], dtype=torch.float64)
     if table.shape[-2] > 1:
         frequencies = (table[:, 1:] * table[:, :-1].conj()).angle().abs().amax((0, 1), keepdim=True).clamp(max=1.0)
-        frequencies = torch.where((frequencies - 1.0).abs() < ONE, 0.0, frequencies)  # base^0: no rounding is in it
+        frequencies = torch.where((frequencies - 1.0).abs() < ONE, 0.0, frequencies)  # frequency base^0 is exact
     positions = torch.full((table.shape[-2],), float(length), dtype=torch.float64)
     if bool((table[:, 0].angle().abs() < STILL).all()):
         positions = torch.arange(table.shape[-2], dtype=torch.float64)

@@ -1,8 +1,8 @@
-"""The parts of an attention between two places where B's numbers are recorded; A's program is run over each by itself.
+"""Splits an attention into segments between places where B's numbers are recorded, and runs A's program over each.
 
-Every part begins with what B had there, so that what differs before it, and the rounding of that, does not count
-against it. From there on the values of A's program and what they may be off by are carried on together: through the
-projection, the steps of the way, and the attention.
+Every segment starts from B's values, so earlier differences and their rounding don't count against it. From there the
+values of A's program and their possible errors are propagated together: through the projection, the steps of the way,
+and the attention.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from sqrtdk.compare.rounding_steps import Off, followed, projected
 from sqrtdk.compare.suspect import STAGES, way_of
 from sqrtdk.tracing.tensors import CallTensors
 
-MOST_KNOWN = 4  # programs whose gaps are kept
-MOST_ROWS = 4  # that are looked at first: where these differ by more than is allowed, no others need be
+MOST_KNOWN = 4  # programs whose gaps are cached
+MOST_ROWS = 4  # rows that are checked first: if these differ by more than is allowed, the others need no check
 OF_FORMULA = ("scale", "softcap", "bias", "mask", "sinks", "weights", "output")
-Allowed = Callable[[Tensor | None], Tensor]  # of the rows of some numbers, or of all, (B, H, n, E)
+Allowed = Callable[[Tensor | None], Tensor]  # from row indices, or None for all rows, to (B, H, n, E)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gap:
-    """How far a program's values are from B's.
+    """The distance of a program's values from B's.
 
     Attributes:
-        largest: the largest difference.
-        size: root of the mean square of the differences.
-        allowed: largest of what is allowed; where a difference is not, it may be that of the rows that differ most.
+        largest: largest difference.
+        size: root mean square of the differences.
+        allowed: largest allowance; if not `within`, possibly only over the rows that differ most.
         within: every difference is allowed, and so are all together.
     """
 
@@ -49,20 +49,20 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """A part of the way.
+    """A part of the way from input to output.
 
     Attributes:
-        name: of what it ends with: "query", "key", "value" as projected; "query used" and so on; "output".
-        stages: those that it covers.
+        name: what it ends with: "query", "key" or "value" as projected; "query used" and so on; "output".
+        stages: stages that it covers.
         target: B's values at its end.
         seen: B's q, k and v.
-        begins: where those of them that it goes through begin: "input", "projected" or "used".
-        precisions: in which both sides compute.
-        rows: (B, L), True for those that are compared; None for all.
-        asks: stages of the suspicions that may act on it.
-        own: the projection that gave A what B had, bit for bit: its own arithmetic is not that of float64.
-        most: root of the mean square that they may be from the target by, all together.
-        known: gaps of the programs that were asked last, which are asked again from several sides.
+        begins: for each of q, k and v that it passes, where that begins: "input", "projected" or "used".
+        precisions: precisions of both sides.
+        rows: (B, L), True at compared rows; None for all.
+        asks: stages of suspicions that may act on it.
+        own: projection that gave A what B had bit for bit; float64 arithmetic would only add a difference.
+        most: limit of the root mean square of all differences.
+        known: gaps of the latest programs, which are asked for repeatedly.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Segment:
 
 
 def gap(segment: Segment, program: Program) -> Gap:
-    """How far a program is from B over a segment; not a number counts as far."""
+    """Returns the distance of a program from B over a segment; NaN counts as far."""
     known = next((own for other, own in segment.known if other is program), None)
     if known is None:
         known = _gap(segment, program)
@@ -91,7 +91,7 @@ def gap(segment: Segment, program: Program) -> Gap:
 
 
 def apart(values: Tensor, target: Tensor) -> Tensor:
-    """Differences; what is no number on one side is infinitely far."""
+    """Returns absolute differences; a NaN on one side is infinitely far."""
     difference = (values.double() - target.double()).abs()
     if math.isfinite(float(difference.sum())):
         return difference
@@ -113,6 +113,7 @@ def _gap(segment: Segment, program: Program) -> Gap:
     size = float(counted(difference).square().mean().sqrt())
     difference = difference if left_out is None else difference.masked_fill(left_out, 0.0)
     largest = float(difference.max())
+    # The allowance is the expensive part, so it is computed first for the rows that differ most.
     if len(segment.begins) > 1 and difference.shape[2] > MOST_ROWS:
         most = difference.amax((0, 1, 3)).topk(MOST_ROWS).indices
         limits = allowed(most)
@@ -124,7 +125,7 @@ def _gap(segment: Segment, program: Program) -> Gap:
 
 
 def reach(segment: Segment, program: Program) -> tuple[Tensor, Allowed]:
-    """A program's values at the end of a segment, and how far they may be from the target by rounding on both sides."""
+    """Returns a program's values at the end of a segment, and the function that gives their allowed error by rows."""
     vectors = [_vector(segment, program, name) for name in segment.begins]
     if len(vectors) == 1:
         values, of_one = vectors[0]
@@ -150,7 +151,7 @@ def reach(segment: Segment, program: Program) -> tuple[Tensor, Allowed]:
 
 
 def _vector(segment: Segment, program: Program, name: str) -> tuple[Tensor, Off | None]:
-    """q, k or v where the segment ends, or where they meet, and by what it may be off; None: it is as B had it."""
+    """Returns q, k or v at the end of the segment or at the product, and its error; None: exactly as B had it."""
     seen, way, begin = segment.seen[name], way_of(program, name), segment.begins[name]
     if begin == "used" or seen.projected is None:
         return seen.used, None
@@ -160,12 +161,13 @@ def _vector(segment: Segment, program: Program, name: str) -> tuple[Tensor, Off 
         assert seen.input is not None
         values, off = projected(way.affine, seen.input, segment.precisions)
         if segment.name == name:
+            # A's own result equals B's bit for bit; the float64 product would differ from both by their rounding.
             return (seen.projected if way.affine is segment.own else values), off
     return followed(way, values, off, segment.precisions)
 
 
 def _borrowed(seen: Seen, values: Tensor, precisions: Precisions) -> Off:
-    """What the projected values are off by where they are the other side's, of one input: two projections."""
+    """Returns the error of projected values that are the other side's, from the same input: that of two projections."""
     off = Off.none(values)
     if not seen.borrowed:
         return off
@@ -179,20 +181,20 @@ def _borrowed(seen: Seen, values: Tensor, precisions: Precisions) -> Off:
 
 
 def is_known(way: Way) -> bool:
-    """Whether all its steps are."""
+    """Returns whether all steps of a way are known."""
     return not any(isinstance(step, Opaque) for step in way.steps)
 
 
 def segments(
     b: CallTensors, seen: Mapping[str, Seen], a: Program, precisions: Precisions, rows: Tensor | None
 ) -> list[Segment]:
-    """The segments of a pair that can be run.
+    """Returns the segments of a pair that can be run.
 
     Args:
         b: tensors of B.
-        seen: its q, k and v, what is not recorded of them being A's where both had the same input.
+        seen: q, k and v of B; parts that B did not record are A's if both had the same input.
         a: program of A.
-        precisions: in which both sides compute.
+        precisions: precisions of both sides.
         rows: (B, L), True where the output is compared.
     """
     part = partial(Segment, seen=seen, precisions=of_measured(precisions))
@@ -217,11 +219,11 @@ def segments(
 
 
 def whole(every: Sequence[Segment], a: Program, changed: Program | None = None) -> Segment:
-    """All segments of A's program as one: from the first place on where it does not give what B had, to the output.
+    """Returns A's segments joined into one, from the first place where A does not give B's values to the output.
 
-    Each of q, k and v begins as late as it can: where A gives what B had of it, at what met in the product; else as it
-    was projected, where A gives that; else at the input; and before all that a `changed` program has otherwise. What is
-    off on the way since then is carried on.
+    Each of q, k and v begins as late as possible: at the product if A gives B's values there; else as projected if A
+    gives those; else at the input. It begins before anything that a `changed` program changes. Errors on the way from
+    there are propagated.
     """
     parts = {part.name: part for part in every}
     begins = {name: _begin(name, parts, a, a if changed is None else changed) for name in NAMES}
@@ -231,7 +233,7 @@ def whole(every: Sequence[Segment], a: Program, changed: Program | None = None) 
 
 
 def _begin(name: str, parts: Mapping[str, Segment], a: Program, changed: Program) -> str:
-    """Where q, k or v begins: "used", "projected" or "input"."""
+    """Returns where q, k or v begins: "used", "projected" or "input"."""
     if f"{name} used" not in parts:
         return "used"
     own, other = way_of(a, name), way_of(changed, name)
@@ -241,7 +243,7 @@ def _begin(name: str, parts: Mapping[str, Segment], a: Program, changed: Program
 
 
 def of_measured(precisions: Precisions) -> Precisions:
-    """What is allowed for, B being what was measured: a lesser dtype of A's logits or weights counts where B has it."""
+    """Returns the precisions for allowances: a coarser dtype of A's logits or weights counts only if B has it too."""
     a, b = precisions
 
     def no_less(own: torch.dtype | None, other: torch.dtype | None) -> torch.dtype | None:

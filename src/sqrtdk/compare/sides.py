@@ -37,22 +37,22 @@ from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
 
 PACKAGES = ("torch", "transformers")
-TRACE, ONNX, EXPORTED = ".safetensors", ".onnx", ".pt2"  # sides that are files
+TRACE, ONNX, EXPORTED = ".safetensors", ".onnx", ".pt2"  # file suffixes of sides
 Given = nn.Module | str | Path
-OfSides = tuple[Any, Any]  # an option of A alone, and of B alone
+OfSides = tuple[Any, Any]  # an option of A alone, and the same of B alone
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exact:
-    """A side, run once more in a finer dtype.
+    """A further run of a side in a finer dtype.
 
     Attributes:
-        dtype: that it ran in.
-        inputs: what comes into its attentions, by `name_of`.
+        dtype: dtype of the run.
+        inputs: what enters its attentions, by `name_of`.
         outputs: every floating tensor that its forward returned.
-        steps: calls of its modules, in the order of their ends; empty where they were not kept.
-        listened: they were; a scripted model has none.
-        replaced: calls of modules that returned what they were asked to in place of their own.
+        steps: calls of its modules, in the order in which they end; empty if not recorded.
+        listened: whether module calls were recorded; a scripted model has none even so.
+        replaced: module calls whose output was replaced as the patch asked.
     """
 
     dtype: torch.dtype
@@ -68,20 +68,20 @@ class Side:
     """A side that has run.
 
     Attributes:
-        info: for the report.
+        info: description for the report.
         calls: its attentions.
-        missed: those that could not be read.
-        inputs: that it ran on; None of a trace file.
-        tokens: which of them are no padding.
+        missed: attentions that could not be read.
+        inputs: inputs of the run; None for a trace file without them.
+        tokens: which input positions are not padding.
         forwards: how often it has run.
-        outputs: every floating tensor that its forward returned, by name; None of a trace file.
-        again: runs it in float64; True as the first argument keeps the steps of its modules, the second is what it
-            then has of the other side. None where it can't run so.
-        exact: what that gave.
+        outputs: every floating tensor that its forward returned, by name; None for a trace file.
+        again: runs the side in float64. The first argument asks for the steps of its modules; the second is what the
+            run takes from the other side. None if it can't run so.
+        exact: result of that run.
         notes: sentences on what was decided for the user.
-        cuts: of a trace file what each call is of the one that ran, parallel to `calls`; empty where all are whole.
-        declared: by `name_of` what declares a call's scale, where config or family declare it and the run has it.
-        module: that ran; None of a file.
+        cuts: for a trace file, the recorded part of each call, parallel to `calls`; empty if all are complete.
+        declared: what declares a call's scale, by `name_of`, if config or family declares it and the run applies it.
+        module: module that ran; None for a file.
     """
 
     info: SideInfo
@@ -102,9 +102,9 @@ class Side:
 def options_of_sides(
     both: LoadOptions, *, attn: OfSides, dtype: OfSides, device: OfSides, revision: OfSides
 ) -> tuple[LoadOptions, LoadOptions]:
-    """The options of loading A and B, from those of both and the pairs that A and B have of their own.
+    """Returns the loading options of A and of B, from common options and pairs of own options.
 
-    A side's own option wins unless it is None. The text and the file of inputs are A's: B runs on the inputs of A.
+    A side's own option wins unless it is None. Text and input file belong to A alone: B runs on A's inputs.
 
     Example:
         >>> none, both = (None, None), LoadOptions(seed=3, text="poem.txt")
@@ -120,11 +120,11 @@ def options_of_sides(
 
 
 def load_side(given: Given, label: str, inputs: Inputs | None, options: LoadOptions) -> LoadedModel | Path:
-    """The module that was named, with its inputs; or the path of a trace file or an ONNX graph.
+    """Returns the loaded module with its inputs, or the path of a trace file or ONNX graph.
 
     Raises:
-        ModelError: it can't be built.
-        InvalidValueError: there are no inputs, and none can be made.
+        ModelError: the module can't be built.
+        InvalidValueError: no inputs are given and none can be made.
     """
     with _named(label):
         if isinstance(given, nn.Module):
@@ -145,7 +145,7 @@ def load_side(given: Given, label: str, inputs: Inputs | None, options: LoadOpti
 
 
 def run_side(loaded: LoadedModel | Path, label: str, inputs: Inputs | None, options: LoadOptions) -> Side:
-    """Run a side that is loaded by `load_side`; the inputs are for a graph, a module brings its own."""
+    """Runs a side from `load_side`. A graph runs on the given inputs; a loaded module brings its own."""
     if isinstance(loaded, Path):
         side = _of_file(loaded) if loaded.suffix.lower() == TRACE else _of_onnx(loaded, inputs, label)
         side.notes += _unused(side.info.kind, options)
@@ -158,7 +158,7 @@ def run_side(loaded: LoadedModel | Path, label: str, inputs: Inputs | None, opti
 
 
 def _unused(kind: str, options: LoadOptions) -> tuple[str, ...]:
-    """A note on options that were given for a file, which is as it was written."""
+    """Returns a note on options that have no effect on a file, whose run is already recorded."""
     every = {name: getattr(options, name) for name in ("attn", "dtype", "device", "revision")}
     named = [f"{name} {str(value).removeprefix('torch.')}" for name, value in every.items() if value is not None]
     return (f"{', '.join(named)}: no effect on a side of kind {kind}",) if named else ()
@@ -166,7 +166,7 @@ def _unused(kind: str, options: LoadOptions) -> tuple[str, ...]:
 
 @contextmanager
 def _named(label: str) -> Iterator[None]:
-    """Say which side an error is of, as both may be of one class."""
+    """Adds the side to the message of a ModelError, since both sides may have the same class."""
     try:
         yield
     except ModelError as error:
@@ -176,7 +176,7 @@ def _named(label: str) -> Iterator[None]:
 
 
 def _fitted(module: nn.Module, inputs: Inputs | None) -> Inputs | None:
-    """The inputs as the module's forward takes them: those of its names, else the tensors in their order."""
+    """Returns the inputs that forward accepts: by name, or else all tensors in order."""
     if not isinstance(inputs, dict):
         return inputs
     takes = forward_arguments(module)
@@ -185,15 +185,16 @@ def _fitted(module: nn.Module, inputs: Inputs | None) -> Inputs | None:
     known = {name: value for name, value in inputs.items() if name in takes}
     if known and all(name in known for name, needed in takes.items() if needed):
         return known
+    # Forward names its inputs differently, `idx` for `input_ids`: their order decides.
     return tuple(value for value in inputs.values() if isinstance(value, Tensor))[: max(1, sum(takes.values()))]
 
 
 def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kind: str = "model") -> Side:
-    """Run a module once under a trace that keeps its tensors.
+    """Runs a module once under a trace that keeps its tensors.
 
     Raises:
-        ModelError: its forward raises, no attention runs in it, or it is on the meta device.
-        UnsupportedError: it can't be switched to `attn`.
+        ModelError: forward raises, no attention runs, or the module is on the meta device.
+        UnsupportedError: the module can't be switched to `attn`.
     """
     module = loaded.module
     if without_numbers(module, loaded.inputs):
@@ -221,7 +222,7 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
     sites = frozenset(call.site for call in run.calls)
 
     def again(listen: bool, patch: Patch | None) -> Exact:
-        """In float64; a half-precision model with operations that know no float64 in float32."""
+        """Runs in float64; a half-precision model without float64 operations runs in float32."""
         finer = partial(_finer, loaded, seed=seed, attn=attn, sites=sites if listen else None, patch=patch)
         try:
             return finer(torch.float64)
@@ -255,9 +256,9 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
 
 
 def _declared_scales(calls: Sequence[AttentionCall], model: nn.Module) -> dict[str, str]:
-    """By `name_of` what declares the scale of a call, where its config or its family does and the run applies it.
+    """Returns what declares the scale of calls, by `name_of`, if config or family declares it and the run applies it.
 
-    An attribute of a module declares nothing here: it may hold the very mistake.
+    An attribute of a module doesn't count as a declaration: it may be the mistake itself.
     """
     judged = [one for one in judge_all(calls, model) if one.verdict == "declared" and one.declared_by is not None]
     said = {name_of(one.call): (one.declared_by or "").partition(" (")[0] for one in judged}
@@ -273,7 +274,7 @@ def _traced(
     *,
     reads: bool = True,
 ) -> tuple[Trace, Any]:
-    """The trace of a run, and what the forward returned; the trace is empty unless the attentions are to be read."""
+    """Returns the trace of a run and what forward returned; the trace stays empty unless attentions are read."""
     with ExitStack() as stack:
         stack.enter_context(random_state(module))
         stack.enter_context(eval_mode(module))
@@ -298,14 +299,14 @@ def _finer(
     sites: frozenset[str] | None,
     patch: Patch | None,
 ) -> Exact:
-    """A run of a copy of the model in another dtype; with the `sites` of its attentions what its modules do is kept."""
+    """Runs a copy of the model in another dtype; `sites` of attentions ask for records of its modules."""
 
     def cast(value: Any) -> Any:
         return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
     named = loaded.inputs
     inputs = {name: cast(x) for name, x in named.items()} if isinstance(named, dict) else tuple(map(cast, named))
-    copied: dict[int, Any] = {}  # each number once, into its new dtype
+    copied: dict[int, Any] = {}  # memo of deepcopy: numbers are copied once, into their new dtype
     for tensor in (*loaded.module.parameters(), *loaded.module.buffers()):
         if tensor.is_floating_point() and tensor.dtype != dtype and type(tensor) in (nn.Parameter, Tensor):
             other = tensor.detach().to(dtype)
@@ -313,7 +314,7 @@ def _finer(
             copied[id(tensor)] = nn.Parameter(other, tensor.requires_grad) if kept else other
     twin = copy.deepcopy(loaded.module, copied).to(dtype)
     listener = None if sites is None else Listener(sites, patch)
-    # with B's parts in A the modules are all that is asked for
+    # a patched run serves only the walk over modules
     run, returned = _traced(twin, inputs, seed, attn, listener, reads=patch is None)
     entering = {name_of(call): entering_of(call) for call in run.tensors if call.missing is None}
     exact = Exact(dtype, entering, tensors_of(returned))
@@ -323,9 +324,9 @@ def _finer(
 
 
 def entering_of(call: CallTensors) -> dict[str, Tensor]:
-    """What comes into an attention: its "input" (B, L, D), "projected" v and "value" v (B, H, S, Ev), as far as known.
+    """Returns what enters an attention: "input" (B, L, D), "projected" v and "value" v (B, H, S, Ev), as far as known.
 
-    The first that both sides have is compared.
+    The first of these that both sides have is compared.
     """
     value = call.value
     known = {
@@ -352,7 +353,7 @@ def _of_file(path: Path) -> Side:
         raise InvalidValueError(f"{path} holds no call", hint="Record a model that has attention.")
     info = SideInfo(str(path), "trace file", calls=len(file.calls), dtype=file.calls[0].dtype)
     inputs: Inputs | None = dict(file.model_inputs) or None
-    if inputs and all(name.isdecimal() for name in file.model_inputs):  # places in a tuple
+    if inputs and all(name.isdecimal() for name in file.model_inputs):  # inputs recorded by position are a tuple
         inputs = tuple(file.model_inputs[place] for place in sorted(file.model_inputs, key=int))
     return Side(info, tuple(file.calls), inputs=inputs, forwards=0, notes=file.notes, cuts=tuple(file.cuts))
 

@@ -1,6 +1,6 @@
-"""What a reader sees of a pair: each side's formula in few words, the stages in order, the logits, both masks.
+"""The display of a pair: each side's formula in short words, the stages in order, sample logits, both masks.
 
-And what a cause says besides its name: how much of k or v a dtype is too small for, as of a quantised cache, and the
+It also completes causes for display: the share of k or v that overflows a dtype (as in a quantised cache), and the
 lines of code.
 """
 
@@ -20,7 +20,7 @@ from sqrtdk.compare.suspect import LETTERS, STAGES, Sides, way_of
 from sqrtdk.compare.words import rows_without_key
 from sqrtdk.tracing.records import AttentionCall
 
-CODE_NAMES = {  # stages of a record at which a stage is found, and behind which it is missing: the first that is there
+CODE_NAMES = {  # stages of a record, best first: where the stage is computed, or behind which it is missing
     "query": (("q", "projection"),),
     "key": (("k", "projection"),),
     "query norm": (("q", "norm"), ("q", "projection")),
@@ -34,15 +34,15 @@ CODE_NAMES = {  # stages of a record at which a stage is found, and behind which
     "sinks": (("logits", "sinks"), ("logits", "product")),
     "weights": (("weights", "softmax"),),
 }
-DATA = ("weights", "input")  # causes that no line of an attention makes
-EDGE = 1 + 2.0**-20  # the largest number under a scale that it made is the last that is stored, but for its rounding
-HEADS = 4  # whose logits are shown
-POINTS = 200  # a head
-SIDE = 48  # rows and keys of a picture
+DATA = ("weights", "input")  # causes that come from tensors, not from a line of an attention's code
+EDGE = 1 + 2.0**-20  # a scale maps its own maximum to the largest stored number; rounding may push that slightly beyond
+HEADS = 4  # heads whose logits are shown
+POINTS = 200  # points shown for each head
+SIDE = 48  # rows and keys of a mask picture
 
 
 def of_formula(stage: str, sides: Sides) -> StageDiff:
-    """A stage of both formulas, in few words."""
+    """Returns a stage of both formulas in short words."""
     a, b = sides.a.formula, sides.b.formula
     if a is None or b is None:
         return StageDiff(stage, None, reason="the formula of one side is not known")
@@ -51,20 +51,20 @@ def of_formula(stage: str, sides: Sides) -> StageDiff:
 
 
 def _other_keys(a: Formula, b: Formula) -> str:
-    """How many entries, a row and a key, B's mask has otherwise: ", 37 keys differ"."""
+    """Returns how many (row, key) entries of the masks differ, as text: ", 37 keys differ"."""
     count = int((_visible(a) ^ _visible(b)).sum())
     return f", {count} {'key differs' if count == 1 else 'keys differ'}" if count else ""
 
 
 def _visible(formula: Formula) -> Tensor:
-    """Four axes, those of a formula without a mask of size 1."""
+    """Returns the visible keys with four axes; all axes have size 1 without a mask."""
     if formula.visible is None:
         return torch.ones(1, 1, 1, 1, dtype=torch.bool)
     return formula.visible.bool()[(None,) * (4 - formula.visible.dim())]
 
 
 def number(value: Tensor | float) -> str:
-    """A factor in few characters.
+    """Returns a factor as short text.
 
     Example:
         >>> number(0.125), number(torch.tensor([1.0, 2.0]))
@@ -119,20 +119,20 @@ _TEXT: dict[str, Callable[[Formula], str]] = {
 
 
 def hidden_rows(formula: Formula | None, batch: int, rows: int) -> Tensor:
-    """(B, L), True where the row of some head sees no key: what its output is, is left open."""
+    """Returns True where the row of some head sees no key, (B, L): implementations may output anything there."""
     visible = _visible(Formula() if formula is None else formula)
     return (~visible.any(-1)).any(1).expand(batch, rows)
 
 
 def _off(stage: StageDiff) -> tuple[bool, float]:
-    """How much a stage differs: whether it does, and by how many times what rounding allows."""
+    """Returns whether a stage differs, and by how many times the allowed rounding."""
     return stage.same is False, stage.largest / stage.allowed if stage.largest and stage.allowed else 0.0
 
 
 def ordered(stages: Sequence[StageDiff], caused: Collection[str], rows: int, left_out: int) -> tuple[StageDiff, ...]:
-    """Every stage, in order; where a cause acts it differs. The output says which rows it is without."""
+    """Returns every stage in order. A stage with a cause differs; the output names the rows that it leaves out."""
     known: dict[str, StageDiff] = {}
-    for stage in stages:  # v has two of one name, as it is projected and as it is used
+    for stage in stages:  # v has two stages of one name, as projected and as used: the larger difference counts
         if stage.stage not in known or _off(stage) >= _off(known[stage.stage]):
             known[stage.stage] = replace(stage, same=False) if stage.stage in caused else stage
     if left_out and "output" in known:
@@ -142,7 +142,7 @@ def ordered(stages: Sequence[StageDiff], caused: Collection[str], rows: int, lef
 
 
 def with_cut_off(cause: Cause, sides: Sides | None, seen: Mapping[str, Seen] | None) -> Cause:
-    """The cause `rounding` of k or v, with the share of it that its dtype is too small for, on the side that rounds."""
+    """Returns the cause `rounding` of k or v with the share of numbers beyond the range of the dtype that rounds."""
     if cause.name != "rounding" or cause.stage not in LETTERS or sides is None or seen is None:
         return cause
     ways = [way_of(program, cause.stage) for program in (sides.b, sides.a)]
@@ -151,6 +151,7 @@ def with_cut_off(cause: Cause, sides: Sides | None, seen: Mapping[str, Seen] | N
     if way is None or values is None:
         return cause
     for step in way.steps:
+        # The first cast that overflows decides: later steps see what it has already cut off.
         if isinstance(step, Opaque):
             break
         most = MOST_STORED.get(step.dtype) if isinstance(step, Rounded) else None
@@ -166,7 +167,7 @@ def with_cut_off(cause: Cause, sides: Sides | None, seen: Mapping[str, Seen] | N
 
 
 def with_lines(cause: Cause, a: AttentionCall | None, b: AttentionCall | None) -> Cause:
-    """The cause, with the lines of both sides where its stage is computed, or behind which it is missing."""
+    """Returns the cause with both sides' lines of code that compute its stage, or behind which it is missing."""
     if cause.name in DATA:
         return cause
     return replace(cause, at_a=_line(cause.stage, a), at_b=_line(cause.stage, b))
@@ -183,7 +184,7 @@ def _line(stage: str, call: AttentionCall | None) -> str | None:
 
 
 def scatter_of(sides: Sides, seen: Mapping[str, Seen]) -> tuple[Scatter, ...]:
-    """Logits of the first heads, both formulas on B's q and k, at visible keys."""
+    """Returns logits of the first heads at visible keys, both formulas applied to B's q and k."""
     if sides.a.formula is None or sides.b.formula is None:
         return ()
     query = seen["query"].used[:1, :, :SIDE]
@@ -193,6 +194,7 @@ def scatter_of(sides: Sides, seen: Mapping[str, Seen]) -> tuple[Scatter, ...]:
         z.append(logits(query, key, parts_of(formula, _first))[0])
     found = []
     for head, (a, b) in enumerate(zip(*(both[:HEADS] for both in z), strict=True)):
+        # Hidden keys have -inf, or a fill of -1e4 and below; no logit of a visible key is that low.
         rows, keys = torch.nonzero((a > -1e4) & (b > -1e4), as_tuple=True)
         if not len(rows):
             continue
@@ -204,12 +206,12 @@ def scatter_of(sides: Sides, seen: Mapping[str, Seen]) -> tuple[Scatter, ...]:
 
 
 def _first(value: Tensor) -> Tensor:
-    """The part of the first sequence, rows and keys."""
+    """Returns the part for the first sequence and the first `SIDE` rows and keys."""
     return value[(None,) * (4 - value.dim())][:1, :, :SIDE, :SIDE]
 
 
 def picture_of(sides: Sides, seen: Mapping[str, Seen]) -> MaskPicture | None:
-    """Where the masks of the first sequence and head that differ do; None where they are the same."""
+    """Returns a picture of the first sequence and head whose masks differ; None if all masks are equal."""
     if sides.a.formula is None or sides.b.formula is None:
         return None
     shape = (*seen["query"].used.shape[:3], seen["key"].used.shape[2])

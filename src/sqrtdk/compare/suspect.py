@@ -1,8 +1,8 @@
-"""Suspicions: where two programs differ, and the change of A's program that makes this part B's.
+"""Suspicions: where two programs differ, and the change of A's program that makes that part B's.
 
 A row of the table of causes (`sqrtdk.compare.causes`) says where it looks, which fields it compares and how a
-difference reads. What all rows share stands here: going over q, k and v, one suspicion for those that differ alike, and
-the change, which puts B's fields into A's program as it is when the change is applied.
+difference reads. This module has what all rows share: the loop over q, k and v, one suspicion for vectors that differ
+alike, and the change. The change puts B's fields into A's program as it is when the change is applied.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ QK = ("query", "key")
 QKV = ("query", "key", "value")
 LETTERS = {"query": "q", "key": "k", "value": "v"}
 NONE = "none"
-ABSENT = (None, NONE, "not rotated")  # what a side does that has nothing of the kind
-ROUNDINGS = 8.0  # of a fitted number: those of both sides' steps before and after it
-FINEST = 2.0**-40  # no fit in float64 is finer
-ALIKE = 0.05  # two fitted numbers that a reader would take for one
+ABSENT = (None, NONE, "not rotated")  # words for having nothing of a kind
+ROUNDINGS = 8.0  # roundings of a fitted number: by both sides' steps before and after it
+FINEST = 2.0**-40  # no fit in float64 is finer than this
+ALIKE = 0.05  # relative distance of two fitted numbers that a reader would call equal
 
 T = TypeVar("T")
 Word = str | float | None
@@ -43,11 +43,11 @@ class Suspicion:
     """A change of program A that may explain the difference.
 
     Attributes:
-        name: of the cause.
+        name: name of the cause.
         stage: one of `STAGES`, where it acts.
-        a: what A does, in few words or a number.
+        a: what A does, as a number or short text.
         b: what B does.
-        change: makes the part of A's program that is meant B's; it may be applied after others.
+        change: makes a part of A's program B's; may be applied after other changes.
         text: half a sentence for a reader, with B as its subject: "leaves out the softcap (50)".
     """
 
@@ -61,16 +61,16 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sides:
-    """The programs of both sides of a pair, what a cause looks at.
+    """The programs of both sides of a pair, as causes see them.
 
     Attributes:
-        a: program of A, with what was found before already changed.
-        b: program of B, where it is not known as it was inferred from B's tensors.
+        a: program of A, already changed by the causes found so far.
+        b: program of B; unknown parts are inferred from B's tensors.
         head_dim: E.
-        model_dim: D; None where it is not known.
+        model_dim: D; None if unknown.
         heads: Hq.
-        self_attention: rows and keys are the same tokens.
-        declared_a: what declares A's scale, where that is not the textbook's: "config.attention_multiplier = 0.0625".
+        self_attention: whether rows and keys are the same tokens.
+        declared_a: what declares A's scale if it is not the textbook scale: "config.attention_multiplier = 0.0625".
         declared_b: the same of B.
     """
 
@@ -85,12 +85,12 @@ class Sides:
 
     @property
     def off(self) -> float:
-        """By what numbers that the code of either side holds may be off, relative, and be the same."""
+        """The relative error within which numbers in either side's code are equal."""
         return held(self.a.dtype, self.b.dtype)
 
     @property
     def slack(self) -> float:
-        """By what numbers that were fitted on both sides may be off, relative, and be the same."""
+        """The relative error within which numbers fitted on both sides are equal."""
         return max(FINEST, ROUNDINGS * max(torch.finfo(x.dtype).eps for x in (self.a, self.b)))
 
 
@@ -100,10 +100,10 @@ class Both(Generic[T]):
 
     Attributes:
         sides: the programs.
-        a: A's: a formula, a way, a norm, a rotation.
-        b: B's.
-        on: the change of a program that edits this part of it.
-        vector: "query", "key" or "value"; "" of a formula.
+        a: A's part: a formula, a way, a norm, a rotation.
+        b: B's part.
+        on: turns an edit of this part into a change of a program.
+        vector: "query", "key" or "value"; "" for a formula.
     """
 
     sides: Sides
@@ -115,15 +115,15 @@ class Both(Generic[T]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Difference:
-    """How the two parts differ.
+    """A difference of the two parts.
 
     Attributes:
-        a: what A does, as the record has it.
+        a: what A does, as the record shows it.
         b: what B does.
-        words: what fills the blanks of the row's sentence; `a` and `b` are filled in where they are not among them, and
-            a `text` takes the place of the sentence.
-        edit: makes A's part B's; by default B's fields are put in.
-        key: differences of q, k and v that have the same key are one; by default those of the same `a` and `b`.
+        words: fills the blanks of the row's sentence. `a` and `b` are added unless they are given; a `text` replaces
+            the sentence.
+        edit: makes A's part B's; by default puts in B's fields.
+        key: differences of q, k and v with the same key are merged; by default those with the same `a` and `b`.
     """
 
     a: Word
@@ -138,14 +138,14 @@ class Row:
     """A row of the table of causes.
 
     Attributes:
-        name: of the cause.
-        among: the parts that it looks at.
-        stage: of a formula where the row acts; of a vector what follows its name: "norm" of "query norm".
-        fields: that the change makes B's.
-        compare: how they differ; None where they are the same.
-        text: half a sentence with B as its subject, blanks as {this}; or three: B has none, A has none, both have. That
-            of a difference takes its place.
-        digits: in which two numbers are told apart in the sentence, more where that takes more.
+        name: name of the cause.
+        among: yields the parts that the row compares.
+        stage: for a formula, the stage; for a vector, what follows its name: "norm" of "query norm".
+        fields: fields that the change copies from B.
+        compare: returns the difference; None if the parts agree.
+        text: half a sentence with B as its subject and blanks as {this}; or three: B has none, A has none, both have
+            one. A difference may bring its own text instead.
+        digits: digits of two numbers in the sentence, more if they need more to differ.
     """
 
     name: str
@@ -158,11 +158,11 @@ class Row:
 
 
 def suspicions(row: Row, sides: Sides) -> Iterator[Suspicion]:
-    """What a row suspects: one suspicion for all vectors that differ alike, one each where they differ otherwise."""
+    """Yields what a row suspects: one suspicion for all vectors that differ alike, one for every other vector."""
     groups: list[list[tuple[Both[Any], Difference]]] = []
     compared: set[str] = set()
     for both in row.among(sides):
-        found = None if both.vector in compared else row.compare(both)  # of several norms the first that differs
+        found = None if both.vector in compared else row.compare(both)  # of several norms, the first that differs
         if found is not None:
             compared.add(both.vector)
             group = next((group for group in groups if _alike(group[0][1], found)), None)
@@ -207,7 +207,7 @@ def _sentence(row: Row, found: Difference, letters: dict[str, str]) -> str:
 
 
 def listed(words: list[str]) -> str:
-    """Words as a sentence has them.
+    """Returns words joined as in a sentence.
 
     Example:
         >>> listed(["q", "k", "v"])
@@ -220,14 +220,14 @@ def listed(words: list[str]) -> str:
 
 
 def formulas(sides: Sides) -> Iterator[Both[Formula]]:
-    """The formulas, where both are known."""
+    """Yields the formulas, if both are known."""
     a, b = sides.a.formula, sides.b.formula
     if a is not None and b is not None:
         yield Both(sides, a, b, of_formula)
 
 
 def ways(*vectors: str) -> Callable[[Sides], Iterator[Both[Way]]]:
-    """The ways of some vectors."""
+    """Returns a function that yields the ways of some vectors."""
 
     def among(sides: Sides) -> Iterator[Both[Way]]:
         for vector in vectors:
@@ -237,28 +237,28 @@ def ways(*vectors: str) -> Callable[[Sides], Iterator[Both[Way]]]:
 
 
 def way_of(program: Program, vector: str) -> Way:
-    """The way of q, k or v by name."""
+    """Returns the way of q, k or v by name."""
     return {"query": program.query, "key": program.key, "value": program.value}[vector]
 
 
 def with_way(program: Program, vector: str, way: Way) -> Program:
-    """The program with another way of q, k or v."""
+    """Returns the program with another way of q, k or v."""
     ways: dict[str, Any] = {vector: way}
     return replace(program, **ways)
 
 
 def of_formula(edit: Edit[Formula]) -> Change:
-    """The change of a program by an edit of its formula, where that is known."""
+    """Returns the change of a program by an edit of its formula; it does nothing if the formula is unknown."""
     return lambda own: own if own.formula is None else replace(own, formula=edit(own.formula))
 
 
 def on_way(vector: str) -> Callable[[Edit[Way]], Change]:
-    """Changes of a program by edits of one way."""
+    """Returns a function that turns edits of one way into changes of a program."""
     return lambda edit: lambda program: with_way(program, vector, edit(way_of(program, vector)))
 
 
 def on_step(vector: str, kind: type, place: int = 0) -> Callable[[Edit[Any]], Change]:
-    """Changes of a program by edits of one step of a way; a way that has no such step stays as it is."""
+    """Returns a function that turns edits of one step into changes; a way without that step stays the same."""
 
     def edited(way: Way, edit: Edit[Any]) -> Way:
         at = [number for number, step in enumerate(way.steps) if isinstance(step, kind)][place : place + 1]
@@ -268,12 +268,12 @@ def on_step(vector: str, kind: type, place: int = 0) -> Callable[[Edit[Any]], Ch
 
 
 def norms(way: Way) -> list[Norm]:
-    """Its normalisations, in order."""
+    """Returns the norms of a way, in order."""
     return [step for step in way.steps if isinstance(step, Norm)]
 
 
 def rotation(way: Way) -> Rotation | None:
-    """Its rotation; None where there is none, or one that turns none of several rows."""
+    """Returns the rotation of a way; None without one, or if it rotates none of several rows."""
     found = next((step for step in way.steps if isinstance(step, Rotation)), None)
     if found is None or (found.table.shape[1] > 1 and bool((found.table == 1).all())):
         return None

@@ -1,8 +1,8 @@
-"""Steps that neither side's program knows: the ways up to them and behind them; vectors that no segment tells of.
+"""Handles steps that neither program knows: the ways before and after them, and vectors that no segment covers.
 
-A step that both sides have and that nothing can be computed through, the rounding of a quantised cache say, parts a way
-in two. A's program is run up to it, from what B had at the input, and goes on behind it with what B had there. Vectors
-of which no segment tells anything are compared as they are, where both sides had the same input.
+A step that both sides have but that can't be computed, such as the rounding of a quantised cache, splits a way. A's
+program runs from B's input up to the step, and again from B's values behind it. Vectors that no segment covers are
+compared directly, if both sides had the same input.
 """
 
 from __future__ import annotations
@@ -20,39 +20,41 @@ from sqrtdk.compare.program import Opaque, Program, Way
 from sqrtdk.compare.segments import Gap, Segment, apart
 from sqrtdk.compare.suspect import LETTERS, way_of, with_way
 
-ONE_INPUT = 128.0  # roundings of the coarser dtype within which two inputs are taken for one
+ONE_INPUT = 128.0  # roundings of the coarser dtype within which two inputs are equal
 Parts = list[tuple[Segment, Explained]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Both programs and B's q, k and v, of a part of the ways."""
+    """Both programs, and B's q, k and v, over a part of the ways."""
 
     a: Program
     b: Program
     seen: dict[str, Seen]
 
     def of(self, name: str, ways: list[Way], vector: Seen) -> Part:
-        """With another way of one vector."""
+        """Returns the part with another way of one vector."""
         return Part(with_way(self.a, name, ways[0]), with_way(self.b, name, ways[1]), self.seen | {name: vector})
 
 
 def past_unknown(
     a: Program, b: Program, seen_a: Mapping[str, Seen], seen_b: Mapping[str, Seen]
 ) -> tuple[Part, Part, list[str]]:
-    """Both programs before and after the steps that are not known and are the same on both sides.
+    """Returns both programs before and after the unknown steps that both sides share.
 
-    Where both sides had the same there, what the steps made of it is compared first: one that gave another stays.
+    If both sides had equal values before the steps, their results are compared first. A step with another result is
+    not passed.
 
     Returns:
-        Up to the first step that is not known, without a formula; from the last one on; and the names of the vectors
-        whose ways are in two parts. The ways of the others are whole in both.
+        The part up to the first unknown step, without a formula; the part from the last one on; and the names of the
+        vectors whose ways are split. The ways of other vectors are whole in both parts.
     """
     before = Part(replace(a, formula=None), replace(b, formula=None), dict(seen_b))
     after, names = Part(a, b, dict(seen_b)), []
     for name in NAMES:
         ways, vectors = (way_of(a, name), way_of(b, name)), (seen_a[name], seen_b[name])
         spans = [span for way in ways if (span := _unknown(way)) is not None]
+        # Only a step that both sides have can be passed; a step of one side is a difference to be explained.
         if len(spans) < 2 or _labels(ways[0], spans[0]) != _labels(ways[1], spans[1]):
             continue
         starts = [_at(vector, span.start) for vector, span in zip(vectors, spans, strict=True)]
@@ -72,7 +74,7 @@ def past_unknown(
 
 
 def _unknown(way: Way) -> range | None:
-    """From the first step that is not known to the last."""
+    """Returns the range from the first unknown step to the last; None if all are known."""
     places = [place for place, step in enumerate(way.steps) if isinstance(step, Opaque)]
     return range(places[0], places[-1] + 1) if places else None
 
@@ -83,14 +85,14 @@ def _labels(way: Way, span: range) -> list[str]:
 
 
 def _at(seen: Seen, count: int) -> Tensor | None:
-    """The values after so many steps."""
+    """Returns the values after the first `count` steps; None if not recorded."""
     if count == 0:
         return seen.projected
     return seen.steps[count - 1].values if count <= len(seen.steps) else None
 
 
 def _near(one: Tensor | None, other: Tensor | None) -> bool:
-    """`near`, in the roundings of the coarser of the dtypes that the two are held in."""
+    """Returns `near` in roundings of the coarser dtype of the two tensors."""
     dtypes = [x.dtype for x in (one, other) if x is not None and x.is_floating_point()]
     return near(one, other, max(dtypes, key=lambda x: torch.finfo(x).eps, default=torch.float32), ONE_INPUT)
 
@@ -101,16 +103,16 @@ def _near(one: Tensor | None, other: Tensor | None) -> bool:
 def compare_directly(
     sides: list[Told], program: Program, covered: set[str], rows: Tensor | None
 ) -> tuple[Parts, list[str]]:
-    """Compare what no segment covers.
+    """Compares directly what no segment covers.
 
     Args:
-        sides: both.
-        program: A's.
-        covered: names of the segments that there are.
+        sides: both sides.
+        program: A's program.
+        covered: names of the existing segments.
         rows: (B, L), True where the output is compared.
 
     Returns:
-        Vectors that differ, though both sides had the same input; and why others could not be compared.
+        Vectors that differ although both sides had the same input, and the reasons why others can't be compared.
     """
     one_input = same_input(sides, rows)
     parts: Parts = []
@@ -129,12 +131,12 @@ def compare_directly(
 
 
 def alike(sides: list[Told], name: str, rows: Tensor | None, roundings: float = ALIKE) -> bool:
-    """Whether q, k or v as they met, or the output, are one on both sides, within some roundings of the coarser."""
+    """Returns whether a vector at the product, or the output, is equal within roundings of the coarser dtype."""
     return near(*_both(sides, name, rows), coarser(sides), roundings)
 
 
 def same_input(sides: list[Told], rows: Tensor | None) -> bool:
-    """Whether what came in is known to be the same: the inputs, or one of the vectors that were made of it."""
+    """Returns whether the inputs are known to be equal, directly or by one of the vectors made from them."""
     one, other = (side.seen for side in sides)
     return any(
         near(one[name].input, other[name].input, coarser(sides), TIGHT) or alike(sides, name, rows, TIGHT)
@@ -143,7 +145,7 @@ def same_input(sides: list[Told], rows: Tensor | None) -> bool:
 
 
 def outputs_alike(sides: list[Told], rows: Tensor | None, roundings: float = ALIKE) -> bool | None:
-    """Whether the outputs agree, where q, k and v do, within some roundings; None where these don't."""
+    """Returns whether the outputs agree within some roundings; None unless q, k and v agree."""
     vectors = all(alike(sides, name, rows, roundings) for name in NAMES)
     return alike(sides, "output", rows, roundings) if vectors else None
 
@@ -151,7 +153,7 @@ def outputs_alike(sides: list[Told], rows: Tensor | None, roundings: float = ALI
 def differs(
     sides: list[Told], name: str, stages: tuple[str, ...], rows: Tensor | None, program: Program
 ) -> tuple[Segment, Explained]:
-    """The part of a vector, or of the output, that differs by what is not known."""
+    """Returns the segment of a vector or output that differs, with an unknown cause."""
     one, other = _both(sides, name, rows)
     unit = max(torch.finfo(coarser(sides)).eps, torch.finfo(torch.float32).eps) / 2
     difference = apart(one, other)
@@ -162,7 +164,7 @@ def differs(
 
 
 def _both(sides: list[Told], name: str, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A vector, or the output, of both sides: the rows that are compared, those of tokens; all where they are none."""
+    """Returns a vector, or the output, of both sides, reduced to compared rows; all rows if it has other rows."""
     one, other = (side.call.output if name == "output" else side.seen[name].used for side in sides)
     return _kept(one, rows), _kept(other, rows)
 
@@ -174,7 +176,7 @@ def _kept(values: Tensor, rows: Tensor | None) -> Tensor:
 
 
 def _step(sides: list[Told], name: str) -> str:
-    """What is not known of a vector's way, in few words."""
+    """Returns what is unknown about a vector's way, as text."""
     for label, side in zip("AB", sides, strict=True):
         unknown = [step.name for step in way_of(side.program, name).steps if isinstance(step, Opaque)]
         if unknown == ["not recorded"]:

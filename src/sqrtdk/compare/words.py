@@ -1,4 +1,4 @@
-"""What a comparison found, in sentences: one paragraph for each group of pairs that differ for the same reasons."""
+"""Writes the result of a comparison in sentences: a paragraph for each group of pairs with the same causes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from sqrtdk._sites import ROOT, fold_sites
 from sqrtdk.compare.records import Cause, PairDiff, SideInfo, Unpaired, lines_of
 
-UNKNOWN = "unknown"  # the name of a cause that is none
+UNKNOWN = "unknown"  # name of the stand-in for a cause that was not found
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 _WEIGHT = re.compile(r"has another weight for ((?:q|k|v)(?:(?:, | and )(?:q|k|v))*)(?=[,:])")
 _OFF = re.compile(r"by (\d[\d.e+-]*) of its size in all$")
@@ -24,9 +24,9 @@ class Group:
     """Pairs that differ for the same reasons.
 
     Attributes:
-        pairs: each with a difference of its own, in A's order.
-        causes: those of the first, without "unknown".
-        unknown: a part of the difference, or all of it, has no known cause.
+        pairs: pairs with a difference of their own, in A's order.
+        causes: causes of the first pair, without "unknown".
+        unknown: part or all of the difference has no known cause.
         followers: pairs whose difference comes from one of these.
     """
 
@@ -37,22 +37,22 @@ class Group:
 
     @property
     def worst(self) -> PairDiff:
-        """The pair with the largest residue, relative to what rounding allows."""
+        """The pair with the largest residue in units of allowed rounding."""
         return max(self.pairs, key=excess)
 
     @property
     def resolved(self) -> bool:
-        """With all causes applied, the outputs agree within rounding, at every pair."""
+        """Whether the outputs of every pair agree within rounding once all causes are applied."""
         return bool(self.causes) and not self.unknown and all(excess(pair) <= 1 for pair in self.pairs)
 
     @property
     def only_reached(self) -> bool:
-        """All that these pairs have is another input, with which they agree."""
+        """Whether another input is the only difference of these pairs."""
         return self.resolved and all(is_reached(pair) and len(pair.causes) == 1 for pair in self.pairs)
 
     @property
     def numbers_differ(self) -> bool:
-        """The sentences of the causes have other numbers at other sites."""
+        """Whether the sentences of the causes contain other numbers at other sites."""
         return len({tuple(cause.text for cause in known(pair)) for pair in self.pairs}) > 1
 
 
@@ -60,10 +60,10 @@ class OfOutputs(NamedTuple):
     """Sentences on the models' outputs.
 
     Attributes:
-        before: those that come before what is said of the attentions.
-        after: and after it.
-        chain: they say where the first difference is, and which attentions it reaches.
-        agree: they say that the attentions agree.
+        before: sentences before those on the attentions.
+        after: sentences after them.
+        chain: the sentences name the first difference and the attentions that it reaches.
+        agree: the sentences state that the attentions agree.
     """
 
     before: Sequence[str] = ()
@@ -83,10 +83,10 @@ def paragraphs(
     b: SideInfo,
     of_outputs: OfOutputs = _NOTHING,
 ) -> tuple[str, ...]:
-    """Say what a comparison found, most important first.
+    """Returns the result of a comparison in sentences, most important first.
 
-    First the differences with their causes, then those without, calls that have no partner, what could not be compared,
-    and last what is the same. Sites are A's.
+    The order is: differences with causes, differences without, calls without a partner, what could not be compared,
+    and what agrees. Sites are A's.
 
     Example:
         >>> pair = PairDiff("h.0", "h.0", 0, 0, True, None, None, (), 2e-7, 1e-6, difference=2e-7)
@@ -124,12 +124,13 @@ def paragraphs(
 
 
 def groups(pairs: Iterable[PairDiff]) -> tuple[Group, ...]:
-    """Group the pairs that differ by themselves by their causes, each with the pairs that follow from one of them."""
+    """Returns pairs with a difference of their own, grouped by their causes, each group with its followers."""
     every = list(pairs)
 
     def causes(pair: PairDiff) -> tuple[object, ...] | None:
         if pair.same is not False or pair.follows_from is not None:
             return None
+        # Layers that differ alike differ in their numbers: 0.125 and 0.25 make no second group.
         named = [(cause.name, cause.stage, _NUMBER.sub("#", cause.text)) for cause in known(pair)]
         return (*named, pair.first_stage) if _unknown(pair) else tuple(named)
 
@@ -142,23 +143,23 @@ def groups(pairs: Iterable[PairDiff]) -> tuple[Group, ...]:
 
 
 def orphans(pairs: Iterable[PairDiff], found: Iterable[Group]) -> dict[str, list[PairDiff]]:
-    """Pairs whose difference comes from one that is in no group, by that one's site."""
+    """Returns pairs that follow from a pair outside all groups, by the site of that pair."""
     told = {id(pair) for group in found for pair in group.followers}
     return _by(pairs, lambda pair: None if pair.follows_from is None or id(pair) in told else _origin(pair))
 
 
 def cancelling(pairs: Iterable[PairDiff]) -> dict[tuple[str, ...], list[PairDiff]]:
-    """Pairs with stages that differ and make no difference, by these stages."""
+    """Returns pairs with stages that differ without changing the output, by these stages."""
     return _by(pairs, lambda pair: pair.cancelling or None)
 
 
 def left_out(pairs: Iterable[PairDiff]) -> dict[tuple[int, int], list[PairDiff]]:
-    """Pairs with rows that are not compared as they see no key, by how many of how many they are."""
+    """Returns pairs with rows that were left out as they see no key, by (rows left out, all rows)."""
     return _by(pairs, lambda pair: (pair.rows_left_out, pair.rows) if pair.rows_left_out else None)
 
 
 def _by(pairs: Iterable[PairDiff], key: Callable[[PairDiff], Key | None]) -> dict[Key, list[PairDiff]]:
-    """Pairs by a key; those that have none are left out."""
+    """Returns pairs by a key; pairs whose key is None are left out."""
     found: dict[Key, list[PairDiff]] = {}
     for pair in pairs:
         if (name := key(pair)) is not None:
@@ -167,7 +168,7 @@ def _by(pairs: Iterable[PairDiff], key: Callable[[PairDiff], Key | None]) -> dic
 
 
 def rows_without_key(out: int, rows: int) -> str:
-    """Rows that are not compared, as the subject of a sentence with its verb.
+    """Returns the number of rows that are not compared, as subject and verb of a sentence.
 
     Example:
         >>> rows_without_key(3, 24), rows_without_key(1, 24)
@@ -178,12 +179,12 @@ def rows_without_key(out: int, rows: int) -> str:
 
 
 def known(pair: PairDiff) -> tuple[Cause, ...]:
-    """The causes that have a name."""
+    """Returns the causes of a pair that have a name."""
     return tuple(cause for cause in pair.causes if cause.name != UNKNOWN)
 
 
 def told(causes: Iterable[Cause]) -> tuple[Cause, ...]:
-    """The causes as a reader is told them: other weights of q, k and v in one, by their letters.
+    """Returns causes as shown to a reader: other weights of q, k and v become one cause.
 
     Example:
         >>> text = "has another weight for {}, h.{}.weight: 8 of 8 rows differ, by {} of its size in all"
@@ -209,23 +210,23 @@ def told(causes: Iterable[Cause]) -> tuple[Cause, ...]:
 
 
 def lost_stage(pair: PairDiff) -> str | None:
-    """The stage of a difference without a cause: that of the cause "unknown", else the first that differs."""
+    """Returns the stage of a difference without a cause: that of the cause "unknown", else the first that differs."""
     stages = [cause.stage for cause in pair.causes if cause.name == UNKNOWN and cause.stage]
     return stages[0] if stages else pair.first_stage
 
 
 def place(site: str, index: int) -> str:
-    """A site as the records name it: "h.0", "h.0#1", of the root "(root)"."""
+    """Returns a site as records name it: "h.0", "h.0#1", "(root)" for the root."""
     return f"{site or ROOT}{f'#{index}' if index else ''}"
 
 
 def place_of(pair: PairDiff) -> str:
-    """The site of A."""
+    """Returns the site of A."""
     return place(pair.site_a, pair.index_a)
 
 
 def where(members: Sequence[PairDiff], pairs: Sequence[PairDiff], on: str = "from {} on", at: str = "at {}") -> str:
-    """Where pairs stand: "at h.3", "from h.0 on" where all that come after are meant too, else their sites, folded."""
+    """Returns where pairs are: "at h.3"; "from h.0 on" if all later pairs are included; else their folded sites."""
     last = [id(pair) for pair in pairs][-len(members) :]
     if len(members) > 1 and last == [id(pair) for pair in members]:
         return on.format(place_of(members[0]))
@@ -233,14 +234,14 @@ def where(members: Sequence[PairDiff], pairs: Sequence[PairDiff], on: str = "fro
 
 
 def listed(sites: Iterable[str], more: str = "{} and {} more", comma: str = ", ") -> str:
-    """Sites, folded; of many the first ones."""
+    """Returns folded sites as text; only the first ones of many."""
     folded = fold_sites(sites)
     names = comma.join(folded[:_MOST_SITES])
     return more.format(names, len(folded) - _MOST_SITES) if len(folded) > _MOST_SITES else names
 
 
 def short(value: float | None) -> str:
-    """A difference in two digits.
+    """Returns a difference with two digits.
 
     Example:
         >>> short(3.14e-6), short(0.25), short(12345.6), short(0.0), short(None), short(math.nan)
@@ -254,7 +255,7 @@ def short(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share in percent, rounded down: what is not explained does not vanish.
+    """Returns a share in percent, rounded down so that an unexplained rest never disappears.
 
     Example:
         >>> share(1.0), share(0.99999), share(0.8738), share(None)
@@ -267,13 +268,13 @@ def share(value: float | None) -> str:
 
 
 def allows(a: SideInfo, b: SideInfo) -> str:
-    """What allows a difference: "the rounding of float32"."""
+    """Returns what allows a difference: "the rounding of float32"."""
     names = dict.fromkeys(side.dtype for side in (a, b) if side.dtype)
     return f"the rounding of {' and '.join(names)}" if names else "rounding"
 
 
 def largest(pairs: Iterable[PairDiff], size: Callable[[PairDiff], float | None]) -> PairDiff:
-    """The pair with the largest size; NaN is larger than any number, and what is not known less."""
+    """Returns the pair with the largest size; NaN ranks above all numbers, unknown sizes below."""
 
     def rank(pair: PairDiff) -> float:
         value = size(pair)
@@ -283,7 +284,7 @@ def largest(pairs: Iterable[PairDiff], size: Callable[[PairDiff], float | None])
 
 
 def counted(number: int) -> str:
-    """How many attentions."""
+    """Returns a number of attentions as text."""
     return f"{number:,} attention{'' if number == 1 else 's'}"
 
 
@@ -333,18 +334,18 @@ def _differences(members: Sequence[PairDiff]) -> str:
 
 
 def is_reached(pair: PairDiff) -> bool:
-    """Whether a difference comes in with the input, and from no attention before."""
+    """Returns whether a difference comes in with the input and not from an earlier attention."""
     return any(cause.name == "input" for cause in pair.causes)
 
 
 def reached_by(pairs: Sequence[PairDiff]) -> list[PairDiff]:
-    """The pairs that get another input because of what is no attention."""
+    """Returns pairs whose input differs because of a module that is not an attention."""
     first = {place_of(pair) for pair in pairs if is_reached(pair)}
     return [pair for pair in pairs if is_reached(pair) or pair.follows_from in first]
 
 
 def _same(same: Sequence[PairDiff], total: int, rounding: str, said: bool) -> str:
-    """What agrees, and how well; with `said`, the sentence before has said that all do."""
+    """Returns what agrees, and how closely; with `said`, a sentence before has stated that all agree."""
     worst = largest(same, _size)
     figures = f"largest difference is {short(_size(worst))}, {rounding} allows {short(worst.allowed)}."
     if said:
@@ -381,7 +382,7 @@ def _size(pair: PairDiff) -> float | None:
 
 
 def excess(pair: PairDiff) -> float:
-    """The residue in units of what is allowed; infinite where either is not known, or NaN."""
+    """Returns the residue in units of what is allowed; infinite if either is unknown or NaN."""
     residue, allowed = pair.residue, pair.allowed
     if residue is None or allowed is None or math.isnan(residue) or math.isnan(allowed):
         return math.inf

@@ -1,8 +1,8 @@
-"""Why two sides differ: one row for each way in which a part of A's program may not be B's.
+"""Why two sides differ: one row for each way in which a part of A's program may differ from B's.
 
-A row names the cause, says where it looks and acts, which fields are made B's, what compares them, and the sentence.
-The rows are in the order in which they are tried: what comes first in an attention comes first. A new cause is a row
-here, a function that compares, and its sentences in `sqrtdk/report/words/causes.toml`.
+A row names the cause, where it looks and acts, the fields that become B's, the function that compares, and the
+sentence. Rows are tried in order; causes early in an attention come first. A new cause is a row here, a function that
+compares, and its sentences in `sqrtdk/report/words/causes.toml`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from sqrtdk.compare.suspect import QK, QKV, Row, Sides, Suspicion, formulas, sus
 
 KV = ("key", "value")
 AMPLITUDE = "has {b} instead of {a} as amplitude of the rotation of {parts}"
+# Above most rows stands the code that they find: what B writes "for" what A writes.
 ROWS = (
     # from the input to the product
+    # qkv.view(B, L, H, 3, E) for qkv.view(B, L, 3, H, E): a fused projection read in the other layout
     Row(
         "head_order", projections.reordered, "", (), projections.head_order,
         "has the rows of {parts} in another order: {b}",
@@ -24,10 +26,12 @@ ROWS = (
         "weights", projections.projections, "", ("weight",), projections.weight,
         "has another weight for {parts}{name}: {how}",
     ),
+    # x * weight for x * (1 + weight)
     Row(
         "weights", norms.norm_pairs, "norm", ("gain", "shift"), norms.gain,
         "has another gain in the norm of {parts}: {how}",
     ),
+    # nn.Linear(D, H * E, bias=False) for a checkpoint with q_proj.bias
     Row(
         "projection_bias", projections.projections, "", ("bias",), projections.bias,
         (
@@ -36,45 +40,62 @@ ROWS = (
             "adds another bias to the projection of {parts}",
         ),
     ),
+    # rope(q) for rope(self.q_norm(q))
     Row(
         "qk_norm", ways(*QK), "norm", (), norms.missing,
         ("leaves out the norm of {parts} ({a})", "normalises {parts} ({b}), which A does not", ""),
     ),
+    # F.layer_norm(q, (E,)) for F.rms_norm(q, (E,))
     Row("qk_norm", norms.norm_pairs, "norm", ("kind", "eps"), norms.kind, "normalises {parts} by {b} instead of {a}"),
+    # self.q_norm(rope(q)) for rope(self.q_norm(q))
     Row("qk_norm_order", ways(*QK), "norm", (), norms.order, "normalises {parts} {b} instead of {before} it"),
+    # the norm before q.view(B, L, H, E), over all heads, for the norm after it, over one
     Row("qk_norm_axis", norms.norm_pairs, "norm", ("over",), norms.axis, "normalises {parts} over {b} instead of {a}"),
+    # nn.RMSNorm(E, eps=1e-5) for nn.RMSNorm(E, eps=1e-6)
     Row("qk_norm_eps", norms.norm_pairs, "norm", ("eps",), norms.eps, "adds {b} instead of {a} in the norm of {parts}"),
+    # q @ k.mT for rope(q) @ rope(k).mT
     Row(
         "rope_missing", ways(*QK), "rotation", (), rotations.missing,
         ("leaves out the rotation of {parts}", "rotates {parts}, which A does not", ""),
     ),
+    # rope(q) for cat((rope(q[..., :R]), q[..., R:]), -1)
     Row(
         "rope_partial", rotations.like_rotations, "rotation", (), rotations.channels,
         "turns {b} of {parts}{of_b} instead of {a}{of_a}",
     ),
+    # pairs (x[..., ::2], x[..., 1::2]) for (x[..., : R // 2], x[..., R // 2 :])
     Row(
         "rope_layout", rotations.rotations, "rotation", (), rotations.layout,
         "pairs the channels of {parts} {b} instead of {a}",
     ),
+    # x1 * cos + x2 * sin for x1 * cos - x2 * sin
     Row("rope_layout", rotations.rotations, "rotation", (), rotations.direction, "turns {parts} {b}"),
+    # base = 10000.0 for base = config.rope_theta
     Row(
         "rope_base", rotations.like_rotations, "rotation", (), angles.of_kind("rope_base"),
         "turns {parts} with {b} instead of {a}",
     ),
+    # position_ids = arange(L) for arange(cached, cached + L)
     Row("positions", rotations.like_rotations, "rotation", (), angles.of_kind("positions")),
+    # cos, sin for cos * m, sin * m with m = 0.1 * log(factor) + 1: YaRN
     Row("length_factor", rotations.like_rotations, "rotation", (), rotations.amplitude, AMPLITUDE),
     Row("length_factor", ways(*QK), "rotation", ("scaled",), rotations.amplitude_as_factor, AMPLITUDE),
+    # q for q * log(n), with n the keys that the row sees
     Row("length_factor", formulas, "scale", (), formula.of_rows),
+    # k_cache.float() for k_cache.float() * k_scale
     Row(
         "kv_scale", ways(*KV), "", ("scaled",), projections.kv_factor,
         "has {parts} times {by}: the scale of a quantised cache applied twice, or not at all",
     ),
+    # k.repeat(1, Hq // H, 1, 1) for k.repeat_interleave(Hq // H, 1)
     Row(
         "group_order", ways(*KV), "", ("heads",), projections.group_order,
         "gives the query heads the heads {b} of {parts} instead of {a}",
     ),
     # from the product to the output
+    # softmax(q @ k.mT) for softmax(q @ k.mT / sqrt(E))
     Row("scale", formulas, "scale", ("scale", "after"), formula.scale),
+    # z for cap * tanh(z / cap)
     Row(
         "softcap", formulas, "softcap", ("softcap",), formula.softcap,
         (
@@ -84,10 +105,12 @@ ROWS = (
         ),
         digits=6,
     ),
+    # scale * cap * tanh(q @ k.mT / cap) for cap * tanh(scale * q @ k.mT / cap)
     Row(
         "softcap_order", formulas, "softcap", ("softcap_at", "scale", "after"), formula.softcap_order,
         "applies the softcap {b}, not {a}",
     ),
+    # (q @ k.mT + bias) * scale for q @ k.mT * scale + bias; with a mask of -1e4 the same is done to the fill
     Row(
         "bias_scaled", formulas, "bias", ("bias_by",), bias.bias_factor,
         "multiplies the bias by {by} as well, as if it were a part of the product",
@@ -97,11 +120,14 @@ ROWS = (
         "multiplies the mask by {by} as well, as if it were a part of the product",
     ),
     Row("bias", formulas, "bias", ("bias", "bias_name", "bias_by"), bias.bias),
+    # torch.ones(L, S).tril() for torch.ones(L, S).tril(S - L): a decoder with a cache
     Row(
         "mask_alignment", masks.bands, "mask", ("visible",), masks.alignment,
         "aligns the causal mask to the {b} ({rows}, {keys} keys)",
     ),
+    # torch.ones(L, L).tril(1) for torch.ones(L, L).tril()
     Row("mask_offset", masks.bands, "mask", ("visible",), masks.causal_bound),
+    # i - j <= window for i - j < window
     Row(
         "window", masks.bands, "mask", ("visible",), masks.window,
         (
@@ -110,15 +136,20 @@ ROWS = (
             "has a window of {b} keys in place of {a}",
         ),
     ),
+    # causal for causal & attention_mask[:, None, None, :]
     Row("padding", masks.masks, "mask", ("visible",), masks.padding),
     Row("mask", masks.masks, "mask", ("visible",), masks.structure),
+    # z.masked_fill(~visible, -100.0) for z.masked_fill(~visible, -inf)
     Row("mask_magnitude", formulas, "mask", ("fill", "fill_by", "fill_added"), bias.fill),
+    # softmax(z) for softmax(cat((z, sinks), -1))[..., :-1]
     Row(
         "sinks", formulas, "sinks", ("sinks",), formula.sinks,
         ("leaves out the sinks ({a})", "has sinks ({b}), which A has not", "has other sinks ({b} in place of {a})"),
     ),
+    # (positions.bfloat16()[:, None] * frequencies).cos() for the same in float32
     Row("rounding", rotations.like_rotations, "rotation", (), angles.of_kind("rounding")),
     Row("rounding", ways(*QKV), "", (), formula.rounded_vector),
+    # z.bfloat16().softmax(-1) for z.softmax(-1)
     Row(
         "rounding", formulas, "weights", ("logits_dtype", "weights_dtype", "own"),
         formula.rounded("the logits and the weights"),
@@ -130,7 +161,7 @@ ROWS = (
 
 
 def suspect(*rows: Row) -> Callable[[Sides], Iterator[Suspicion]]:
-    """What some rows suspect, in their order."""
+    """Returns a function that yields the suspicions of some rows, in their order."""
 
     def suspected(sides: Sides) -> Iterator[Suspicion]:
         for row in rows:

@@ -1,8 +1,8 @@
-"""How two tables of angles differ: rounded to a dtype, by axes, by frequencies, by positions.
+"""Differences of two tables of angles: rounded to a dtype, by axes, by frequencies, by positions.
 
-An angle is position * frequency. Both tables are taken apart, and each hypothesis is a table put together again: it is
-said only where it is the other side's table within rounding. The first that fits is taken. Frequencies and positions
-may differ at once: each is a change of A's table that leaves the other as it is.
+An angle is position * frequency. Both tables are taken apart, and each hypothesis is a rebuilt table. A hypothesis is
+reported only if it equals the other side's table within rounding; the first one is taken. Frequencies and positions may
+both differ: each is a change of A's table that keeps the other part.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from sqrtdk.compare.suspect import Both, Difference, Edit
 from sqrtdk.tracing.probe.tables import Turn, angle_gap, phase, unit
 
 HALF = ("bfloat16", "float16")
-ROWS = 128  # that are enough to look for what is rounded
-FINER = 16  # times as fine as a dtype a side computes that can tell what was rounded to it
+ROWS = 128  # rows that suffice to find out what is rounded
+FINER = 16  # a side must compute this many times finer than a dtype to show what was rounded to it
 
 
 def of_kind(kind: str) -> Callable[[Both[Rotation]], Difference | None]:
-    """What compares the angles: "rounding", "rope_base" or "positions"."""
+    """Returns a comparison of angles for one cause: "rounding", "rope_base" or "positions"."""
     return lambda both: differing(both).get(kind)
 
 
 def differing(both: Both[Rotation]) -> dict[str, Difference]:
-    """How the angles differ, by the name of the cause."""
+    """Returns the differences of the angles by the name of the cause."""
 
     def with_angles(own: Rotation) -> Rotation:
         return own if own.width != both.b.width else replace(own, table=own.table.abs() * unit(both.b.table))
@@ -40,7 +40,7 @@ def differing(both: Both[Rotation]) -> dict[str, Difference]:
     near, tables = nearness(both, a, b), (both.a.table, both.b.table)
     alike = tables[0].shape[1:] == tables[1].shape[1:]
     other_angles = alike and angle_gap(*tables) > near
-    sizes = [table.abs() / table.abs().median() for table in tables]  # not all one where cos and sin were rounded
+    sizes = [table.abs() / table.abs().median() for table in tables]  # not all 1 if cos and sin were rounded
     if other_angles or (alike and any(bool((size - 1).abs().max() > both.sides.slack) for size in sizes)):
         rounded = _rounded(both, a, b, near)
         if rounded is not None:
@@ -64,7 +64,7 @@ def differing(both: Both[Rotation]) -> dict[str, Difference]:
     if wanted is not None and float((wanted - a.frequencies).abs().max()) * max(a.span, b.span) > near:
         old, new, shown = frequency_words(both, a, b, wanted, near)
         found["rope_base"] = Difference(old, new, {"a": shown[0], "b": shown[1]}, with_parts(frequencies=wanted))
-    # the same shift of q and of k changes no logit
+    # equal shifts of q and k are one suspicion, by the key `text`: shifting both changes no logit
     if float((b.positions - a.positions).abs().max()) * float(a.frequencies.abs().max()) > near:
         old, new, text = places_words(both, a.positions, b.positions)
         found["positions"] = Difference(old, new, {"text": text}, with_parts(positions=b.positions), text)
@@ -74,8 +74,8 @@ def differing(both: Both[Rotation]) -> dict[str, Difference]:
 # -- rounded to half precision -----------------------------------------------------------------------------------------
 
 POSITIONS, FREQUENCIES, ANGLES, TABLES = "the positions", "the frequencies", "the angles", "cos and sin"
-EXPONENTS = "base, exponents and frequencies"  # 1 / base ** (arange(0, R, 2) / R), all of it in half precision
-TRIED = (  # few parts first, and before them none
+EXPONENTS = "base, exponents and frequencies"  # 1 / base ** (arange(0, R, 2) / R), computed in half precision
+TRIED = (  # nothing first, then few parts before many
     (), (POSITIONS,), (FREQUENCIES,), (EXPONENTS,), (ANGLES,), (POSITIONS, FREQUENCIES), (POSITIONS, EXPONENTS),
     (POSITIONS, ANGLES), (FREQUENCIES, ANGLES), (EXPONENTS, ANGLES), (POSITIONS, FREQUENCIES, ANGLES),
     (POSITIONS, EXPONENTS, ANGLES), (TABLES,),
@@ -83,7 +83,7 @@ TRIED = (  # few parts first, and before them none
 
 
 def _rounded(both: Both[Rotation], a: Turn | None, b: Turn | None, near: float) -> Difference | None:
-    """The angles of one side, rounded to half precision, are those of the other."""
+    """Returns a difference if the angles of one side, rounded to half precision, are those of the other."""
     for turn, target in ((a, both.b.table), (b, both.a.table)):
         for dtype in HALF:
             if turn is None or both.sides.slack * FINER > torch.finfo(getattr(torch, dtype)).eps:
@@ -99,11 +99,11 @@ def _rounded(both: Both[Rotation], a: Turn | None, b: Turn | None, near: float) 
 
 
 def _what_is_rounded(turn: Turn, target: Tensor, half: torch.dtype, near: float) -> str:
-    """The parts that make the table the target, "" where none do; looked for in few rows, and looked at in all."""
+    """Returns the parts whose rounding makes the table the target; "" if none do. A sample is tried before all rows."""
 
     def is_target(parts: tuple[str, ...], rows: Tensor) -> bool:
         table, wanted = _with_rounded(turn, rows, parts, half), target[:, rows]
-        sizes = [x.abs() / x.abs().median() for x in (table, wanted)]  # each amplitude relative to all of them
+        sizes = [x.abs() / x.abs().median() for x in (table, wanted)]  # each row of amplitudes relative to their median
         return angle_gap(table, wanted) <= near and float((sizes[0] - sizes[1]).abs().max()) <= near
 
     rows = target.shape[1]
@@ -113,7 +113,7 @@ def _what_is_rounded(turn: Turn, target: Tensor, half: torch.dtype, near: float)
 
 
 def _with_rounded(turn: Turn, rows: Tensor, parts: tuple[str, ...], half: torch.dtype) -> Tensor:
-    """Some rows of its table, computed in float32, with some parts rounded."""
+    """Returns some rows of the table, computed in float32, with some parts rounded."""
 
     def part(name: str, value: Tensor) -> Tensor:
         return value.float().to(half).float() if name in parts else value.float()

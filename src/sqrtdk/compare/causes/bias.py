@@ -1,8 +1,8 @@
-"""What is added to the logits, and by what it was multiplied: the bias of positions, and the fill of hidden keys.
+"""Differences of what is added to the logits, and of its factor: position biases and fills of hidden keys.
 
-What is the same for all keys of a row does not reach the weights and is taken off before two biases are compared
-(slope * j is slope * (j - i)); so is what hidden keys have. A bias or fill that is off by the scale in all its numbers
-is `bias_scaled`: the scale was applied to the sum in place of the product.
+A number that is the same for all keys of a row does not change the weights, so it is subtracted before biases are
+compared (slope * j is slope * (j - i)). Entries of hidden keys are ignored too. A bias or fill that is off by the scale
+in all its numbers is `bias_scaled`: the scale was applied to the sum instead of the product.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SAID = {"alibi": "ALiBi bias", "relative": "relative bias", "bias": "bias"}
 
 
 def bias_factor(both: Both[Formula]) -> Difference | None:
-    """The factor on the bias: a number that the trace saw, or a scale; neither is off by rounding."""
+    """Compares the factors on the bias, if the trace saw them or if they are a scale; rounding can't explain either."""
     return _scaled("bias_by", both.a.bias_by, _factor_of_bias(both))
 
 
 def fill_factor(both: Both[Formula]) -> Difference | None:
-    """The factor on the fill of hidden keys, which only a finite fill can show."""
+    """Compares the factors on the fill of hidden keys; only a finite fill shows one."""
     return _scaled("fill_by", both.a.fill_by, _factor_of_fill(both))
 
 
@@ -43,7 +43,7 @@ def _scaled(field: str, old: float, by: float | None) -> Difference | None:
 
 
 def _factor_of_bias(both: Both[Formula]) -> float | None:
-    """By what B's bias is off in all its numbers; None where that is nothing, or is no sign of a scale."""
+    """Returns the factor between the biases; None if there is none, or if it is no sign of a scale."""
     a, b = both.a, both.b
     if a.bias is None or b.bias is None:
         return None
@@ -53,7 +53,7 @@ def _factor_of_bias(both: Both[Formula]) -> float | None:
     if by is not None and same(by, 1.0):
         return None
     if a.bias_by and not same(a.bias_by, b.bias_by):
-        return b.bias_by / a.bias_by  # the bias before it may be another as well
+        return b.bias_by / a.bias_by  # the trace saw both factors, so the bias may differ as well
     return by if by is not None and _is_scale(by, both) else None
 
 
@@ -68,7 +68,7 @@ def _factor_of_fill(both: Both[Formula]) -> float | None:
 
 
 def _is_scale(by: float, both: Both[Formula]) -> bool:
-    """Whether a number is the scale of a side, or the usual one, which a factor of each row may hide."""
+    """Returns whether a number is the scale of a side, or the textbook scale, which row factors may hide."""
     scales = (one_number(total(both.a)), one_number(total(both.b)), inverse_root(both.sides.head_dim))
     return any(same(by, value) for scale in scales if scale and scale != 1.0 for value in (scale, 1.0 / scale))
 
@@ -77,10 +77,10 @@ def _is_scale(by: float, both: Both[Formula]) -> bool:
 
 
 def fill(both: Both[Formula]) -> Difference | None:
-    """A number in place of minus infinity, or another one, so that hidden keys take weight.
+    """Compares fills: a number in place of minus infinity, or another number, so that hidden keys take weight.
 
-    A fill far below all logits gives no weight, whatever it is, where the row sees any key; a row that sees none shows
-    it: all hidden keys on average, or 0.
+    A fill far below all logits leaves no weight in a row that sees any key. A row that sees no key shows the fill: its
+    output is the mean over hidden keys, or 0.
     """
     a, b = both.a, both.b
     if a.visible is None or b.visible is None or _factor_of_fill(both) is not None:
@@ -110,11 +110,11 @@ def _applied(formula: Formula) -> float:
 
 
 def bias(both: Both[Formula]) -> Difference | None:
-    """Missing, or another: other slopes of ALiBi, another table, turned round, of the other sign."""
+    """Compares biases: missing, other ALiBi slopes, another table, transposed, the other sign."""
     a, b = both.a, both.b
     if a.bias is None and b.bias is None:
         return None
-    by = _factor_of_bias(both)  # the business of `bias_scaled`
+    by = _factor_of_bias(both)  # the factor is left to `bias_scaled`
     a = a if by is None else replace(a, bias_by=a.bias_by * by)
     left, right = _effective(a, b), _effective(b, a)
     if same(left, right, both.sides.off):
@@ -128,11 +128,12 @@ def bias(both: Both[Formula]) -> Difference | None:
 
 
 def _effective(formula: Formula, other: Formula) -> Tensor:
-    """What the bias adds, as far as it reaches the weights of both: 0 at hidden keys, and 0 on average in every row."""
+    """Returns what the bias adds where both sides have weight: 0 at hidden keys, and mean 0 in every row."""
     added = whole(torch.as_tensor(times(0.0 if formula.bias is None else formula.bias, formula.bias_by)))
     visible = common_keys(formula, other)
     seen = torch.ones_like(added, dtype=torch.bool) if visible is None else whole(visible)
     added = torch.where(seen, added, 0.0)
+    # A sink, or a softcap after the mask, compares the logits with a fixed number: there a row's mean does matter.
     if formula.sinks is not None or other.sinks is not None or "masked" in (formula.softcap_at, other.softcap_at):
         return added
     mean = added.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp(min=1)
@@ -156,6 +157,7 @@ def _text(a: Formula, b: Formula, left: Tensor, right: Tensor) -> str:
     if same(-left, right):
         return f"has the {name} with the other sign"
     square = a.bias.ndim > 1 and a.bias.shape[-1] == a.bias.shape[-2]
+    # slope * (j - i) for slope * (i - j), or a relative table indexed [key, row]
     if square and same(_effective(replace(a, bias=a.bias.mT), b), right):
         return f"has the {name} turned round, rows for keys"
     if _shuffled(left, right):
@@ -169,7 +171,7 @@ def _text(a: Formula, b: Formula, left: Tensor, right: Tensor) -> str:
 
 
 def _shuffled(left: Tensor, right: Tensor) -> bool:
-    """Whether every head of the one is some head of the other, and none twice."""
+    """Returns whether every head of one is exactly one head of the other."""
     heads = left.shape[1]
     if heads != right.shape[1] or heads < 2:
         return False
@@ -178,12 +180,13 @@ def _shuffled(left: Tensor, right: Tensor) -> bool:
 
 
 def _slopes(formula: Formula) -> Tensor | None:
-    """By how much the bias falls from one key to the one before it, by head, (H,); None where it is not linear."""
+    """Returns how much the bias falls per key of distance, by head, (H,); None if it is not linear."""
     if formula.bias is None or formula.bias.ndim < 2 or formula.bias.shape[-1] < 3:
         return None
     bias = whole(formula.bias) * formula.bias_by
     rows, keys = bias.shape[-2:]
-    before = distances(rows, keys, bias.device)[:, 1:] >= (0 if rows > 1 else -keys)  # later keys may rise or fall
+    # only keys up to the row's own: after it an ALiBi bias may rise, fall or stop
+    before = distances(rows, keys, bias.device)[:, 1:] >= (0 if rows > 1 else -keys)
     steps, largest = bias.diff(dim=-1)[..., before], float(bias.abs().max())
     slope = steps.mean(-1, keepdim=True)
     linear = steps.shape[-1] > 1 and bool(((steps - slope).abs() <= 4 * HELD * largest).all())
@@ -191,8 +194,8 @@ def _slopes(formula: Formula) -> Tensor | None:
 
 
 def _where(a: Formula, b: Formula) -> str:
-    """In which distances of row and key two biases differ: ", for keys after the row alone", ", from distance 8 on"."""
-    plain = replace(a, sinks=torch.zeros(1))  # the numbers themselves: what is the same in a row is not taken off
+    """Returns at which distances biases differ, as text: ", for keys after the row alone", ", from distance 8 on"."""
+    plain = replace(a, sinks=torch.zeros(1))  # sinks keep the row's mean in the numbers
     left, right = _effective(plain, b), _effective(b, plain)
     differ = (left - right).abs() > HELD * max(float(left.abs().max()), float(right.abs().max()))
     differ = differ.any(0).any(0)

@@ -1,7 +1,7 @@
-"""How two formulas differ: scale, factors of the rows, softcap, sinks, dropout, roundings of logits and weights.
+"""Differences of two formulas: scale, factors of the rows, softcap, sinks, dropout, roundings of logits and weights.
 
-What counts of a scale is the product of all factors, wherever they stand; where a softcap lies between them, how they
-are shared out is `softcap_order`. Factors that differ by row, as log n, are `length_factor`.
+Only the product of all factors counts as the scale, wherever they are applied. If a softcap lies between them, their
+split is `softcap_order`. Factors that differ by row, like log n, are `length_factor`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sqrtdk.compare.program import Formula, Rounded, Step, Way
 from sqrtdk.compare.suspect import Both, Difference, Sides
 from sqrtdk.tracing.records import AttentionCall
 
-SAID = {  # what B does where the mistake is B's, and where it is A's
+SAID = {  # what B does if the mistake is B's, and if it is A's
     "missing": ("leaves the scale out", "has the scale that A leaves out"),
     "twice": ("applies the scale twice", "applies once the scale that A applies twice"),
     "inverted": ("multiplies by the root of head_dim instead of dividing", "divides by what A multiplies by"),
@@ -44,11 +44,11 @@ SAID = {  # what B does where the mistake is B's, and where it is A's
 }
 PLACES = {"scaled": "after the scale", "product": "before the scale", "masked": "after the mask"}
 ROWS = {True: "one for all rows", False: "one of each row"}
-OF_ROWS = {  # by whether A and B have one factor for all rows
+OF_ROWS = {  # key: whether A and B have one factor for all rows
     (False, True): "leaves out the factor of the rows, as log n of the keys that each sees",
     (True, False): "multiplies each row by a factor of its own, as log n of its keys",
 }
-WHOLE = 8.0  # roundings of its logarithm that a whole number may be off by
+WHOLE = 8.0  # roundings of its logarithm within which a number counts as whole
 OWN_DTYPE = "its own dtype"
 
 
@@ -56,7 +56,7 @@ OWN_DTYPE = "its own dtype"
 
 
 def scale(both: Both[Formula]) -> Difference | None:
-    """All that multiplies q . k, or what stands before a softcap that both have in one place."""
+    """Compares all that multiplies q . k; also its part before the softcap if both have that at the same place."""
     a, b, off = both.a, both.b, both.sides.off
     old, new = total(a), total(b)
     capped_alike = a.softcap is not None and b.softcap is not None and a.softcap_at == b.softcap_at
@@ -67,9 +67,9 @@ def scale(both: Both[Formula]) -> Difference | None:
 
 
 def _cap_words(both: Both[Formula]) -> str:
-    """What is said of tanh(z / 50) in place of 50 * tanh(z / 50), and the other way round; "" of all else.
+    """Returns the words for tanh(z / 50) in place of 50 * tanh(z / 50), or the reverse; "" for anything else.
 
-    The first is read as a softcap of 1 of logits that are divided by 50, or as a softcap of 50 with a factor behind it.
+    tanh(z / 50) may be recorded as a softcap of 1 on logits divided by 50, or as a softcap of 50 times 1 / 50.
     """
     a, b, off = both.a, both.b, both.sides.off
     assert a.softcap is not None
@@ -116,7 +116,7 @@ def _scale_words(sides: Sides, a: Value, b: Value) -> str:
 
 
 def _mistake(sides: Sides, right: float, wrong: float) -> str | None:
-    """The mistake that makes `wrong` of `right`; of the textbook's scale those that are of a dimension as well."""
+    """Returns the mistake that turns `right` into `wrong`; wrong dimensions are tried only on the textbook scale."""
     if right <= 0 or wrong <= 0:
         return None
     by_ratio = {"missing": 1.0, "twice": right * right, "inverted": 1.0 / right}
@@ -124,7 +124,7 @@ def _mistake(sides: Sides, right: float, wrong: float) -> str | None:
     if close(right, inverse_root(sides.head_dim), HELD):
         of_heads = sides.b.key.heads
         groups = sides.heads if of_heads is None else int(torch.unique(of_heads).numel())
-        # all that the dictionary of mistakes looks at
+        # all that the dictionary of mistakes reads from a call
         sizes = {"head_dim": sides.head_dim, "heads": sides.heads, "kv_heads": groups, "model_dim": sides.model_dim}
         call = cast(AttentionCall, SimpleNamespace(**sizes))
         names += [name for name in SAID if any(close(wrong, value, HELD) for value in MISTAKES[name].values(call))]
@@ -132,13 +132,13 @@ def _mistake(sides: Sides, right: float, wrong: float) -> str | None:
 
 
 def _axes(values: Tensor, batch: str = "entry of the batch") -> list[str]:
-    """What values go by: ["head"]."""
+    """Returns the axes along which values vary: ["head"]."""
     sizes = (1, 1, 1, 1, *values.shape)[-4:]
     return [name for name, size in zip((batch, "head", "row", "key"), sizes, strict=True) if size > 1]
 
 
 def shown_apart(a: Value | None, b: Value | None) -> tuple[str | float | None, str | float | None]:
-    """Two numbers as records have them, which differ: in more digits, or at the entry that differs most.
+    """Returns two differing numbers as records show them: with more digits, or at the entry that differs most.
 
     Example:
         >>> one, other = torch.tensor([0.1, 0.2, 0.4]), torch.tensor([0.1, 0.3, 0.4])
@@ -163,7 +163,7 @@ def shown_apart(a: Value | None, b: Value | None) -> tuple[str | float | None, s
 
 
 def _shown(value: Value | None) -> str | float | None:
-    """A number as a record has it: itself, or the range of those of a tensor and what they go by."""
+    """Returns a number as records show it; for a tensor, its range and the axes along which it varies."""
     number = None if value is None else one_number(value)
     if value is None or number is not None:
         return None if number is None else float(f"{number:.6g}")
@@ -177,7 +177,7 @@ def _shown(value: Value | None) -> str | float | None:
 
 
 def of_rows(both: Both[Formula]) -> Difference | None:
-    """A factor that stands for the length: it differs from row to row, or goes by the keys that each row sees."""
+    """Compares factors that stand for the length: they differ by row, or follow the number of visible keys."""
     if not by_length(both):
         return None
     one = one_number(total(both.a)) is not None, one_number(total(both.b)) is not None
@@ -186,10 +186,10 @@ def of_rows(both: Both[Formula]) -> Difference | None:
 
 
 def by_length(both: Both[Formula]) -> bool:
-    """Whether what differs in the factors, wherever a softcap lies between them, goes by the length.
+    """Returns whether the difference of the factors depends on the length, wherever a softcap lies between them.
 
-    It does where it is not the same for all rows, or where one side alone takes the log of the keys that a row sees;
-    and where both do, if that is to the base of a whole number, a length, on both sides.
+    It does if it varies by row, or if only one side uses the log of the number of visible keys. If both use it, it does
+    if the base of both logs is a whole number, a length: log(n) / log(512).
     """
     off, factors = both.sides.off, (total(both.a), total(both.b))
     if same(*factors, off):
@@ -201,7 +201,7 @@ def by_length(both: Both[Formula]) -> bool:
 
 
 def _by_rows(a: Value, b: Value, off: float) -> bool:
-    """Whether they are off by a number that is not the same for all rows; rows whose factor is 0 have any."""
+    """Returns whether the quotient of the factors varies by row; rows whose factor is 0 fit any quotient."""
     mine, wanted = (torch.as_tensor(factor, dtype=torch.float64) for factor in (a, b))
     factors = torch.as_tensor(over(wanted, mine))
     if factors.ndim < 2 or factors.shape[-2] == 1:
@@ -211,7 +211,7 @@ def _by_rows(a: Value, b: Value, off: float) -> bool:
 
 
 def _log_factor(factors: Value, visible: Tensor | None, off: float) -> float | None:
-    """By what the factors are the logs of how many keys the rows see; None where they are not, or are one number."""
+    """Returns the quotient of the factors and log(visible keys); None if it varies or the factors are one number."""
     if not isinstance(factors, Tensor) or visible is None or one_number(factors) is not None:
         return None
     if factors.shape[-1] != 1 or visible.shape[-1] == 1:
@@ -222,7 +222,7 @@ def _log_factor(factors: Value, visible: Tensor | None, off: float) -> float | N
 
 
 def _is_length(factor: float | None, head_dim: int, off: float) -> bool:
-    """Whether a factor of logs is the textbook's scale by the log of a whole number."""
+    """Returns whether `factor` times log(n) is the textbook scale times log(n) / log(a whole number)."""
     if not factor or factor < 0:
         return False
     log = inverse_root(head_dim) / factor
@@ -234,7 +234,7 @@ def _is_length(factor: float | None, head_dim: int, off: float) -> bool:
 
 
 def softcap(both: Both[Formula]) -> Difference | None:
-    """Its value; and its place, where one side has none. No factor of the logits makes up for its curve."""
+    """Compares the cap, and its place if one side has no softcap: no factor of the logits can undo its curve."""
     a, b = both.a.softcap, both.b.softcap
     if same(a, b) and (a is None or both.a.softcap_by_logits == both.b.softcap_by_logits):
         return None
@@ -255,7 +255,7 @@ def softcap(both: Both[Formula]) -> Difference | None:
 
 
 def softcap_order(both: Both[Formula]) -> Difference | None:
-    """Its place. Before the scale it caps the bare product; after the mask it lifts hidden keys, so that they leak."""
+    """Compares places: before the scale it caps the bare product; after the mask it lifts hidden keys, so they leak."""
     a, b = both.a, both.b
     if a.softcap is None or b.softcap is None or a.softcap_at == b.softcap_at:
         return None
@@ -263,7 +263,7 @@ def softcap_order(both: Both[Formula]) -> Difference | None:
 
 
 def sinks(both: Both[Formula]) -> Difference | None:
-    """Logits, one a head, that take weight and have no value; of 0 it is the softmax "off by one"."""
+    """Compares sinks: a logit for each head that takes weight and has no value; 0 is the softmax "off by one"."""
     found = (formula.sinks for formula in (both.a, both.b))
     a, b = (None if x is None or bool((x == -math.inf).all()) else x.reshape(1, -1, 1, 1) for x in found)
     if same(a, b, both.sides.off):
@@ -273,7 +273,7 @@ def sinks(both: Both[Formula]) -> Difference | None:
 
 
 def dropout(both: Both[Formula]) -> Difference | None:
-    """Weights that were dropped; two runs of one rate and other random numbers differ as well."""
+    """Compares dropped weights; two runs with equal rates and other random numbers differ as well."""
     a, b = both.a, both.b
     if same(a.kept, b.kept) and (a.kept is None or a.dropout == b.dropout):
         return None
@@ -294,7 +294,7 @@ def dropout(both: Both[Formula]) -> Difference | None:
 
 
 def lesser(dtype: str | None, own: torch.dtype) -> str | None:
-    """The dtype that values are rounded to, None where it is as fine as the side's own.
+    """Returns the dtype to which values are rounded; None if it is no coarser than the side's own.
 
     Example:
         >>> lesser("torch.float16", torch.float32), lesser("float32", torch.float32)
@@ -306,7 +306,7 @@ def lesser(dtype: str | None, own: torch.dtype) -> str | None:
 
 
 def rounded(what: str) -> Callable[[Both[Formula]], Difference | None]:
-    """The logits, the weights, or both of them alike, which is one cast; "the logits" is what they are called."""
+    """Returns a comparison of the roundings of `what`: "the logits", "the weights", or both by the same cast."""
 
     def compare(both: Both[Formula]) -> Difference | None:
         a, b = (
@@ -321,7 +321,7 @@ def rounded(what: str) -> Callable[[Both[Formula]], Difference | None]:
 
 
 def rounded_vector(both: Both[Way]) -> Difference | None:
-    """q, k or v on its way."""
+    """Compares the roundings of q, k or v on its way."""
     a, b = _roundings(both.a, both.sides.a.dtype), _roundings(both.b, both.sides.b.dtype)
     if a == b:
         return None
@@ -337,7 +337,7 @@ def rounded_vector(both: Both[Way]) -> Difference | None:
 
 
 def _roundings(way: Way, own: torch.dtype) -> tuple[tuple[int, Rounded], ...]:
-    """Each rounding, and after how many norms and rotations it is."""
+    """Returns each rounding, with the number of norms and rotations before it."""
     found, others = [], 0
     for step in way.steps:
         if not isinstance(step, Rounded):

@@ -1,6 +1,6 @@
-"""How two sets of rotary frequencies differ, in words: a base, exponents, a scaling for long contexts by its name.
+"""Differences of rotary frequencies in words: a base, exponents, a named scaling for long contexts.
 
-Scalings are tried with the parameters that configs have; one is said only where it gives the frequencies of the table.
+Scalings are tried with the parameters that configs use. One is named only if it gives the frequencies of the table.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from sqrtdk.tracing.probe.rotation import USUAL
 from sqrtdk.tracing.probe.tables import LAW, UNSEEN, Law, Turn
 
 TINY = torch.finfo(torch.float64).tiny
-KNOWN = 1e-4  # radians a position: frequencies that are known less well tell no law
-MORE_DIGITS = 1e-6  # relative: bases that are less apart, as of tables that were made in float32, are one
-LENGTHS = tuple(2**power for power in range(4, 21))  # that models were trained for
-LOW_HIGH = ((1.0, 4.0), (1.0, 2.0), (1.0, 8.0), (2.0, 4.0), (2.0, 8.0), (1.0, 32.0))  # the usual ones first
-FAST_SLOW = ((32.0, 1.0), (16.0, 1.0), (32.0, 2.0), (64.0, 1.0))
+KNOWN = 1e-4  # radians a position: frequencies known less precisely show no law
+MORE_DIGITS = 1e-6  # relative: bases closer than this, as from float32 tables, are equal
+LENGTHS = tuple(2**power for power in range(4, 21))  # context lengths for which models are trained
+LOW_HIGH = ((1.0, 4.0), (1.0, 2.0), (1.0, 8.0), (2.0, 4.0), (2.0, 8.0), (1.0, 32.0))  # of llama3, usual ones first
+FAST_SLOW = ((32.0, 1.0), (16.0, 1.0), (32.0, 2.0), (64.0, 1.0))  # of YaRN, usual ones first
 Parameters = dict[str, float | bool]
 
 
 def wanted_frequencies(a: Turn, b: Turn) -> Tensor | None:
-    """B's frequencies for as many pairs as A turns, in A's direction; None where that can't be told."""
+    """Returns B's frequencies for as many pairs as A rotates, in A's direction; None if unknown."""
     if len(a.frequencies) == len(b.frequencies):
         one_way = bool((b.frequencies * b.frequencies.sum() >= 0).all())
         return b.frequencies.abs() * a.sign if one_way else b.frequencies
     pairs = min(len(a.frequencies), len(b.frequencies))
     one_law = torch.allclose(a.frequencies[:pairs].abs(), b.frequencies[:pairs].abs(), rtol=1e-3, atol=0)
-    # of one law one side may turn fewer pairs
+    # with one law, a side may just rotate fewer pairs
     return None if a.law is None or b.law is None or one_law else b.law.frequencies(len(a.frequencies)) * a.sign
 
 
 def frequency_words(
     both: Both[Rotation], a: Turn, b: Turn, wanted: Tensor, near: float
 ) -> tuple[str | float, str | float, list[str]]:
-    """What the frequencies of A and of B are, as the record has it, and both as the sentence has it.
+    """Returns the frequencies of A and of B as the record shows them, and both as the sentence shows them.
 
-    `wanted` are B's for the pairs of A; `near` is by how many radians equal angles may be apart.
+    `wanted` are B's frequencies for A's pairs; `near` is the allowed difference of equal angles, in radians.
     """
     old, new = _base_words(a, near), _base_words(b, near)
     if old == new:
@@ -61,9 +61,9 @@ def frequency_words(
 
 
 def _base_words(turn: Turn, tolerance: float) -> str | float:
-    """The base of its frequencies, a usual one where that fits within `tolerance`, radians; or what they are."""
+    """Returns the base of the frequencies, a usual one if it fits within `tolerance` radians; else their range."""
     sizes, law = turn.frequencies.abs(), turn.law
-    if tolerance > KNOWN * turn.span:  # of half precision, which tells a base by two digits
+    if tolerance > KNOWN * turn.span:  # half precision shows a base to two digits
         apart = {base: float((Law(base).frequencies(len(sizes)) - sizes).abs().max()) for base in USUAL}
         base = min(USUAL, key=lambda base: apart[base])
         if apart[base] * turn.span <= tolerance:
@@ -81,7 +81,7 @@ def _with_base(words: str | float) -> str:
 
 
 def _more_digits(a: Turn, b: Turn, wanted: Tensor) -> tuple[str, str]:
-    """What two frequencies of one law to four digits are: the base in more digits, or that of the pair farthest off."""
+    """Returns two frequencies that agree to four digits: the base in more digits, or the pair that differs most."""
     one_width = len(a.frequencies) == len(b.frequencies)
     if a.law is not None and b.law is not None and one_width and abs(a.law.base / b.law.base - 1) > MORE_DIGITS:
         return told_apart(a.law.base, b.law.base, 6)
@@ -91,7 +91,7 @@ def _more_digits(a: Turn, b: Turn, wanted: Tensor) -> tuple[str, str]:
 
 
 def _exponents(a: float, b: float, width: int, head: int) -> list[str] | None:
-    """The exponents of the channels that turn on one side, 2c / R, and those of the whole head on the other, 2c / E."""
+    """Returns words for the exponents of the rotating channels, 2c / R, against those of the whole head, 2c / E."""
     if min(a, b) <= 1:
         return None
     for base, other, turn in ((a, b, 1), (b, a, -1)):
@@ -105,9 +105,9 @@ def _exponents(a: float, b: float, width: int, head: int) -> list[str] | None:
 
 
 def _scaling(turn: Turn, bases: Sequence[float], tolerance: float) -> str | None:
-    """The scaling that makes its frequencies of those of a base; None where no scaling that is known does it.
+    """Returns the scaling that turns a base's frequencies into these; None if no known scaling does.
 
-    Those of `bases`, of the tables that are not scaled, are tried first: "base 10000 scaled by linear (factor 4)".
+    Unscaled `bases` of the tables are tried first: "base 10000 scaled by linear (factor 4)".
     """
     law, sizes, pairs = turn.law, turn.frequencies.abs(), len(turn.frequencies)
 
@@ -128,6 +128,7 @@ def _scaling(turn: Turn, bases: Sequence[float], tolerance: float) -> str | None
                 words = ", ".join(f"{key} {number(value):g}" for key, value in parameters.items())
                 return f"base {base:g} scaled by {name} ({words})"
     for base in bases if law is None else ():
+        # Every pair slowed down, slow pairs at least as much as fast ones: longrope, whose factors are a table.
         divided = Law(base).frequencies(pairs) / sizes.clamp_min(TINY)
         if bool((divided > 1 - LAW).all()) and bool((divided.diff() > -LAW).all()):
             least, most = (number(float(x)) for x in torch.aminmax(divided))
@@ -136,7 +137,7 @@ def _scaling(turn: Turn, bases: Sequence[float], tolerance: float) -> str | None
 
 
 def _dynamic(base: float, plain: float, pairs: int) -> str | None:
-    """The base of `dynamic`, plain * alpha^(R / (R - 2)) with alpha = factor * length / longest - (factor - 1)."""
+    """Returns words for `dynamic`: plain * alpha^(R / (R - 2)), alpha = factor * length / longest - (factor - 1)."""
     if pairs < 2 or base <= plain * (1 + LAW) or number(base) == float(f"{base:.2g}"):
         return None
     alpha = (base / plain) ** ((pairs - 1) / pairs)
@@ -146,9 +147,9 @@ def _dynamic(base: float, plain: float, pairs: int) -> str | None:
 
 
 def _tries(base: float, turn: Turn) -> Iterator[tuple[str, Parameters]]:
-    """Laws that leave fast pairs as they are and divide the frequencies of slow ones by a factor, with parameters.
+    """Yields laws that keep fast pairs and divide the frequencies of slow ones by a factor, with parameters.
 
-    Each with the usual parameters before any with others, YaRN first where the table has its amplitude.
+    The usual parameters of every law come before the others; YaRN comes first if the table has its amplitude.
     """
     plain = Law(base).frequencies(len(turn.frequencies))
     ratio = plain / turn.frequencies.abs().clamp_min(TINY)
@@ -157,6 +158,7 @@ def _tries(base: float, turn: Turn) -> Iterator[tuple[str, Parameters]]:
         return
     order = [("llama3", LOW_HIGH), ("yarn", FAST_SLOW)]
     has_yarns = abs(float(turn.amplitude.median()) - 1 - 0.1 * math.log(factor)) < LAW
+    # YaRN multiplies cos and sin by 0.1 log(factor) + 1.
     usual = [(name, each[0]) for name, each in (order[::-1] if has_yarns else order)]
     for name, (first, second) in (*usual, *((name, two) for name, each in order for two in each[1:])):
         if name == "yarn":
@@ -164,9 +166,9 @@ def _tries(base: float, turn: Turn) -> Iterator[tuple[str, Parameters]]:
                 parameters = {"factor": factor, ORIGINAL: original, "beta_fast": first, "beta_slow": second}
                 yield from ((name, {**parameters, "truncate": truncate}) for truncate in (True, False))
             continue
-        share = (1 / ratio - 1 / factor) / (1 - 1 / factor)  # of the frequency that is kept: a pair in between
+        share = (1 / ratio - 1 / factor) / (1 - 1 / factor)  # kept part of a frequency, of pairs between fast and slow
         between = ((share > UNSEEN) & (share < 1 - UNSEEN)).nonzero()[:1, 0].tolist()
-        turns = [float(share[c]) * (second - first) + first for c in between]  # within the original length
+        turns = [float(share[c]) * (second - first) + first for c in between]  # turns within the original length
         fitted = [round(2 * math.pi * times / float(plain[c])) for c, times in zip(between, turns, strict=True)]
         for original in dict.fromkeys((*fitted, *LENGTHS)):
             factors = {"factor": factor, "low_freq_factor": first, "high_freq_factor": second}

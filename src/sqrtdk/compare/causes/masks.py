@@ -1,10 +1,11 @@
-"""How two masks differ: alignment, causal bound, window, padding, and structure that is none of these.
+"""Differences of two masks: alignment, causal bound, window, padding, and other structure.
 
-A causal mask of L rows and S keys begins at the upper left corner (least i - j = 0), as SDPA's `is_causal`, or ends at
-the lower right one (least i - j = L - S), as a decoder's with a cache. A band is taken to be aligned as the other is
-where it is one key off at most. What is off beyond the alignment is the causal bound (`mask_offset`), the other bound,
-or both of a window that reaches as far ahead as back (`window`); a window of which both bounds are off by the same
-stands elsewhere as a whole, which is an offset too. A key that no row sees, although the band lets it, is padding.
+A causal mask of L rows and S keys starts at the upper left corner (least i - j = 0), like SDPA's `is_causal`, or ends
+at the lower right one (least i - j = L - S), like that of a decoder with a cache. A band that is at most one key off a
+corner counts as aligned to it. A bound that is off beyond the alignment is the causal bound (`mask_offset`), the other
+bound, or both bounds of a window that reaches equally far ahead and back (`window`). A window whose bounds are both off
+by the same number is shifted as a whole, which is an offset too. A key that no row sees, although the band allows it,
+is padding.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from sqrtdk.compare.program import Formula
 from sqrtdk.compare.suspect import NONE, Both, Difference, Edit, Sides, Words, formulas, of_formula
 
 UPPER_LEFT, LOWER_RIGHT = "upper left", "lower right"
-APART: tuple[tuple[Callable[[Tensor], Tensor], str, str], ...] = (  # what rows that stand apart see, and what B does
+APART: tuple[tuple[Callable[[Tensor], Tensor], str, str], ...] = (  # code of a special row, what it sees, what B does
     (lambda apart: apart == OPEN, "every key", "lets rows of padding see every key"),
     (lambda apart: apart > NOT_APART, "their own", "lets rows of padding see their own key alone"),
     (lambda apart: apart == CLOSED, "none", "hides every key from other rows"),
@@ -46,30 +47,30 @@ def _taken_apart(a: Formula, b: Formula) -> tuple[Parts, Parts]:
 
 
 def masks(sides: Sides) -> Iterator[Both[Parts]]:
-    """The masks taken apart, where a side has one."""
+    """Yields the parts of both masks, if a side has a mask."""
     for both in formulas(sides):
         if both.a.visible is not both.b.visible:
             yield Both(sides, *_taken_apart(both.a, both.b), of_formula)
 
 
 def bands(sides: Sides) -> Iterator[Both[Parts]]:
-    """The masks, where their bands tell how they differ."""
+    """Yields the parts of both masks, if their bands explain the difference."""
     for both in masks(sides):
         if _lopsided(both) or _laid(both) is not None:
             continue
         a, b = both.a, both.b
-        if a.rows == 1 < a.keys:  # a row that is alone sees every key if it is the last
+        if a.rows == 1 < a.keys:  # a single row sees every key if it is the last
             a, b = _alone(a, b), _alone(b, a)
         yield replace(both, a=a, b=b)
 
 
 def _lopsided(both: Both[Parts]) -> bool:
-    """Whether one side alone hides keys that no named part does: what its parts seem to be is then not the whole."""
+    """Returns whether only one side hides keys that no named part explains; its other parts are then unreliable."""
     return (both.a.rest is None) != (both.b.rest is None)
 
 
 def _laid(both: Both[Parts]) -> Words | None:
-    """How B's mask is A's laid otherwise; None where one bound or the padding is all that differs."""
+    """Returns how B's mask is A's laid out differently; None if one bound or the padding is all that differs."""
     a, b = both.a, both.b
     plain = None is a.rest is b.rest is a.documents is b.documents is a.blocks is b.blocks
     unlike = [a.least != b.least, a.greatest != b.greatest, bool((a.padding != b.padding).any())]
@@ -81,12 +82,13 @@ def _alone(parts: Parts, other: Parts) -> Parts:
 
 
 def _corners(a: Parts, b: Parts) -> tuple[int, int]:
-    """The least i - j of the alignments of two bands; the same number twice where one alignment would do for both."""
+    """Returns the least i - j of both bands' corners; equal numbers if one alignment explains both."""
     exact = {0, a.rows - a.keys}
     if a.least is None or b.least is None:
         return 0, 0
     if a.least in exact and b.least in exact:
         return a.least, b.least
+    # one key off a corner is `tril(1)` at that corner, `mask_offset`, and no other alignment
     near = [{corner for corner in exact if abs(least - corner) <= 1} for least in (a.least, b.least)]
     if not near[0] or not near[1] or near[0] & near[1]:
         return 0, 0
@@ -94,15 +96,15 @@ def _corners(a: Parts, b: Parts) -> tuple[int, int]:
 
 
 def _shift(both: Both[Parts]) -> int:
-    """By what B's alignment moves A's band."""
+    """Returns the shift of A's band that B's alignment causes."""
     old, new = _corners(both.a, both.b)
     return new - old
 
 
 def _offset(both: Both[Parts]) -> tuple[int | None, bool]:
-    """By what B's causal bound is off beyond the alignment, None where not both have one; and whether both bounds are.
+    """Returns the offset of B's causal bound beyond the alignment, and whether the window is shifted as a whole.
 
-    Where they are off by the same the band as a whole stands elsewhere.
+    The offset is None unless both sides have a causal bound. A shifted window has both bounds off by the same number.
     """
     bounds = (both.a.least, both.b.least), (both.a.greatest, both.b.greatest)
     low, high = (None if a is None or b is None else b - a - _shift(both) for a, b in bounds)
@@ -110,13 +112,13 @@ def _offset(both: Both[Parts]) -> tuple[int | None, bool]:
 
 
 def _windows(both: Both[Parts]) -> bool:
-    """Whether one side has a window that reaches as far ahead as back, and the other such a one or no band."""
+    """Returns whether one side has a window equally far ahead and back, and the other has such a window or no band."""
     a, b = both.a, both.b
     return any(x.symmetric and (y.symmetric or y.least is None is y.greatest) for x, y in ((a, b), (b, a)))
 
 
 def _felt(parts: Parts, shift: int) -> int | None:
-    """The greatest i - j in an alignment that is moved by `shift`; None where it hides nothing there."""
+    """Returns the greatest i - j after a shift of the alignment; None if it hides nothing there."""
     moved = _plus(parts.greatest, shift)
     return None if moved is None or moved >= parts.rows - 1 else moved
 
@@ -126,9 +128,9 @@ def _plus(bound: int | None, by: int) -> int | None:
 
 
 def _put(both: Both[Parts], moved: Callable[[Parts, Parts], Parts] | None = None) -> Edit[Formula]:
-    """What `moved` makes of the parts of the mask as it is then, and of B's; by default B's mask.
+    """Returns the edit that puts `moved(current parts, B's parts)` into the formula; by default B's whole mask.
 
-    Where there was none, hidden keys get what B puts in their place.
+    If the formula had no mask, hidden keys also get B's fill.
     """
     b = both.sides.b.formula
     assert b is not None
@@ -144,7 +146,7 @@ def _put(both: Both[Parts], moved: Callable[[Parts, Parts], Parts] | None = None
 
 
 def _banded(both: Both[Parts], bounds: Callable[[Parts], Bounds]) -> Edit[Formula]:
-    """Another band; keys that come in or go out are else as B has them."""
+    """Returns the edit that changes the band; keys that appear or vanish follow B's mask."""
 
     def moved(parts: Parts, other: Parts) -> Parts:
         least, greatest = bounds(parts)
@@ -157,11 +159,11 @@ def _banded(both: Both[Parts], bounds: Callable[[Parts], Bounds]) -> Edit[Formul
 
 
 def alignment(both: Both[Parts]) -> Difference | None:
-    """The corner from which the band counts, only where L is not S. A window moves with its causal bound."""
+    """Compares the corners from which bands count, if L differs from S. A window moves with its causal bound."""
     a, b, shift = both.a, both.b, _shift(both)
     if not shift:
         return None
-    hidden = b.greatest if _felt(b, -shift) is None else None  # a window that only B's alignment can show
+    hidden = b.greatest if _felt(b, -shift) is None else None  # such a window shows only in B's alignment
 
     def bounds(parts: Parts) -> Bounds:
         low = b.least if parts.least is None else parts.least + shift
@@ -173,7 +175,7 @@ def alignment(both: Both[Parts]) -> Difference | None:
 
 
 def causal_bound(both: Both[Parts]) -> Difference | None:
-    """The least i - j of a visible key: a row sees the key after its own, or not its own; or there is no such bound."""
+    """Compares the least i - j of a visible key: the next key is visible, the own key hidden, or no bound at all."""
     a, b, (offset, moved) = both.a.least, both.b.least, _offset(both)
     if _windows(both) or a == b or offset == 0:
         return None
@@ -190,10 +192,10 @@ def causal_bound(both: Both[Parts]) -> Difference | None:
 
 
 def window(both: Both[Parts]) -> Difference | None:
-    """The greatest i - j of a visible key, or both bounds: off by one, another size, missing, on the wrong layers."""
+    """Compares the greatest i - j of a visible key, or both bounds: off by one, resized, missing, on wrong layers."""
     a, b, shift, both_bounds = both.a, both.b, _shift(both), _windows(both)
     sizes = a.greatest, b.greatest
-    if not both_bounds:  # as far as each hides a key in the other's alignment as well
+    if not both_bounds:  # a window is compared only as far as it hides a key in the other's alignment
         sizes = _felt(a, shift), None if _felt(b, -shift) is None else b.greatest
     if _offset(both)[1] or sizes[0] == sizes[1]:
         return None
@@ -205,16 +207,17 @@ def window(both: Both[Parts]) -> Difference | None:
 
 
 def _size(parts: Parts) -> int | str:
-    """Keys in the window of a row, its own among them."""
+    """Returns the number of keys in a row's window, its own included."""
     return NONE if parts.greatest is None else parts.greatest + 1 - (parts.least or 0)
 
 
 def padding(both: Both[Parts]) -> Difference | None:
-    """Padding is seen, or other keys are taken for it; or, of the same keys, rows of padding see other ones."""
+    """Compares padding: it is visible, or other keys are padding; or the same keys, but rows of padding see others."""
     a, b = both.a, both.b
     if _lopsided(both) or _laid(both) is not None:
         return None
     if not bool((a.padding != b.padding).any()):
+        # the padding agrees, but `mask | is_padding[:, None, :, None]` shows padding rows every key to avoid NaN
         rows = rows_differ(a, b)
         if not bool(rows.any()):
             return None
@@ -225,7 +228,7 @@ def padding(both: Both[Parts]) -> Difference | None:
 
 
 def structure(both: Both[Parts]) -> Difference | None:
-    """Documents, blocks, the same mask laid otherwise; keys without a pattern where no part and no row has them all."""
+    """Compares documents, blocks and layouts; else single keys, unless named parts or special rows explain them all."""
     a, b = both.a, both.b
     one, other = _whole(both)
     if torch.equal(one, other):
@@ -245,7 +248,7 @@ def _with_stretches(parts: Parts, other: Parts) -> Parts:
 
 
 def _whole(both: Both[Parts]) -> tuple[Tensor, Tensor]:
-    """Both masks, (B, H, L, S)."""
+    """Returns both masks, (B, H, L, S)."""
     a = both.a
     every = torch.ones(1, 1, a.rows, a.keys, dtype=torch.bool, device=a.padding.device)
     found = (None if side.formula is None else side.formula.visible for side in (both.sides.a, both.sides.b))
@@ -254,14 +257,14 @@ def _whole(both: Both[Parts]) -> tuple[Tensor, Tensor]:
 
 
 def _in_parts(a: Parts, b: Parts, mask: Tensor) -> bool:
-    """Whether the named parts of B, put into A's mask, make it B's."""
+    """Returns whether B's named parts, put into A's mask, make B's mask."""
     moved = with_pattern(_with_stretches(a, b), b, least=b.least, greatest=b.greatest)
     made = recompose(with_padding(moved, b))
     return bool((mask if made is None else made == mask).all())
 
 
 def _keys(parts: Parts) -> str:
-    """Which keys are padding, of all entries: "none", "the last 1 to 3"."""
+    """Returns which keys are padding over all entries, as text: "none", "the last 1 to 3"."""
     hidden = ~parts.padding
     counts = hidden.sum(-1)
     if not bool(hidden.any()):
@@ -285,7 +288,7 @@ def _keys_words(a: str, b: str) -> Words:
 
 
 def _rows(parts: Parts) -> str:
-    """What rows that stand apart see."""
+    """Returns what special rows see, as text."""
     seen = {what: int(among(parts.apart).sum()) for among, what, _ in APART}
     said = [f"{seen[what]} rows see {what}" for what in ("every key", "none", "their own") if seen[what]]
     return ", ".join(said) or "all rows see what the mask lets them"

@@ -1,7 +1,7 @@
-"""How the norms of q and k differ: missing, another kind, features, eps or gain, before or after the rotation.
+"""Differences of the norms of q and k: missing, other kind, features, eps or gain, before or after the rotation.
 
-Norms are compared number by number. An "l2" with a gain that is sqrt(features) times that of an "rms" is the same norm,
-but for its eps.
+Norms are compared number by number. An "l2" whose gain is sqrt(features) times that of an "rms" is the same norm except
+for its eps.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from sqrtdk.tracing.probe.rotation import halves
 
 WORDS = {"rms": "RMS", "layer": "LayerNorm", "l2": "L2"}
 OVER = {"head": "each head", "heads": "all heads together"}
-OFF_BY_ONE = {1.0: "A's + 1", -1.0: "A's - 1"}  # a gain that is stored as its distance from 1
+# x * (1 + weight) for x * weight: a checkpoint may store a gain as its distance from 1
+OFF_BY_ONE = {1.0: "A's + 1", -1.0: "A's - 1"}
 
 
 def norm_pairs(sides: Sides) -> Iterator[Both[Norm]]:
-    """Norms of q, then of k, in order."""
+    """Yields the norms of q, then of k, in order."""
     for vector in QK:
         both = zip(norms(way_of(sides.a, vector)), norms(way_of(sides.b, vector)), strict=False)
         for place, (a, b) in enumerate(both):
@@ -44,7 +45,7 @@ def norm_pairs(sides: Sides) -> Iterator[Both[Norm]]:
 
 
 def kind(both: Both[Norm]) -> Difference | None:
-    """Another kind; also where both seem "rms" and the gain of one is 1/sqrt(features) of the other's: "l2"."""
+    """Compares kinds. Also finds an "l2" that was recorded as "rms" with 1/sqrt(features) of the other side's gain."""
     a, b = both.a, both.b
     seen = _kind_by_gain(both)
     if seen is not None:
@@ -63,17 +64,18 @@ def _equivalent(both: Both[Norm]) -> bool:
 def _kind_by_gain(both: Both[Norm]) -> str | None:
     if (both.a.kind, both.b.kind) != ("rms", "rms") or both.a.over != both.b.over or _features(both) == 1:
         return None
+    # x / |x| is x * rsqrt(mean(x^2)) / sqrt(E): an RMS norm with gain 1/sqrt(E)
     return next((name for name, power in (("l2", -0.5), ("rms", 0.5)) if _by_root(both, power)), None)
 
 
 def _by_root(both: Both[Norm], power: float) -> bool:
-    """Whether B's gain is A's times that power of how many features are normalised together."""
+    """Returns whether B's gain is A's times a power of the number of features that are normalised together."""
     wanted = both.a.gain * _features(both) ** power
     return bool(torch.isclose(both.b.gain, wanted, rtol=both.sides.slack, atol=0).all())
 
 
 def _features(both: Both[Norm]) -> int:
-    """How many features are normalised together."""
+    """Returns how many features are normalised together."""
     sides = both.sides
     affine = way_of(sides.a, both.vector).affine or way_of(sides.b, both.vector).affine
     heads = len(affine.weight) if affine is not None else len(both.a.gain) if both.vector == "key" else sides.heads
@@ -81,7 +83,7 @@ def _features(both: Both[Norm]) -> int:
 
 
 def gain(both: Both[Norm]) -> Difference | None:
-    """Another gain, or shift."""
+    """Compares gains and shifts."""
     a, b, slack = both.a, both.b, both.sides.slack
     gains = not same(a.gain, b.gain, slack)
     if not (gains or _shifts_differ(a, b, slack)) or _equivalent(both) or _kind_by_gain(both) is not None:
@@ -100,7 +102,8 @@ def _shifts_differ(a: Norm, b: Norm, tolerance: float) -> bool:
 
 
 def eps(both: Both[Norm]) -> Difference | None:
-    """Another eps, which is no rounding of A's; whether it matters depends on the sizes of q and k."""
+    """Compares eps beyond the rounding of A's; whether a difference matters depends on the sizes of q and k."""
+    # The eps of "l2" is added to a length, that of "rms" to a mean square: their numbers can't be compared.
     a, b = both.a, both.b
     other_unit = (a.kind == "l2") != (b.kind == "l2")
     if other_unit or abs(a.eps - b.eps) <= ALIKE * max(a.eps, b.eps):
@@ -109,7 +112,7 @@ def eps(both: Both[Norm]) -> Difference | None:
 
 
 def axis(both: Both[Norm]) -> Difference | None:
-    """The mean is over the features of one head on one side, over those of all heads on the other."""
+    """Compares the features of the mean: those of one head, or those of all heads."""
     return None if both.a.over == both.b.over else Difference(OVER[both.a.over], OVER[both.b.over])
 
 
@@ -117,7 +120,7 @@ def axis(both: Both[Norm]) -> Difference | None:
 
 
 def missing(both: Both[Way]) -> Difference | None:
-    """A norm that one side has and the other has not."""
+    """Compares the number of norms: a norm that only one side has."""
     a, b, other = norms(both.a), norms(both.b), both.b
     if len(a) > len(b):
         return Difference(WORDS[a[len(b)].kind], NONE, edit=lambda own: _first(own, len(b)))
@@ -127,13 +130,13 @@ def missing(both: Both[Way]) -> Difference | None:
 
 
 def _first(old: Way, count: int) -> Way:
-    """With no more than the first `count` norms."""
+    """Returns the way with only its first `count` norms."""
     gone = norms(old)[count:]
     return replace(old, steps=tuple(step for step in old.steps if not any(step is one for one in gone)))
 
 
 def _with(old: Way, other: Way, have: int) -> Way:
-    """With the norms of `other` from number `have` on, on the side of the rotation where it has them."""
+    """Returns the way with the norms of `other` from number `have` on, on the same side of the rotation as there."""
     before, rest = norms_before_rotation(other), norms(other)[have:]
     early = rest if before is None else rest[: max(0, before - have)]
     steps = list(_first(old, have).steps)
@@ -142,7 +145,7 @@ def _with(old: Way, other: Way, have: int) -> Way:
 
 
 def order(both: Both[Way]) -> Difference | None:
-    """The norm stands before the rotation on one side, after it on the other, and the two do not commute."""
+    """Compares the order of norm and rotation, if it differs and the two don't commute."""
     early, wanted, own = norms_before_rotation(both.a), norms_before_rotation(both.b), norms(both.a)
     if early is None or wanted is None or early == wanted or len(own) != len(norms(both.b)):
         return None
@@ -154,7 +157,7 @@ def order(both: Both[Way]) -> Difference | None:
 
 
 def norms_before_rotation(way: Way) -> int | None:
-    """How many norms come before the rotation; None where there is none."""
+    """Returns how many norms come before the rotation; None without a rotation."""
     if rotation(way) is None:
         return None
     at = next(i for i, step in enumerate(way.steps) if isinstance(step, Rotation))
@@ -162,18 +165,19 @@ def norms_before_rotation(way: Way) -> int | None:
 
 
 def _commutes(norm: Norm, turned: Rotation | None) -> bool:
-    """Whether it does not matter which of the two comes first: lengths stay, and so does the gain of a pair."""
+    """Returns whether the order of norm and rotation doesn't matter: lengths stay, and pairs share a gain."""
     if turned is None:
         return True
     if norm.kind == "layer" or norm.shift is not None or not bool((turned.table.abs() - 1).abs().max() < 1e-6):
         return False
+    # norm(rope(x)) equals rope(norm(x)) if both channels of each pair have the same gain
     gain = norm.gain[..., turned.first : turned.first + turned.width]
-    one_gain = gain.shape[-1] != turned.width  # for all channels
+    one_gain = gain.shape[-1] != turned.width  # one gain for all channels
     return one_gain or bool(torch.isclose(*halves(gain, turned.layout), rtol=1e-6, atol=0).all())
 
 
 def _with_early(old: Way, count: int) -> Way:
-    """With `count` of its norms before the rotation and the others after; other steps stay where they are."""
+    """Returns the way with `count` of its norms before the rotation and the rest after; other steps stay in place."""
     if rotation(old) is None:
         return old
     own = norms(old)

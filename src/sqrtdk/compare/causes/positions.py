@@ -1,7 +1,7 @@
-"""Where rows stand, in words: from which position on, behind a cache, in a padded sequence, on the axes of an image.
+"""Positions of rows in words: where they start, behind a cache, in a padded sequence, on the axes of an image.
 
-Every function is given what both sides do and gives what A does, what B does, and half a sentence with B as its
-subject, in which {parts} stands for q, k or both.
+Every function takes what both sides do and returns what A does, what B does, and half a sentence with B as its subject,
+in which {parts} stands for q, k or both.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from sqrtdk.compare.numbers import told_apart
 from sqrtdk.compare.suspect import Both, Words, rotation, way_of
 from sqrtdk.tracing.probe.tables import Turn, angle_gap, phase, take_apart, unit
 
-APART = 16.0  # times what angles may be off by: those that are as far apart are of two positions
-LEAST = 1e-4  # radians: frequencies are known from few steps
-WHOLE = 0.05  # of a position: a multiple of the least step that near to a whole number is one
+APART = 16.0  # in units of the allowed error: angles this far apart belong to different positions
+LEAST = 1e-4  # radians: the accuracy of frequencies that are known from few steps
+WHOLE = 0.05  # distance up to which a multiple of the smallest step counts as a whole number
 
 
 # -- one position a row ------------------------------------------------------------------------------------------------
 
 
 def times_words(both: Both[Any], a: Turn | None, b: Turn | None, near: float) -> Words | None:
-    """One side turns a vector twice: all its angles are two times the other's.
+    """Returns words if one side rotates a vector twice: all its angles are twice the other's.
 
-    All positions halved, of q and of k, are a linear scaling of the frequencies on the side that has less.
+    If the positions of both q and k are halved, the cause is a linear scaling of the frequencies instead.
     """
     if a is None or b is None:
         return None
+    # rope(rope(q)) for rope(q): angles add up
     angles = [turn.positions[..., None] * turn.frequencies for turn in (a, b)]
     if angles[0].shape[1:] != angles[1].shape[1:]:
         return None
@@ -49,8 +50,8 @@ def times_words(both: Both[Any], a: Turn | None, b: Turn | None, near: float) ->
 
 
 def places_words(both: Both[Any], a: Tensor, b: Tensor) -> Words:
-    """How the positions (B or 1, L) differ."""
-    a, b = a + 0 * b, b + 0 * a
+    """Returns words for the difference of positions (B or 1, L)."""
+    a, b = a + 0 * b, b + 0 * a  # broadcasts both
     shift, words = b - a, (_in_words(a[0]), _in_words(b[0]))
     found = _behind_cache(both, a[0], b[0]) if bool((shift == shift[0]).all()) else None
     if found is not None:
@@ -80,12 +81,12 @@ def places_words(both: Both[Any], a: Tensor, b: Tensor) -> Words:
 
 
 def _behind_cache(both: Both[Any], a: Tensor, b: Tensor) -> str | None:
-    """What is done with keys that were cached, or with the new rows behind them."""
+    """Returns what happens to cached keys, or to the new rows behind them, as half a sentence; None without a cache."""
     query, key = (rotation(way_of(both.sides.b, name)) for name in ("query", "key"))
     cached = 0 if query is None or key is None else key.table.shape[1] - query.table.shape[1]
     if cached <= 0:
         return None
-    at = cached if both.vector == "key" else 0  # keys that were cached come before the new ones
+    at = cached if both.vector == "key" else 0  # cached keys come before the new ones
     keys, new = (a[:at], b[:at]), (a[at:], b[at:])
     begins = [float(rows[0]) for rows in new]
     if torch.equal(*keys) and sorted(begins) == [0.0, cached]:
@@ -96,6 +97,7 @@ def _behind_cache(both: Both[Any], a: Tensor, b: Tensor) -> str | None:
         return None
     the_keys, again = f"the {cached} cached keys", "a second time where the cache holds turned ones"
     last = f"position {float(keys[1][-1]):g} instead of {float(keys[0][-1]):g} for the last of them"
+    # rope(cat((past, k), 2)) for a cache that already holds rope(past)
     said = (
         (0 * keys[0], keys[0], f"turns {the_keys}, {again}: A takes them as they are"),
         (0 * keys[1], keys[1], f"takes {the_keys} as they are in the cache, where A turns them"),
@@ -106,7 +108,7 @@ def _behind_cache(both: Both[Any], a: Tensor, b: Tensor) -> str | None:
 
 
 def _padding(both: Both[Any], sequence: int) -> int:
-    """How many keys at the front of a sequence its last row does not see, as those of padding."""
+    """Returns how many keys at the start of a sequence its last row does not see: those of padding on the left."""
     formula = both.sides.a.formula
     if formula is None or formula.visible is None:
         return 0
@@ -116,7 +118,7 @@ def _padding(both: Both[Any], sequence: int) -> int:
 
 
 def _in_words(positions: Tensor) -> str:
-    """The positions of a sequence in few words."""
+    """Returns the positions of a sequence as short text."""
     rows = [round(row, 3) for row in positions.tolist()]
     starts = [i for i in range(1, len(rows)) if rows[i] != round(rows[i - 1] + 1, 3)]
     if not starts:
@@ -132,13 +134,13 @@ def _in_words(positions: Tensor) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Axis:
-    """Pairs that turn by one and the same position of each row.
+    """Pairs that rotate by the same position in each row.
 
     Attributes:
-        pairs: their numbers.
+        pairs: indices of the pairs.
         places: (L,), whole numbers, the least is 0.
-        first: the angle at place 0 of each pair, as a complex number.
-        steps: radians from one place to the next, of each pair.
+        first: angle of each pair at place 0, as a complex number.
+        steps: radians between neighbouring places, for each pair.
     """
 
     pairs: tuple[int, ...]
@@ -148,7 +150,7 @@ class Axis:
 
     @property
     def words(self) -> str:
-        """`token // 6` or `token % 6`; "" of other places."""
+        """The places as code: `token // 6` or `token % 6`; "" if neither."""
         token, count = torch.arange(len(self.places)), int(self.places.max()) + 1
         for width in range(1, len(token)):
             if torch.equal(self.places, token // width):
@@ -157,7 +159,8 @@ class Axis:
 
 
 def axes_words(a: Tensor, b: Tensor, near: float) -> Words | None:
-    """Pairs turn by positions on several axes, which are swapped, or have other pairs or positions."""
+    """Returns words if pairs rotate by positions on several axes, and the axes, their pairs or positions differ."""
+    # half of the pairs by token // width, half by token % width: an image with rotary axes
     one, other = _axes(a, near), _axes(b, near)
     if one is None or other is None or max(len(one), len(other)) < 2 or not _reproduces(one, other, b, near):
         return None
@@ -168,7 +171,7 @@ def axes_words(a: Tensor, b: Tensor, near: float) -> Words | None:
 
 
 def _name(axis: Axis, of_a: Sequence[Axis]) -> str:
-    """What an axis counts, or its number among A's."""
+    """Returns what an axis counts, or its number among A's axes."""
     if axis.words:
         return axis.words
     number = next((i for i, other in enumerate(of_a, 1) if torch.equal(axis.places, other.places)), None)
@@ -176,7 +179,7 @@ def _name(axis: Axis, of_a: Sequence[Axis]) -> str:
 
 
 def _how(a: Sequence[Axis], b: Sequence[Axis]) -> str:
-    """How the axes differ, in few words."""
+    """Returns how the axes differ, as half a sentence."""
     if len(b) == 1 or len(a) == 1:
         count = f"{len(b)} axes, where A has one" if len(a) == 1 else f"one axis, where A has {len(a)}"
         return f"has positions of {{parts}} on {count}"
@@ -194,16 +197,16 @@ def _how(a: Sequence[Axis], b: Sequence[Axis]) -> str:
 
 
 def _numbers(pairs: Sequence[int]) -> str:
-    """Numbers of pairs, those that follow each other as a span."""
+    """Returns indices of pairs as text, consecutive ones as a range."""
     if pairs == tuple(range(pairs[0], pairs[-1] + 1)):
         return f"{pairs[0]} to {pairs[-1]}" if len(pairs) > 1 else f"{pairs[0]}"
     return ", ".join(map(str, pairs))
 
 
 def _axes(table: Tensor, near: float) -> list[Axis] | None:
-    """The axes of a table (1, L, P), in the order of their first pairs; None where its pairs have no whole positions.
+    """Returns the axes of a table (1, L, P), ordered by their first pairs; None if pairs have no whole positions.
 
-    Pairs of one axis have equal angles at the same rows. One that turns too little to tell is of the axis before it.
+    Pairs of one axis have equal angles in the same rows. A pair that rotates too slowly to tell joins the axis before.
     """
     if len(table) != 1:
         return None
@@ -221,20 +224,20 @@ def _axes(table: Tensor, near: float) -> list[Axis] | None:
 
 
 def _classes(turned: Tensor, near: float) -> tuple[int, ...] | None:
-    """For each row the first that has the same angle; None where that can't be told."""
+    """Returns, for each row, the first row with the same angle; None if angles are neither equal nor clearly apart."""
     angles, rows = turned.angle().sort()
     gaps = angles.diff()
     if bool(((gaps > near) & (gaps < APART * near)).any()) or not bool((gaps > near).any()):
         return None
     numbers = torch.cat([torch.zeros(1, dtype=torch.long), (gaps > near).cumsum(0)])
-    if float(angles[0] + 2 * torch.pi - angles[-1]) <= near:  # half a turn either way
+    if float(angles[0] + 2 * torch.pi - angles[-1]) <= near:  # -pi and pi are the same angle
         numbers[numbers == numbers[-1]] = 0
     first = torch.full((len(rows),), len(rows)).scatter_reduce(0, numbers, rows, "amin")
     return tuple(torch.empty_like(rows).scatter(0, rows, first[numbers]).tolist())
 
 
 def _axis(pairs: tuple[int, ...], turned: Tensor, classes: Sequence[int]) -> Axis | None:
-    """The axis of some pairs; its places are those of the rows that have angles of their own, in their order."""
+    """Returns the axis of some pairs; rows with distinct angles, in order, are its places."""
     rows = sorted(set(classes))
     back = turned[rows] * turned[rows[0]].conj()
     places, steps = torch.tensor([0.0, 1.0]), back[-1].angle()
@@ -251,7 +254,7 @@ def _axis(pairs: tuple[int, ...], turned: Tensor, classes: Sequence[int]) -> Axi
 
 
 def _reproduces(a: Sequence[Axis], b: Sequence[Axis], target: Tensor, near: float) -> bool:
-    """Whether A's frequencies at B's places are B's table."""
+    """Returns whether A's frequencies at B's places give B's table."""
     made = torch.empty_like(unit(target)[0])
     places_of = {pair: axis.places for axis in b for pair in axis.pairs}
     for axis in a:

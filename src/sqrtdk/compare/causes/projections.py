@@ -1,9 +1,9 @@
-"""How the projections of q, k and v differ: rows in another order, other weights, another bias, heads read by others.
+"""Differences of the projections of q, k and v: permuted rows, other weights, another bias, heads read by others.
 
-Two rows are the same where one is the other rounded: a weight of bfloat16 beside its float32. Rows that moved are found
-by a sketch of each, a few products with random vectors, and then compared whole. A fused QKV is laid out
-[q, k, v][head][channel] by some and [head][q, k, v][channel] by others; read in the wrong way every row is there and in
-the wrong place. Rows that are laid out for the other layout of the rotation, with that layout, differ in nothing.
+Two rows are equal if one is the other rounded, such as a bfloat16 weight and its float32 original. Rows that moved are
+found by a sketch of each row (a few products with random vectors) and then compared in full. Some codes lay out a fused
+QKV as [q, k, v][head][channel], others as [head][q, k, v][channel]. Read in the wrong layout, every row exists but in
+the wrong place. Rows permuted for the other rotary layout, together with that layout, are no difference.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from sqrtdk.compare.suspect import (
 )
 from sqrtdk.tracing.probe.rotation import halves
 
-FINE = 2.0**-21  # of the largest number of a row: two roundings of float32, of a weight that was folded or rescaled
+FINE = 2.0**-21  # relative to a row's largest number: two float32 roundings, of a weight that was folded or rescaled
 COARSE = (torch.bfloat16, torch.float16)
-SKETCH = 8  # products a row
-CHUNK = 2**10
-SUMS = 0.05  # sketches of the same rows have the same sum, but for their rounding
-SHOWN = 8  # heads, or channels, in a text
+SKETCH = 8  # products for each row
+CHUNK = 2**10  # rows for which distances are computed at once
+SUMS = 0.05  # relative: sketches of the same rows have equal sums up to rounding
+SHOWN = 8  # heads or channels listed in a text
 SOME, OTHER = "a bias", "another bias"
 
 
@@ -48,7 +48,7 @@ SOME, OTHER = "a bias", "another bias"
 
 
 def same_rows(a: Tensor, b: Tensor) -> Tensor:
-    """(rows,): which rows of a and b, (rows, D), are one row, but for their rounding.
+    """Returns which rows of a and b, both (rows, D), are equal up to rounding, (rows,).
 
     Example:
         >>> third = torch.tensor([[1 / 3]], dtype=torch.float64)
@@ -59,6 +59,7 @@ def same_rows(a: Tensor, b: Tensor) -> Tensor:
         return torch.ones(len(a), dtype=torch.bool, device=a.device)
     equal = (a - b).abs() <= FINE * torch.maximum(a.abs().amax(-1, keepdim=True), b.abs().amax(-1, keepdim=True))
     alike = equal.all(-1)
+    # Either side may be the rounded one; only rows that don't match yet are cast.
     for dtype in COARSE:
         for one, other in ((a, b), (b, a)):
             if bool(alike.all()):
@@ -69,17 +70,17 @@ def same_rows(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _flat(affine: Affine) -> Tensor:
-    """(H * E, D): its rows."""
+    """Returns the rows, (H * E, D)."""
     return affine.weight.flatten(0, 1).double()
 
 
 def _bias(affine: Affine) -> Tensor:
-    """(H, E): its bias, 0 where there is none."""
+    """Returns the bias, (H, E), 0 without one."""
     return torch.zeros(affine.weight.shape[:2], dtype=torch.float64) if affine.bias is None else affine.bias.double()
 
 
 def _pool(program: Program, vector: str, self_attention: bool) -> tuple[list[Affine], int]:
-    """Projections among whose rows those of one vector may be, all of the same input; and the first of its own rows."""
+    """Returns the projections of one input among whose rows a vector's rows may be, and its own first row there."""
     own = way_of(program, vector).affine
     affines = [way_of(program, name).affine for name in (QKV if self_attention else (vector,))]
     pool = [x for x in affines if x is not None and own is not None and x.weight.shape[-1] == own.weight.shape[-1]]
@@ -88,9 +89,9 @@ def _pool(program: Program, vector: str, self_attention: bool) -> tuple[list[Aff
 
 
 def _moved(sides: Sides) -> dict[str, Tensor]:
-    """Of each vector whose rows are A's in another order: the row of A's pool that is at each place.
+    """Returns, for each vector whose rows are A's in another order, the row of A's pool at each place.
 
-    A vector whose rows are in place, or are no rows of A's, is not in it.
+    Vectors with rows in place, or with rows that A does not have, are left out.
     """
     orders = {vector: order for vector in QKV if (order := _order(sides, vector)) is not None}
     lost, size = torch.zeros(SKETCH, dtype=torch.float64), 0.0
@@ -120,7 +121,7 @@ def _order(sides: Sides, vector: str) -> Tensor | None:
 
 
 def _sketch(rows: Tensor) -> Tensor:
-    """(rows, SKETCH): products with random vectors, always the same."""
+    """Returns products with random vectors, (rows, SKETCH), from a fixed seed so that both sides use the same."""
     generator = torch.Generator().manual_seed(rows.shape[-1])
     return rows @ torch.randn(rows.shape[-1], SKETCH, dtype=torch.float64, generator=generator)
 
@@ -130,13 +131,13 @@ def _nearest(wanted: Tensor, rows: Tensor) -> Tensor:
 
 
 def relabelled(sides: Sides, orders: dict[str, Tensor] | None = None) -> bool:
-    """Rows of q and k are in the order of the other rotary layout, and so is the rotation: nothing differs.
+    """Returns whether q and k have rows in the order of the other rotary layout and that layout: no difference.
 
-    Checkpoints are converted so: the channels of a pair stay a pair.
+    Checkpoints are converted this way: the two channels of a pair stay a pair.
 
     Args:
         sides: both programs.
-        orders: of the rows that moved, where they are known.
+        orders: orders of the rows that moved, if known.
     """
     orders = _moved(sides) if orders is None else orders
     for vector in QK:
@@ -153,7 +154,7 @@ def relabelled(sides: Sides, orders: dict[str, Tensor] | None = None) -> bool:
 
 
 def layout_order(channels: Tensor, turned: Rotation) -> Tensor:
-    """Channels (..., E) laid out for a rotation as `turned`, in the order that the other layout has."""
+    """Returns channels (..., E), laid out for a rotation like `turned`, in the order of the other layout."""
     result, span = channels.clone(), slice(turned.first, turned.first + turned.width)
     other = "interleaved" if turned.layout == "half" else "half"
     for place, part in zip(halves(result[..., span], other), halves(channels[..., span], turned.layout), strict=True):
@@ -165,7 +166,7 @@ def layout_order(channels: Tensor, turned: Rotation) -> Tensor:
 
 
 def reordered(sides: Sides) -> Iterator[Both[dict[str, Tensor]]]:
-    """All vectors whose rows moved, at once, as rows may have moved from one to another; they change together."""
+    """Yields all vectors whose rows moved as one part: rows may move from one vector to another."""
     orders = _moved(sides)
     if orders and relabelled(sides, orders):
         orders = {vector: order for vector, order in orders.items() if vector not in QK}
@@ -181,12 +182,12 @@ def reordered(sides: Sides) -> Iterator[Both[dict[str, Tensor]]]:
 
 
 def head_order(both: Both[dict[str, Tensor]]) -> Difference:
-    """The rows are the same, in another order: heads, channels, parts of a fused QKV."""
+    """Describes rows that are the same in another order: heads, channels, parts of a fused QKV."""
     return Difference("in order", _order_words(both), {"parts": listed([LETTERS[vector] for vector in both.a])})
 
 
 def _taken(program: Program, vector: str, order: Tensor, together: bool) -> Way:
-    """The way with a projection whose rows are those of A's at `order`."""
+    """Returns the way with a projection that has A's rows in the given order."""
     way, (pool, _) = way_of(program, vector), _pool(program, vector, together)
     own = way.affine
     if own is None:
@@ -199,14 +200,14 @@ def _taken(program: Program, vector: str, order: Tensor, together: bool) -> Way:
 
 
 def _order_words(both: Both[dict[str, Tensor]]) -> str:
-    """What happened to the first vector that moved."""
+    """Returns what happened to the first vector that moved, as text."""
     own, order = way_of(both.sides.a, both.vector).affine, both.a[both.vector]
     assert own is not None
     pool, first = _pool(both.sides.a, both.vector, both.sides.self_attention)
     heads, channels = own.weight.shape[:2]
     local = (order - first).view(heads, channels)
     if bool((local < 0).any()) or bool((local >= heads * channels).any()):
-        # rows of [q, k, v][head], read one head after the other
+        # rows of [q, k, v][head][channel], read one head after the other
         strides = torch.arange(heads)[:, None] * channels * len(pool) + torch.arange(channels)
         layouts = ("[head][q, k, v]", "[q, k, v][head]")
         by_head = bool((order.view(heads, channels).cpu() == strides).all())
@@ -236,7 +237,7 @@ def _list(numbers: Tensor) -> str:
 
 
 def projections(sides: Sides) -> Iterator[Both[Affine]]:
-    """The projections, where both are known and have one shape but for the input's width."""
+    """Yields the projections if both are known and have equal heads and features; the width of the input may differ."""
     for vector in QKV:
         a, b = way_of(sides.a, vector).affine, way_of(sides.b, vector).affine
         if a is not None and b is not None and a.weight.shape[:2] == b.weight.shape[:2]:
@@ -248,7 +249,7 @@ def _on_affine(vector: str, edit: Edit[Affine]) -> Change:
 
 
 def weight(both: Both[Affine]) -> Difference | None:
-    """Other rows; those of one parameter, as a fused one is that of three vectors, are one difference."""
+    """Compares rows. Vectors that share a parameter, such as a fused QKV, are one difference."""
     a, b = both.a, both.b
     if a.weight.shape != b.weight.shape or bool(same_rows(_flat(a), _flat(b)).all()):
         return None
@@ -260,7 +261,7 @@ def weight(both: Both[Affine]) -> Difference | None:
 
 
 def _distance(mine: Tensor, wanted: Tensor) -> str:
-    """How far apart, in words: a factor, some rows, or all."""
+    """Returns the distance of two weights as text: a factor, some rows, or all."""
     factor = float((mine * wanted).sum() / (mine * mine).sum().clamp_min(1e-300))
     if bool(same_rows(mine * factor, wanted).all()):
         return f"{told_apart(1.0, factor)[1]} times A's"
@@ -270,7 +271,7 @@ def _distance(mine: Tensor, wanted: Tensor) -> str:
 
 
 def bias(both: Both[Affine]) -> Difference | None:
-    """Missing, or another; a bias of zeros is none, and one that moved with its rows is A's."""
+    """Compares biases. A bias of zeros counts as none, and one that moved with its rows is A's."""
     mine, wanted, sides = _bias(both.a), _bias(both.b), both.sides
     if _one_row(mine, wanted):
         return None
@@ -292,7 +293,7 @@ def _one_row(a: Tensor, b: Tensor) -> bool:
 
 
 def group_order(both: Both[Way]) -> Difference | None:
-    """A query head reads another head: 0 0 1 1 is `repeat_interleave` of two heads for four, 0 1 0 1 `tile`."""
+    """Compares the heads that query heads read: 0 0 1 1 is `repeat_interleave` of two heads, 0 1 0 1 is `tile`."""
     a, b = both.a.heads, both.b.heads
     if both.a.affine is not None and both.b.affine is not None:
         a, b = _heads(both.a.affine, both.b.affine, a, b)
@@ -303,12 +304,12 @@ def group_order(both: Both[Way]) -> Difference | None:
 
 
 def _heads(a: Affine, b: Affine, heads_a: Tensor | None, heads_b: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """For each query head the head of A's that it reads, on both sides; None where that can't be told."""
+    """Returns the head of A's that each query head reads, on both sides; None if unknown."""
     every = torch.arange(len(b.weight))
     read = every if heads_b is None else heads_b
     if len(a.weight) == len(b.weight):
         return (every if heads_a is None else heads_a), read
-    # a side that repeats the rows has a head for each query head
+    # a side that repeats the rows has a key head for each query head
     if a.weight.shape[1:] != b.weight.shape[1:]:
         return None, None
     mine, other = a.weight.flatten(1).double(), b.weight.flatten(1).double()
@@ -317,10 +318,10 @@ def _heads(a: Affine, b: Affine, heads_a: Tensor | None, heads_b: Tensor | None)
 
 
 def kv_factor(both: Both[Way]) -> Difference | None:
-    """A factor of each head on k or v: the scale of a quantised cache applied twice or not at all.
+    """Compares a factor of each head of k or v: the scale of a quantised cache applied twice or not at all.
 
-    A factor on q, or one that the code put into the logits, is `scale`; one in the rows of the projection is `weights`;
-    one and the same on q and k, both rotated, is `length_factor`.
+    A factor on q, or one that the code applies to the logits, is `scale`. A factor in the rows of the projection is
+    `weights`. An equal factor on q and k, both rotating, is `length_factor`.
     """
     a, b = (torch.as_tensor(way.scaled, dtype=torch.float64) for way in (both.a, both.b))
     if same(a, b, both.sides.slack) or (both.vector == "key" and like_amplitude(both.sides)):
@@ -334,7 +335,7 @@ def _size(factor: Tensor) -> float | str:
 
 
 def like_amplitude(sides: Sides) -> bool:
-    """Whether q and k are both off by one and the same factor, and both turn: by the amplitude of their tables."""
+    """Returns whether q and k are both off by one factor and both rotate: then it is the amplitude of cos and sin."""
     turning = all(rotation(way_of(side, vector)) is not None for vector in QK for side in (sides.a, sides.b))
     ratios = [torch.as_tensor(way_of(sides.b, x).scaled) / torch.as_tensor(way_of(sides.a, x).scaled) for x in QK]
     by = torch.cat([ratio.double().flatten() for ratio in ratios])

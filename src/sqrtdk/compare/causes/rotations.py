@@ -1,7 +1,7 @@
-"""How the rotations of q and k differ: one side has none, other frequencies, positions, channels, pairing, amplitude.
+"""Differences of the rotations of q and k: missing, other frequencies, positions, channels, pairing, amplitude.
 
-The angles are position * frequency. Each cause puts one of these into A's table and leaves the others A's; where the
-result is B's table within rounding, B's angles are taken as they are.
+Angles are position * frequency. Each cause puts one of these into A's table and keeps the others. If the result equals
+B's table within rounding, B's angles are taken exactly.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from sqrtdk.tracing.probe.tables import Turn, take_apart, unit
 
 LAYOUTS = {"half": "half-split", "interleaved": "interleaved"}
 TABLES = {"half": "cat((angles, angles), -1)", "interleaved": "angles.repeat_interleave(2, -1)"}
-ONE_BASE = 0.01  # relative: two bases, one of which few pairs tell
-MOST = 2**23  # numbers of which a median is taken
+ONE_BASE = 0.01  # relative distance of equal bases: few pairs show a base roughly
+MOST = 2**23  # numbers from which a median is taken: quantile refuses more than 2^24
 
 
 def rotations(sides: Sides) -> Iterator[Both[Rotation]]:
-    """The rotations of q and k, where both sides turn."""
+    """Yields the rotations of q and k, if both sides rotate."""
     sides = _with_position_0(sides)
     for vector in QK:
         a, b = rotation(way_of(sides.a, vector)), rotation(way_of(sides.b, vector))
@@ -37,7 +37,10 @@ def rotations(sides: Sides) -> Iterator[Both[Rotation]]:
 
 
 def _with_position_0(sides: Sides) -> Sides:
-    """The sides, where B does not turn the one row of q but turns k: its row is at position 0, and A turns it."""
+    """Returns the sides with B's single row of q at position 0, if A rotates it and B rotates only k.
+
+    At position 0 a rotation changes nothing, so it can't be told from a missing one.
+    """
     own, other, keys = rotation(sides.a.query), rotation(sides.b.query), rotation(sides.b.key)
     if own is None or other is not None or keys is None or own.table.shape[1] != 1:
         return sides
@@ -46,7 +49,7 @@ def _with_position_0(sides: Sides) -> Sides:
 
 
 def like_rotations(sides: Sides) -> Iterator[Both[Rotation]]:
-    """The rotations, those of neighbours in the width that makes the two most alike."""
+    """Yields the rotations, those of neighbouring channels in the width that makes the two most alike."""
     return rotations(like_widths(sides))
 
 
@@ -54,7 +57,7 @@ def like_rotations(sides: Sides) -> Iterator[Both[Rotation]]:
 
 
 def missing(both: Both[Way]) -> Difference | None:
-    """A rotation that one side has and the other has not; a table that turns nothing is none."""
+    """Compares presence: a rotation that only one side has. A table that rotates nothing counts as none."""
     a, b = rotation(both.a), rotation(both.b)
     if a is not None and b is None:
         of_position_0 = both.vector == "query" and _with_position_0(both.sides) is not both.sides
@@ -66,6 +69,7 @@ def missing(both: Both[Way]) -> Difference | None:
 
     def added(old: Way) -> Way:
         rest = _without(old).steps
+        # among A's norms, at the place that it has among B's
         places = [i for i, step in enumerate(rest) if isinstance(step, Norm)][before:]
         place = len(rest) if last or not places else places[0]
         return replace(old, steps=(*rest[:place], b, *rest[place:]))
@@ -81,11 +85,11 @@ def _without(old: Way) -> Way:
 
 
 def layout(both: Both[Rotation]) -> Difference | None:
-    """The channels are paired otherwise: (c, c + R / 2) against (2 c, 2 c + 1)."""
+    """Compares the pairing of channels: (c, c + R / 2) against (2 c, 2 c + 1)."""
     a, b = both.a, both.b
     if (a.layout, a.spread) == (b.layout, b.spread) or max(a.width, b.width) == 2 or relabelled(both.sides):
         return None
-    # pairs that do not show as neighbours would be other pairs half-split
+    # pairs too slow to show as neighbours would be other pairs in the half-split layout
     like = rotation(way_of(like_widths(both.sides).a, both.vector)) or a
 
     def edit(own: Rotation) -> Rotation:
@@ -102,7 +106,7 @@ def layout(both: Both[Rotation]) -> Difference | None:
 
 
 def direction(both: Both[Rotation]) -> Difference | None:
-    """The other way round: the table is conjugated."""
+    """Compares directions: the reverse rotation has the conjugate table."""
     a, b = turns_of(both)
     if a is None or b is None or a.sign == b.sign:
         return None
@@ -111,10 +115,10 @@ def direction(both: Both[Rotation]) -> Difference | None:
 
 
 def channels(both: Both[Rotation]) -> Difference | None:
-    """Fewer channels turn, or others.
+    """Compares which channels rotate.
 
-    The frequencies depend on how many channels turn, base^(-2c / R), or, where the law is that of the whole head, they
-    do not: whichever of the two gives B's is taken, and what is left is `rope_base`.
+    Frequencies may depend on the number of rotating channels, base^(-2c / R), or follow the whole head. The variant
+    that gives B's frequencies is taken; any remaining difference is `rope_base`.
     """
     a, b, turns = both.a, both.b, turns_of(both)
     near = nearness(both, *turns)
@@ -129,9 +133,9 @@ def channels(both: Both[Rotation]) -> Difference | None:
 
 
 def _moving(turned: Rotation, turn: Turn | None, tolerance: float) -> int:
-    """How many of its pairs, the first ones, turn; all where that is not known.
+    """Returns how many of the first pairs rotate; all if unknown.
 
-    Half a head that turns by the table of the whole has pairs that stand still: cat(angles[:n], zeros).
+    Half a head that rotates by the table of the whole head has pairs that stand still: cat(angles[:n], zeros).
     """
     pairs = turned.width // 2
     if turn is None:
@@ -143,7 +147,7 @@ def _moving(turned: Rotation, turn: Turn | None, tolerance: float) -> int:
 
 
 def _pairs_apart(both: Both[Rotation], *turns: Turn | None) -> dict[str, str]:
-    """How far apart the channels of a pair are on each side, and what the exponents of one base are divided by."""
+    """Returns the distance between paired channels on each side, and the divisor of the exponents of a common base."""
     bases = [turn.law.base for turn in turns if turn is not None and turn.law is not None]
     one_base, words = len(bases) == 2 and abs(bases[0] / bases[1] - 1) < ONE_BASE, {}
     for name, x in (("of_a", both.a), ("of_b", both.b)):
@@ -161,7 +165,7 @@ def _channels(turned: Rotation, head_dim: int, moving: int) -> str:
 
 
 def _resized(own: Rotation, target: Rotation, other: Turn | None, tolerance: float) -> Tensor:
-    """A table for as many channels as `target` turns, of `own`'s positions, amplitude and law."""
+    """Returns a table for as many channels as `target` rotates, with `own`'s positions, amplitude and law."""
     turn, pairs = take_apart(own.table), target.width // 2
     if turn is None or other is None:
         return own.table if own.width == target.width else target.table
@@ -179,16 +183,16 @@ def _resized(own: Rotation, target: Rotation, other: Turn | None, tolerance: flo
 
 
 def amplitude(both: Both[Rotation]) -> Difference | None:
-    """What the table multiplies by, as YaRN's; its angles stay A's."""
+    """Compares the factor of the table, such as YaRN's; the angles stay A's."""
     mine, wanted = both.a.table.abs(), both.b.table.abs()
-    if both.a.width != both.b.width:  # of the channels that both turn
+    if both.a.width != both.b.width:  # only channels that both rotate
         mine, wanted = (x.median(-1, keepdim=True).values for x in (mine, wanted))
     if mine.shape[1] != wanted.shape[1]:
         return None
     ratio = (wanted / mine.clamp_min(torch.finfo(torch.float64).tiny)).flatten()[:MOST]
     if max(abs(float(ratio.median()) - 1), float((ratio - 1).abs().quantile(0.5))) <= both.sides.slack:
         return None
-    if "rounding" in differing(both):  # of cos and sin
+    if "rounding" in differing(both):  # rounded cos and sin change lengths too
         return None
 
     def edit(own: Rotation) -> Rotation:
@@ -200,7 +204,7 @@ def amplitude(both: Both[Rotation]) -> Difference | None:
 
 
 def amplitude_as_factor(both: Both[Way]) -> Difference | None:
-    """One and the same factor on q and on k, both rotated: an amplitude that could not be told from a factor."""
+    """Compares a common factor on q and k, both rotating: it can't be told from an amplitude of their tables."""
     if not like_amplitude(both.sides):
         return None
     old, new = (float(torch.as_tensor(way.scaled).flatten()[0]) for way in (both.a, both.b))

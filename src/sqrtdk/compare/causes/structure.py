@@ -1,12 +1,12 @@
-"""How two masks differ where no band tells it: documents, blocks, one mask laid otherwise, or keys without a pattern.
+"""Differences of two masks that no band explains: documents, blocks, one mask laid out differently, or single keys.
 
-A structure is named only if it makes one side's mask of the other's, key by key:
+A structure is named only if it turns one side's mask into the other's, key by key:
 
-* documents that do not see one another, or chunks of one size; blocks that see themselves both ways, as an image in a
-  causal model does, or a prefix. `sqrtdk.compare.masks` takes them apart, `STRETCHES` has the words.
-* the same mask laid otherwise, a row of `LAID`: on the rows, inverted, turned round, of other samples or heads.
+* documents that don't see one another, or chunks of one size; blocks that see themselves both ways, such as an image
+  in a causal model, or a prefix. `sqrtdk.compare.masks` finds them, `STRETCHES` has the words.
+* the same mask laid out differently, a row of `LAID`: on the rows, inverted, transposed, of other samples or heads.
 
-Where none does, the rows and keys that differ are named.
+If no structure fits, the rows and keys that differ are named.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from torch import Tensor
 from sqrtdk.compare.masks import Parts, pattern, recompose
 from sqrtdk.compare.suspect import NONE, Words
 
-MOST = 4  # of a list that are written out
+MOST = 4  # entries of a list that are written out
 
 
 # -- the same mask, laid otherwise -------------------------------------------------------------------------------------
 
 Made = Iterator[tuple[Tensor, tuple[str, str]]]  # masks, each with what it was and what it is
-Laying = Callable[[Parts, Tensor, Tensor], Made]  # of a mask; the other's tells which samples or heads to look for
+Laying = Callable[[Parts, Tensor, Tensor], Made]  # the other side's mask tells which samples or heads to try
 
 
 def _as(was: str, now: str, *masks: Callable[[Parts, Tensor], Tensor], square: bool = False) -> Laying:
-    """Masks that are made of the parts, or of the whole; of rows and keys that are as many, if it takes that."""
+    """Returns the masks made from the parts or the whole mask; `square` requires as many rows as keys."""
 
     def made(parts: Parts, whole: Tensor, other: Tensor) -> Made:
         if not square or parts.rows == parts.keys:
@@ -40,7 +40,7 @@ def _as(was: str, now: str, *masks: Callable[[Parts, Tensor], Tensor], square: b
 
 
 def _of_others(name: str, axis: int, plain: Callable[[Tensor], bool]) -> Laying:
-    """Those of other samples or heads, unless the other side's is `plain`: the same for all, or none."""
+    """Returns masks of other samples or heads, unless the other side's mask is `plain`: equal for all, or none."""
 
     def made(parts: Parts, whole: Tensor, other: Tensor) -> Made:
         order = None if plain(other) else _order(whole.transpose(0, axis), other.transpose(0, axis))
@@ -62,7 +62,7 @@ PADDING_INVERTED = "inverts the padding mask (hides what A shows, and shows what
 INVERTED = "inverts the mask (hides what A shows, and shows what A hides)"
 TURNED = "has the mask transposed, rows for keys"
 OTHERS = "gives {b} the mask of {a}", "gives each its own mask, where A gives {b} the mask of {a}"
-LAID: tuple[tuple[str, Laying, str, str], ...] = (  # of what, how, and what B does if its mask is made so; if A's is
+LAID: tuple[tuple[str, Laying, str, str], ...] = (  # what is laid out, how, words if B's mask is so, words if A's is
     (
         "padding",  # attention_mask[:, None, :, None] for attention_mask[:, None, None, :]
         _as("on the keys", "on the rows", lambda parts, _: _seen(parts) & _tokens(parts).mT, square=True),
@@ -102,13 +102,13 @@ LAID: tuple[tuple[str, Laying, str, str], ...] = (  # of what, how, and what B d
 
 
 def laid_otherwise(a: Parts, b: Parts, masks: tuple[Tensor, Tensor], of: str) -> Words | None:
-    """How one side's mask is made of the other's by laying it otherwise; None where no row of `LAID` does that.
+    """Returns how one side's mask is the other's laid out differently; None if no row of `LAID` fits.
 
     Args:
-        a: of A's mask.
-        b: of B's.
-        masks: both, (B, H, L, S).
-        of: "padding" or "mask": what is laid so, all else being as it was.
+        a: parts of A's mask.
+        b: parts of B's mask.
+        masks: both masks, (B, H, L, S).
+        of: "padding" or "mask": what is laid out differently, while everything else stays.
     """
     one, other = masks
     for what, laying, text, back in LAID:
@@ -124,7 +124,7 @@ def laid_otherwise(a: Parts, b: Parts, masks: tuple[Tensor, Tensor], of: str) ->
 
 
 def _order(own: Tensor, other: Tensor) -> list[int] | None:
-    """For each entry of the other, which of the own ones it is, its own where that is one; None where one is none."""
+    """Returns the own entry equal to each entry of the other, at the same index if possible; None if one has none."""
     mine, theirs = ([entry.numpy(force=True).tobytes() for entry in masks] for masks in (own, other))
     if not set(theirs) <= set(mine):
         return None
@@ -132,7 +132,7 @@ def _order(own: Tensor, other: Tensor) -> list[int] | None:
 
 
 def _moved(order: list[int], name: str) -> tuple[str, str]:
-    """Whose masks are taken, and who has them: ("samples 1, 0", "samples 0, 1")."""
+    """Returns whose masks are taken and who has them, as text: ("samples 1, 0", "samples 0, 1")."""
     places = [at for at, source in enumerate(order) if source != at]
     sources = [order[at] for at in places]
     sources = sources if len(set(sources)) > 1 else sources[:1]
@@ -142,7 +142,7 @@ def _moved(order: list[int], name: str) -> tuple[str, str]:
 
 # -- documents and blocks ----------------------------------------------------------------------------------------------
 
-STRETCHES = {  # what a side has, and what B does: without those of A, with its own alone, with others
+STRETCHES = {  # what a side has, and what B does: without A's, with its own only, with others
     "chunks": (
         "chunks of {} keys", "ignores the chunks of {a} keys, so rows see earlier chunks",
         "has chunks of {b} keys, which A has not", "has chunks of {b} keys in place of {a}",
@@ -165,7 +165,7 @@ STRETCHES = {  # what a side has, and what B does: without those of A, with its 
 
 
 def _borders(parts: Parts) -> list[list[int]]:
-    """Where documents begin between the tokens of each sample."""
+    """Returns where documents begin between the tokens of each sample."""
     seen = recompose(parts)
     if parts.documents is None or seen is None:
         return [[]]
@@ -175,7 +175,7 @@ def _borders(parts: Parts) -> list[list[int]]:
 
 
 def _ranges(parts: Parts) -> list[list[tuple[int, int]]]:
-    """First and last row of each block of each sample."""
+    """Returns the first and last row of each block, by sample."""
     if parts.blocks is None:
         return [[]]
     rows = parts.blocks[:, parts.keys - parts.rows :]
@@ -184,14 +184,14 @@ def _ranges(parts: Parts) -> list[list[tuple[int, int]]]:
 
 
 def _chunk(starts: list[list[int]], parts: Parts) -> str | None:
-    """The size of the documents, where there are three or more and all have one."""
+    """Returns the common size of three or more documents; None if they have no common size."""
     first, size = starts[0], next(iter(starts[0]), 0)
     alike = len(first) > 1 and all(each == first for each in starts)
     return f"{size}" if alike and first == list(range(size, parts.keys, size)) else None
 
 
 def _prefix(found: list[list[tuple[int, int]]], parts: Parts) -> str | None:
-    """The number of keys in the first block of each sample; None where there are others."""
+    """Returns the number of keys in the first block of each sample; None if there are other blocks."""
     first = parts.padding.byte().argmax(-1).tolist()
     every = list(zip(found, first * len(found), strict=False))
     inside = (len(each) > 1 or any(at[0] > start for at in each) for each, start in every)
@@ -202,7 +202,7 @@ def _prefix(found: list[list[tuple[int, int]]], parts: Parts) -> str | None:
 
 
 def stretches(a: Parts, b: Parts) -> Words | None:
-    """Documents and blocks that one side alone has, or that begin elsewhere; of a regular size, where all have one."""
+    """Returns words for documents and blocks that only one side has or that begin elsewhere; a common size if any."""
     words = []
     for read, regular, size_of, irregular, written in READ:
         every = read(a), read(b)
@@ -226,7 +226,7 @@ def stretches(a: Parts, b: Parts) -> Words | None:
 
 
 def single_keys(masks: tuple[Tensor, Tensor]) -> Words:
-    """The rows and keys that one side alone shows, of two masks (B, H, L, S)."""
+    """Returns the rows and keys that only one side shows, of two masks (B, H, L, S)."""
     a, b = masks
     hidden, shown = a & ~b, b & ~a
     texts = []
@@ -240,7 +240,7 @@ def single_keys(masks: tuple[Tensor, Tensor]) -> Words:
 
 
 def _where(pairs: Tensor) -> tuple[str, str]:
-    """Rows and keys of pairs, and of which samples and heads they are, where not of all."""
+    """Returns the rows and keys of pairs, and their samples and heads unless they are in all."""
     samples, heads = (pairs.transpose(0, axis).flatten(1).any(1) for axis in (0, 1))
     flat = pairs[samples][:, heads]
     rows, keys = flat.any(0).any(0).any(-1), flat.any(0).any(0).any(-2)
@@ -253,7 +253,7 @@ def _where(pairs: Tensor) -> tuple[str, str]:
 
 
 def _numbered(name: str, flags: Tensor) -> str:
-    """The numbers of what is True, those that follow one another as a range.
+    """Returns the indices that are True, with consecutive ones as a range.
 
     Example:
         >>> _numbered("row", torch.arange(8) == 3), _numbered("row", torch.arange(8) > 5)
@@ -276,16 +276,16 @@ def _listed(words: Sequence[object]) -> str:
 
 
 def _by_sample(found: list[list[Any]], written: Callable[[list[Any]], str]) -> str:
-    """What the samples have, once where all have the same."""
+    """Returns what the samples have, once if all have the same."""
     if all(each == found[0] for each in found):
         return written(found[0])
     number = next(number for number, each in enumerate(found) if each)
     return f"{written(found[number])} in sample {number} (others in other samples)"
 
 
-Read = Callable[[Parts], list[list[Any]]]  # in each sample
+Read = Callable[[Parts], list[list[Any]]]  # of each sample
 Size = Callable[[list[list[Any]], Parts], str | None]
 READ: tuple[tuple[Read, str, Size, str, Callable[[list[Any]], str]], ...] = (
     (_borders, "chunks", _chunk, "documents", _listed),
-    (_ranges, "prefix", _prefix, "blocks", _spans),  # a prefix is the one block that comes first
+    (_ranges, "prefix", _prefix, "blocks", _spans),  # a prefix is a single block at the start
 )

@@ -1,7 +1,7 @@
-"""The rotary tables of both sides taken apart in one unit of position, and put together again with another part.
+"""Takes the rotary tables of both sides apart in one unit of position, and rebuilds them with another part.
 
-Where a table has one row, or its rows are two positions apart, what the rest of the program turns by says its unit. An
-edit of a table is given B's angles where it makes them within rounding, so that no rounding is left.
+If a table has one row, or rows two positions apart, the rotations of the rest of the program decide its unit. An edited
+table takes over B's angles if it matches them within rounding, so that no rounding remains.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from sqrtdk.compare.suspect import QK, Both, Sides, on_step, rotation, way_of
 from sqrtdk.tracing.probe.rotation import USUAL
 from sqrtdk.tracing.probe.tables import Law, Turn, angle_gap, nearly_whole, take_apart, unit
 
-ANGLE = 2.0**-21  # of a position: angles are computed in float32 where the tables are made, whatever the dtype
-NEAR = 0.03  # of a pair: a count of pairs that near to a whole one is one
-FEW = 8  # rows of which a usual base is tried, as the one of a step of decoding
-ENOUGH = 4  # pairs: by chance one place among many fits the angles of two
-FIT = 1e-3  # radians
-SAME = 1e-3  # relative, of frequencies
-LOOSE = 0.1  # radians that an angle of positions times frequencies may be off by, in half precision
+ANGLE = 2.0**-21  # for each position: tables compute angles in float32, whatever the dtype
+NEAR = 0.03  # distance of a number of pairs from a whole number
+FEW = 8  # rows: for so few, such as a step of decoding, usual bases are tried
+ENOUGH = 4  # pairs: with only two, one of many positions fits their angles by chance
+FIT = 1e-3  # radians by which a usual base may miss the angles
+SAME = 1e-3  # relative difference of equal frequencies
+LOOSE = 0.1  # radians that position * frequency may be off in half precision
 
 
 def nearness(both: Both[Any], *turns: Turn | None) -> float:
-    """Radians that equal angles of both tables may be apart."""
+    """Returns the allowed difference of equal angles of both tables, in radians."""
     span, slack = max([1.0, *(turn.span for turn in turns if turn is not None)]), both.sides.slack
     return 2 * (slack if slack < ANGLE / 8 else slack + ANGLE * span)
 
 
 def turns_of(both: Both[Rotation]) -> tuple[Turn | None, Turn | None]:
-    """Both tables taken apart, in positions of one size: where the frequencies are multiples, those of the unscaled.
+    """Returns both tables taken apart in a common unit of position: the unscaled side's if one is a multiple.
 
-    Where cached keys turn twice, most rows are two positions apart, and two would be taken for one.
+    If cached keys rotate twice, most rows are two positions apart, and a step of two would count as one.
     """
     a, b = (_turn_of(side, both.vector) for side in (both.sides.a, both.sides.b))
     return _in_units_of(b, both.a.table, a), _in_units_of(a, both.b.table, b)
@@ -47,12 +47,12 @@ def _in_units_of(other: Turn | None, table: Tensor, turn: Turn | None) -> Turn |
     if other is None or table.shape[-1] != len(other.frequencies):
         return turn
     if turn is not None and angle_gap(other.with_frequencies(turn.frequencies).table(), table) < LOOSE:
-        return turn  # all rows alike: frequencies that are scaled
+        return turn  # every row agrees: the frequencies are scaled, not the positions
     return _in_units(table, turn, other.frequencies)
 
 
 def _in_units(table: Tensor, turn: Turn | None, known: Tensor) -> Turn | None:
-    """A table taken apart by known frequencies, where those of `turn` are multiples of them: its unit is another."""
+    """Returns a table taken apart by known frequencies, in another unit if those of `turn` are multiples of them."""
     if turn is None:
         turn = take_apart(table, known)
         return None if turn is None or angle_gap(turn.table(), table) > LOOSE else turn
@@ -65,9 +65,9 @@ def _in_units(table: Tensor, turn: Turn | None, known: Tensor) -> Turn | None:
 
 
 def _turn_of(program: Program, vector: str) -> Turn | None:
-    """The table of q's or k's rotation taken apart; that of one row with the frequencies of the other of the two.
+    """Returns the table of q's or k's rotation taken apart; a single row uses the frequencies of the other vector.
 
-    Of a few rows, of which no other tells the frequencies, those of a usual base are tried.
+    For a few rows whose frequencies no other table shows, usual bases are tried.
     """
     own = rotation(way_of(program, vector))
     turn = None if own is None else take_apart(own.table)
@@ -83,7 +83,7 @@ def _turn_of(program: Program, vector: str) -> Turn | None:
 
 @lru_cache(maxsize=64)
 def _by_base(table: Tensor, base: float) -> Turn | None:
-    """A table taken apart by the frequencies of a usual base; only if they fit."""
+    """Returns a table taken apart by the frequencies of a usual base; None if they don't fit."""
     turn = take_apart(table, Law(base).frequencies(table.shape[-1]))
     return turn if turn is not None and angle_gap(turn.table(), table) < FIT else None
 
@@ -92,21 +92,21 @@ def _by_base(table: Tensor, base: float) -> Turn | None:
 
 
 def snapped(table: Tensor, target: Tensor, tolerance: float) -> Tensor:
-    """The table with the angles of `target` where all of them are the same within `tolerance`: no rounding is left."""
+    """Returns the table with the angles of `target` if all agree within `tolerance`, so that no rounding remains."""
     if table.shape[1:] != target.shape[1:] or angle_gap(table, target) > tolerance:
         return table
     return table.abs() * unit(target)
 
 
 def retold(own: Rotation, target: Rotation, tolerance: float, known: Tensor, **parts: Tensor) -> Rotation:
-    """A rotation with other positions or frequencies, and its amplitude; as it is where they can't be put in.
+    """Returns a rotation with other positions or frequencies and the same amplitude; unchanged if they can't be put in.
 
     Args:
-        own: what is changed.
-        target: the other side's; where the result is its table within rounding its angles are taken.
-        tolerance: of that, in radians.
-        known: its own frequencies, where its rows can't tell them.
-        parts: `positions` or `frequencies`, in place of its own.
+        own: rotation that is changed.
+        target: the other side's rotation; its angles are taken if the result equals its table within rounding.
+        tolerance: allowed difference of angles, in radians.
+        known: frequencies of the rotation, for tables whose rows can't show them.
+        parts: `positions` or `frequencies` that replace its own.
     """
     turn = take_apart(own.table)
     if own.table.shape[-1] == len(known):
@@ -116,11 +116,11 @@ def retold(own: Rotation, target: Rotation, tolerance: float, known: Tensor, **p
     frequencies, positions = parts.get("frequencies", turn.frequencies), parts.get("positions", turn.positions)
     pairs = min(len(frequencies), len(turn.frequencies))
     beyond = torch.cat([frequencies[pairs:], turn.frequencies[pairs:]])
-    # of neighbours more, or fewer, may have been said to turn: by too little to show
+    # a fit of neighbouring channels may include more or fewer slow pairs than rotate: too slow to show
     shows = bool((beyond.abs() * turn.span > tolerance).any())
     if len(beyond) and (own.layout != "interleaved" or shows):
         return own
-    if float(frequencies.sum() * turn.frequencies.sum()) < 0:  # the direction is no matter of the base
+    if float(frequencies.sum() * turn.frequencies.sum()) < 0:  # the direction is another cause
         frequencies = -frequencies
     turn = replace(turn.with_frequencies(frequencies), positions=positions)
     return replace(own, table=snapped(turn.table(), target.table, tolerance))
@@ -130,11 +130,10 @@ def retold(own: Rotation, target: Rotation, tolerance: float, known: Tensor, **p
 
 
 def like_widths(sides: Sides) -> Sides:
-    """The sides, with rotations of neighbours of the width that is most like the other side's.
+    """Returns the sides with rotations of neighbours in the width that is most like the other side's.
 
-    In half precision a fit can't tell whether the last pairs of neighbours turn by almost nothing or do not turn, and
-    may say another width on each side. A width that makes the law of one side that of the other is taken, else the
-    other's.
+    In half precision a fit can't tell whether the last pairs rotate by almost nothing or not at all, so each side may
+    get another width. The width is chosen that gives one side the law of the other; else the other side's width.
     """
     for vector in QK:
         a, b = rotation(way_of(sides.a, vector)), rotation(way_of(sides.b, vector))

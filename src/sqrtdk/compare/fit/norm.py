@@ -1,15 +1,15 @@
-"""A normalisation, from the values before and after it.
+"""Fits a normalisation to the values before and after it.
 
-After = gain * x / sqrt(m + eps) + shift, with x the values before (of "layer" less their mean) and m their mean square.
-For a given eps that is linear in gain and shift. Errors are relative to the size of what is rounded, so the least
-squares are weighted by its inverse. eps is found on a grid, then by Gauss-Newton: with gain and shift eliminated, the
-values change by `-gain x / (2 (m + eps)^1.5)` with it. How far tokens differ in m decides how well it is known; its
-standard error comes from the residuals of each token summed, as all channels of one share the error of its length. The
-one token that decides it, where there is one, leaves no residual: the error is never less than that of rounding, one of
-each entry, independent, and those of its length (`_of_length`), which all channels of a token share.
+After = gain * x / sqrt(m + eps) + shift, where x are the values before (for "layer" minus their mean) and m is their
+mean square. For a given eps this is linear in gain and shift. Errors are relative to the size of what is rounded, so
+the least squares are weighted by its inverse. eps is found on a grid, then by Gauss-Newton: with gain and shift
+eliminated, its derivative is `-gain x / (2 (m + eps)^1.5)`. How well eps is known depends on how much tokens differ in
+m. Its standard error comes from the residuals, summed over each token because all channels of a token share the error
+of its length. A single token that decides eps leaves no residual. So the error is never below that of rounding: one
+independent rounding of each entry, and those of its length (`_of_length`).
 
-"l2" is "rms" of no eps with a gain of 1/sqrt(E); it is told by that gain being the same everywhere and exactly so.
-The simplest gain that fits is taken: none, one for all heads, one for each head.
+"l2" is "rms" without eps and with gain 1/sqrt(E). It is recognised by a gain that is the same everywhere, and exactly
+that. The simplest gain that fits is taken: none, one for all heads, one for each head.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from torch import Tensor
 
 from sqrtdk.compare.program import Norm
 
-LIMIT = 16.0  # roundings: a norm in half precision takes six, of which the mean square and its root are shared
-ENTRIES = 2**18  # that are looked at, in rows evenly spaced
-FEWEST = 3  # numbers that a gain must explain
-SIGMAS = 5.0  # of the interval of eps
-GRID = (0.0, *(10.0**k for k in range(-12, 1)))
+LIMIT = 16.0  # roundings: a norm in half precision takes six, of which channels share those of mean square and root
+ENTRIES = 2**18  # entries that are examined, in evenly spaced rows
+FEWEST = 3  # numbers that each gain must explain
+SIGMAS = 5.0  # half width of the interval of eps, in standard errors
+GRID = (0.0, *(10.0**k for k in range(-12, 1)))  # start values of eps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NormFit:
-    """A normalisation that gives the values after from those before.
+    """A normalisation that leads from the values before to the values after.
 
     Attributes:
-        norm: the step; its eps is the best guess, the interval's middle.
-        residual: largest difference from the values after, in roundings of what each was made of.
+        norm: the step; its eps is the best estimate, the middle of the interval.
+        residual: largest difference from the values after, in roundings of their parts.
         eps_low: least eps that the values allow.
-        eps_high: greatest; far above `eps_low` where the eps is lost in rounding.
+        eps_high: greatest; far above `eps_low` if eps is lost in rounding.
     """
 
     norm: Norm
@@ -46,13 +46,13 @@ class NormFit:
     eps_high: float
 
     def allows(self, eps: float) -> bool:
-        """Whether the values could have been made with this eps."""
+        """Returns whether this eps could have made the values."""
         return self.eps_low <= eps <= self.eps_high
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tokens:
-    """x (H, N, E) centred if need be, m (H or 1, N, 1), y (H, N, E) and the size (H, N, E) of x before centring."""
+    """x (H, N, E), centred if needed; m (H or 1, N, 1); y (H, N, E); and the size (H, N, E) of x before centring."""
 
     x: Tensor
     m: Tensor
@@ -60,13 +60,13 @@ class _Tokens:
     size: Tensor
 
     def length(self, eps: float) -> Tensor:
-        """What x is divided by."""
+        """Returns the divisor of x."""
         return (self.m + eps).sqrt().clamp(min=torch.finfo(torch.float64).tiny)
 
 
 @dataclass(frozen=True, slots=True)
 class _Squares:
-    """Weighted sums over some axes; numbers that are `shifted` are taken less their mean over these."""
+    """Weighted sums over some axes; with `shifted`, the weighted mean over these axes is subtracted first."""
 
     weight: Tensor
     axes: tuple[int, ...]
@@ -79,7 +79,7 @@ class _Squares:
         return values - mean
 
     def along(self, values: Tensor, other: Tensor) -> Tensor:
-        """By what the other is multiplied to be nearest to the values."""
+        """Returns the factor of `other` that comes closest to the values."""
         upper, lower = ((self.weight * x * other).sum(self.axes, keepdim=True) for x in (values, other))
         return upper / lower.masked_fill(lower == 0, 1.0)
 
@@ -87,13 +87,13 @@ class _Squares:
 def fit_norm(
     before: Tensor, after: Tensor, kind: str | None = None, *, dtype: torch.dtype | None = None
 ) -> NormFit | None:
-    """The normalisation between two tensors (B, H, L, E); None where none gives the values after.
+    """Returns the normalisation between two tensors (B, H, L, E); None if none gives the values after.
 
     Args:
         before: values before it.
         after: values after it.
         kind: "rms", "layer" or "l2"; None tries all.
-        dtype: in which the values after were computed; None: their own.
+        dtype: dtype in which the values after were computed; None: their own.
 
     Example:
         >>> x = torch.randn(2, 4, 16, 8)
@@ -127,7 +127,7 @@ def _tokens(x: Tensor, y: Tensor, kind: str, over: str) -> _Tokens:
 
 
 def _fit(tokens: _Tokens, norm: Norm, finfo: torch.finfo) -> NormFit | None:
-    """The simplest gain whose residual is that of rounding: one number, one of a channel, one of a head's channel."""
+    """Returns the fit with the simplest gain that leaves only rounding: one number, one per channel, also per head."""
     heads, rows, _ = tokens.x.shape
     shifted = norm.kind == "layer"
     gains = ((0, 1, 2), (0, 1), (1,)) if norm.over == "head" else ((0, 1, 2), (1,))
@@ -140,7 +140,7 @@ def _fit(tokens: _Tokens, norm: Norm, finfo: torch.finfo) -> NormFit | None:
 
 
 def _solved(tokens: _Tokens, norm: Norm, axes: tuple[int, ...], shifted: bool, finfo: torch.finfo) -> NormFit:
-    """The norm with the gain, shift and eps of least squares."""
+    """Returns the norm with the gain, shift and eps of weighted least squares."""
     y = tokens.y
     sums = _Squares(torch.ones_like(y) / y.square().mean(), axes, shifted)
     floor = finfo.tiny / finfo.eps + 1e-3 * y.square().mean().sqrt()
@@ -150,6 +150,7 @@ def _solved(tokens: _Tokens, norm: Norm, axes: tuple[int, ...], shifted: bool, f
         gain, shift, _ = _linear(tokens, eps, sums)
         weight = (_sizes(tokens, gain, shift, eps) + floor).reciprocal().square()
         sums = replace(sums, weight=weight)
+        # Weights depend on the fit, so they are renewed each round: iteratively reweighted least squares.
         step, error = _newton(tokens, gain, shift, eps, sums, finfo.eps / 2)
         if abs(step) <= 0.01 * error:
             break
@@ -163,12 +164,12 @@ def _solved(tokens: _Tokens, norm: Norm, axes: tuple[int, ...], shifted: bool, f
 
 
 def _sizes(tokens: _Tokens, gain: Tensor, shift: Tensor, eps: float) -> Tensor:
-    """Sum of the sizes of what an entry was made of: rounding is relative to them."""
+    """Returns the summed sizes of an entry's parts: rounding is relative to them."""
     return gain.abs() * tokens.size / tokens.length(eps) + shift.abs()
 
 
 def _linear(tokens: _Tokens, eps: float, sums: _Squares) -> tuple[Tensor, Tensor, Tensor]:
-    """Weighted least squares at one eps: gain, shift (0 without one), and what is left of each entry."""
+    """Returns gain, shift (0 without one) and what is left of each entry, by weighted least squares at one eps."""
     unit = tokens.x / tokens.length(eps)
     gain = sums.along(tokens.y, sums.centred(unit))
     rest = tokens.y - gain * unit
@@ -177,7 +178,7 @@ def _linear(tokens: _Tokens, eps: float, sums: _Squares) -> tuple[Tensor, Tensor
 
 
 def _newton(tokens: _Tokens, gain: Tensor, shift: Tensor, eps: float, sums: _Squares, u: float) -> tuple[float, float]:
-    """Step of eps, with gain and shift eliminated, and its standard error."""
+    """Returns the step of eps, with gain and shift eliminated, and its standard error."""
     unit = tokens.x / tokens.length(eps)
     made = gain * unit
     slope, spread = sums.centred(-0.5 * made / tokens.length(eps).square()), sums.centred(unit)
@@ -195,17 +196,17 @@ def _newton(tokens: _Tokens, gain: Tensor, shift: Tensor, eps: float, sums: _Squ
 
 
 def _of_length(count: int) -> float:
-    """Variance of what rounding makes of sqrt(m + eps), relative, in u^2 / 3; the mean of so many squares is m.
+    """Returns the relative variance that rounding gives sqrt(m + eps), in u^2 / 3; m is the mean of `count` squares.
 
-    The root and the division round once each. The sum, of m and of eps, counts by the half, as the root halves an
-    error: with squares of normal numbers, added one after the other, `count / 3 + 3 / 2` of the additions (`rounding`)
-    and `3 / count` of the squares.
+    The root and the division round once each. The root halves the error of the sum of m and eps. With squares of
+    normal numbers, added one after the other, the additions contribute `count / 3 + 3 / 2` (`rounding`) and the
+    squares `3 / count`.
     """
     return 2.0 + (count / 3.0 + 1.5 + 3.0 / count + 1.0) / 4.0
 
 
 def _as_length(fit: NormFit, x: Tensor, kind: str | None, unit: float) -> NormFit | None:
-    """The fit as an l2 norm, where it is one or was asked for."""
+    """Returns the fit as an l2 norm if it is one or was asked for."""
     if kind not in (None, "l2") or fit.norm.kind != "rms":
         return fit
     count = x.shape[2] * (x.shape[0] if fit.norm.over == "heads" else 1)

@@ -1,9 +1,9 @@
-"""Scale and softcap, from the output of an attention, or from its lse.
+"""Fits scale and softcap to the output of an attention, or to its lse.
 
-Of each head the scale that gives the output best: on a grid first, from which no scale is further than `RATIO`, then by
-Gauss-Newton in its logarithm, steps halved where they make things worse. Derivatives are central differences of the
-float64 attention, which any formula has: bias, mask and sinks may be there already. With a softcap, its logarithm is a
-second unknown, which all heads share.
+For each head a grid is searched first, in which no scale is further than `RATIO` from the next. Then Gauss-Newton
+refines the logarithm of the scale, with steps halved if they make things worse. Derivatives are central differences of
+the float64 attention, so any formula works: bias, mask and sinks may be present. The logarithm of a softcap is a second
+unknown, shared by all heads.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from torch import Tensor
 from sqrtdk.compare.compute import attend, some_rows
 from sqrtdk.compare.program import Formula
 
-RATIO = 1.25  # from one scale of the grid to the next
-ROWS = 32  # rows that are looked at, evenly spaced
-CAPS = (5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
-STEP = 1e-4  # of the logarithm, for the differences
-FAR, SLOW = 1e6, 0.99  # of mean squares: to rounding's, and to what they were a step before
-COMMON = 4.0  # standard errors that heads of one scale may be apart
-Left = Callable[[Tensor, float | None], Tensor]  # of log scale (Hq,) and log cap: (Hq, rows, n), what is left, finite
+RATIO = 1.25  # ratio of neighbouring scales in the grid
+ROWS = 32  # evenly spaced rows that are examined
+CAPS = (5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)  # usual softcaps
+STEP = 1e-4  # step of the logarithms for central differences
+FAR, SLOW = 1e6, 0.99  # of mean squares: relative to rounding, and to the step before; beyond both the fit is given up
+COMMON = 4.0  # standard errors that heads with a common scale may be apart
+Left = Callable[[Tensor, float | None], Tensor]  # from log scale (Hq,) and log cap to finite residuals (Hq, rows, n)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaleFit:
-    """Scale and softcap that give the output.
+    """Scale and softcap that fit the output.
 
     Attributes:
-        scale: of each head, (Hq,).
-        error: its standard error by what is left, relative, (Hq,); infinite where the output does not depend on it.
-        common: the one scale of all heads; None where they differ.
-        residual: largest difference from the output (or the lse) on the rows that were looked at.
-        softcap: None where none was looked for.
+        scale: scale of each head, (Hq,).
+        error: relative standard error of the scale, (Hq,); infinite if the output does not depend on it.
+        common: scale shared by all heads; None if they differ.
+        residual: largest difference from the output (or lse) on the examined rows.
+        softcap: the cap; None if none was searched.
     """
 
     scale: Tensor
@@ -56,17 +56,16 @@ def fit_scale(
     formula: Formula,
     caps: Sequence[float | None] = (None,),
 ) -> ScaleFit | None:
-    """The scale of each head, from the output or, where it is known, the lse; None where they say nothing of it.
+    """Returns the scale of each head, from the output or from a known lse; None if these don't depend on it.
 
     Args:
         query: (B, Hq, L, E).
-        key: (B, H, S, E), H that divides Hq.
+        key: (B, H, S, E), where H divides Hq.
         value: (B, H, S, Ev).
         output: (B, Hq, L, Ev).
-        lse: (B, Hq, L), sinks among it.
-        formula: all but the scale.
-        caps: softcaps of all heads from which the best is looked for, which acts where `formula.softcap_at` says; None
-            keeps that of the formula.
+        lse: (B, Hq, L), with sinks included.
+        formula: everything but the scale.
+        caps: candidates for a softcap shared by all heads, at the place `formula.softcap_at`. None keeps the formula's.
 
     Example:
         >>> q, k, v = torch.randn(3, 1, 2, 8, 16)
@@ -92,7 +91,7 @@ def fit_scale(
         return beside.transpose(0, 1).flatten(1, 2)
 
     sizes = torch.where(finite, recorded, 0.0).transpose(0, 1).flatten(1).square().mean(1)
-    noise = sizes * (torch.finfo(told.dtype).eps / 2) ** 2 / 3.0  # of each head, mean square of one rounding
+    noise = sizes * (torch.finfo(told.dtype).eps / 2) ** 2 / 3.0  # mean square of one rounding, by head
     fits = []
     for cap in (None if cap is None else math.log(cap) for cap in caps):
         trials = scales(query.shape[-1], RATIO if cap is None else RATIO**2).log()
@@ -103,7 +102,7 @@ def fit_scale(
 
 
 def scales(features: int, ratio: float = RATIO) -> Tensor:
-    """Scales from which no other is further than a ratio, and the usual ones of so many features, smallest first."""
+    """Returns a grid in which no scale is further than `ratio` from the next, with 1, 1/sqrt(E) and 1/E, ascending."""
     low, high = math.log(1 / (8 * features)), math.log(8.0)
     grid = torch.linspace(low, high, 1 + math.ceil((high - low) / math.log(ratio)), dtype=torch.float64).exp()
     return torch.cat([grid, torch.tensor([1.0, features**-0.5, 1 / features], dtype=torch.float64)]).sort().values
@@ -119,7 +118,7 @@ def _polish(left: Left, noise: Tensor, scale: Tensor, cap: float | None) -> Scal
             trial, trial_cap = scale + damped * step, None if cap is None else cap + damped * cap_step
             there = left(trial, trial_cap)
             better = _squares(there) < _squares(here)
-            if cap is not None:  # which all heads share
+            if cap is not None:  # all heads share the cap, so the step is taken for all or none
                 better = better.new_full(better.shape, bool(there.square().sum() < here.square().sum()))
             if bool(better.any()):
                 break
@@ -130,7 +129,7 @@ def _polish(left: Left, noise: Tensor, scale: Tensor, cap: float | None) -> Scal
         here = torch.where(better[:, None, None], there, here)
         far = bool((here.square().mean((1, 2)) > FAR * noise).all())
         if far and _squares(here).sum() > SLOW * before:
-            break  # far above rounding, and hardly less than before: no scale gives what was recorded
+            break  # far above rounding and hardly improving: no scale gives the record
     error = _newton(left, noise, scale, cap, here)[-1]
     residual = float(left(scale, cap).abs().max())
     softcap = None if cap is None else math.exp(cap)
@@ -138,7 +137,7 @@ def _polish(left: Left, noise: Tensor, scale: Tensor, cap: float | None) -> Scal
 
 
 def _newton(left: Left, noise: Tensor, scale: Tensor, cap: float | None, here: Tensor) -> tuple[Tensor, float, Tensor]:
-    """Steps of the logarithms of scale and cap, at most 1 each, and the standard error of the scale's."""
+    """Returns the steps of log scale and log cap, at most 1 each, and the standard error of log scale."""
     slope = (left(scale - STEP, cap) - left(scale + STEP, cap)) / (2 * STEP)
     squares = _squares(slope)
     safe = squares.masked_fill(squares == 0, 1.0)
@@ -150,7 +149,7 @@ def _newton(left: Left, noise: Tensor, scale: Tensor, cap: float | None, here: T
         cap_step = max(-1.0, min(1.0, float((alone * here).sum()) / curvature)) if curvature > 0 else 0.0
         here = here - cap_step * cap_slope
     step = ((slope * here).sum((1, 2)) / safe).clamp(-1.0, 1.0)
-    # what is left of a row has one cause, its logits
+    # Residuals of a row are not independent: they share the errors of its logits.
     of_rows = (slope * here).sum(2).square().sum(1)
     by_itself = squares * torch.maximum(here.square().mean((1, 2)), noise)
     error = torch.maximum(of_rows, by_itself).sqrt() / safe
@@ -162,7 +161,7 @@ def _squares(left: Tensor) -> Tensor:
 
 
 def _common(scale: Tensor, error: Tensor) -> float | None:
-    """The scale that all heads have, of their logarithms and the standard errors of these."""
+    """Returns the common scale of all heads, from their log scales and standard errors; None if they disagree."""
     known = torch.isfinite(error)
     if not bool(known.any()):
         return None
