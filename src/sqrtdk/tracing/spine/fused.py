@@ -37,7 +37,7 @@ _NAMES = {
     "query": ("query", "q"),
     "key": ("key", "k"),
     "value": ("value", "v"),
-    "scale": ("scale", "softmax_scale", "factor"),  # sqrtdk's own operators take a tensor, the rest a number
+    "scale": ("scale", "softmax_scale", "factor"),  # sqrtdk's kernels take a tensor `scale`, else a number `factor`
     "causal": ("is_causal", "causal"),
     "left": ("window_size_left", "window_left", "below"),
     "right": ("window_size_right", "window_right", "above"),
