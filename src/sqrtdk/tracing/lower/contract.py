@@ -46,6 +46,7 @@ def contract(scene: Scene, made: Made) -> None:
     if (weights is not None or a.products or b.products) and mix_heads(node, made.tensors):
         return
     inverses = [_is_inverse(x) for x in (a, b)]
+    # Nystroem's iteration starts with w @ w.mT of one softmax and goes on with products of its results and w.
     squared = a.weights is not None and a.weighing is b.weighing
     inverts = squared or (any(inverses) and all(i or x.weights for i, x in zip(inverses, (a, b), strict=True)))
     if weights is not None and _meets_values(scene, made, weights.weighing, a, b):
@@ -186,7 +187,7 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
     source, weight = (a, b) if a.act and not (b.act and holds_angles(a)) else (b, a)
     node.terms = 1 if len(node.shape) > 2 and a.shape[0] > 1 else 0
     node.label = origin(weight).label
-    narrow = node.op == "mv" or node.shape[-1] == 1
+    narrow = node.op == "mv" or node.shape[-1] == 1  # nn.Linear(d, 1)(tanh(q + k)): one number a pair
     if narrow and not weight.act:
         note_weighted_sum(scene, made, source, weight)
     values = next((t for i, t in made.tensors.items() if node.args[i] is weight), None)

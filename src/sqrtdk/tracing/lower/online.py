@@ -83,7 +83,7 @@ def _exponential(scene: Scene, node: Node, power: Node, way: list[Node], value: 
         scene.held += size
     else:
         power.operands = {}
-    over = bool(power.func._schema.is_mutable)
+    over = bool(power.func._schema.is_mutable)  # z.exp_() overwrites the logits: they are the logarithm of its output
     product = next(iter(logits.products)).product
     return Exponential(
         node=logits,

@@ -117,7 +117,7 @@ def by_hand(scene: Scene, made: Made) -> bool:
     if grouped is None:
         axes = total.args[1] if len(total.args) > 1 and total.args[1] else range(len(top.shape))
         weighing = begin(scene, made, top.operands[0], int(axes[0]) if len(axes) == 1 else -1, sinks=sinks)
-        if len(axes) > 1:
+        if len(axes) > 1:  # e / e.sum((-2, -1), keepdim=True): a row of weights does not sum to 1
             node.weights = Weights(weighing, Carried(changes=("division by a sum over several axes",)))
     else:
         begin(scene, made, top.operands[0], grouped.axis, edges=groups_of(total))

@@ -83,6 +83,7 @@ def _known_change(
     every = tuple(range(new.dim()))
     if changed and _is_single(node, weights) and (by := _factor(old, new, every, rounding)) is not None:
         return before.times(float(by), node.op)
+    # w / w.sum(-1): the keys' axis, the last, is tried first; a sum over any other axis is one over the queries.
     for axis in sorted(every, reverse=True):
         if new.shape[axis] < 2 or not _sums_to_one(new, axis):
             continue

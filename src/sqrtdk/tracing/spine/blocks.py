@@ -138,6 +138,7 @@ def join(cells: Sequence[Cell], layout: Layout, logits: Tensor | None, weights: 
         replace(sides[0], unknown=tuple(dict.fromkeys(name for side in sides for name in side.unknown)))
         for sides in (queries, keys)
     )
+    # Blocks with different scales: no single number is the scale of the merged attention.
     if not _alike([_factor(cell.reading) for cell in cells]):
         one = Scale(Factor(None, "logits", BLOCKS))
         query, key = replace(query, factors=()), replace(key, factors=())
@@ -175,6 +176,7 @@ def _product(cells: Sequence[Cell]) -> Node:
 
 
 def _merged(cells: Sequence[Cell], layout: Layout, *, whole: bool) -> list[Step]:
+    # The block with the most masks and biases gives the order of the merged steps.
     longest = max((cell.reading.steps for cell in cells), key=lambda steps: len(_kinds(steps, (Hide, Bias))))
     masks = [len(_kinds(cell.reading.steps, (Hide,))) for cell in cells]
     apart = set(masks) <= {0, max(masks)}  # blocks with different numbers of masks: all masks merge into one
@@ -302,6 +304,7 @@ def is_attention(logits: Tensor, values: Sequence[tuple[int, Tensor]], output: T
         whole[:, :, first : first + value.shape[-2]] = part.to(torch.float64)
     at = torch.linspace(0, rows - 1, min(rows, _ROWS), device=logits.device).round().long()
     z, out = logits[:, :, at].to(torch.float64), output.reshape(batch, heads, rows, width)[:, :, at].to(torch.float64)
+    # A row whose keys are all hidden has no defined output.
     seeing = (z.amax(-1) > HIDDEN) & (z.amax(-1) < math.inf)
     difference = (z.softmax(-1) @ whole - out).abs().amax(-1)[seeing]
     size = out.abs().amax(-1)[seeing]

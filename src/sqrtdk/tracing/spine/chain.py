@@ -92,11 +92,13 @@ def read_chain(
                 node = effect.part.source
                 continue
             steps = (*_written_at(node, read), *steps)
+        # A concatenation and a mixing of heads change the layout, so they are replayed like views.
         if node.op == "cat" or (node.shape != main.shape and node.op in ops.CONTRACTIONS):
             views = (node, *views)
         node = main
     if node is until:
         return Chain(node, steps, views)
+    # (view_as_complex(q) @ view_as_complex(k).conj().mT).real is a product over real channels.
     if node.product is not None and node.product.dtype.is_complex:
         real = real_part(node, views)
         node, views = real or (node, views)
@@ -241,7 +243,7 @@ def _fold_caps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
             rest = [s for s in rest if s is not after]
             cap = 1.0 if after is None else after.factor.value
             inner = before.factor.value if isinstance(before, Scale) else None
-            if cap and inner and abs(inner * cap - 1) < 1e-3:
+            if cap and inner and abs(inner * cap - 1) < 1e-3:  # (z / 30).tanh() * 30: the two factors cancel
                 folded.pop()
             elif cap != 1.0:
                 # c tanh(f x) has slope f c and is capped at c: written c tanh((f c x) / c).

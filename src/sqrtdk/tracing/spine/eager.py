@@ -83,6 +83,7 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
         layout = replace(layout, columns=span.size)
     channels = over_channels(query_node, swapped=axes.swapped)
     distance, steps = chain.product.product.distance, chain.steps
+    # |q|^2 - 2 q.k + |k|^2, written out: the score is a squared distance, and -2 belongs to it.
     if distance is None and (rest := completed(steps, query.factor * key.factor)) is not None:
         distance, steps, query, key = 2, rest, replace(query, factors=()), replace(key, factors=())
     if weighing.sinks:
@@ -90,9 +91,9 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
     if weighing.fault is not None:
         steps = (*steps, Unknown(weighing.fault))
     elif not weighing.carried.changes and any(isinstance(s, Offset) and s.varies(weighing.dim) for s in steps):
-        steps = (*steps, Unknown(OWN))
+        steps = (*steps, Unknown(OWN))  # an offset that differs between keys is no maximum taken off a row
     elif span.size is None and any(isinstance(step, Sink) and step.column for step in steps):
-        layout = replace(layout, columns=layout.columns - 1)
+        layout = replace(layout, columns=layout.columns - 1)  # the last column is the sink, not a key
     return of_softmax(
         weighing,
         query,

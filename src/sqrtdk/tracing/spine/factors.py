@@ -142,11 +142,12 @@ def multiplied(node: Node, main: Node, where: str, follow: Follow) -> Side:
     other = node.args[position]
     if isinstance(other, Node) and (other.act or decided_by(other, main)):
         return side.lost(where, node.op)
+    # q * gate(x): `set_beside` has made the gate a constant of its own kind, with one number a vector.
     if isinstance(other, Node) and other.op == "gate":
         gate = Factor(None, where, DATA)
         return side.times(gate, Stage(where, "scale", gate.text()))
     value = node.operands.get(position)
-    if value is not None and value.is_complex():
+    if value is not None and value.is_complex():  # view_as_complex(q) * e^ia: a rotation of points
         amplitude = amplitude_of(main, node)
         if amplitude is None:
             return side.lost(where, "rotary table of varying amplitude")

@@ -127,7 +127,7 @@ def read_kernel(call: KernelCall, kernel: Kernel) -> Reading:
             q = q.reshape(layout.batch, layout.heads, *q.shape[-2:])
             k = k.reshape(layout.batch, -1, *k.shape[-2:])
     scale, scaled = _scale(arguments, layout)
-    softcap = arguments["softcap"] or None
+    softcap = arguments["softcap"] or None  # flash-attn passes 0.0 for no softcap
     bias, no_bias = _bias(arguments, pairs, layout)
     hide, no_mask = _mask(arguments, pairs, layout)
     unread, exact = arguments.unread, kernel.kind != "sdpa"

@@ -229,7 +229,7 @@ def _view(node: Node, main: Node, where: str, follow: Follow) -> Side:
             side = replace(side, unknown=(*side.unknown, "queries picked by their values"))
     elif node.op == "gather":
         side = side.then(Stage(where, "gather"))
-    if times := repeats(node):
+    if times := repeats(node):  # GQA: k.repeat_interleave(groups, 1)
         side = side.then(Stage(where, "repeat", str(times)), growth=side.growth * times)
     if node.op in _RESHAPES and main.shape and node.shape and main.shape[-1] > node.shape[-1]:
         side = replace(side, folded_heads=main.shape[-1])

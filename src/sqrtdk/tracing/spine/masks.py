@@ -131,7 +131,7 @@ def read_addend(
     steps: tuple[Step, ...] = ()
     rest, name = added.masked_fill(hidden, 0.0), bias_name(added, hidden)
     if name is not None and float(rest.min()) <= HIDDEN:
-        steps = read_addend(node, rest, 1.0, views, shape)  # a second mask: finfo.min for causal, -1e4 for padding
+        steps = read_addend(node, rest, 1.0, views, shape)  # a second mask: finfo.min for causal, -1e9 for padding
     elif name is not None:
         steps = (Bias(name, Placed(rest, views, shape)),)
     beside = any(isinstance(step, Bias) for step in steps)
@@ -293,8 +293,9 @@ def numbers_around(node: Node, base: Node, writes: tuple[Node, ...], views: tupl
     numbers = torch.zeros(0) if around is None else around[~inside]
     if not numbers.numel():
         return ()
-    if bool((numbers < HIDES).all()):
+    if bool((numbers < HIDES).all()):  # full = torch.full(shape, -1e9); full[..., :n] = z
         return (Hide("float", float(numbers.max()), Placed(inside, views, node.shape)),)
+    # full = torch.zeros(shape); full[..., :-1] = z: the last column is an attention sink.
     column = bool(inside[..., :-1].all()) and not bool(inside[..., -1].any()) and not bool(numbers.isnan().any())
     return (Sink(),) if column else (Unknown("overwrite"),)
 

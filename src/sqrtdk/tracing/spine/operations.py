@@ -132,6 +132,7 @@ def _hidden_later(factor: Tensor, link: Link) -> bool:
 
 
 def _raised(link: Link) -> tuple[Step, ...]:
+    # ((q - k) ** 2).sum(-1).sqrt(): only a power of a distance is a known step, not a power of q . k.
     exponent = 0.5 if link.node.op == "sqrt" else link.node.number(1)
     distances = all(p.product is not None and p.product.distance for p in link.main.products)
     return (Power(exponent),) if exponent and distances else unknown(link)
@@ -153,6 +154,7 @@ def _added_product(link: Link) -> tuple[Step, ...]:
 def _summed(link: Link) -> tuple[Step, ...]:
     node, position, alpha = link.node, link.position, float(link.node.kwargs.get("alpha", 1))
     signs = {"add": (1.0, alpha), "sub": (1.0, -alpha), "rsub": (-alpha, 1.0)}[node.op]
+    # add is a + alpha * b, sub is a - alpha * b, rsub is b - alpha * a: the signs of a and of b.
     main, sign = signs if node.args[0] is link.main else signs[::-1]
     turned = _number(main)
     if position is None or is_bias_of_mixing(node, position):
@@ -160,6 +162,7 @@ def _summed(link: Link) -> tuple[Step, ...]:
     other, value = node.args[position], node.operands.get(position)
     placed = None if value is None or value.is_meta else Placed(value * sign, link.views, node.shape)
     own = bool(other.products & link.main.products)
+    # z - z.mean(-1, keepdim=True): one number a row, computed from the logits, leaves their softmax as it is.
     if (own and other.shape[-1:] == (1,)) or _is_own_maximum(other, link.main):
         return (Offset(placed), *turned)
     if is_squared_length(other):

@@ -323,6 +323,7 @@ def features(root: Node, shape: tuple[int, ...]) -> Tensor | None:
     if root.root is None or not shape or math.prod(shape) > _LARGEST:
         return None
     axis, matrices = _features_axis(root) % len(shape), root.root.matrices
+    # The numbers are expanded to the size of the projection: the smallest dtype that holds them saves memory.
     dtype = torch.int16 if matrices * shape[axis] <= torch.iinfo(torch.int16).max else torch.int32
     numbers = torch.arange(shape[axis], dtype=dtype).view([-1 if d == axis else 1 for d in range(len(shape))])
     if matrices > 1:

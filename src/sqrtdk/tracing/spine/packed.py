@@ -62,6 +62,7 @@ class Sequences:
             return cls(count, int(longest or operand.shape[-3]), known=False)
         lengths = ends.diff() if used is None else used
         most = int(lengths.max()) if count else 0
+        # Sequences of one length need no index: their tokens reshape to (N, L, H, E).
         if count * most == operand.shape[-3] and bool((lengths == most).all()):
             return cls(count, most)
         return cls(count, most, ends[:-1].long(), lengths.long())

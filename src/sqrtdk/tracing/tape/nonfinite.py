@@ -115,6 +115,8 @@ class _Watch(EagerMode):
             return
         if _is_view(func):
             return
+        # A write into a part of an `empty` tensor leaves the rest of it unwritten. A new result is written throughout,
+        # and may lie at an address that an unwritten tensor had before.
         if func._schema.is_mutable:
             results = [x for x in results if _memory(x) not in self._unwritten]
         else:
@@ -138,7 +140,7 @@ class _Watch(EagerMode):
 
     def _of_nan(self, origin: Origin, args: Any, *, infinite: bool) -> Origin:
         if infinite and self.overflow is not None:
-            return self.overflow
+            return self.overflow  # the NaN was made of infinities that an earlier overflow left
         if origin.op in _SOFTMAX:
             hidden = (args[0] == -torch.inf).all(args[1])
             if bool(hidden.any()):

@@ -20,6 +20,7 @@ from sqrtdk.tracing.tape.recorder import unseen
 _KNOWN = r"Using `torch\.compile\(module\)` when there are global hooks|flex_attention called without torch\.compile"
 # Tolerance for recognising an output by its numbers, relative to its size.
 _CLOSE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+# The compiler's stance is one setting for all threads, so traces that overlap share it and the last one resets it.
 _lock = threading.Lock()
 _open = 0
 _stance = ExitStack()
