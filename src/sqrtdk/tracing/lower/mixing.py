@@ -163,6 +163,7 @@ def combine_weights(node: Node, active: Sequence[Node], entries: list[SoftmaxEnt
     if (mixed := _plus_their_mixing(node, carriers)) is not None:
         node.weights, node.args = mixed.weights, (mixed,)
         return True
+    # (1 - g) * softmax(q k^T) + g * softmax(positions): the second softmax consists of constants.
     constants = [] if len(carriers) > 1 else [p for p in node.parents() if not p.act and _is_weights(p)]
     if not constants and not _several(node, carriers):
         return False

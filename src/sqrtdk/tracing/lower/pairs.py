@@ -69,7 +69,7 @@ def _note_spread(node: Node, left: Node, right: Node) -> None:
         return
     first = len(node.shape) > 2  # the leading axis is then the batch
     owners = {a == 1 for a, b in [*facing(left, right, node.shape)][first:] if (a == 1) != (b == 1)}
-    if owners:
+    if owners:  # an axis that only one of them has: its rows are combined with every row of the other
         node.pairs = Pairs(left, right, both=len(owners) == 2)
 
 

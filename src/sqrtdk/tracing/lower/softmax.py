@@ -172,7 +172,7 @@ def _from_logarithm(scene: Scene, made: Made) -> bool:
     inner = origin(node.args[0])
     taken_off = inner.args[1] if inner.op == "sub" and not inner.is_root and len(inner.args) > 1 else None
     total = log_total(taken_off) if isinstance(taken_off, Node) else None
-    if total is not None:
+    if total is not None:  # exp(z - log(sums)[index]): a softmax over the edges of a graph
         groups = groups_of(total)
         node.args = (inner,)
         begin(scene, made, made.tensors[0], groups.axis, edges=groups)
@@ -190,7 +190,7 @@ def _from_logarithm(scene: Scene, made: Made) -> bool:
         return False
     node.args = (inner,)
     weighing = begin(scene, made, made.tensors[0], axes[0] if len(axes) == 1 else -1)
-    if _in_turn(inner, axes):
+    if _in_turn(inner, axes):  # z - z.logsumexp(-1), then - z.logsumexp(-2), and so on: the last one ends Sinkhorn
         node.weights = Weights(weighing, Carried(changes=(SINKHORN,)))
     return True
 

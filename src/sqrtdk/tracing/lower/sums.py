@@ -212,7 +212,7 @@ def _become_product(node: Node, way: _Way) -> None:
     for factor in reversed(way.factors):
         args = tuple(out if is_act(arg) else arg for arg in factor.args)
         out = step(factor.op, factor.func, out.shape, *args, operands=factor.operands)
-    if node.op == "mean":
+    if node.op == "mean":  # (q * k).mean(-1) is the product divided by E
         out = step("div", _aten.div.Tensor, out.shape, out, e)
     node.stand_for("view", _aten.view.default, out)
     node.products = frozenset({product})

@@ -110,10 +110,7 @@ def positions_of(reading: Reading) -> tuple[Positions | None, Positions | None]:
 
 
 def aligned(reading: Reading) -> Reading:
-    """Returns the reading with the offset between its keys and its rows.
-
-    Without the offset a rotation of q and k can't be told from a factor.
-    """
+    """Returns the reading with the offset between its keys and its rows, to tell a rotation from a factor."""
     if not reading.query.moves:
         return reading
     rows, keys = positions_of(reading)

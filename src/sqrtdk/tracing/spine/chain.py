@@ -135,10 +135,7 @@ def _written_at(node: Node, steps: tuple[Step, ...]) -> Iterator[Step]:
 
 
 def _structure(node: Node, views: tuple[Node, ...]) -> tuple[tuple[Step, ...], tuple[Node, ...], Node] | None:
-    """Returns (steps, views, node) for several operations that form one structure; None if none ends at `node`.
-
-    The steps are innermost first; the walk goes on from the returned node, with the returned views.
-    """
+    """Returns the steps of a structure of several operations, its views, and the node to go on from, or None."""
     if node.op == "overwrite":
         return _overwritten(node, views)
     if node.op == "add" and (residual := read_residual_mixing(node)) is not None:

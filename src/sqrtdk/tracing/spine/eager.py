@@ -61,10 +61,7 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
 
 
 def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, heads_hint: int | None) -> Reading:
-    """Returns the reading of the keys of one product, all or some of the softmax's keys.
-
-    The other arguments are those of `read_eager`.
-    """
+    """Returns the reading of the keys of one product, `span`; the other arguments are those of `read_eager`."""
     chain = span.chain
     assert chain.product is not None
     assert chain.product.product is not None
@@ -174,10 +171,7 @@ def start_of(node: Node) -> str | None:
 
 
 def _followed(node: Node, where: str, left: Node) -> Side:
-    """Returns the side of an operand; its L2 norm counts only along the axis that the product sums over.
-
-    Along any other axis the norm does not bound q . k.
-    """
+    """Returns the side of an operand; an L2 norm along an axis that is not summed over does not bound q . k."""
     side = follow(node, where)
     fault = norm_fault(node, summed=-1 if node is left else -2) if side.norm == "l2" else None
     return side if fault is None else side.lost(where, fault, norm=None)
@@ -241,7 +235,7 @@ def _by_shape(leading: tuple[int, ...], query: Side, width: int, folded: bool, h
 def _by_features(product: Node, views: tuple[Node, ...], axes: Orientation, operand: Node) -> tuple[int, int] | None:
     """Returns (heads, entries of the leading axes after the heads), or None if the features do not tell.
 
-    Entries of the leading axes that come from the same features of the projection belong to the same head.
+    Entries that come from the same features of the projection belong to the same head.
     """
     if not axes.followed or any(view.op in ops.CONTRACTIONS for view in views):  # a mixing made more heads of them
         return None

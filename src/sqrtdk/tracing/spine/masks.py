@@ -42,6 +42,7 @@ def reach(visible: Tensor, stands: int = 1) -> dict[str, Any]:
         return {}
     first, last = shown.argmax(-1), columns - 1 - shown.flip(-1).argmax(-1)
     least, greatest = int((i - last)[seeing].min()), int((i - first)[seeing].max())
+    # Padding is taken out of the comparison with a band: keys that no row sees, and rows that see no key.
     live, blind = matrices.any(-2, keepdim=True), ~matrices.any(-1, keepdim=True)
     between = (distance >= least) & (distance <= greatest) & live
     shifted = ((matrices == ((distance >= -1) & live)) | blind).all((-1, -2))

@@ -131,7 +131,7 @@ def assembled(node: Node, main: Node, where: str, follow: Follow) -> Side:
     beneath = [follow(base, where)] if base.act else []
     covered = sum(place.shape[-1] for place in places)
     zeros = not beneath and "zeros" in base.op and covered < node.shape[-1]
-    wider = zeros and places[0].shape[:-1] == node.shape[:-1]
+    wider = zeros and places[0].shape[:-1] == node.shape[:-1]  # out = zeros(B, L, 64); out[..., :48] = q
     side = together(
         [*beneath, *pieces],
         basis=_written(node, places, pieces, beneath),

@@ -205,7 +205,7 @@ def _length(node: Node) -> float | None:
 def turned_by_matrix(node: Node, where: str, follow: Follow) -> Side | None:
     """Returns the side of a product with rotation matrices, 2 x 2 for each pair or one for all; None for others."""
     vector, table, values = node.branches[0][0], node.args[0], node.operands[0]
-    several = math.prod(table.shape[:-2]) > 1
+    several = math.prod(table.shape[:-2]) > 1  # R[i] @ q[i]: a matrix for each position or pair, not one projection
     known = evaluate(table) if values.is_meta else values.detach()
     if known is None and not holds_angles(table.args[0] if table.op == "table" else table):
         before = follow(vector, where)

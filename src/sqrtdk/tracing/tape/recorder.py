@@ -263,6 +263,7 @@ class Recorder(EagerMode):
         several = output if isinstance(output, (tuple, list)) else (output,)
         results = [x for x in (named.get("out"), *several) if isinstance(x, Tensor)] or written
         if results:
+            # Flash kernels return the logsumexp second: it has the output's shape without the features.
             lse = results[1] if len(results) > 1 and results[1].shape == results[0].shape[:-1] else None
             self.listener.kernel(KernelCall(whole, named, nodes, results[0], site, places.here(), lse, turned_off))
         for result in results:
