@@ -191,7 +191,7 @@ def _project(scene: Scene, made: Made, parents: list[Node]) -> None:
             return
     vectors.keep_channels(node, parents[0])
     width = parents[1].shape[1] if len(parents) > 1 and len(parents[1].shape) > 1 else None
-    source = next(parent for parent in parents if parent.act)  # integers quantised with one scale a row are not `act`
+    source = next(parent for parent in parents if parent.act)  # integers quantised with one scale per row are not `act`
     scene.store.cut(node, made.tensor, source=source, width=width, paired=reads_pairs(source), projects=True)
 
 

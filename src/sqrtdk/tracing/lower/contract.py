@@ -187,7 +187,7 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
     source, weight = (a, b) if a.act and not (b.act and holds_angles(a)) else (b, a)
     node.terms = 1 if len(node.shape) > 2 and a.shape[0] > 1 else 0
     node.label = origin(weight).label
-    narrow = node.op == "mv" or node.shape[-1] == 1  # nn.Linear(d, 1)(tanh(q + k)): one number a pair
+    narrow = node.op == "mv" or node.shape[-1] == 1  # nn.Linear(d, 1)(tanh(q + k)): one number per pair
     if narrow and not weight.act:
         note_weighted_sum(scene, made, source, weight)
     values = next((t for i, t in made.tensors.items() if node.args[i] is weight), None)
@@ -215,7 +215,7 @@ def is_scored(logits: Node) -> bool:
 
 
 def sum_values(scene: Scene, made: Made, weighted: Node) -> None:
-    """Ends weights whose weighted values are summed over the keys, or for each node; calls the listener at first."""
+    """Ends weights whose weighted values are summed over the keys, or per node; the first sum goes to the listener."""
     weights = weighted.weights
     assert weights is not None
     weighing, values = weights.weighing, weights.values

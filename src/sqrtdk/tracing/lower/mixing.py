@@ -99,7 +99,7 @@ def by_data(matrix: Node) -> bool:
 
 
 def is_bias_of_mixing(node: Node, position: int) -> bool:
-    """Whether `node` adds one number a head, its argument at `position`, after a mixing: a linear layer's bias."""
+    """Whether `node` adds one number per head, its argument at `position`, after a mixing: a linear layer's bias."""
     addend, main = node.args[position], node.main()
     mixed = None if main is None else origin(main, ops.VIEWS)
     mixes = mixed is not None and mixed.product is None and mixed.op in ops.CONTRACTIONS

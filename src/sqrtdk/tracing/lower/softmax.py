@@ -35,7 +35,7 @@ _GROUPED: dict[str, tuple[int, int | None, int | str]] = {
     "segment_sum_csr": (0, None, "sum"),
     "segment_max_csr": (0, None, "amax"),
 }
-BACK = ops.PASSING | {"gather", "gather_csr"}  # bring one number a node back to the node's edges
+BACK = ops.PASSING | {"gather", "gather_csr"}  # bring one number per node back to the node's edges
 INDEX = 2  # position of the group index: src.scatter_add(0, index, ...)
 OTHER_GROUPS = "softmax over the edges of other nodes than the values are summed for"
 _TO_MAXIMUM = BACK | {"masked_fill", "maximum"}

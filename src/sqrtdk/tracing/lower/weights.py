@@ -1,6 +1,6 @@
 """Reads the steps on weights between the softmax and the values, from the weights' numbers before and after each.
 
-Weights may be dropped out, masked again, thinned out, divided by their sum, or multiplied by one number or one a row.
+Weights may be dropped out, masked again, thinned out, divided by their sum, or multiplied by one number or one per row.
 Heads may be mixed and softmaxes combined (`mixing`). Another tensor may join the weights:
 
     w = 0.5 * p + 0.5 * adjacency          # Molecule Attention Transformer (Maziarka et al. 2020, arXiv:2002.08264)
@@ -69,7 +69,7 @@ def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node,
 def _known_change(
     node: Node, weights: Node, weighing: Weighing, numbers: tuple[Tensor, Tensor], eps: float
 ) -> Carried | None:
-    """Returns the steps on weights after a mask or a multiplication by one number a row; None for other changes."""
+    """Returns the steps on weights after a mask or a multiplication by one number per row; None for other changes."""
     before, (old, new) = _of(weights), numbers
     rounding = 8 * max(eps, 2.0**-20)
     keys = weighing.dim if node.shape == weighing.entry.shape else -1
@@ -210,7 +210,7 @@ def join(node: Node, weights: Node, weighing: Weighing, before: Carried) -> Carr
         return None
     if (node.op == "div" and node.args[0] is not weights) or (node.op in ("mul", "div") and not others):
         return None
-    # w - w.mean(-1, keepdim=True): one number a row may come from the weights; adding it still counts as joining.
+    # w - w.mean(-1, keepdim=True): one number per row may come from the weights; adding it still counts as joining.
     rows = node.op in _LINEAR
     inside = [p for p in others if not (rows and p.shape[-1:] == (1,) and len(p.shape) == len(node.shape))]
     if any(_is_made_of(other, weighing) for other in inside):

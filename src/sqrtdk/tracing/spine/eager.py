@@ -131,9 +131,9 @@ def _without_product(weighing: Weighing, chain: Chain, value: Tensor, output: Te
     axes = Orientation(weighing.dim, (dims - 2,) if dims > 1 else (), swapped=False, followed=True)
     odd = dims < 3 or (dims > 4 and logits.shape[-2] == 1)  # with two axes, the first may be the batch or the queries
     if dims == 2 and value.dim() > 2:
-        logits = logits.unsqueeze(-2)  # one query a sequence: (B, S) becomes (B, 1, S)
+        logits = logits.unsqueeze(-2)  # one query per sequence: (B, S) becomes (B, 1, S)
     elif odd and dims > 4:
-        logits = logits.squeeze(-2)  # drop the axis of the score layer, which gives one number a pair
+        logits = logits.squeeze(-2)  # drop the axis of the score layer, which gives one number per pair
     batch, rows = logits.shape[0] if logits.dim() > 2 else 1, logits.shape[-2] if logits.dim() > 1 else 1
     layout = Layout(batch, math.prod(logits.shape[1:-2]), rows, logits.shape[-1], 0, value.shape[-1])
     of_score = None

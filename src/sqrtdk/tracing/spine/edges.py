@@ -81,7 +81,7 @@ def _layout(logits: Tensor, groups: EdgeGroups, value: Tensor) -> Layout:
 
 
 def _fits(groups: EdgeGroups, layout: Layout) -> bool:
-    """Whether the logits can be held with one row a node, and at least one node has several edges to choose from."""
+    """Whether the logits can be held with one row per node, and at least one node has several edges to choose from."""
     if groups.index is None or not groups.index.numel():
         return False
     count = groups.index.bincount()

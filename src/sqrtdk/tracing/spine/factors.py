@@ -1,4 +1,4 @@
-"""Reads factors: the number, or one number a head, by which an operation multiplies q, k or the logits.
+"""Reads factors: the number, or one number per head, by which an operation multiplies q, k or the logits.
 
 On q and k a multiplication may be a scale, a norm's gain for each channel, a rotation e^ia, or a gate from the data.
 """
@@ -23,7 +23,7 @@ _MOST_HEADS = 2**12  # a factor on the meta device is evaluated only if it has n
 
 
 def read_factor(node: Node, position: int, where: str, heads_axis: int) -> Factor | None:
-    """Returns the factor that `node` multiplies by, or None if it is neither one number nor one number a head."""
+    """Returns the factor that `node` multiplies by, or None if it is neither one number nor one number per head."""
     inverse = node.op == "div"
     arg = node.args[position]
     if isinstance(arg, Node):
@@ -37,7 +37,7 @@ def read_factor(node: Node, position: int, where: str, heads_axis: int) -> Facto
 def tensor_factor(
     arg: Node, value: Tensor | None, where: str, heads_axis: int, *, inverse: bool = False
 ) -> Factor | None:
-    """Returns the factor that a tensor holds: one number, or one a head, repeated or not; None for any other tensor.
+    """Returns the factor that a tensor holds: one number, or one per head, repeated or not; None for any other tensor.
 
     Args:
         arg: node of the tensor.
@@ -67,7 +67,7 @@ def tensor_factor(
 
 
 def _one_a_head(arg: Node, repeated: Tensor, where: str, inverse: bool) -> Factor | None:
-    """Returns the factor with one number a head, or None if a head's row holds several numbers."""
+    """Returns the factor with one number per head, or None if a head's row holds several numbers."""
     if not bool((repeated == repeated[:, :1]).all()):
         return None
     numbers = [1 / float(v) if inverse else float(v) for v in repeated[:, 0]]
@@ -77,7 +77,7 @@ def _one_a_head(arg: Node, repeated: Tensor, where: str, inverse: bool) -> Facto
 
 
 def factor_of_edges(arg: Node, value: Tensor | None, heads: int, *, inverse: bool) -> Factor | None:
-    """Returns a factor on (edges, heads) made of parameters alone; its value is None if it is not one number a head."""
+    """Returns a factor on (edges, heads) made of parameters alone; its value is None unless it is one per head."""
     if arg.act or not is_learned(arg):
         return None
     each = None
@@ -87,8 +87,8 @@ def factor_of_edges(arg: Node, value: Tensor | None, heads: int, *, inverse: boo
 
 
 def heads_axis(factor: object, logits: Node) -> int:
-    """Returns the axis, negative, along which a factor on `logits` may have one number a head."""
-    if not isinstance(factor, Node) or factor.act:  # a factor computed from the data has one number a sequence
+    """Returns the axis, negative, along which a factor on `logits` may have one number per head."""
+    if not isinstance(factor, Node) or factor.act:  # a factor computed from the data has one number per sequence
         return -3
     if (several := capacity(factor)) <= 1 or factor.shape[-3:-2] == (several,):
         return -3
@@ -108,7 +108,7 @@ def of_the_data(arg: object, factor: Factor | None) -> Factor | None:
 
 
 def of_the_rows(node: Node, position: int, where: str) -> Factor | None:
-    """Returns a factor of the model with one number a row, or None: `q * torch.arange(1, n + 1).log()[:, None]`.
+    """Returns a factor of the model with one number per row, or None: `q * torch.arange(1, n + 1).log()[:, None]`.
 
     Zeros and ones hide rows and are no factor.
     """
@@ -142,7 +142,7 @@ def multiplied(node: Node, main: Node, where: str, follow: Follow) -> Side:
     other = node.args[position]
     if isinstance(other, Node) and (other.act or decided_by(other, main)):
         return side.lost(where, node.op)
-    # q * gate(x): `set_beside` has made the gate a constant of its own kind, with one number a vector.
+    # q * gate(x): `set_beside` has made the gate a constant of its own kind, with one number per vector.
     if isinstance(other, Node) and other.op == "gate":
         gate = Factor(None, where, DATA)
         return side.times(gate, Stage(where, "scale", gate.text()))
@@ -186,7 +186,7 @@ def _gained(side: Side, node: Node, gain: Node, value: Tensor | None, where: str
 
 
 def _is_gain(other: Node, node: Node, side: Side) -> bool:
-    """Whether a tensor with one number a channel is the gain of the normalisation before it.
+    """Whether a tensor with one number per channel is the gain of the normalisation before it.
 
     After a factor only a learned tensor is: a constant may be another part of the scale.
     """
@@ -197,7 +197,7 @@ def _is_gain(other: Node, node: Node, side: Side) -> bool:
 
 
 def _decay(other: Node, value: Tensor | None, node: Node) -> Tensor | None:
-    """Returns positive constants, one or more a row (float64), or None for any other tensor."""
+    """Returns positive constants, one or more per row (float64), or None for any other tensor."""
     value = evaluate(other) if value is not None and value.is_meta else value
     if value is None or value.dim() < 2 or value.shape[-2] != node.shape[-2] or is_learned(other):
         return None

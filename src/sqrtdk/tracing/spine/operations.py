@@ -162,7 +162,7 @@ def _summed(link: Link) -> tuple[Step, ...]:
     other, value = node.args[position], node.operands.get(position)
     placed = None if value is None or value.is_meta else Placed(value * sign, link.views, node.shape)
     own = bool(other.products & link.main.products)
-    # z - z.mean(-1, keepdim=True): one number a row, computed from the logits, leaves their softmax as it is.
+    # z - z.mean(-1, keepdim=True): one number per row, computed from the logits, leaves their softmax as it is.
     if (own and other.shape[-1:] == (1,)) or _is_own_maximum(other, link.main):
         return (Offset(placed), *turned)
     if is_squared_length(other):

@@ -1,4 +1,4 @@
-"""Brings sequences of different lengths (packed end to end, padded, or nested) into one padded row a sequence."""
+"""Brings sequences of different lengths (packed end to end, padded, or nested) into one padded row per sequence."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Pairs:
     def vectors(
         self, query: Tensor, key: Tensor, scale: float | Tensor, softcap: float | None = None, *, exact: bool
     ) -> Vectors:
-        """Returns the operands with one padded row a sequence, from (..., L, H, E) layouts."""
+        """Returns the operands with one padded row per sequence, from (..., L, H, E) layouts."""
         query = query if query.is_meta else self.queries.spread(query)
         key = key if key.is_meta else self.keys.spread(key)
         rows, columns = self.exist()

@@ -295,7 +295,7 @@ def turned(side: Side, amplitude: Amplitude, where: str) -> Side:
 
 
 def decayed(side: Side, by: Tensor, where: str) -> Side:
-    """Returns the side after a multiplication by one or more numbers a position; right after a rotation it is xPos."""
+    """Returns the side after a product with one or more numbers per position; right after a rotation it is xPos."""
     decay = by if side.decay is None else side.decay * by
     if side.stages[-1].name == "rope":
         return replace(side, stages=(*side.stages[:-1], Stage(where, "xpos")), decay=decay)

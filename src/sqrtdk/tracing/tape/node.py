@@ -191,7 +191,7 @@ class Root:
     inverse: bool = False  # a product of weights with themselves, a step to their inverse (Nystroem)
     pooled: SoftmaxEntry | None = None  # the softmax whose weights multiply values here
     logits: Node | None = None  # the logits behind the root, if it came from logits by an unknown step
-    matrices: int = 1  # number of projection matrices, one a head: entry n is projected by matrix n % matrices
+    matrices: int = 1  # number of projection matrices, one per head: entry n is projected by matrix n % matrices
     part: bool = False  # the projection uses one rank's shard of a weight
     multiplied: Multiplied | None = None  # the projection's operands, if the trace keeps them
 
@@ -235,7 +235,7 @@ class Partial:
 
     parts: frozenset[Exponential | Finished]  # the parts that were added up
     open: frozenset[Exponential | Finished]  # the parts not yet divided by their sum
-    scaled: bool = False  # multiplied by one number a row since the last addition: o * exp(m_old - m_new)
+    scaled: bool = False  # multiplied by one number per row since the last addition: o * exp(m_old - m_new)
     loose: bool = False  # sums under different maxima were added without rescaling either
     weighed: bool = False  # multiplied by a share of a sum of exponentials: o * exp(lse_1 - lse)
 
