@@ -206,7 +206,7 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
         keep_rotation(node, source, weight, values)
 
 
-# -- value products ----------------------------------------------------------------------------------------------------
+# -- weights meet values -----------------------------------------------------------------------------------------------
 
 
 def is_scored(logits: Node) -> bool:

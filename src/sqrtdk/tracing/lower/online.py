@@ -125,7 +125,7 @@ def _is_of_rows(offset: Node, shape: tuple[int, ...], dim: int) -> bool:
     return place < 0 or offset.shape[place] == 1
 
 
-# -- steps on partial sums ---------------------------------------------------------------------------------------------
+# -- what is computed from partial sums --------------------------------------------------------------------------------
 
 
 def finished(scene: Scene, made: Made, weighing: Weighing) -> None:

@@ -131,7 +131,7 @@ def _is_whole(product: Node) -> bool:
     return product.is_root and product.label != "" and value is not None and not value.is_floating_point()
 
 
-# -- operations on two lineages ----------------------------------------------------------------------------------------
+# -- two lineages meet -------------------------------------------------------------------------------------------------
 
 
 def set_beside(node: Node, active: list[Node], tensors: dict[int, Tensor], projected: Container[Node]) -> list[Node]:

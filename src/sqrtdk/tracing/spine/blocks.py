@@ -169,7 +169,7 @@ def _product(cells: Sequence[Cell]) -> Node:
     return made
 
 
-# -- steps of all blocks merged: a mask or a bias that only some blocks have is 0 in the others ------------------------
+# -- steps of all blocks as those of one: a mask or a bias that some of them have is 0 in the others -------------------
 
 
 def _merged(cells: Sequence[Cell], layout: Layout, *, whole: bool) -> list[Step]:

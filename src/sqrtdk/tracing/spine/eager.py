@@ -183,7 +183,7 @@ def _kv_heads(product: Node, layout: Layout, axes: Orientation) -> int | None:
     return product.shape[0] // (layout.batch * (layout.rows if axes.windowed else 1))
 
 
-# -- sizes: which leading axes of the logits are heads, and which are batch, windows or grids -------------------------
+# -- sizes: which leading axes of the logits are heads, and which batch, windows or grids -----------------------------
 
 
 def lay_out(

@@ -240,7 +240,7 @@ def _as_passed(hide: Hide) -> Hide:
     return replace(hide, form="implicit", name="causal" if hides else None)  # a single row would look like padding
 
 
-# -- logits that were written in parts: blocks of a product in a larger tensor, keys hidden by a number ----------------
+# -- logits that were written part by part: blocks of a product in a larger tensor, keys that a number hides -----------
 
 
 def spread_over(steps: Sequence[Step], write: Node, node: Node, views: tuple[Node, ...]) -> tuple[Step, ...] | None:

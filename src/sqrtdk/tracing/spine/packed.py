@@ -171,7 +171,7 @@ class Pairs:
         return f"a mask of {count} x {rows} rows and {columns} keys would have to be held"
 
 
-# -- nested tensors: torch runs each operation on the whole nested batch -----------------------------------------------
+# -- nested tensors, of which torch made operations on whole nested batches --------------------------------------------
 
 
 def read_nested(weighing: Weighing, value: Tensor) -> Reading | str:

@@ -210,7 +210,7 @@ def _adapts(whole: Side, other: Side) -> bool:
     return plain and bool(shared) and deeper and other.start.source != whole.start.source
 
 
-# -- pooled over rows: by a mean, a maximum, or a convolution of each channel (MViT, Restormer) -----------------------
+# -- pooled over rows: by a mean or a maximum, or by a convolution of each channel (MViT, Restormer) ------------------
 
 
 def pooled(node: Node, main: Node, where: str, follow: Follow) -> Side | None:

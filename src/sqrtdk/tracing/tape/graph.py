@@ -114,7 +114,7 @@ def alias(tensor: Tensor) -> Tensor:
         return tensor.detach()
 
 
-# -- constants without data, and tensors that were written in parts ----------------------------------------------------
+# -- constants without data, and tensors that were written part by part ------------------------------------------------
 
 
 LARGEST = 2**22  # elements of a constant that is computed again
