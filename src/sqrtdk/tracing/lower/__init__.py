@@ -1,1 +1,1 @@
-"""Lowering: what an operation is, whatever it is called: projection, product, softmax, weights that meet values."""
+"""Lowering: finds the role of each operation by its operands: projection, product, softmax, value product."""

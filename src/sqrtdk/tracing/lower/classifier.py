@@ -1,6 +1,6 @@
-"""Classifying: what the output of one operation is to the lineage, from what its inputs are.
+"""Classifies the output of each operation by the roles of its inputs.
 
-What an operation can be is a row of `_KINDS`; all others combine what they are given.
+`_KINDS` lists the operations that can start a new role; every other operation carries its inputs' roles on.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from sqrtdk.tracing.tape.recorder import Made, Scene
 from sqrtdk.tracing.tape.store import shape_of
 
 Kind = Callable[[Scene, Made, list[Node]], None]
-_FIRST_ONLY = frozenset({*ops.NORMS, "native_dropout", "max"})  # of whose outputs the others are side results
+_FIRST_ONLY = frozenset({*ops.NORMS, "native_dropout", "max"})  # only their first output carries the lineage
 
 
 class Classifier:
-    """Makes a node for every output: a projection, a product, a softmax, its use, or a step in between."""
+    """Makes a node for every output: a projection, a product, a softmax, a value product, or a step in between."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
 
     def note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, turned: Mapping[int | None, int]) -> None:
-        """Make the nodes of what `func` gave for `args`; `turned` are outputs that rotate an argument."""
+        """Makes the nodes of the outputs of `func(*args)`; `turned` maps outputs to the argument that they rotate."""
         store, sites = self.scene.store, self.scene.sites
         loose = not sites.stack
         if loose and name in ops.RANDOM:
             store.forget(output)
             return
-        if name == "lift_fresh":  # torch.tensor([...]) written in the model's code
+        if name == "lift_fresh":  # torch.tensor([...]) in the model's code
             store.constant(args[0])
         node_args = tuple(self._nodes(arg) for arg in args)
         numbers = {key: value for key, value in kwargs.items() if not isinstance(value, Tensor)}
@@ -60,14 +60,14 @@ class Classifier:
                 store.loosen(tensor)
 
     def rotations(self, args: Any, output: Any) -> dict[int | None, int]:
-        """Which outputs of an operation that is not seen are rotations of which argument, by their values."""
+        """Returns which outputs of an opaque operation rotate which argument, judged by their values."""
         if not any(isinstance(arg, Tensor) and self.scene.store.node(arg).act for arg in args):
             return {}
         found = {i: vectors.rotated_argument(args, tensor) for i, tensor in _outputs(output, "")}
         return {i: position for i, position in found.items() if position is not None}
 
     def _nodes(self, arg: Any) -> Any:
-        """The argument with nodes in place of tensors, one level of lists included."""
+        """Returns the argument with nodes in place of tensors, one level of lists included."""
         if isinstance(arg, Tensor):
             return self.scene.store.node(arg)
         if isinstance(arg, (list, tuple)) and any(isinstance(item, Tensor) for item in arg):
@@ -79,7 +79,7 @@ class Classifier:
         return is_product(self.scene.store.node(left), self.scene.store.node(right))
 
     def may_attend(self, name: str, args: Any, kwargs: Any, output: Any) -> bool:
-        """Whether an operation of which only the name and the shapes are known may be an attention."""
+        """Whether an opaque operation may be an attention, judged by its name and shapes."""
         node = self.scene.store.node
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and node(x).act]
         first = output[0] if isinstance(output, (tuple, list)) and output else output
@@ -90,7 +90,7 @@ class Classifier:
         node, tensor = made.node, made.tensor
         parents = list(node.parents())
         if node.op == "copy":
-            parents = parents[1:]  # what was there before is gone
+            parents = parents[1:]  # `x.copy_(y)` overwrites x
         node.external = any(p.external for p in parents)
         numeric = tensor.is_floating_point() or tensor.is_complex()
         if not numeric:
@@ -120,12 +120,12 @@ class Classifier:
 
 
 def _kind(node: Node) -> Kind:
-    """What makes of a node what it is to the lineage."""
+    """Returns the function that sets the role of a node."""
     return _KINDS.get(node.op) or (_project if vectors.projects(node) else combine)
 
 
 def _outputs(output: Any, name: str) -> Iterator[tuple[int | None, Tensor]]:
-    """The tensors that an operation gave, each with its number where there are several."""
+    """Yields the output tensors of an operation, each with its index, or None for a single output."""
     if not isinstance(output, (tuple, list)):
         if isinstance(output, Tensor):
             yield None, output
@@ -138,7 +138,7 @@ def _outputs(output: Any, name: str) -> Iterator[tuple[int | None, Tensor]]:
 
 
 def _inside_lists(args: Any) -> dict[int | tuple[int, int], Tensor]:
-    """Aliases of the tensors in lists among the arguments (the indices of an indexing), by both positions."""
+    """Returns aliases of tensors in list arguments (the indices of `x[i, j]`), by argument and list position."""
     return {
         (i, j): alias(item)
         for i, arg in enumerate(args)
@@ -183,7 +183,7 @@ def _affine(scene: Scene, made: Made, parents: list[Node]) -> None:
 
 def _project(scene: Scene, made: Made, parents: list[Node]) -> None:
     node = made.node
-    if node.op in CONVOLUTIONS and parents[0].shape[-2:] == node.shape[-2:]:  # the L x S matrix stays in place
+    if node.op in CONVOLUTIONS and parents[0].shape[-2:] == node.shape[-2:]:  # nn.Conv2d over (B, H, L, S) logits
         if (parents[0].products or holds_weights(parents[0])) and mix_heads(node, made.tensors):
             return
         if parents[0].products or (holds_weights(parents[0]) and parents[0].shape == node.shape):
@@ -191,14 +191,14 @@ def _project(scene: Scene, made: Made, parents: list[Node]) -> None:
             return
     vectors.keep_channels(node, parents[0])
     width = parents[1].shape[1] if len(parents) > 1 and len(parents[1].shape) > 1 else None
-    source = next(parent for parent in parents if parent.act)  # whole numbers, with a size a row beside them, are not
+    source = next(parent for parent in parents if parent.act)  # integers quantised with one scale per row are not `act`
     scene.store.cut(node, made.tensor, source=source, width=width, paired=reads_pairs(source), projects=True)
 
 
 def _note_nested(scene: Scene, made: Made, parents: list[Node]) -> None:
-    """Without a kernel, torch makes attention of operations on whole nested batches, whose nodes have no shape.
+    """Sets the role of an operation on a nested tensor: without a kernel, torch's attention runs on nested batches.
 
-    Jagged ones are not among them: what torch does with their values is seen.
+    Their nodes have no shape. Jagged tensors do not come here: their operations on plain values are recorded.
     """
     node = made.node
     node.act = any(p.act for p in parents)
@@ -222,7 +222,7 @@ def _note_nested(scene: Scene, made: Made, parents: list[Node]) -> None:
 
 
 def _multiplied(scene: Scene, made: Made) -> None:
-    """Q and k are kept, for the softmax that may come."""
+    """Keeps the operands of a nested product for a softmax that may follow."""
     if any(ancestor.weights is not None for ancestor in ancestors(made.node.args[0])):
         scene.listener.missed(made.node.site, "weights of nested tensors were changed before they met values")
     made.node.operands = {i: alias(tensor) for i, tensor in made.tensors.items()}

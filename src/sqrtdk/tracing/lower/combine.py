@@ -1,4 +1,4 @@
-"""Everything elementwise, views and rearrangements included: steps on the way of logits, of weights, of q and k."""
+"""Carries the roles of operands through elementwise operations and views: logits, weights, or q, k and v."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sqrtdk.tracing.tape.graph import alias
 from sqrtdk.tracing.tape.node import Node, Weights
 from sqrtdk.tracing.tape.recorder import Made, Scene
 
-_KEPT = frozenset({"exp", "exp2", "_log_softmax"})  # whose own input is needed when they turn out to be a softmax
+_KEPT = frozenset({"exp", "exp2", "_log_softmax"})  # keep their input: it is the logits if they end in a softmax
 _INVERSES = frozenset({"linalg_pinv", "linalg_inv_ex", "_linalg_svd", "_linalg_eigh", "_linalg_solve_ex"})
 
 
 def combine(scene: Scene, made: Made, parents: list[Node]) -> None:
-    """Tell what a node carries on of what it was made from: logits, weights, or q, k and v."""
+    """Sets the role of a node from its operands: it carries logits, weights, or q, k and v."""
     node = made.node
     if node.op in ops.CACHE_WRITES and _written_to_cache(node):
         return
@@ -41,12 +41,12 @@ def combine(scene: Scene, made: Made, parents: list[Node]) -> None:
 
 
 def _written_to_cache(node: Node) -> bool:
-    """New keys go into a tensor of zeros or of earlier keys: the lineage is that of the new ones."""
+    """Whether the node writes new keys into a cache (zeros or earlier keys); it then takes the new keys' lineage."""
     position = ops.CACHE_WRITES[node.op]
     new = node.args[position] if position < len(node.args) else None
     if not isinstance(new, Node) or not new.act or any(p.products or p.weights for p in node.parents()):
         return False
-    if node.op != "slice_scatter" and new.roots & node.args[0].roots:  # k[k < -8] = 2 * k[k < -8]: no new ones
+    if node.op != "slice_scatter" and new.roots & node.args[0].roots:  # k[k < -8] = 2 * k[k < -8] adds no keys
         return False
     node.args = (new,)
     node.roots, node.terms = new.roots, new.terms
@@ -61,12 +61,12 @@ def _carry_logits(made: Made) -> None:
 
 
 def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
-    """Weights pass through casts, dropout and head masks; a broadcast product with values, summed, is a use."""
+    """Carries weights through casts, dropout and head masks; (w[..., None] * v).sum(-2) is a value product."""
     node, tensors = made.node, made.tensors
     if combine_weights(node, active, scene.entries):
         return
     carriers = [p for p in active if p.weights is not None]
-    source = next((p for p in carriers if p.shape == node.shape), carriers[0])  # w, of w / w.sum()
+    source = next((p for p in carriers if p.shape == node.shape), carriers[0])  # in w / w.sum() this is w
     before = source.weights
     assert before is not None
     if _ends(scene, made, source, before):
@@ -82,7 +82,7 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
     if node.op == "mul" and others and (spread or weighing.edges):
         values = next((t for i, t in tensors.items() if node.args[i] in others), None)
         node.weights = replace(node.weights, weighted=True, values=None if values is None else alias(values))
-    elif joined is not None:  # by a tensor of the inputs: an adjacency, a gate
+    elif joined is not None:  # p + adjacency, p * gate: a tensor from the inputs joins the weights
         node.weights = replace(before, carried=joined)
     elif others:
         scene.store.cut(node, made.tensor)
@@ -96,7 +96,7 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
 
 
 def _ends(scene: Scene, made: Made, source: Node, before: Weights) -> bool:
-    """Whether weights are summed with their values, or inverted: the end of their way."""
+    """Whether the weights end here: multiplied with values and now summed, or inverted (Nystroem)."""
     node = made.node
     if before.weighted and (node.op == "sum" or sums_values(node)):
         sum_values(scene, made, source)
@@ -113,12 +113,12 @@ def _ends(scene: Scene, made: Made, source: Node, before: Weights) -> bool:
 
 
 def _flows(operand: object) -> bool:
-    """Whether an operand is q, k or v; the maximum of a row is none of them."""
+    """Whether an operand carries q, k or v; the maximum of a row does not."""
     return isinstance(operand, Node) and operand.act and not is_maximum(operand)
 
 
 def _carry_vectors(scene: Scene, made: Made, active: list[Node]) -> None:
-    """Q, k or v on their way; a sum of two branches begins a new lineage."""
+    """Carries q, k or v on; a sum of two branches begins a new lineage."""
     node = made.node
     if put_to_size(scene, made):
         return
@@ -126,7 +126,8 @@ def _carry_vectors(scene: Scene, made: Made, active: list[Node]) -> None:
     note_sum(scene, made)
     active = set_beside(node, active, made.tensors, scene.store.projected)
     first = node.main()
-    scored = first is not None and len(active) > 1 and is_additive(first)  # another term of the score, or its maximum
+    # A further term of an additive score, or its maximum taken off: the lineage of the score goes on.
+    scored = first is not None and len(active) > 1 and is_additive(first)
     together = scored or node.op in ("cat", "stack")
     if len({p.roots for p in active}) > 1 and not together:
         node.terms = sum(p.terms for p in active)

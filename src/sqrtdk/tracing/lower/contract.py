@@ -1,11 +1,10 @@
-"""Contractions: a projection, a product of queries and keys, or a product of weights and values.
+"""Classifies contractions: a projection, a product of queries and keys, or a product of weights and values.
 
-Weights also meet values by a multiplication and a sum over the keys, or over the edges of a node. Whether the value
-product sums over the axis that the softmax runs over is told here.
+A value product may also be a multiplication and a sum over the keys, or over the edges of a node. This module checks
+that the value product sums over the axis of the softmax.
 
-Nystroem's attention has products of weights as well, softmax(q k~) times the inverse of softmax(q~ k~) times softmax(q~
-k) v, with few landmarks q~ and k~ (Xiong et al. 2021, arXiv:2102.03902): the steps to an inverse are no products of
-queries and keys.
+Nystroem attention multiplies weights as well: softmax(q k~) inv(softmax(q~ k~)) softmax(q~ k) v, with few landmarks
+q~ and k~ (Xiong et al. 2021, arXiv:2102.03902). The steps to the inverse are no products of queries and keys.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from sqrtdk.tracing.tape.recorder import Made, Scene, Unweighted
 
 OTHER_AXIS = "softmax over another axis than the value product sums over"
 QUERIES = "softmax over the queries"
-_PARTIAL = 5e-2  # nearer to 1 than that the sum of what is no whole row never is
+_PARTIAL = 5e-2  # the sum over an axis other than the softmax's differs from 1 by more than this in some row
 WITHOUT_SOFTMAX = "a product of activations meets values without a softmax"
 
 
 def contract(scene: Scene, made: Made) -> None:
-    """Tell which of the three a contraction is."""
+    """Sets the role of a contraction: one of the three."""
     node = made.node
     left, right = ops.CONTRACTIONS[node.op]
     a, b = node.args[left], node.args[right]
@@ -47,6 +46,7 @@ def contract(scene: Scene, made: Made) -> None:
     if (weights is not None or a.products or b.products) and mix_heads(node, made.tensors):
         return
     inverses = [_is_inverse(x) for x in (a, b)]
+    # Nystroem's iteration starts with w @ w.mT of one softmax and goes on with products of its results and w.
     squared = a.weights is not None and a.weighing is b.weighing
     inverts = squared or (any(inverses) and all(i or x.weights for i, x in zip(inverses, (a, b), strict=True)))
     if weights is not None and _meets_values(scene, made, weights.weighing, a, b):
@@ -68,9 +68,9 @@ def contract(scene: Scene, made: Made) -> None:
 
 
 def _settle_matrices(scene: Scene, a: Node, b: Node) -> None:
-    """A product with a square matrix from outside the model meets q or k: it was a step on the way, and no product.
+    """Revokes a product with a square matrix from outside the model once it multiplies q or k.
 
-    (q @ M) @ k.mT
+    In `(q @ M) @ k.mT` the first product is a step on q, and the second is the product of queries and keys.
     """
     for side, other in ((a, b), (b, a)):
         if len(side.products) != 1 or not other.act:
@@ -92,25 +92,25 @@ def _settle_matrices(scene: Scene, a: Node, b: Node) -> None:
 
 
 def is_product(a: Node, b: Node) -> bool:
-    """Whether a contraction is a product of queries and keys, and not a projection or a value product."""
+    """Whether a contraction is a product of queries and keys, not a projection or a value product."""
     if a.products or b.products or a.weights is not None or b.weights is not None:
         return False
     if holds_angles(a) or holds_angles(b):
         return False  # a rotation by a table of matrices
-    return a.act and b.act  # a raw parameter against activations is a projection, whatever it stands for
+    return a.act and b.act  # a raw parameter times activations is a projection, even if it holds learned queries
 
 
 def squares_rows(node: Node) -> bool:
-    """Whether it multiplies each row with itself, (N, 1, E) by (N, E, 1), as einsum("nd,nd->n", x, x) does."""
+    """Whether it multiplies each row with itself, (N, 1, E) by (N, E, 1), like einsum("nd,nd->n", x, x)."""
     if node.op != "bmm":
         return False
     a, b = (arg for arg in node.args if isinstance(arg, Node))
-    whole = math.prod(a.shape) == math.prod(b.shape) == math.prod(origin(a).shape)  # and not two pieces of one tensor
+    whole = math.prod(a.shape) == math.prod(b.shape) == math.prod(origin(a).shape)  # else q and k cut from one tensor
     return a.act and whole and origin(a) is origin(b) and a.shape[-2] == b.shape[-1] == 1 < a.shape[0]
 
 
 def _is_inverse(node: Node) -> bool:
-    """Whether it is an inverse of weights, or a step to one."""
+    """Whether the node is an inverse of weights, or a step to one."""
     return bool(node.roots) and all(root.root is not None and root.root.inverse for root in node.roots)
 
 
@@ -124,7 +124,7 @@ def _is_adapted_weight(op: str, right: Node) -> bool:
 
 
 def _meets_values(scene: Scene, made: Made, weighing: Weighing, a: Node, b: Node) -> bool:
-    """Whether weights meet values, for the first time; who listens is told."""
+    """Whether weights multiply values for the first time; the listener is then called."""
     weights, value = (a, b) if a.weighing is weighing else (b, a)
     if weighing.entry.attention or not value.act or value.products:
         return False
@@ -147,10 +147,10 @@ def _meets_values(scene: Scene, made: Made, weighing: Weighing, a: Node, b: Node
 
 
 def _name_apart(weighing: Weighing, value: Node) -> None:
-    """Name the softmaxes of q and of k apart, without a product of the two (Shen et al. 2018, arXiv:1812.01243).
+    """Marks two softmaxes, of q and of k apart, softmax(q) @ (softmax(k).mT @ v) (Shen et al. 2018, arXiv:1812.01243).
 
-    The weights of the second meet what those of the first made of values; a second pooling of what a first one gave is
-    none: its logits come from there.
+    The second softmax's weights multiply the first one's output. A second pooling of a first pooling's output does so
+    too, but its logits come from that output, which excludes it here.
     """
     start, entry = origin(value), weighing.entry
     first = None if start.root is None else start.root.pooled
@@ -161,12 +161,12 @@ def _name_apart(weighing: Weighing, value: Node) -> None:
 
 
 def _is_tangent(scene: Scene, site: str) -> bool:
-    """Whether derivatives are computed forwards, beside an attention that was read."""
+    """Whether forward-mode derivatives run at the site of an attention that is already read."""
     return forward_ad._current_level >= 0 and any(e.attention and e.site == site for e in scene.entries)
 
 
 def _multiplied(made: Made, a: Node, source: Node) -> Multiplied | None:
-    """The operands of a projection of rows, a matrix times a matrix; a batch of one (by einsum) is one matrix."""
+    """Returns the operands of a projection that is a matrix product, or None; einsum's batch of one is unwrapped."""
     left, right = ops.CONTRACTIONS[made.node.op]
     one, two = (
         tensor[0] if tensor is not None and tensor.dim() == 3 and len(tensor) == 1 else tensor
@@ -187,7 +187,7 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
     source, weight = (a, b) if a.act and not (b.act and holds_angles(a)) else (b, a)
     node.terms = 1 if len(node.shape) > 2 and a.shape[0] > 1 else 0
     node.label = origin(weight).label
-    narrow = node.op == "mv" or node.shape[-1] == 1
+    narrow = node.op == "mv" or node.shape[-1] == 1  # nn.Linear(d, 1)(tanh(q + k)): one number per pair
     if narrow and not weight.act:
         note_weighted_sum(scene, made, source, weight)
     values = next((t for i, t in made.tensors.items() if node.args[i] is weight), None)
@@ -210,12 +210,12 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
 
 
 def is_scored(logits: Node) -> bool:
-    """Whether logits are scores of queries and keys; a router's or a pooling's are not."""
+    """Whether logits are scores of queries and keys; the logits of a router or a pooling are not."""
     return bool(logits.products) or is_additive(logits)
 
 
 def sum_values(scene: Scene, made: Made, weighted: Node) -> None:
-    """Weighted values are summed, over the keys or for each node of a graph, the first time: who listens is told."""
+    """Ends weights whose weighted values are summed over the keys, or per node; the first sum goes to the listener."""
     weights = weighted.weights
     assert weights is not None
     weighing, values = weights.weighing, weights.values
@@ -234,7 +234,7 @@ def sum_values(scene: Scene, made: Made, weighted: Node) -> None:
 
 
 def _features_last(values: Tensor, weights: Node) -> Tensor:
-    """The values with the axis last that the weights do not have."""
+    """Returns the values with their feature axis last: the axis that the weights lack."""
     for axis in range(-1, -1 - values.dim(), -1):
         if values.shape[axis] > 1 and (-axis > len(weights.shape) or weights.shape[axis] == 1):
             return values.movedim(axis, -1)
@@ -242,14 +242,15 @@ def _features_last(values: Tensor, weights: Node) -> Tensor:
 
 
 def over_their_sum(carried: Carried, tensor: Tensor | None, contracted: int) -> Carried:
-    """What weights went through, where they were divided by their sum over the axis that the value product sums over.
+    """Returns the steps on weights, with a division by the sum over the value product's axis as a normalisation.
 
-    Slots compete for an input, and what each has of all inputs sums to 1 (Locatello et al. 2020, section 2.1).
+    In slot attention the softmax runs over the slots, which compete for each input. The weights of a slot are then
+    divided by their sum over the inputs (Locatello et al. 2020, section 2.1).
 
     Args:
-        carried: what they went through.
-        tensor: their values as they meet those of v.
-        contracted: the axis of it that the product sums over, -1 or -2.
+        carried: the steps on the weights.
+        tensor: the weights' numbers at the value product; None if they are unknown.
+        contracted: the axis of `tensor` that the product sums over, -1 or -2.
     """
     if OTHER_SUM not in carried.changes or tensor is None or tensor.is_meta or not tensor.numel():
         return carried
@@ -260,14 +261,14 @@ def over_their_sum(carried: Carried, tensor: Tensor | None, contracted: int) -> 
 
 
 def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: Weighing) -> str | None:
-    """What is wrong where the value product does not sum over the softmax's axis.
+    """Returns a message if the value product does not sum over the softmax's axis, else None.
 
-    Rows of one matrix that sum to 1 are right; where they do not (dropout, masks), the views since the softmax tell.
+    Rows of a matrix that sum to 1 are right. If they do not (dropout, masks), the views since the softmax decide.
 
     Args:
-        weights: the product's operand.
-        tensor: its values.
-        contracted: the axis of it that the product sums over, -1 or -2.
+        weights: the weights' node, an operand of the product.
+        tensor: the weights' numbers; None if they are unknown.
+        contracted: the axis of `tensor` that the product sums over, -1 or -2.
         weighing: the softmax.
     """
     if len(weights.shape) < 2 or weighing.edges is not None:
@@ -287,11 +288,11 @@ def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: 
 
 
 def _sum_fault(weights: Node, summed: set[int], weighing: Weighing) -> str | None:
-    """The same, where weights and values were multiplied by broadcasting and then summed.
+    """Returns the same message for weights and values that are multiplied by broadcasting and then summed.
 
     Args:
-        weights: the multiplication's operand.
-        summed: axes of its result that the sum is over, counted from the end.
+        weights: the weights' node, an operand of the multiplication.
+        summed: the axes of its result that the sum is over, negative.
         weighing: the softmax.
     """
     axes = _axes(weights, weighing)
@@ -302,7 +303,7 @@ def _sum_fault(weights: Node, summed: set[int], weighing: Weighing) -> str | Non
 
 
 def _axes(weights: Node, weighing: Weighing) -> set[int]:
-    """Axes of `weights`, counted from the end, along which the softmax's runs; none where that can't be followed."""
+    """Returns the axes of `weights` (negative) that hold the softmax's axis; empty if it can't be followed."""
     way: list[Node] = []
     dims, shape = len(weights.shape), weighing.entry.shape
     while weights.args:

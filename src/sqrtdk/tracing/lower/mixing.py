@@ -1,9 +1,9 @@
-"""Talking heads: logits or weights mixed over the heads by a matrix (Shazeer et al. 2020, arXiv:2003.02436).
+"""Reads talking heads: logits or weights mixed over the heads by a matrix (Shazeer et al. 2020, arXiv:2003.02436).
 
-The matrix stands in a linear layer, an einsum, a matrix product or a convolution of one pixel. Beside it, weights are
-averaged over the heads, or normalised over them (DeepViT's re-attention, arXiv:2103.11886). Those of several softmaxes
-become one before they meet the values: ConViT (d'Ascoli et al. 2021, arXiv:2103.10697) adds positions to content, the
-Differential Transformer (Ye et al. 2024, arXiv:2410.05258) takes one softmax from another.
+The matrix is a linear layer, an einsum, a matrix product or a 1x1 convolution. Weights may also be averaged over the
+heads, or normalised over them (DeepViT's re-attention, arXiv:2103.11886). Weights of several softmaxes may be combined
+before the value product: ConViT (d'Ascoli et al. 2021, arXiv:2103.10697) adds positions to content, and the
+Differential Transformer (Ye et al. 2024, arXiv:2410.05258) subtracts one softmax from another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sqrtdk.tracing.tape.node import Carried, Node, SoftmaxEntry, Weighing, Weig
 OVER_HEADS = "over the heads"
 BY_DATA = "heads mixed by the data"
 CONVOLUTIONS = frozenset({"convolution", "_convolution"})
-_LARGEST = 256  # heads that a matrix mixes where the axes could not be followed
+_LARGEST = 256  # a square matrix up to this size is taken to mix heads if the axes can't be followed
 _NORMS = {**ops.NORMS, **dict.fromkeys(ops.AFFINE, "batch")}
 _REDUCED = frozenset({"mean", "sum"})
 POSITIONAL = "its logits are no product of q and k, and its weights join those of an attention"
@@ -61,7 +61,7 @@ def mix_heads(node: Node, tensors: dict[int, Tensor]) -> bool:
 
 
 def mixing_operands(node: Node) -> tuple[int, int] | None:
-    """Positions of the logits, or weights, and of the matrix that mixes their heads; None where none does."""
+    """Returns the positions of the logits (or weights) and of the matrix that mixes their heads, or None."""
     if node.op in CONVOLUTIONS:
         return (0, 1) if _carries(node.args[0]) and _leaves_pairs(node) else None
     left, right = ops.CONTRACTIONS[node.op]
@@ -79,7 +79,7 @@ def _carries(node: Node) -> bool:
 def _over_heads(mixed: Node, matrix: Node, contracted: int) -> bool:
     """Whether a product with `matrix` sums over an axis of logits or weights that holds neither queries nor keys."""
     if len(mixed.shape) < 2 or (matrix.act and mixed.shape[contracted] in (1, *_lengths(mixed))):
-        return False  # values, as a rule
+        return False  # as long as the queries or keys, or a single one: an operand of activations is then the values
     axes = paired_axes(mixed)
     if axes is not None:
         return contracted % len(mixed.shape) not in axes
@@ -88,18 +88,18 @@ def _over_heads(mixed: Node, matrix: Node, contracted: int) -> bool:
 
 
 def _lengths(node: Node) -> tuple[int, ...]:
-    """Of queries and keys."""
+    """Returns the numbers of queries and keys of the products behind the node."""
     products = node.products or (frozenset() if node.weighing is None else node.weighing.node.products)
     return tuple(n for product in products for n in product.shape[-2:])
 
 
 def by_data(matrix: Node) -> bool:
-    """Whether the matrix is computed from the inputs."""
+    """Whether the mixing matrix is computed from the inputs."""
     return matrix.act and not matrix.learned
 
 
 def is_bias_of_mixing(node: Node, position: int) -> bool:
-    """Whether `node` adds, from `position`, one number a head to what a matrix mixed: a linear layer's bias."""
+    """Whether `node` adds one number per head, its argument at `position`, after a mixing: a linear layer's bias."""
     addend, main = node.args[position], node.main()
     mixed = None if main is None else origin(main, ops.VIEWS)
     mixes = mixed is not None and mixed.product is None and mixed.op in ops.CONTRACTIONS
@@ -107,12 +107,12 @@ def is_bias_of_mixing(node: Node, position: int) -> bool:
 
 
 def over_heads(node: Node, weights: Node, before: Carried) -> Carried | None:
-    """What weights have gone through after an average or a normalisation over their heads; None where it is neither.
+    """Returns the steps on weights after an average or a normalisation over their heads, or None if it is neither.
 
     Args:
-        node: of the result.
+        node: node of the result.
         weights: the operand that carries the weights.
-        before: what they had gone through.
+        before: the steps on the weights so far.
     """
     if node.op == "add" and len(node.args) > 1 and is_bias_of_mixing(node, 1):
         return before
@@ -128,7 +128,7 @@ def over_heads(node: Node, weights: Node, before: Carried) -> Carried | None:
 
 
 def _axes(node: Node, dims: int) -> frozenset[int]:
-    """Axes over which an operation reduces, or normalises."""
+    """Returns the axes over which an operation reduces or normalises."""
     if node.op in ops.AFFINE:
         return frozenset({1})
     given: Any = node.args[1] if len(node.args) > 1 else None
@@ -139,7 +139,7 @@ def _axes(node: Node, dims: int) -> frozenset[int]:
 
 
 def _leaves_pairs(convolution: Node) -> bool:
-    """Whether a convolution has one group and one pixel, so that the matrix of queries and keys stays as it is."""
+    """Whether a convolution is 1x1 with one group, so that the axes of queries and keys stay as they are."""
     kernel = convolution.args[1].shape[2:]
     groups = convolution.args[8] if len(convolution.args) > 8 else 1
     return kernel == (1,) * len(kernel) and groups == 1 and convolution.shape[2:] == convolution.args[0].shape[2:]
@@ -149,12 +149,12 @@ def _leaves_pairs(convolution: Node) -> bool:
 
 
 def combine_weights(node: Node, active: Sequence[Node], entries: list[SoftmaxEntry]) -> bool:
-    """Whether `node` holds weights of several softmaxes, or of two parts of one; it is then filled in.
+    """Whether `node` combines weights of several softmaxes, or two parts of one; it is then filled in.
 
     Args:
-        node: the result.
-        active: its operands that descend from activations.
-        entries: every softmax so far, to which one of constants is added.
+        node: node of the result.
+        active: operands that descend from activations.
+        entries: every softmax so far; a softmax of constants is appended.
     """
     detail = _WORDS.get(node.op)
     carriers = [p for p in active if p.weights is not None]
@@ -163,6 +163,7 @@ def combine_weights(node: Node, active: Sequence[Node], entries: list[SoftmaxEnt
     if (mixed := _plus_their_mixing(node, carriers)) is not None:
         node.weights, node.args = mixed.weights, (mixed,)
         return True
+    # (1 - g) * softmax(q k^T) + g * softmax(positions): the second softmax consists of constants.
     constants = [] if len(carriers) > 1 else [p for p in node.parents() if not p.act and _is_weights(p)]
     if not constants and not _several(node, carriers):
         return False
@@ -181,7 +182,7 @@ def combine_weights(node: Node, active: Sequence[Node], entries: list[SoftmaxEnt
 
 
 def complete(weights: Weights) -> list[Weighing]:
-    """The softmaxes that are attentions when their weights meet values; the others among them are told why not."""
+    """Returns the softmaxes that become attentions at the value product; the entries of the rest get a reason."""
     both = [weights.weighing, *weights.beside]
     attentions = [weighing for weighing in both if weighing.node.products] or both
     for weighing in both:
@@ -193,7 +194,7 @@ def complete(weights: Weights) -> list[Weighing]:
 
 
 def _plus_their_mixing(node: Node, carriers: Sequence[Node]) -> Node | None:
-    """Of weights and their own mixing over the heads, which are added, the mixing; None for any other sum."""
+    """Returns the mixed operand of `w + mix(w)`, weights plus their own mixing over the heads, else None."""
     if node.op != "add" or len(carriers) != 2 or any(p.shape != node.shape for p in carriers):
         return None
     first, second = (p.weights for p in carriers)
@@ -206,7 +207,10 @@ def _plus_their_mixing(node: Node, carriers: Sequence[Node]) -> Node | None:
 
 
 def _several(node: Node, carriers: Sequence[Node]) -> bool:
-    """Whether the operands carry weights of different softmaxes, or of parts of one that do not just part to rejoin."""
+    """Whether the operands carry weights of several softmaxes, or groups of heads of one: `w[:, ::2] - w[:, 1::2]`.
+
+    Parts that are only put side by side again do not count.
+    """
     if len(carriers) < 2:
         return False
     if len({weighing for p in carriers for weighing in _weighings(p)}) > 1:
@@ -214,7 +218,7 @@ def _several(node: Node, carriers: Sequence[Node]) -> bool:
     if node.op in _SIDE_BY_SIDE or len(set(carriers)) < 2:
         return False
     whole = carriers[0].weighing
-    pairs = whole is not None and node.shape[-2:] == whole.entry.shape[-2:]  # heads were parted, not queries or keys
+    pairs = whole is not None and node.shape[-2:] == whole.entry.shape[-2:]  # heads were split, not queries or keys
     return pairs and all(map(_is_part, carriers))
 
 
@@ -223,19 +227,19 @@ def _weighings(node: Node) -> tuple[Weighing, ...]:
 
 
 def holds_weights(node: Node) -> bool:
-    """Whether it holds weights of a softmax over a product of queries and keys."""
+    """Whether the node holds weights of a softmax over a product of queries and keys."""
     return node.weighing is not None and bool(node.weighing.node.products)
 
 
 def _is_part(node: Node) -> bool:
-    """Whether weights were taken out of those of more heads."""
+    """Whether weights were sliced out of the weights of more heads."""
     while node.op not in _PARTS and (parent := node.main()) is not None:
         node = parent
     return node.op in _PARTS and bool(node.args)
 
 
 def _is_weights(constant: Node) -> bool:
-    """Whether a tensor of constants alone is a softmax, or a part of one."""
+    """Whether a tensor made of constants is a softmax, or a part of one."""
     passed = ops.PASSING | {"mul", "div"}
     made = (p for p in constant.parents() if p.op not in ("parameter", "buffer", "constant"))
     return constant.op in ops.SOFTMAX or (constant.op in passed and any(map(_is_weights, made)))
@@ -245,13 +249,13 @@ def _is_weights(constant: Node) -> bool:
 
 
 def paired_axes(node: Node) -> frozenset[int] | None:
-    """Axes of logits or weights along which queries or keys run; None where the way from the product is not followed.
+    """Returns the axes of logits or weights along which queries or keys run, or None if they can't be followed.
 
-    All other axes are heads, or batch.
+    All other axes are heads or batch.
     """
     way: list[Node] = []
     while node.product is None:
-        # Of weights that just left their softmax it was made from its logits.
+        # A softmax node has no arguments: the walk goes on at its logits.
         left = node.weighing is not None and not node.args
         parent = node.weighing.node if left and node.weighing is not None else node.main()
         if parent is None:
@@ -266,11 +270,11 @@ def paired_axes(node: Node) -> frozenset[int] | None:
 
 
 def axes_along(place: Tensor, way: Iterable[Node]) -> frozenset[int] | None:
-    """The axes, after some views, along which a tensor is not one number repeated; None if they can't be replayed."""
+    """Returns the axes along which a tensor varies after some views, or None if the views can't be replayed."""
     try:
         place = to_softmax(place, way)
     except (RuntimeError, IndexError):
         return None
-    for axis, stride in enumerate(place.stride()):  # along a stride of 0 nothing can differ
+    for axis, stride in enumerate(place.stride()):  # broadcast axes (stride 0) can't vary: shrinking them saves time
         place = place.narrow(axis, 0, 1) if stride == 0 and place.shape[axis] else place
     return frozenset(axis for axis in range(place.dim()) if bool((place != place.narrow(axis, 0, 1)).any()))

@@ -1,7 +1,7 @@
-"""Attention by blocks of keys, with a running maximum and sum: exp(z - m) meets values before its sum divides it.
+"""Follows attention by blocks of keys with a running maximum and sum: exp(z - m) @ v comes before the division.
 
-o = o exp(m - m') + exp(z - m') v and l likewise, o / l in the end (Milakov & Gimelshein 2018, arXiv:1805.02867; Rabe &
-Staats 2021, arXiv:2112.05682; Dao et al. 2022, arXiv:2205.14135), or o / l at every block, or parts that are merged by
+o = o exp(m - m') + exp(z - m') v and l likewise, with o / l at the end (Milakov & Gimelshein 2018, arXiv:1805.02867;
+Rabe & Staats 2021, arXiv:2112.05682; Dao et al. 2022, arXiv:2205.14135) or at every block, or with blocks merged by
 their logsumexp.
 """
 
@@ -20,21 +20,21 @@ from sqrtdk.tracing.tape.node import Exponential, Finished, Node, Online, Partia
 from sqrtdk.tracing.tape.recorder import Made, Scene
 
 Part = Exponential | Finished
-LARGEST = 2**26  # logits that are held for one reading, 256 MB of them in float32
+LARGEST = 2**26  # logits held by one trace, 256 MB in float32
 NEVER_DIVIDED = "exp of a product of activations meets values, and no sum of it was seen to divide them"
 _POWERS = {"exp": math.e, "exp2": 2.0}
-_WEIGHED = ops.PASSING | {"mul", "div", "masked_fill", "where"}  # between an exp and the values
+_WEIGHED = ops.PASSING | {"mul", "div", "masked_fill", "where"}  # may stand between an exp and the value product
 _SUMS = frozenset({"sum", "logsumexp", "logaddexp"})
 _MAXIMA = frozenset({"amax", "max", "maximum"})
 _INVERSES = frozenset({"reciprocal", "pow", "exp", "exp2", "sigmoid", "log_sigmoid_forward", "rsqrt"})
-_ADDING = frozenset({"baddbmm", "addmm", "addbmm"})  # to their first argument
+_ADDING = frozenset({"baddbmm", "addmm", "addbmm"})  # add a product to their first argument
 _ADDS = frozenset({"add", "sub", "rsub", "cat", "stack", "sum", "copy", "where", "masked_fill", "lerp", "addcmul"})
 _SUMMED = frozenset({"add", "sub", "rsub", "sum", "lerp", "addcmul"})
 _CARRIES = ops.PASSING | ops.CLAMPS | _ADDS | {"mul", "div", "neg", "addcdiv", "constant_pad_nd"}
 
 
 def weigh(scene: Scene, made: Made, a: Node, b: Node) -> bool:
-    """Whether exp of logits meets values; the result is then a partial sum."""
+    """Whether a contraction multiplies exp of logits with values; the result is then a partial sum."""
     for weights, value, contracted in ((a, b, -1), (b, a, -2)):
         way = _way(weights)
         if way is None or not value.act or value.products or value.weights is not None:
@@ -54,14 +54,14 @@ def weigh(scene: Scene, made: Made, a: Node, b: Node) -> bool:
 
 
 def _way(node: Node) -> list[Node] | None:
-    """The nodes from an exp of logits to `node`; None where it is no such exp."""
+    """Returns the nodes from an exp of logits to `node`, or None if there is no such exp."""
     way = [node]
     while node.op in _WEIGHED and node.products:
         parent = node.main()
         if parent is None or sum(bool(p.products) for p in node.parents()) != 1:
             return None
         if math.prod(node.shape) < math.prod(parent.shape):
-            return None  # some of the keys alone
+            return None  # a slice drops some of the keys
         node = parent
         way.insert(0, node)
     return way if node.op in _POWERS and node.args and node.args[0].products else None
@@ -83,7 +83,7 @@ def _exponential(scene: Scene, node: Node, power: Node, way: list[Node], value: 
         scene.held += size
     else:
         power.operands = {}
-    over = bool(power.func._schema.is_mutable)
+    over = bool(power.func._schema.is_mutable)  # z.exp_() overwrites the logits: they are the logarithm of its output
     product = next(iter(logits.products)).product
     return Exponential(
         node=logits,
@@ -107,7 +107,7 @@ def _next(scene: Scene) -> int:
 
 
 def _axis_of_keys(power: Node, way: list[Node], contracted: int) -> int:
-    """The axis of the exp that the product with the values sums over."""
+    """Returns the axis of the exp that the product with the values sums over."""
     keys = power.shape[-1]
     views = [node for node in way if node.op in ops.VIEWS]
     if contracted == -1 and all(node.shape[-1:] == (keys,) for node in views):
@@ -120,7 +120,7 @@ def _axis_of_keys(power: Node, way: list[Node], contracted: int) -> int:
 
 
 def _is_of_rows(offset: Node, shape: tuple[int, ...], dim: int) -> bool:
-    """Whether what is taken off is one number for all keys of a row."""
+    """Whether the subtracted tensor has one number for all keys of a row."""
     place = dim - len(shape) + len(offset.shape)
     return place < 0 or offset.shape[place] == 1
 
@@ -129,7 +129,7 @@ def _is_of_rows(offset: Node, shape: tuple[int, ...], dim: int) -> bool:
 
 
 def finished(scene: Scene, made: Made, weighing: Weighing) -> None:
-    """Note what came out of an attention that is read."""
+    """Marks the output of an attention that is read, so that it may be merged with outputs for other keys."""
     product = next(iter(weighing.node.products), None)
     if product is None or product.product is None:
         return
@@ -138,7 +138,7 @@ def finished(scene: Scene, made: Made, weighing: Weighing) -> None:
 
 
 def _identity(node: Node) -> object:
-    """Equal for the same vectors, however they are laid out, and by whatever number they were multiplied."""
+    """Returns an identity of vectors that ignores their layout and factors: equal for `q` and `q.mT * 0.5`."""
     while not node.is_root:
         main = node.main()
         if main is None:
@@ -154,7 +154,7 @@ def _identity(node: Node) -> object:
 
 
 def carry(scene: Scene, made: Made, parents: list[Node]) -> bool:
-    """Whether a node goes on with partial sums that it was made from; where it does not, they are told if complete."""
+    """Whether a node carries on the partial sums of its operands; complete sums that end here go to the listener."""
     node = made.node
     if node.op in _ADDING and parents[0].partial is not None and sum(p.partial is not None for p in parents) == 1:
         return False
@@ -168,7 +168,7 @@ def carry(scene: Scene, made: Made, parents: list[Node]) -> bool:
         return False
     partial = _joined(node, sources, others)
     if not others and not partial.weighed and not any(before.open for before in partials):
-        node.partial = partial  # what came out of attentions, and goes on as any vector does
+        node.partial = partial  # outputs of attentions, which continue as ordinary vectors
         return False
     node.args = ()
     if partial.open:
@@ -184,9 +184,9 @@ def carry(scene: Scene, made: Made, parents: list[Node]) -> bool:
 
 
 def _joined(node: Node, sources: list[Node], others: list[Node]) -> Partial:
-    """What the node's operands carry, after its operation."""
+    """Returns the operands' partial sums after the node's operation."""
     partials = [p.partial for p in sources if p.partial is not None]
-    if node.op == "addcmul" and others:  # what it multiplies was kept for the new maximum
+    if node.op == "addcmul" and others:  # addcmul(o_new, o, exp(m - m')): the old sum is rescaled to the new maximum
         partials = [replace(partial, scaled=True) for partial in partials]
     partial = _added(partials) if node.op in _SUMMED else _together(partials)
     if _divided(node, sources, others):
@@ -207,14 +207,14 @@ def _together(partials: list[Partial]) -> Partial:
 
 
 def _added(partials: list[Partial]) -> Partial:
-    """A sum of partial sums, or over one that holds several; all must be under one maximum, or brought to it."""
+    """Returns the sum of partial sums; it is loose if their maxima differ and none was rescaled."""
     whole = _together(partials)
     maxima = {part.maximum for part in whole.parts if isinstance(part, Exponential)}
     return replace(whole, scaled=False, loose=whole.loose or (len(maxima) > 1 and not whole.scaled))
 
 
 def is_sum(node: Node) -> bool:
-    """Whether it is the logarithm of a sum of exponentials, or several of them: a softmax of it weighs whole blocks."""
+    """Whether the node is a logsumexp, or several: a softmax over them weighs whole blocks, not keys."""
     if (node.op in ("logsumexp", "logaddexp") and node.products) or (node.op == "log" and _sums(node.args[0])):
         return True
     passed = node.op in ops.PASSING | {"cat", "stack", "add"} and node.product is None
@@ -222,7 +222,7 @@ def is_sum(node: Node) -> bool:
 
 
 def _divided(node: Node, parts: list[Node], others: list[Node]) -> bool:
-    """Whether the operation divides partial sums by the sum of their exponentials."""
+    """Whether the operation divides partial sums by the sums of their exponentials: o / l, or o * (1 / l)."""
     if node.op == "div" and len(node.args) > 1 and isinstance(node.args[1], Node):
         divisor = node.args[1]
         return (divisor in parts and divisor.shape[-1:] == (1,)) or _sums(divisor)
@@ -230,12 +230,12 @@ def _divided(node: Node, parts: list[Node], others: list[Node]) -> bool:
 
 
 def _above(node: Node) -> Iterator[Node]:
-    """The node and all of logits that it was made from, up to their products and their maxima, each once."""
+    """Yields the node and its ancestors that carry logits, up to products and maxima, each once."""
     return (above for above in ancestors(node, closed=_MAXIMA | ops.CONTRACTIONS.keys()) if above.products)
 
 
 def _sums(node: object) -> bool:
-    """Whether a number of the rows comes from a sum of exponentials, or its logarithm."""
+    """Whether a node is computed from a sum of exponentials, or its logarithm."""
     return isinstance(node, Node) and any(n.op in _SUMS for n in _above(node))
 
 
@@ -248,7 +248,7 @@ def _divides(node: Node) -> bool:
 
 
 def _complete(scene: Scene, made: Made) -> None:
-    """Note what came out of exponentials that are divided by their sum; more of them may join."""
+    """Notes the output of exponentials that are divided by their sum; more blocks may join it."""
     partial = made.node.partial
     assert partial is not None
     joined = _taken(scene, partial.parts)
@@ -257,14 +257,14 @@ def _complete(scene: Scene, made: Made) -> None:
 
 
 def _taken(scene: Scene, parts: frozenset[Part]) -> list[Online]:
-    """What is complete of some parts, which the scene no longer holds."""
+    """Removes from the scene, and returns, the complete runs that contain any of the parts."""
     taken = [run for run in scene.online if not parts.isdisjoint(run.parts)]
     scene.online = [run for run in scene.online if run not in taken]
     return taken
 
 
 def _as_one(runs: list[Online]) -> Online:
-    """Runs whose results are used together: blocks of queries, as a rule."""
+    """Returns one run from runs whose results are used together, usually blocks of queries."""
     everything = {part for run in runs for part in run.parts}
     output = max((run.output for run in runs), key=lambda tensor: tensor.numel())
     return Online(sorted(everything, key=lambda part: part.number), output, any(run.loose for run in runs))
@@ -286,7 +286,7 @@ def _tell(scene: Scene, run: Online) -> None:
 
 
 def _of_the_same_rows(parts: list[Finished]) -> list[list[Finished]]:
-    """Blocks of keys by their rows; none where they could not be told apart."""
+    """Groups blocks of keys by their rows; returns [] if no side tells the blocks apart."""
     for rows, keys in ((0, 1), (1, 0)):
         groups: dict[object, list[Finished]] = {}
         for part in parts:
@@ -298,7 +298,7 @@ def _of_the_same_rows(parts: list[Finished]) -> list[list[Finished]]:
 
 
 def close(scene: Scene) -> None:
-    """The trace ends: what is complete is told, and what never was is missed."""
+    """Ends the trace: complete runs go to the listener, and exponentials never divided are reported as missed."""
     ready, scene.online = scene.online, []
     for site in dict.fromkeys(run.parts[0].entry.site for run in ready):
         _tell(scene, _as_one([run for run in ready if run.parts[0].entry.site == site]))

@@ -1,9 +1,9 @@
-"""Pairs of rows: two activations that met element by element.
+"""Finds pairs of rows: two activations combined element by element.
 
-They were spread over one another by broadcasting, or gathered by two lists, a row for each edge of a graph. A sum of
-their features may be a product of queries and keys (`sums`). An additive score is v . tanh(q + k) (Bahdanau et al.
-2014, arXiv:1409.0473), or a projection of the two side by side; in graph attention (arXiv:1710.10903,
-arXiv:2105.14491) the curve is a leaky ReLU, which may come last: a . [q; k] is a_q . q + a_k . k.
+They are broadcast against one another, `q[:, None] * k[None]`, or gathered by two lists, a row for each edge of a
+graph. A sum over their features may be a product of queries and keys (`sums`). An additive score is v . tanh(q + k)
+(Bahdanau et al. 2014, arXiv:1409.0473), or a projection of q and k side by side. In graph attention (arXiv:1710.10903,
+arXiv:2105.14491) the curve is a leaky ReLU, which may come last: a . [q; k] = a_q . q + a_k . k.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ CURVES = frozenset(
         "threshold",
     }
 )
-# Between the score and the softmax: masks, factors, and a curve that comes last.
+# Operations that may stand between the score and the softmax: masks, factors, and a curve that comes last.
 _AFTER = _PASSED | CURVES | ops.CLAMPS | {"mul", "div", "masked_fill", "where", "add", "sub", "rsub", "neg", "cat"}
-_DEEPEST = 8  # operations of a normalisation
+_DEEPEST = 8  # operations searched backwards; a normalisation written out has fewer
 
 
 def note_pairs(node: Node) -> None:
-    """Mark a node in which rows of one activation meet rows of another, element by element."""
+    """Marks a node that combines rows of one activation with rows of another, element by element."""
     args = node.args[1:] if node.op == "addcmul" else node.args
     if node.op == "cat":
         _note_side_by_side(node)
@@ -67,22 +67,22 @@ def _note_spread(node: Node, left: Node, right: Node) -> None:
     left, right = _unspread(left), _unspread(right)
     if left is right or _is_length(left) or _is_length(right) or node.kwargs.get("alpha", 1) != 1:
         return
-    first = len(node.shape) > 2  # a leading axis is the batch's
+    first = len(node.shape) > 2  # the leading axis is then the batch
     owners = {a == 1 for a, b in [*facing(left, right, node.shape)][first:] if (a == 1) != (b == 1)}
-    if owners:
+    if owners:  # an axis that only one of them has: its rows are combined with every row of the other
         node.pairs = Pairs(left, right, both=len(owners) == 2)
 
 
 def _are_gathered(node: Node, left: Node, right: Node) -> bool:
-    """Whether rows were gathered by two lists, q[target] and k[source], or have more added to them."""
+    """Whether two lists gathered the rows, q[target] and k[source], or one side is already a pair: q + k + edge."""
     lists = {list_of(left), list_of(right)}
-    if node.op == "mul":  # k[source] may have had features of the edge added to it
+    if node.op == "mul":  # q[target] * (k[source] + edge): the sum hides the second list
         return len(lists) > 1 and left.shape == right.shape and len(left.shape) > 1
     return (len(lists) > 1 and None not in lists) or any(_pairs(side) for side in (left, right))
 
 
 def list_of(node: Node) -> int | None:
-    """Serial number of the list by which the rows of `node` were gathered; None where they were not."""
+    """Returns the serial number of the list that gathered the rows of `node`, or None if none did."""
     for before in back(node, _PASSED | {"mul", "div", "neg"}):
         if before.root is not None:
             return before.root.gathered_by
@@ -93,7 +93,7 @@ def list_of(node: Node) -> int | None:
 
 
 def _is_length(node: Node) -> bool:
-    """Whether it is made of the lengths of vectors, `x.pow(2).mean(-1, keepdim=True)`: it meets those, and no rows."""
+    """Whether the node holds lengths of vectors, `x.pow(2).mean(-1, keepdim=True)`: a norm makes no pairs of rows."""
     while node.act and not node.is_root and 1 in node.shape[-2:]:
         main = node.main()
         if main is None:
@@ -105,7 +105,7 @@ def _is_length(node: Node) -> bool:
 
 
 def _note_side_by_side(node: Node) -> None:
-    """Two activations that were repeated for every row of the other, features beside features."""
+    """Marks `torch.cat([q_repeated, k_repeated], -1)`: two activations, each repeated for every row of the other."""
     parts, last = node.args[0], len(node.shape) - 1
     dim = (int(node.args[1]) if len(node.args) > 1 else 0) % len(node.shape)
     before_convolution = last == 3 and dim == 1
@@ -117,13 +117,13 @@ def _note_side_by_side(node: Node) -> None:
 
 
 def _is_grown(node: Node) -> bool:
-    """Whether an activation was repeated on its way here."""
+    """Whether an activation was repeated before this node."""
     steps = itertools.pairwise(back(node, _PASSED))
     return any(later.op in _GROWING and math.prod(later.shape) > math.prod(before.shape) for later, before in steps)
 
 
 def _unspread(node: Node) -> Node:
-    """What was spread over axes of size 1, before that."""
+    """Returns the node before it was broadcast over axes of size 1."""
     source = node
     for before in back(node, _SPREADS | ops.SAME):
         sizes = (1,) * (len(source.shape) - len(before.shape)) + before.shape
@@ -132,7 +132,7 @@ def _unspread(node: Node) -> Node:
         source = before
     if source.is_root:
         return source
-    for axis in _constant(source, _DEEPEST):  # normalised after it was spread
+    for axis in _constant(source, _DEEPEST):  # F.normalize(q.expand(...)): broadcast first, normalised later
         if source.shape[axis] > 1:
             sizes = tuple(1 if d == axis else n for d, n in enumerate(source.shape))
             source = step("slice", torch.ops.aten.slice.Tensor, sizes, source, axis, 0, 1)
@@ -140,7 +140,7 @@ def _unspread(node: Node) -> Node:
 
 
 def _constant(node: Node, depth: int) -> set[int]:
-    """The axes along which a tensor is one number repeated."""
+    """Returns the axes along which a tensor is one number repeated."""
     axes = {axis for axis, size in enumerate(node.shape) if size == 1}
     parents = [parent for parent in node.parents() if parent.act]
     if node.is_root or not depth or not parents or node.op not in _ELEMENTWISE:
@@ -156,13 +156,13 @@ def is_act(arg: Any) -> bool:
 
 
 def facing(left: Node, right: Node, shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """The sizes of both along each axis of the shape that they are spread to."""
+    """Yields the sizes of both nodes along each axis of the shape that they are broadcast to."""
     sizes = ((1,) * (len(shape) - len(node.shape)) + node.shape for node in (left, right))
     return zip(*sizes, strict=True)
 
 
 def step(op: str, func: Any, shape: tuple[int, ...], *args: Any, operands: Any = None) -> Node:
-    """A node for an operation that never ran: one of those that lead from the sum to its product."""
+    """Returns a node for an operation that never ran, used to rewrite a sum over pairs as a matrix product."""
     main = next(arg for arg in args if is_act(arg))
     node = Node(op, shape, func=func, args=args, act=True, site=main.site)
     node.learned = main.learned
@@ -175,13 +175,13 @@ def step(op: str, func: Any, shape: tuple[int, ...], *args: Any, operands: Any =
 
 
 def reads_pairs(node: Node) -> bool | None:
-    """Whether a projection of `node` reads pairs of queries and keys, side by side or after a curve; see `Root`."""
+    """Returns whether a projection of `node` reads pairs of q and k, bare or after a curve; see `Root.paired`."""
     source = _within(node)
     return None if source is None else _pairs(source)
 
 
 def pairs_queries_and_keys(node: Node) -> bool:
-    """Whether `node` is a curve over pairs of queries and keys, one number a pair; a pooling's curve is not."""
+    """Whether `node` is a curve over pairs of queries and keys, `tanh(q + k)`; the curve of a pooling is not."""
     curve = behind(node, _PASSED)
     inside = _within(node) if curve is not None and curve.op in CURVES else None
     if curve is None or inside is None or _pairs(inside) is not None:
@@ -191,7 +191,7 @@ def pairs_queries_and_keys(node: Node) -> bool:
 
 
 def _within(node: Node) -> Node | None:
-    """What a curve was put over; without a curve, the node behind views and biases."""
+    """Returns the argument of a curve, or without a curve the node, before views and biases."""
     source = behind(node, _PASSED)
     if source is None or source.op not in CURVES:
         return source
@@ -200,12 +200,12 @@ def _within(node: Node) -> Node | None:
 
 
 def is_additive(logits: Node) -> bool:
-    """Whether `logits` come from an additive score."""
+    """Whether the logits come from an additive score."""
     return any(is_score(node) for node in back(logits, _AFTER))
 
 
 def is_score(score: Node) -> bool:
-    """Whether a node is an additive score itself, with (v * tanh(q + k)).sum(-1), with or without v, by hand."""
+    """Whether a node is an additive score itself, also by hand: `(v * tanh(q + k)).sum(-1)`, with or without v."""
     if score.root is not None and (score.root.additive or score.root.paired):
         return True
     main = score.main() if score.op == "sum" else None
@@ -216,14 +216,14 @@ def is_score(score: Node) -> bool:
 
 
 def _pairs(node: Node) -> bool | None:
-    """Whether rows of two activations were added to one another, or stand side by side; see `Root`."""
+    """Returns whether rows of two activations are added or concatenated; None if they are not (see `Root.paired`)."""
     if node.root is not None and node.root.paired is not None:
         return node.root.paired
     return node.pairs.both if node.op in ("add", "sub", "cat") and node.pairs is not None else None
 
 
 def behind(node: Node, passed: frozenset[str]) -> Node | None:
-    """The first node that is none of `passed`, nor the addition of a bias, from `node` backwards."""
+    """Returns the first node, from `node` backwards, that is neither in `passed` nor the addition of a bias."""
     while not node.is_root and (node.op in passed or (node.op == "add" and sum(p.act for p in node.parents()) == 1)):
         parent = node.main()
         if parent is None:

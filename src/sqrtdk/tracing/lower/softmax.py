@@ -1,7 +1,7 @@
-"""A softmax, by its operator or written by hand, begins the lineage of its weights.
+"""Recognises a softmax, by its operator or written by hand, and starts the lineage of its weights.
 
-In graph attention it runs over the edges of each node, by sums that are scattered (Velickovic et al. 2018,
-arXiv:1710.10903; PyTorch Geometric's `softmax(src, index)`).
+In graph attention it runs over the edges of each node, with scattered sums (Velickovic et al. 2018, arXiv:1710.10903;
+PyTorch Geometric's `softmax(src, index)`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sqrtdk.tracing.tape.graph import alias
 from sqrtdk.tracing.tape.node import EXTREMES, Carried, EdgeGroups, Node, SoftmaxEntry, Weighing, Weights, origin
 from sqrtdk.tracing.tape.recorder import Made, Scene
 
-# Positions of what is reduced, of the axis (None: a keyword) and of the kind of reduction, or that kind.
+# Positions of the reduced tensor, of the axis (None: a keyword), and of the kind of reduction, or the kind itself.
 _GROUPED: dict[str, tuple[int, int | None, int | str]] = {
     "scatter_add": (3, 1, "sum"),
     "index_add": (3, 1, "sum"),
@@ -31,29 +31,29 @@ _GROUPED: dict[str, tuple[int, int | None, int | str]] = {
     "index_reduce": (3, 1, 4),
     "index_put": (2, None, "sum"),
     "segment_reduce": (0, None, 1),
-    "scatter_max": (0, 2, "amax"),  # this and the next of torch_scatter
+    "scatter_max": (0, 2, "amax"),  # this and the next two are torch_scatter's
     "segment_sum_csr": (0, None, "sum"),
     "segment_max_csr": (0, None, "amax"),
 }
-BACK = ops.PASSING | {"gather", "gather_csr"}  # from the nodes to their edges
-INDEX = 2  # position of the numbers of the groups
+BACK = ops.PASSING | {"gather", "gather_csr"}  # bring one number per node back to the node's edges
+INDEX = 2  # position of the group index: src.scatter_add(0, index, ...)
 OTHER_GROUPS = "softmax over the edges of other nodes than the values are summed for"
 _TO_MAXIMUM = BACK | {"masked_fill", "maximum"}
-GUARD = 1e-2  # a number at or below it keeps a sum from 0
+GUARD = 1e-2  # e / (s + 1e-6): an addend up to this is an epsilon, a larger one an extra weight (a sink of 1)
 
 
 def begin(
     scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = False, edges: EdgeGroups | None = None
 ) -> Weighing:
-    """Note that a node holds the weights of a softmax.
+    """Makes a node the weights of a softmax, and returns the softmax.
 
     Args:
         scene: the trace.
         made: the weights; the first argument of their node is the node of the logits.
-        logits: their values.
-        dim: the axis.
-        sinks: more than the keys joins the denominator.
-        edges: it runs over the edges of a graph.
+        logits: values of the logits.
+        dim: axis of the softmax.
+        sinks: True if the denominator has more terms than the keys.
+        edges: the groups, if the softmax runs over the edges of a graph.
     """
     node = made.node
     parent = node.args[0]
@@ -85,7 +85,7 @@ def begin(
 
 
 def softmax_of_rows(scene: Scene, made: Made, parents: list[Node]) -> None:
-    """PyTorch Geometric's own operation: softmax_csr(src, ptr, dim), a group from each number of `ptr` to the next."""
+    """Begins the softmax of PyTorch Geometric's softmax_csr(src, ptr, dim); group i is ptr[i] to ptr[i + 1]."""
     args = made.node.args
     axis = int(args[2]) if len(args) > 2 else 0
     groups = EdgeGroups(axis, max(math.prod(parents[1].shape) - 1, 0))
@@ -93,7 +93,7 @@ def softmax_of_rows(scene: Scene, made: Made, parents: list[Node]) -> None:
 
 
 def by_hand(scene: Scene, made: Made) -> bool:
-    """Whether a node is a softmax that was written out, in logarithms or as exp(z) over its sum."""
+    """Whether a node is a softmax written by hand: exp(z) / exp(z).sum(-1), or exp(z - logsumexp(z))."""
     node = made.node
     if node.op == "exp":
         return _from_logarithm(scene, made)
@@ -107,9 +107,9 @@ def by_hand(scene: Scene, made: Made) -> bool:
         if top.op != "exp" or origin(grouped.reduced) is not top:
             return _summed_before(scene, made, top, total)
     elif (summed := total.main()) is None or origin(summed, ops.SAME) is not origin(above, ops.SAME):
-        return False  # the sum of a cast is the sum: float32 among bfloat16, as JAX has it
+        return False  # casts are skipped on both sides, because JAX ports sum in float32 between bfloat16 steps
     if top.op != "exp" or 0 not in top.operands:
-        return False  # exp(z) of what is no score of queries and keys
+        return False  # exp of something that is no score: its input was not kept
     inner = top.args[0]
     if is_sum(inner.args[0] if inner.op == "sub" else inner):
         return False
@@ -117,7 +117,7 @@ def by_hand(scene: Scene, made: Made) -> bool:
     if grouped is None:
         axes = total.args[1] if len(total.args) > 1 and total.args[1] else range(len(top.shape))
         weighing = begin(scene, made, top.operands[0], int(axes[0]) if len(axes) == 1 else -1, sinks=sinks)
-        if len(axes) > 1:
+        if len(axes) > 1:  # e / e.sum((-2, -1), keepdim=True): a row of weights does not sum to 1
             node.weights = Weights(weighing, Carried(changes=("division by a sum over several axes",)))
     else:
         begin(scene, made, top.operands[0], grouped.axis, edges=groups_of(total))
@@ -125,7 +125,7 @@ def by_hand(scene: Scene, made: Made) -> bool:
 
 
 def _fraction(node: Node) -> tuple[Node | None, Node | None]:
-    """What is divided, and by what: e / s, or e * (1 / s)."""
+    """Returns the numerator and the denominator of e / s or e * (1 / s); (None, None) for any other node."""
     pair = [arg for arg in node.args[:2] if isinstance(arg, Node)]
     if len(pair) < 2 or node.op not in ("div", "mul"):
         return None, None
@@ -133,14 +133,14 @@ def _fraction(node: Node) -> tuple[Node | None, Node | None]:
         return pair[0], pair[1]
     for above, inverse in (pair, pair[::-1]):
         share = origin(inverse, ops.SAME)
-        share = share.args[0] if share.op == "mul" and share.number(1) == 1.0 else share  # as torch writes 1 / s
+        share = share.args[0] if share.op == "mul" and share.number(1) == 1.0 else share  # 1 / s is s.reciprocal() * 1
         if share.op == "reciprocal":
             return above, share.main()
     return None, None
 
 
 def _summed_before(scene: Scene, made: Made, top: Node, total: Node) -> bool:
-    """The sum over the edges of exp(z) v, divided by that of exp(z): an attention that is complete."""
+    """Whether a node is a whole graph attention: the sum over edges of exp(z) v, divided by the sum of exp(z)."""
     above, below = reduction(top), reduction(total)
     weighted = origin(above.reduced) if above is not None and not top.is_root else None
     bottom = None if below is None else origin(below.reduced)
@@ -161,18 +161,18 @@ def _summed_before(scene: Scene, made: Made, top: Node, total: Node) -> bool:
 
 
 def may_be_numerator(inner: Node) -> bool:
-    """Whether the exponential of what is no product may be a softmax's: of z - max(z), or of another score."""
+    """Whether exp of logits that are no product may belong to a softmax: z - max(z), or an additive score."""
     other = inner.args[1] if inner.op == "sub" and len(inner.args) > 1 else None
     return (isinstance(other, Node) and is_maximum(other)) or is_additive(inner)
 
 
 def _from_logarithm(scene: Scene, made: Made) -> bool:
-    """Exp of a log-softmax, or of z - logsumexp(z), is a softmax."""
+    """Whether `exp` makes a softmax: of a log-softmax, or of z - logsumexp(z)."""
     node = made.node
     inner = origin(node.args[0])
     taken_off = inner.args[1] if inner.op == "sub" and not inner.is_root and len(inner.args) > 1 else None
     total = log_total(taken_off) if isinstance(taken_off, Node) else None
-    if total is not None:
+    if total is not None:  # exp(z - log(sums)[index]): a softmax over the edges of a graph
         groups = groups_of(total)
         node.args = (inner,)
         begin(scene, made, made.tensors[0], groups.axis, edges=groups)
@@ -190,13 +190,13 @@ def _from_logarithm(scene: Scene, made: Made) -> bool:
         return False
     node.args = (inner,)
     weighing = begin(scene, made, made.tensors[0], axes[0] if len(axes) == 1 else -1)
-    if _in_turn(inner, axes):
+    if _in_turn(inner, axes):  # z - z.logsumexp(-1), then - z.logsumexp(-2), and so on: the last one ends Sinkhorn
         node.weights = Weights(weighing, Carried(changes=(SINKHORN,)))
     return True
 
 
 def _less_logsumexp(node: Node) -> tuple[int, ...] | None:
-    """The axes of the logsumexp that is subtracted; None where none is."""
+    """Returns the axes of the logsumexp in z - logsumexp(z), or None for any other node."""
     if node.op != "sub" or node.is_root or not isinstance(node.args[1], Node):
         return None
     total = origin(node.args[1])
@@ -206,7 +206,7 @@ def _less_logsumexp(node: Node) -> tuple[int, ...] | None:
 
 
 def _in_turn(node: Node, axes: tuple[int, ...]) -> bool:
-    """Whether another logsumexp, over other axes, was subtracted before."""
+    """Whether another logsumexp over other axes was subtracted before: Sinkhorn's rows and columns in turn."""
     while (before := node.main()) is not None and (earlier := _less_logsumexp(node := origin(before))) is not None:
         if earlier != axes:
             return True
@@ -214,13 +214,13 @@ def _in_turn(node: Node, axes: tuple[int, ...]) -> bool:
 
 
 def is_maximum(node: Node) -> bool:
-    """Whether a node is the maximum of a row, or of a row with its hidden entries made harmless."""
+    """Whether a node is the maximum of a row, with hidden entries replaced or not: z.masked_fill(m, 0).amax(-1)."""
     largest = behind(node, _TO_MAXIMUM)
     return largest is not None and (largest.op in EXTREMES or is_of_groups(largest))
 
 
 def _total(bottom: Node) -> tuple[Node | None, bool]:
-    """The sum, or the sums by groups, behind a divisor and its guards; whether more than a guard was added to it."""
+    """Returns the sum (or sums by group) in a divisor such as s + 1e-6, and whether more than an epsilon was added."""
     sinks = False
     while bottom.op in BACK | ops.CLAMPS | {"add", "masked_fill"}:
         parent = bottom.main()
@@ -237,7 +237,7 @@ def _total(bottom: Node) -> tuple[Node | None, bool]:
 
 
 def _is_weight(added: Node, position: int) -> bool:
-    """Whether the addend is a weight, exp(sink) or 1, and no guard against a division by zero."""
+    """Whether the addend is a weight, exp(sink) or 1, and no epsilon against a division by zero."""
     addend = added.args[position]
     if isinstance(addend, Node) and origin(addend).op == "exp":
         return True
@@ -249,7 +249,7 @@ def _is_weight(added: Node, position: int) -> bool:
 
 
 class Reduction(NamedTuple):
-    """A reduction by groups: what is reduced, along which axis, how ("sum", "mean", "amax"), to how many groups."""
+    """A reduction by groups: the reduced node, the axis, the kind ("sum", "mean", "amax"), the number of groups."""
 
     reduced: Node
     axis: int
@@ -258,7 +258,7 @@ class Reduction(NamedTuple):
 
 
 def reduction(node: Node) -> Reduction | None:
-    """The reduction by groups that a node is; None for any other."""
+    """Returns a node as a reduction by groups, or None if it is none."""
     place, axis_at, how = _GROUPED.get(node.op, (0, None, ""))
     reduced = node.args[place] if how and len(node.args) > place else None
     overwrites = node.op == "index_put" and (len(node.args) < 4 or not node.args[3])
@@ -270,27 +270,27 @@ def reduction(node: Node) -> Reduction | None:
 
 
 def sums_values(node: Node) -> bool:
-    """Whether a node sums, or averages, what each group of edges brought."""
+    """Whether a node sums or averages the edges of each group."""
     grouped = reduction(node)
     return grouped is not None and grouped.kind in ("sum", "mean")
 
 
 def log_total(node: Node) -> Node | None:
-    """The sums by groups whose logarithm `node` is, brought back to the edges, with a maximum added or not."""
+    """Returns the sums by groups in `(log(sums) + maximum)[index]`, with or without the maximum, or None."""
     logarithm = origin(node, BACK | {"add"})
     inner = logarithm.main() if logarithm.op == "log" else None
-    total = None if inner is None else origin(inner, ops.CLAMPS | {"add"})  # a guard against zero
+    total = None if inner is None else origin(inner, ops.CLAMPS | {"add"})  # log(s + 1e-16), log(s.clamp(1e-16))
     return total if total is not None and sums_values(total) else None
 
 
 def is_of_groups(node: Node) -> bool:
-    """Whether a node is the largest logit of each group of edges, or the logarithm of its sum of exponentials."""
+    """Whether a node is the maximum or the logsumexp of each group of edges."""
     grouped = reduction(origin(node, BACK))
     return log_total(node) is not None or (grouped is not None and grouped.kind == "amax")
 
 
 def groups_of(total: Node) -> EdgeGroups:
-    """The groups of a softmax that is divided by the sums `total`."""
+    """Returns the groups of a softmax whose denominator is the sums `total`."""
     grouped = reduction(total)
     assert grouped is not None
     index = total.operands.get(INDEX)
@@ -299,7 +299,7 @@ def groups_of(total: Node) -> EdgeGroups:
 
 
 def group_fault(weighing: Weighing, index: Tensor | None) -> str | None:
-    """What is wrong where the values are summed by another grouping of the edges than the softmax's."""
+    """Returns a message if the values are summed by other groups of edges than the softmax's, else None."""
     groups = weighing.edges
     if groups is None or groups.index is None or index is None or index.is_meta or index.is_floating_point():
         return None
@@ -307,6 +307,6 @@ def group_fault(weighing: Weighing, index: Tensor | None) -> str | None:
 
 
 def _column(index: Any, axis: int) -> Tensor:
-    """The number of each edge's group, of an index that was repeated over heads and features."""
+    """Returns the group of each edge from an index that may be repeated over heads and features."""
     column: Tensor = index if index.dim() < 2 else index.movedim(axis, 0).flatten(1)[:, 0]
     return column

@@ -1,7 +1,7 @@
-"""Products of queries and keys that are no matrix product: (q * k).sum(-1), |q - k|^2 summed, a matrix times a vector.
+"""Reads products of q and k that are no matrix product: (q * k).sum(-1), ((q - k) ** 2).sum(-1), matrix times vector.
 
-Each is read as the product of two matrices, (N, R, E) by (N, E, C), that it comes to. Written by hand it is one only
-when the sum enters a softmax: the same multiplication gates, scales and pools elsewhere.
+Each is rewritten as the equal product of two matrices, (N, R, E) by (N, E, C). A product by hand counts only if the
+sum enters a softmax, because the same multiplication elsewhere gates, scales and pools.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SUMS = frozenset({"sum", "mean"})
 
 
 def note_sum(scene: Scene, made: Made) -> None:
-    """Mark a sum over the features of pairs."""
+    """Marks a sum over the features of pairs."""
     way = _way(made.node)
     if way is not None:
         measured = largest(scene, made) if way.distance is None else None
@@ -34,7 +34,7 @@ def note_sum(scene: Scene, made: Made) -> None:
 
 
 def note_weighted_sum(scene: Scene, made: Made, source: Node, weight: Node) -> None:
-    """Mark a product of pairs with a vector of one number a feature, as einsum sums over three operands."""
+    """Marks a product of pairs with a vector over the features: einsum("le,se,e->ls", q, k, w) runs (q * k) @ w."""
     position = next(i for i, arg in enumerate(made.node.args) if arg is weight)
     while source.pairs is None and not source.is_root and source.op in ops.PASSING:
         main = source.main()
@@ -55,11 +55,11 @@ def _moves(node: Node) -> bool:
     return list(node.args[1]) != sorted(node.args[1])
 
 
-_ADDING = frozenset({"addmm", "baddbmm"})  # their first argument to the product
+_ADDING = frozenset({"addmm", "baddbmm"})  # add their first argument to the product
 
 
 def largest(scene: Scene, made: Made) -> torch.Tensor | None:
-    """The largest |product|, as it was stored; without entries that a mask, added in the same operation, hides."""
+    """Returns the largest |product| as stored, without entries hidden by a mask that baddbmm or addmm adds."""
     if not scene.products or made.tensor.is_meta or made.tensor.is_complex() or not made.tensor.numel():
         return None
     stored, addend = made.tensor.detach(), made.tensors.get(0) if made.node.op in _ADDING else None
@@ -73,7 +73,7 @@ def largest(scene: Scene, made: Made) -> torch.Tensor | None:
 
 
 class _Axes(NamedTuple):
-    """Axes of the pairs: those that both have, the left alone, the right alone, and those that the sum is over."""
+    """Axes of the pairs: shared by both (batch), only left (rows), only right (columns), summed over (features)."""
 
     batch: list[int]
     rows: list[int]
@@ -82,13 +82,13 @@ class _Axes(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """How pairs came to a sum over their features.
+    """A sum over the features of pairs.
 
     Attributes:
-        pairs: of what.
-        shape: of the pairs, before the sum.
-        axes: by who has them.
-        factors: multiplications by a number between the two, outermost first.
+        pairs: the two activations.
+        shape: shape of the pairs before the sum.
+        axes: the axes by owner.
+        factors: multiplications by one number between the pairs and the sum, outermost first.
         distance: see `Product`.
     """
 
@@ -100,8 +100,8 @@ class _Way(NamedTuple):
 
 
 def _way(node: Node) -> _Way | None:
-    """From a sum back to the pairs; None where it sums no pairs, or over an axis that only one of the two has."""
-    if node.pairs is not None and node.op in ops.CONTRACTIONS:  # with a vector, a factor on their left side by now
+    """Returns the pairs behind a sum, or None if it sums no pairs, or an axis that only one of them has."""
+    if node.pairs is not None and node.op in ops.CONTRACTIONS:  # (q * k) @ w: `note_weighted_sum` moved w into q
         left, right = node.pairs.left, node.pairs.right
         dims = max(len(left.shape), len(right.shape))
         shape = tuple(max(sizes) for sizes in facing(left, right, (0,) * dims))
@@ -149,7 +149,7 @@ def _is_square(node: Node) -> bool:
 
 
 def _by_number(node: Node) -> bool:
-    """Whether it is a multiplication by one number, known or not."""
+    """Whether a node is a multiplication by one number, known or not."""
     if node.op not in ("mul", "div"):
         return node.op == "neg"
     other = node.args[1] if node.op == "div" or is_act(node.args[0]) else node.args[0]
@@ -159,7 +159,7 @@ def _by_number(node: Node) -> bool:
 
 
 def _summed(way: _Way, dims: Any) -> _Way | None:
-    """The way with its axes by who has them; None where the sum is not over what both have."""
+    """Returns the sum with its axes by owner, or None if it runs over an axis that only one side has."""
     every = range(len(way.shape))
     over = set(every) if not dims else {d % len(every) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}
     axes = _Axes([], [], [], [])
@@ -174,9 +174,9 @@ def _summed(way: _Way, dims: Any) -> _Way | None:
 
 
 def settle(logits: Node, *, edges: bool = False) -> None:
-    """Logits enter a softmax: where they descend from sums over pairs, these are products.
+    """Turns sums over pairs into products of queries and keys, once logits made of them enter a softmax.
 
-    Of rows that were gathered for the `edges` of a graph only a softmax over edges makes a product.
+    Sums over rows that were gathered for the edges of a graph become products only if `edges` is True.
     """
     if logits.products or not logits.act:
         return
@@ -192,13 +192,13 @@ def settle(logits: Node, *, edges: bool = False) -> None:
 
 
 def multiplies(logits: Node) -> bool:
-    """Whether logits hold sums of one activation times another, of which no axis tells queries from keys."""
+    """Whether logits hold sums of products of two activations without an axis that tells queries from keys."""
     summed = (origin(node.args[0]) for node in ancestors(logits) if node.op in _SUMS and is_act(node.args[0]))
     return any(inner.op == "mul" and inner.is_root for inner in summed)
 
 
 def _become_product(node: Node, way: _Way) -> None:
-    """Be read as a batch of matrix products, (N, R, E) by (N, E, C), brought into the shape of the sum."""
+    """Rewrites a sum as a batch of matrix products, (N, R, E) by (N, E, C), in the shape of the sum."""
     assert node.summed is not None
     batch, rows, columns, features = way.axes
     n, r, c, e = (math.prod(way.shape[axis] for axis in axes) for axes in way.axes)
@@ -212,14 +212,14 @@ def _become_product(node: Node, way: _Way) -> None:
     for factor in reversed(way.factors):
         args = tuple(out if is_act(arg) else arg for arg in factor.args)
         out = step(factor.op, factor.func, out.shape, *args, operands=factor.operands)
-    if node.op == "mean":
+    if node.op == "mean":  # (q * k).mean(-1) is the product divided by E
         out = step("div", _aten.div.Tensor, out.shape, out, e)
     node.stand_for("view", _aten.view.default, out)
     node.products = frozenset({product})
 
 
 def as_matrix(node: Node, product: Product) -> None:
-    """A matrix times a vector, (S, E) by (E,), is read as a matrix times one column."""
+    """Rewrites a matrix times a vector, (S, E) by (E,), as a matrix times one column."""
     matrix, vector = node.args
     node.summed = product
     result = _product("mm", _aten.mm.default, matrix, _spread(vector, -1), node)
@@ -228,7 +228,7 @@ def as_matrix(node: Node, product: Product) -> None:
 
 
 def real_part(node: Node, views: tuple[Node, ...]) -> tuple[Node, tuple[Node, ...]] | None:
-    """Re(q . conj(k)), read as the product of twice as many real channels, and the views after it; None of others."""
+    """Returns Re(q . conj(k)) as a product of twice as many real channels, and the views after it; None for others."""
     at = next((i for i, view in enumerate(views[:-1]) if view.op == "view_as_real"), -1)
     part = None if at < 0 or views[at + 1].op != "select" else views[at + 1]
     if part is None or node.op not in ("bmm", "mm") or part.args[1:] not in ((-1, 0), (len(part.shape), 0)):
@@ -258,7 +258,7 @@ def _product(op: str, func: Any, left: Node, right: Node, made: Node) -> Node:
 
 
 def _rearranged(node: Node, dims: int, order: list[int], shape: tuple[int, ...] | None) -> Node:
-    """A node with leading axes of size 1 up to `dims`, its axes in another order, and then another shape."""
+    """Returns a node padded with leading axes of size 1 to `dims`, its axes permuted to `order`, then reshaped."""
     padded = (1,) * (dims - len(node.shape)) + node.shape
     turned = tuple(padded[axis] for axis in order)
     return step("movedim", _rearrange, shape or turned, node, padded, tuple(order), shape or turned)

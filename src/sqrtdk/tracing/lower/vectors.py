@@ -1,8 +1,8 @@
-"""Q, k and v on their way: tables, gates and branches that they meet, operations of libraries, quantised products.
+"""Follows q, k and v: rotary tables, gates and branches, operations of other libraries, and quantised products.
 
-What an operation computes that is not seen is known by its name and its shapes, or by its effect: a rotation keeps the
-length of every vector. A product with quantised weights is one that an operation multiplies and others put to size: x @
-W_int * s_W, and (x_int @ W_int) * s_x * s_W, where s_W is a part of the weight.
+An opaque operation is judged by its name and shapes, or by its effect: a rotation keeps the length of every vector. A
+product with quantised weights takes several operations, one that multiplies and others that rescale:
+`x @ W_int * s_W`, and `(x_int @ W_int) * s_x * s_W`, where s_W belongs to the weight.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ from sqrtdk.tracing.tape.node import Node, origin
 from sqrtdk.tracing.tape.recorder import Made, Scene
 
 ROTATION = "rotation"
-_KEPT = 1e-3
+_KEPT = 1e-3  # relative change of a vector's length that counts as rounding
 _PRODUCT = re.compile(r"(?<![a-z])(?:linear|gemm|gemv|matmul|mm)(?![a-z])")
 _NAMES = re.compile(r"attn|attention|flash|(?<![a-z])(?:mha|mla)(?![a-z])")
-_ANGLES = frozenset({"cos", "sin", "polar"})  # of any positions, also of those that are data
+_ANGLES = frozenset({"cos", "sin", "polar"})  # their arguments may be any positions, also computed from the data
 _TO_TABLE = ops.PASSING | {"cat", "stack", "complex", "mul", "div", "neg"}
-_WIDEST = 256  # of a rotation's matrix: one head
-_DEEPEST = 2  # sums of sums that are kept
+_WIDEST = 256  # a rotation's matrix spans one head: a wider matrix is a projection
+_DEEPEST = 2  # nested sums whose branches are kept; a recurrence nests without end and would never be released
 Shape = tuple[int, ...]
 
 
 def may_attend(name: str, operands: Sequence[Shape], result: Shape) -> bool:
-    """Whether an operation may be an attention: its name says so, or it takes q, k and v, packed or apart.
+    """Whether an operation may be an attention, by its name, or because it takes q, k and v, packed or separate.
 
     Args:
-        name: without its namespace.
-        operands: shapes of the activations among its operands.
-        result: shape of its first output.
+        name: name of the operation without its namespace.
+        operands: shapes of the operands that are activations.
+        result: shape of the first output.
     """
     if not operands:
         return False
     if _NAMES.search(name.lower()) or sum(len(shape) >= 2 for shape in operands) >= 3:
         return True
     if any(result in _without(shape, 3) for shape in operands):
-        return True  # q, k and v in one tensor
+        return True  # (B, L, 3, H, E): q, k and v packed in one tensor
     pairs = [(q, kv) for q in operands for kv in operands if q == result and len(kv) == len(q) + 1 and len(q) >= 3]
     return any(k[-1] == q[-1] for q, kv in pairs for k in _without(kv, 2))
 
 
 def _without(shape: Shape, packed: int) -> list[Shape]:
-    """The shape without each of the axes, the last apart, that hold `packed` tensors."""
+    """Returns the shape without an axis of size `packed`, once for each such axis but the last."""
     return [shape[:i] + shape[i + 1 :] for i, n in enumerate(shape[:-1]) if n == packed and len(shape) >= 4]
 
 
 def projects(node: Node) -> bool:
-    """Whether an operation of a library's own is a product with weights of the model, by its name and its operands."""
+    """Whether an operation of another library multiplies with weights of the model, by its name and operands."""
     if node.func is None or node.func.namespace in ("aten", "prims", "prim") or not _PRODUCT.search(node.op):
         return False
     return any(not parent.act and len(parent.shape) >= 2 for parent in node.parents())
 
 
 def rotated_argument(args: Sequence[Any], output: Tensor) -> int | None:
-    """Position of the argument that `output` is a rotation of, by the tables among the others; None where it is none.
+    """Returns the position of the argument that `output` rotates, or None if it rotates none.
 
-    Every vector keeps its length, some of them move, and a table fits the vectors: cosines and sines, or points.
+    Every vector keeps its length, some vectors change, and another argument fits as a table of cos and sin.
     """
     if output.is_meta or output.is_nested or not output.is_floating_point() or output.dim() < 2 or not output.numel():
         return None
@@ -88,13 +88,13 @@ def _keeps_lengths(before: Tensor, after: Tensor) -> bool:
 
 
 def is_dequantised(node: Node) -> bool:
-    """Whether a quantised activation becomes floating-point numbers again; a quantised weight is none."""
+    """Whether the node dequantises an activation; a quantised weight has no operation behind it."""
     parents = list(node.parents())
     return node.op == "dequantize" and bool(parents) and parents[0].func is not None
 
 
 def multiply_integers(scene: Scene, made: Made) -> None:
-    """Note a product of whole numbers of the run with those of a weight, or its correction: the sizes are to come."""
+    """Makes a root of an integer product with a quantised weight, or of a sum that corrects it; its scales follow."""
     node = made.node
     if node.op not in ops.CONTRACTIONS and node.op not in ("add", "sub"):
         return
@@ -107,7 +107,7 @@ def multiply_integers(scene: Scene, made: Made) -> None:
 
 
 def put_to_size(scene: Scene, made: Made) -> bool:
-    """Whether a node multiplies a projection by its weight's own sizes, or one of whole numbers by its input's."""
+    """Whether a node rescales a quantised projection: by its weight's scales, or an integer one by its input's."""
     node = made.node
     if node.op != "mul" or len(node.args) < 2:
         return False
@@ -135,10 +135,10 @@ def _is_whole(product: Node) -> bool:
 
 
 def set_beside(node: Node, active: list[Node], tensors: dict[int, Tensor], projected: Container[Node]) -> list[Node]:
-    """Make constants of the tables, or of the gate, among the `active` operands of a multiplication; those that remain.
+    """Makes constants of tables and gates among the operands of a multiplication; returns the remaining `active` ones.
 
-    A table holds cosines and sines, of positions that are data, or is made of inputs that nothing has projected, as
-    `forward(x, cos, sin)` takes them; a gate has one number for each vector.
+    A table holds cos and sin, or is made of inputs that nothing has projected: `forward(x, cos, sin)`. A gate has one
+    number for each vector.
     """
     if node.op not in ("mul", "addcmul", "div") or len({p.roots for p in active}) < 2:
         return active
@@ -159,16 +159,16 @@ def _leaf(arg: Node, kind: str) -> Node:
 
 
 def _is_of_inputs(node: Node, projected: Container[Node]) -> bool:
-    """Whether it is made of inputs alone, and of none that is projected: no hidden states."""
+    """Whether the node is made only of inputs that no projection reads; it then holds no hidden states."""
     return bool(node.roots) and all(root.op == "input" and root not in projected for root in node.roots)
 
 
 def holds_angles(node: Node) -> bool:
-    """Whether a tensor holds cosines and sines, and nothing but, also as blocks that were written into a matrix."""
+    """Whether a tensor holds only cosines and sines, also written as blocks into a matrix: R[0, 0] = cos."""
     parts = [node]
     while parts:
         part = origin(parts.pop(), _TO_TABLE)
-        if part.op == "overwrite":  # zeros, or what an earlier write made of them, and the block that was written
+        if part.op == "overwrite":  # the old tensor (zeros, or an earlier write) and the written block
             old, new = part.args
             parts += [old, new] if old.act else [new]
         elif part.op == "copy":
@@ -184,7 +184,7 @@ def _is_gate(node: Node, product: Node) -> bool:
 
 
 def keep_rotation(node: Node, vector: Node, matrix: Node, values: Tensor) -> None:
-    """What a root was before it was multiplied by a square matrix of the model's own, which may be a rotation."""
+    """Keeps the vector before a product with a constant square matrix as a branch: the matrix may be a rotation."""
     width = matrix.shape[-1]
     if node.shape != vector.shape or matrix.shape[-2:] != (width, width) or width > _WIDEST:
         return
@@ -198,7 +198,7 @@ def keep_rotation(node: Node, vector: Node, matrix: Node, values: Tensor) -> Non
 
 
 def keep_channels(node: Node, source: Node) -> None:
-    """What a root was before a convolution of each channel by itself, where that was no convolution of the kind."""
+    """Keeps the source of a depthwise convolution as a branch, unless the source already has one."""
     groups = node.args[8] if node.op == "convolution" and len(node.args) > 8 else 1
     channels = node.shape[1] if len(node.shape) > 1 else 0
     if source.act and groups == channels > 1 and not any(root.branches for root in source.roots):
@@ -206,9 +206,9 @@ def keep_channels(node: Node, source: Node) -> None:
 
 
 def summands(node: Node, projected: Container[Node]) -> tuple[tuple[Node, float], ...]:
-    """The branches of a sum, and what each is multiplied by; none where a projection has read one: a residual stream.
+    """Returns the branches of a sum with their factors, or () if a projection has read one: a residual stream.
 
-    Nor where they are sums of sums, of a recurrence perhaps, which would never be let go.
+    Returns () for deeply nested sums too: those of a recurrence would never be released.
     """
     left, right = (*node.args, None, None)[:2]
     if node.op not in ("add", "sub") or not isinstance(left, Node) or not isinstance(right, Node):

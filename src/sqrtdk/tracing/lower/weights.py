@@ -1,14 +1,14 @@
-"""What happens to the weights between the softmax and the values, decided by their values before and after.
+"""Reads the steps on weights between the softmax and the values, from the weights' numbers before and after each.
 
-They may be dropped out, masked again, thinned out, divided by their sum, multiplied by one number or one a row; heads
-may be mixed (`mixing`) and other softmaxes join them (`combined`). Another tensor that joins them is told:
+Weights may be dropped out, masked again, thinned out, divided by their sum, or multiplied by one number or one per row.
+Heads may be mixed and softmaxes combined (`mixing`). Another tensor may join the weights:
 
     w = 0.5 * p + 0.5 * adjacency          # Molecule Attention Transformer (Maziarka et al. 2020, arXiv:2002.08264)
     w = p - 1 / n                          # centred attention (Ali et al. 2023, arXiv:2306.01610)
     w = (1 - g) * p + g * positions        # ConViT, where the positions are constants
 
-It is not made of them, so that every weight is still a share of what the softmax gave: the scale of the logits is what
-it was. A power of the weights is another scale: a change that is not judged.
+Such a tensor is not computed from the weights, so each weight still contains its share of the softmax, and the scale
+of the logits keeps its meaning. A power of the weights amounts to another scale: an unknown change.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from sqrtdk.tracing.tape.graph import ancestors, evaluate, is_learned
 from sqrtdk.tracing.tape.node import Carried, Node, Weighing, origin
 
 OTHER_SUM = "division by the sum over the queries"
-SINKHORN = "Sinkhorn normalisation"  # of rows and columns in turn
-WHOLE = 1e-2  # how far from 1 the sum of a whole row may be
+SINKHORN = "Sinkhorn normalisation"  # divides by the sums of rows and columns in turn
+WHOLE = 1e-2  # a sum this near to 1 is that of a whole row
 _SPARSE = frozenset({"_sparse_coo_tensor_with_dims_and_tensors", "_sparse_csr_tensor_unsafe", "_coalesce"})
 _KEPT = ops.PASSING - {"native_dropout"} | _SPARSE | {"cat", "stack", "constant_pad_nd", "copy"}
 _JOINED = {
@@ -45,14 +45,14 @@ _LINEAR = frozenset({"add", "sub"})
 
 
 def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, weighing: Weighing) -> Carried:
-    """What `node` adds to what the `weights` it was made from have gone through.
+    """Returns the steps on weights after the operation of `node`.
 
     Args:
-        node: of the result, `tensor`.
-        tensor: the result.
-        tensors: the operands that are tensors, by position.
+        node: node of the result.
+        tensor: values of the result.
+        tensors: the tensor operands by position.
         weights: the operand that carries the weights.
-        weighing: the softmax they come from.
+        weighing: the softmax of the weights.
     """
     before = _of(weights)
     if node.op in _KEPT:
@@ -69,7 +69,7 @@ def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node,
 def _known_change(
     node: Node, weights: Node, weighing: Weighing, numbers: tuple[Tensor, Tensor], eps: float
 ) -> Carried | None:
-    """What weights have gone through that are masked, or multiplied by one number a row; None for any other change."""
+    """Returns the steps on weights after a mask or a multiplication by one number per row; None for other changes."""
     before, (old, new) = _of(weights), numbers
     rounding = 8 * max(eps, 2.0**-20)
     keys = weighing.dim if node.shape == weighing.entry.shape else -1
@@ -77,12 +77,13 @@ def _known_change(
     changed = bool(moved.any()) or bool((new.isnan() & ~old.isnan()).any())
     if bool(moved.any()) and not bool((new.masked_select(moved) != 0).any()):
         if new.numel() >= math.prod(weighing.entry.shape):
-            # A row, or a head, that is 0 altogether hides no key from the others.
+            # A row or a head that is 0 as a whole hides no key from the others: a head mask, not a mask of keys.
             moved &= (new != 0).any(keys, keepdim=True)
         return _masked(node, weights, weighing, before) if bool(moved.any()) else before
     every = tuple(range(new.dim()))
     if changed and _is_single(node, weights) and (by := _factor(old, new, every, rounding)) is not None:
         return before.times(float(by), node.op)
+    # w / w.sum(-1): the keys' axis, the last, is tried first; a sum over any other axis is one over the queries.
     for axis in sorted(every, reverse=True):
         if new.shape[axis] < 2 or not _sums_to_one(new, axis):
             continue
@@ -93,7 +94,7 @@ def _known_change(
 
 
 def _masked(node: Node, weights: Node, weighing: Weighing, before: Carried) -> Carried:
-    """The weights, some of which are 0 now: by their own size (top-k), or hidden by a mask."""
+    """Returns the steps after some weights became 0: by their own size (top-k), or by a mask."""
     others = [parent for parent in node.parents() if parent is not weights]
     alone = node.op not in ("tril", "triu", "zero") and not others
     if alone or any(_is_made_of(other, weighing) for other in others):
@@ -108,7 +109,7 @@ def _over_other_sum(before: Carried) -> Carried:
 
 
 def overwritten(old: Node, new: Node, tensor: Tensor) -> Carried:
-    """What weights went through of which a part, `tensor`, was written in place; `new` is the node of that part."""
+    """Returns the steps on weights after a part was written in place; `new` is the part's node, `tensor` its values."""
     before = _of(old)
     if new.weights is not None and new.weighing is old.weighing:
         return new.weights.carried
@@ -128,10 +129,10 @@ def _of(node: Node) -> Carried:
 def _before_and_after(
     node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, weighing: Weighing
 ) -> tuple[Tensor, Tensor] | None:
-    """The weights that an operation was given and those that it gave, in float32 or more.
+    """Returns the weights before and after an operation, in float32 or float64, or None.
 
-    Of an operation in place they are those that left the softmax; where they are gone, or have no data, the operation
-    runs again on weights that are made up.
+    For an operation in place the weights before are the softmax's output. If they are gone, or have no data, the
+    operation runs again on random weights.
     """
     old = next((tensors[i] for i, arg in enumerate(node.args) if arg is weights and i in tensors), None)
     if old is not None and not tensor.is_meta and (old is tensor or old.data_ptr() == tensor.data_ptr()):
@@ -144,7 +145,7 @@ def _before_and_after(
 
 
 def _made_up(node: Node, tensors: dict[int, Tensor], weights: Node) -> tuple[Tensor, Tensor] | None:
-    """Weights that are made up, and what an operation makes of them; a mask that is not known hides half of them."""
+    """Returns random weights before and after an operation; a mask without values hides a random half of them."""
     random = torch.Generator().manual_seed(0)
     before = node.operands
     others = {i: value for i, value in tensors.items() if node.args[i].weights is None}
@@ -161,19 +162,19 @@ def _made_up(node: Node, tensors: dict[int, Tensor], weights: Node) -> tuple[Ten
             return None
         old = torch.rand(weights.shape, generator=random, dtype=torch.float64).softmax(-1).to(part.device)
         return old, part.run(old)
-    except Exception:  # an operation that does not take the dtype, or an operand that is not known
+    except Exception:  # the operation does not run in float64, or an operand is unknown
         return (old, old) if node.op in ("mul", "div") else None
     finally:
         node.operands = before
 
 
 def _unknown(value: Tensor) -> float:
-    """A number that nobody knows may be any gain; several are as good as ones."""
+    """Returns a stand-in for a tensor without values: NaN for one number (any gain), ones for several."""
     return math.nan if value.numel() == 1 else 1.0
 
 
 def _factor(old: Tensor, new: Tensor, axes: tuple[int, ...], rounding: float) -> Tensor | None:
-    """What weights were multiplied by, the same along the axes; None where they were not."""
+    """Returns the factor on the weights, constant along the axes, by least squares; None if none fits."""
     products, squares = ((x * old).masked_fill(old.isnan(), 0.0).sum(axes, keepdim=True) for x in (new, old))
     by = products / squares
     expected = by.nan_to_num() * old
@@ -187,13 +188,13 @@ def _sums_to_one(new: Tensor, axis: int) -> bool:
 
 
 def _meets_their_sum(node: Node, weighing: Weighing, axis: int) -> bool:
-    """Whether an operand is made of the weights, and has one number for all along an axis."""
+    """Whether an operand is computed from the weights with one number along an axis, as their sum is."""
     made = [p for p in node.parents() if p.weighing is weighing and len(p.shape) == len(node.shape)]
     return any(p.shape[axis] == 1 for p in made)
 
 
 def _is_single(node: Node, weights: Node) -> bool:
-    """Whether weights met one number for all of them, and none that the model learns, as a gate is."""
+    """Whether the other operands are one number each and not learned; a learned number is a gate, not a gain."""
     others = [parent for parent in node.parents() if parent is not weights]
     return all(math.prod(other.shape) == 1 and origin(other).op != "parameter" for other in others)
 
@@ -202,14 +203,14 @@ def _is_single(node: Node, weights: Node) -> bool:
 
 
 def join(node: Node, weights: Node, weighing: Weighing, before: Carried) -> Carried | None:
-    """What weights have gone through after another tensor, or a number, joined them; None where none did."""
+    """Returns the steps on weights after another tensor or a number joined them, or None if none did."""
     detail = _JOINED.get(node.op)
     others = [parent for parent in node.parents() if parent is not weights]
     if detail is None or node.shape != weights.shape or not weighing.node.products:
         return None
     if (node.op == "div" and node.args[0] is not weights) or (node.op in ("mul", "div") and not others):
         return None
-    # One number a row that is added is no change of them, though it may be made of them: w - w.mean(-1).
+    # w - w.mean(-1, keepdim=True): one number per row may come from the weights; adding it still counts as joining.
     rows = node.op in _LINEAR
     inside = [p for p in others if not (rows and p.shape[-1:] == (1,) and len(p.shape) == len(node.shape))]
     if any(_is_made_of(other, weighing) for other in inside):
@@ -218,13 +219,13 @@ def join(node: Node, weights: Node, weighing: Weighing, before: Carried) -> Carr
 
 
 def _is_made_of(node: Node, weighing: Weighing) -> bool:
-    """Whether a tensor is computed from the numbers of the weights, and not from their shape alone."""
+    """Whether a tensor is computed from the numbers of the weights, not only from their shape."""
     return any(ancestor.weighing is weighing for ancestor in ancestors(node, closed=ops.CREATIONS))
 
 
 # -- dropout -----------------------------------------------------------------------------------------------------------
 
-# What keeps an entry: a uniform random number beyond a bound; the rate from the bound.
+# Dropout by hand, w * (torch.rand_like(w) > 0.1): the rate from the bound of each comparison.
 _COMPARED: dict[str, Callable[[float], float]] = {
     **dict.fromkeys(("gt", "ge"), lambda bound: bound),
     **dict.fromkeys(("lt", "le"), lambda bound: 1 - bound),
@@ -233,7 +234,7 @@ _UNIFORM = frozenset({"rand", "rand_like", "uniform"})
 
 
 def dropped(node: Node) -> tuple[float, float] | None:
-    """(rate, gain) of the dropout that `node` applies, where one of its operands is a random mask; None without one."""
+    """Returns (rate, gain) of the dropout that `node` applies, or None if no operand is a random mask."""
     if node.op == "native_dropout":
         rate = float(node.args[1]) if node.args[2] else 0.0
         return (rate, 1 / (1 - rate)) if 0 < rate < 1 else None
@@ -256,7 +257,7 @@ def _kept(mask: Node) -> tuple[float, float] | None:
 
 
 def _rate(mask: Node) -> float | None:
-    """Of entries that a random mask sets to 0."""
+    """Returns the rate of entries that a random mask sets to 0, or None if the mask is not random."""
     if mask.op == "bernoulli":
         kept = number_of(mask, 1) if len(mask.args) > 1 else _probability(mask)
         return None if kept is None else 1 - kept
@@ -267,7 +268,7 @@ def _rate(mask: Node) -> float | None:
 
 
 def _probability(mask: Node) -> float | None:
-    """The probability that `x.bernoulli_()` takes without one; `torch.bernoulli(x)` has it in x."""
+    """Returns the probability of ones: 0.5 is the default of `x.bernoulli_()`, and `torch.bernoulli(x)` has it in x."""
     if mask.func is not None and mask.func._schema.is_mutable:
         return 0.5
     value = evaluate(mask.args[0])
@@ -276,7 +277,7 @@ def _probability(mask: Node) -> float | None:
 
 
 def number_of(node: Node, position: int) -> float | None:
-    """The argument at `position` as a number, also where the model's code made a tensor of it."""
+    """Returns the argument at `position` as a number, also if the model's code made a tensor of it."""
     arg = node.args[position] if position < len(node.args) else None
     if isinstance(arg, Node):
         value = evaluate(arg)

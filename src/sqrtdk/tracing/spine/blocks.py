@@ -1,4 +1,4 @@
-"""Blocks of keys, each with a product of its own, under one softmax: read one by one, and put together."""
+"""Reads one softmax over several blocks of keys, where each block has its own product, and merges the readings."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from sqrtdk.tracing.steps.placed import Placed, to_softmax
 from sqrtdk.tracing.tape.graph import numbered
 from sqrtdk.tracing.tape.node import Node, Product, Weighing
 
-ALIKE = 0.01  # relative difference of two scales that are one
+ALIKE = 0.01  # scales of two blocks count as equal up to this relative difference
 _NAMED_BY_VALUES = ("alibi", "relative", "bias")
-_ROWS = 8  # of which it is computed again what came out
-_FAR = 0.05  # of the largest entry; rounding in bfloat16 stays well below
+_ROWS = 8  # output rows that `is_attention` recomputes; a sample keeps the check cheap
+_FAR = 0.05  # allowed error, relative to the largest output; bfloat16 rounding stays well below
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Keys of a softmax whose logits are one product; `size` is None where they are all of them."""
+    """A run of keys whose logits come from one product; `size` is None if it covers every key of the softmax."""
 
     chain: Chain
     first: int = 0
@@ -39,9 +39,9 @@ class Span:
 
 
 def beside(fork: Fork, weighing: Weighing) -> list[Span]:
-    """The spans of keys that were put side by side; none where that was along another axis, or beside a constant.
+    """Returns the spans of keys that were concatenated, or [] if the axis is not the keys' or a constant is among them.
 
-    Logits that were written into a tensor, slice by slice, lie side by side in it.
+    Handles `torch.cat([q @ k1.mT, q @ k2.mT], -1)`, and slices written into a tensor: `z[..., :8] = q @ k1.mT`.
     """
     node = fork.node
     axis = int(node.args[1]) % len(node.shape) if node.op == "cat" and len(node.args) > 1 else 0
@@ -61,7 +61,7 @@ def beside(fork: Fork, weighing: Weighing) -> list[Span]:
 
 
 def _branches(node: Node, axis: int) -> Iterable[Node]:
-    """What was put side by side, one by one or all at once."""
+    """Yields the concatenated tensors; `cat([cat([a, b]), c])` gives a, b, c."""
     for branch in node.parents():
         if branch.op == "cat" and (int(branch.args[1]) if len(branch.args) > 1 else 0) % len(branch.shape) == axis:
             yield from _branches(branch, axis)
@@ -70,13 +70,13 @@ def _branches(node: Node, axis: int) -> Iterable[Node]:
 
 
 def _widened(value: Tensor, axis: int, first: int, total: int) -> Tensor:
-    """A tensor in its place along an axis; its edges are repeated to either side, and mean nothing there."""
+    """Returns `value` placed at `first` along an axis of length `total`; the repeated edges around it are filler."""
     index = torch.arange(total, device=value.device) - first
     return value.index_select(axis, index.clamp(0, value.shape[axis] - 1))
 
 
 def _along_keys(fork: Fork, axis: int, weighing: Weighing) -> bool:
-    """Whether the axis of the node becomes, in order, the one that the softmax runs over."""
+    """Whether the softmax runs over this axis of the node, with the entries in the same order."""
     shape = fork.node.shape
     count = torch.arange(shape[axis], device="cpu")
     try:
@@ -88,7 +88,7 @@ def _along_keys(fork: Fork, axis: int, weighing: Weighing) -> bool:
 
 
 def join_beside(weighing: Weighing, cells: Sequence[Cell]) -> Reading | None:
-    """One reading of all spans; None where their sizes do not go together."""
+    """Returns one reading of all spans, or None if their sizes do not match."""
     first = cells[0].reading
     sizes = {(cell.reading.layout.batch, cell.reading.layout.heads, cell.reading.layout.rows) for cell in cells}
     if len(sizes) > 1 or not isinstance(first.operands, Logits):
@@ -102,7 +102,7 @@ def join_beside(weighing: Weighing, cells: Sequence[Cell]) -> Reading | None:
 
 
 def positions_of(reading: Reading) -> tuple[Positions | None, Positions | None]:
-    """Where the rows and the keys of a block come from."""
+    """Returns the positions that the rows and the keys of a block were cut from."""
     assert isinstance(reading.operands, Logits)
     left, right = operands(reading.operands.product)
     first, second = positions(left, -2), positions(right, -1)
@@ -110,7 +110,7 @@ def positions_of(reading: Reading) -> tuple[Positions | None, Positions | None]:
 
 
 def aligned(reading: Reading) -> Reading:
-    """A block with the distance of its keys from its rows, without which a rotation can't be told from a factor."""
+    """Returns the reading with the offset between its keys and its rows, to tell a rotation from a factor."""
     if not reading.query.moves:
         return reading
     rows, keys = positions_of(reading)
@@ -120,13 +120,13 @@ def aligned(reading: Reading) -> Reading:
 
 
 def join(cells: Sequence[Cell], layout: Layout, logits: Tensor | None, weights: Tensor | None) -> Reading:
-    """One reading of products that cover rows and keys without overlap; a gap is hidden.
+    """Returns one reading of products that cover rows and keys without overlap; pairs that none covers are hidden.
 
     Args:
         cells: the products, in the order of their keys.
-        layout: sizes of the whole.
-        logits: (B, H, L, S) of the whole; None where that is too much to be held.
-        weights: their softmax.
+        layout: sizes of the merged attention.
+        logits: (B, H, L, S) logits of the merged attention; None if they are too large to hold.
+        weights: softmax of `logits`.
     """
     first = cells[0].reading
     steps = (*_merged(cells, layout, whole=logits is not None), Blocks(len({cell.key for cell in cells})))
@@ -135,6 +135,7 @@ def join(cells: Sequence[Cell], layout: Layout, logits: Tensor | None, weights: 
         replace(sides[0], unknown=tuple(dict.fromkeys(name for side in sides for name in side.unknown)))
         for sides in (queries, keys)
     )
+    # Blocks with different scales: no single number is the scale of the merged attention.
     if not _alike([_factor(cell.reading) for cell in cells]):
         one = Scale(Factor(None, "logits", BLOCKS))
         query, key = replace(query, factors=()), replace(key, factors=())
@@ -147,7 +148,7 @@ def join(cells: Sequence[Cell], layout: Layout, logits: Tensor | None, weights: 
 
 
 def _factor(reading: Reading) -> float | None:
-    """Product of the factors of a block; None where one is not known."""
+    """Returns the product of a block's factors, or None if any factor is unknown."""
     on_logits = [step.factor for step in reading.steps if isinstance(step, Scale)]
     values = [factor.value for factor in (*reading.query.factors, *reading.key.factors, *on_logits)]
     return None if None in values else math.prod(value for value in values if value is not None)
@@ -159,7 +160,7 @@ def _alike(factors: Sequence[float | None]) -> bool:
 
 
 def _product(cells: Sequence[Cell]) -> Node:
-    """A node that stands for all products: the largest |q . k| of any."""
+    """Returns a node that stands for all products; it carries the largest |q . k| among them."""
     products = [cell.reading.operands.product for cell in cells if isinstance(cell.reading.operands, Logits)]
     made = Node("blocks", products[0].shape, place=products[0].place)
     known = [p.product.largest for p in products if p.product is not None and p.product.largest is not None]
@@ -172,9 +173,10 @@ def _product(cells: Sequence[Cell]) -> Node:
 
 
 def _merged(cells: Sequence[Cell], layout: Layout, *, whole: bool) -> list[Step]:
+    # The block with the most masks and biases gives the order of the merged steps.
     longest = max((cell.reading.steps for cell in cells), key=lambda steps: len(_kinds(steps, (Hide, Bias))))
     masks = [len(_kinds(cell.reading.steps, (Hide,))) for cell in cells]
-    apart = set(masks) <= {0, max(masks)}  # else they are told as one
+    apart = set(masks) <= {0, max(masks)}  # blocks with different numbers of masks: all masks merge into one
     merged: list[Step] = []
     for step in longest:
         place = sum(type(earlier) is type(step) for earlier in merged)
@@ -187,14 +189,15 @@ def _merged(cells: Sequence[Cell], layout: Layout, *, whole: bool) -> list[Step]
             merged.append(step)
     covered = sum(cell.reading.layout.rows * cell.reading.layout.columns for cell in cells)
     if covered < layout.rows * layout.columns and all(_is_of_keys(step) for step in _kinds(merged, (Hide,))):
-        merged.append(_hide(cells, layout, Hide("implicit", -math.inf), slice(0), whole))  # what no block computed
+        # Flash-style loops skip the blocks above the diagonal: those logits are hidden, though no mask says so.
+        merged.append(_hide(cells, layout, Hide("implicit", -math.inf), slice(0), whole))
     if any(_skeleton(cell.reading) != _skeleton(cells[0].reading) for cell in cells):
         merged.append(Unknown("blocks of keys with unlike steps"))
     return merged
 
 
 def _is_of_keys(step: Step) -> bool:
-    """Whether a mask hides the same keys from every row: padding."""
+    """Whether a mask is padding: it hides the same keys from every row."""
     visible = step.visible.value if isinstance(step, Hide) and step.visible is not None else None
     return visible is not None and _same_rows(visible)
 
@@ -208,7 +211,7 @@ def _kinds(steps: Iterable[Step], kinds: tuple[type[Step], ...]) -> list[Step]:
 
 
 def _skeleton(reading: Reading) -> tuple[object, ...]:
-    """What all blocks must have in common: everything but masks, biases and factors."""
+    """Returns what all blocks must share: every step and side property except masks, biases and factors."""
     on_logits = [step for step in reading.steps if not isinstance(step, (Hide, Bias, Offset, Scale))]
     sides = [(side.norm, side.rope, side.padding, side.norm_gain) for side in (reading.query, reading.key)]
     return (*on_logits, *sides)
@@ -217,7 +220,10 @@ def _skeleton(reading: Reading) -> tuple[object, ...]:
 def assembled(
     cells: Sequence[Cell], layout: Layout, values_of: Callable[[Cell], Tensor | None], otherwise: float | bool
 ) -> Tensor | None:
-    """(B, H, L, S), B and H possibly 1, of what each block has; None where one of them is not known."""
+    """Returns the blocks' values as one (B, H, L, S) tensor (B and H may be 1), or None if a block's are unknown.
+
+    Entries that no block covers get the value `otherwise`.
+    """
     parts = [values_of(cell) for cell in cells]
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
@@ -230,15 +236,16 @@ def assembled(
 
 
 def _of(cell: Cell, whole: Tensor) -> Tensor:
-    """The rows and keys of a block."""
+    """Returns the view of `whole` that holds the rows and keys of a block."""
     sizes = cell.reading.layout
     return whole[..., cell.row : cell.row + sizes.rows, cell.key : cell.key + sizes.columns]
 
 
 def _values(cell: Cell, kind: type[Step], which: slice, start: float | bool) -> Tensor | None:
-    """(B, H, L, S) of the masks, or biases, of a block, some of them; None where one is not known."""
+    """Returns the selected masks (ANDed) or biases (summed) of a block, (B, H, L, S), or None if one is unknown."""
     reading, operands = cell.reading, cell.reading.operands
-    device = torch.device("cpu") if reading.without_data else reading.device  # as constants of what has no data
+    # Masks of a model on the meta device are constants with values, which live on the CPU.
+    device = torch.device("cpu") if reading.without_data else reading.device
     values = torch.full((1, 1, reading.layout.rows, reading.layout.columns), start, device=device)
     for step in _kinds(reading.steps, (kind,))[which]:
         placed = step.visible if isinstance(step, Hide) else step.addend if isinstance(step, Bias) else None
@@ -251,18 +258,18 @@ def _values(cell: Cell, kind: type[Step], which: slice, start: float | bool) -> 
 
 
 def _hide(cells: Sequence[Cell], layout: Layout, like: Hide, which: slice, whole: bool) -> Hide:
-    """A mask of the whole: those at their place in each block; without the values, its name alone."""
+    """Returns the masks of all blocks merged into one; it has no values if `whole` is False."""
     if not whole:
         return replace(like, visible=None, name="mask", source=None)
     visible = assembled(cells, layout, lambda cell: _values(cell, Hide, which, True), False)
-    # Padding, of keys that some rows have not computed at all: those rows do not say anything else of it.
+    # Padding stays padding: rows that skipped a block say nothing about its keys, so any row that sees a key decides.
     if visible is not None and which != slice(0) and all(_same_rows(_of(cell, visible)) for cell in cells):
         visible = visible.any(-2, keepdim=True).expand_as(visible)
     return replace(like, visible=None if visible is None else Placed(visible, (), layout.shape), source=None)
 
 
 def _bias(cells: Sequence[Cell], layout: Layout, like: Bias, place: int) -> Bias:
-    """A bias of the whole: the one at its place in each block."""
+    """Returns the biases that stand at the same place in each block, merged into one."""
     whole = assembled(cells, layout, lambda cell: _values(cell, Bias, slice(place, place + 1), 0.0), 0.0)
     if whole is None:
         return replace(like, addend=None)
@@ -275,12 +282,12 @@ def _bias(cells: Sequence[Cell], layout: Layout, like: Bias, place: int) -> Bias
 
 
 def is_attention(logits: Tensor, values: Sequence[tuple[int, Tensor]], output: Tensor) -> bool | None:
-    """Whether the output is that of the logits; None where its layout, or the values', does not tell.
+    """Returns whether `output` equals softmax(logits) @ values, or None if the shapes do not allow the comparison.
 
     Args:
-        logits: (B, H, L, S), minus infinity where hidden.
-        values: the first key of every block, and its values (..., Sv, Ev).
-        output: (..., L, Ev), or with fewer columns (a sum was among the values).
+        logits: (B, H, L, S), minus infinity where a key is hidden.
+        values: the first key of every block, and the block's values (..., Sv, Ev).
+        output: (..., L, Ev), or fewer columns if the values had an extra column of ones for the running sum.
     """
     batch, heads, rows, keys = logits.shape
     width = output.shape[-1]
@@ -294,6 +301,7 @@ def is_attention(logits: Tensor, values: Sequence[tuple[int, Tensor]], output: T
         whole[:, :, first : first + value.shape[-2]] = part.to(torch.float64)
     at = torch.linspace(0, rows - 1, min(rows, _ROWS), device=logits.device).round().long()
     z, out = logits[:, :, at].to(torch.float64), output.reshape(batch, heads, rows, width)[:, :, at].to(torch.float64)
+    # A row whose keys are all hidden has no defined output.
     seeing = (z.amax(-1) > HIDDEN) & (z.amax(-1) < math.inf)
     difference = (z.softmax(-1) @ whole - out).abs().amax(-1)[seeing]
     size = out.abs().amax(-1)[seeing]

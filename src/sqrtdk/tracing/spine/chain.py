@@ -1,6 +1,6 @@
-"""Reading the logits: from what entered the softmax back to the product of q and k, outermost step first.
+"""Reads the logits: walks from the softmax's input back to the product of q and k, outermost step first.
 
-What an operation means on the way is a row of `READERS`, those of `operations` and one that reads on.
+`READERS` says what each operation on the way means: the table of `operations`, and `cat`, which needs this walk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sqrtdk.tracing.tape.node import Node, origin
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Where logits of several products were put side by side: the node, and what follows it, innermost first."""
+    """The node that joins logits of several products, and the steps and views after it, innermost first."""
 
     node: Node
     steps: tuple[Step, ...]
@@ -36,10 +36,10 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The steps, innermost (nearest to the product) first, and the views that lead from product to softmax.
+    """The steps and views from the product to the softmax, innermost (nearest to the product) first.
 
-    `product` is that of q and k, or another score of theirs; None where there is neither. `fork` is where other
-    products join, nearest to the softmax; the steps are then those of the first product.
+    `product` is q . k or another score of q and k, or None if neither is there. `fork` is the join of several
+    products that is nearest to the softmax; `steps` then belong to the first product.
     """
 
     product: Node | None
@@ -56,14 +56,14 @@ def read_chain(
     steps: tuple[Step, ...] = (),
     views: tuple[Node, ...] = (),
 ) -> Chain:
-    """Walk from the softmax's input back to the product.
+    """Walks from the softmax's input back to the product.
 
     Args:
-        node: what entered the softmax, or a tensor on the way to it.
-        readers: of the operations; those of this module unless given.
-        until: logits in the place of the product.
-        steps: those between `node` and the softmax.
-        views: those between `node` and the softmax.
+        node: the softmax's input, or a tensor on the way to it.
+        readers: reader of each operation; default `READERS`.
+        until: logits at which the walk stops, in place of the product.
+        steps: steps between `node` and the softmax.
+        views: views between `node` and the softmax.
     """
     readers = READERS if readers is None else readers
     fork: Fork | None = None
@@ -92,11 +92,13 @@ def read_chain(
                 node = effect.part.source
                 continue
             steps = (*_written_at(node, read), *steps)
+        # A concatenation and a mixing of heads change the layout, so they are replayed like views.
         if node.op == "cat" or (node.shape != main.shape and node.op in ops.CONTRACTIONS):
             views = (node, *views)
         node = main
     if node is until:
         return Chain(node, steps, views)
+    # (view_as_complex(q) @ view_as_complex(k).conj().mT).real is a product over real channels.
     if node.product is not None and node.product.dtype.is_complex:
         real = real_part(node, views)
         node, views = real or (node, views)
@@ -107,17 +109,17 @@ def read_chain(
 
 
 def _by_effect(node: Node, until: Node | None) -> Moved | None:
-    """Operations without readers that multiply each logit by one number; None where they do anything else."""
+    """Returns the effect of operations without readers if they only multiply each logit by one number, else None."""
     for found in moved(node):
         if any(_is_product(inner) or inner is until for inner in found.part.order):
-            return None
+            return None  # the span reaches past the product, so its effect is not one on the logits
         if found.in_place:
             return found
     return None
 
 
 def _fork(node: Node, steps: tuple[Step, ...], views: tuple[Node, ...]) -> Fork | None:
-    """Where logits of several products join, or were written part by part."""
+    """Returns the fork if `node` concatenates logits of several products or writes them part by part, else None."""
     joins = node.op == "overwrite" or (node.op == "cat" and sum(bool(p.products) for p in node.parents()) > 1)
     return Fork(node, steps, views) if joins else None
 
@@ -127,13 +129,13 @@ def _is_product(node: Node) -> bool:
 
 
 def _written_at(node: Node, steps: tuple[Step, ...]) -> Iterator[Step]:
-    """The steps that an operation is, innermost first, with the place where it is written."""
+    """Yields the steps of an operation, innermost first, with its source line."""
     at = places.text(node.place) if steps else None
     return (replace(step, at=step.at or at) for step in reversed(steps))
 
 
 def _structure(node: Node, views: tuple[Node, ...]) -> tuple[tuple[Step, ...], tuple[Node, ...], Node] | None:
-    """Several operations that are one: their steps, innermost first, the views from where they began, and that node."""
+    """Returns the steps of a structure of several operations, its views, and the node to go on from, or None."""
     if node.op == "overwrite":
         return _overwritten(node, views)
     if node.op == "add" and (residual := read_residual_mixing(node)) is not None:
@@ -149,7 +151,7 @@ def _structure(node: Node, views: tuple[Node, ...]) -> tuple[tuple[Step, ...], t
 
 
 def _joined(link: Link) -> tuple[Step, ...]:
-    """A column of sinks beside the logits, or logits of another product, whose scale must be the same."""
+    """Reads `cat([z, sinks], -1)` as sinks, and `cat([z1, z2], -1)` as two products, whose scales must agree."""
     others = [p for p in link.node.parents() if p is not link.main and p.products]
     return _side_by_side((link.main, *others)) if others else (Sink(),)
 
@@ -162,7 +164,7 @@ def _side_by_side(branches: Sequence[Node]) -> tuple[Step, ...]:
 
 
 def _scale_of(branch: Node) -> float | None:
-    """Product of the factors on the way to one of several products; None where it can't be followed."""
+    """Returns the product of all factors on one of several products, or None if a step can't be followed."""
     chain = read_chain(branch)
     if chain.product is None or any(isinstance(step, Unknown) for step in chain.steps):
         return None
@@ -175,7 +177,10 @@ def _scale_of(branch: Node) -> float | None:
 
 
 def _overwritten(node: Node, views: tuple[Node, ...]) -> tuple[tuple[Step, ...], tuple[Node, ...], Node] | None:
-    """Logits that were written over, part by part, or into a larger tensor, alone or beside others."""
+    """Returns the structure of logits that were overwritten in part, or written into a larger tensor.
+
+    `z[:, :, :, pad] = -inf` hides keys; `full = torch.zeros(...); full[..., :n] = z` surrounds z with numbers.
+    """
     base, writes = written(node)
     blocks = [source for write in writes if (source := block(write)) is not None]
     if base.products:
@@ -191,12 +196,12 @@ def _overwritten(node: Node, views: tuple[Node, ...]) -> tuple[tuple[Step, ...],
 
 
 def _put_back(own: Node, base: Node, write: Node, node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:
-    """What was done to a part of the logits, `own`, before it was put back: a bias for some of the keys, say."""
+    """Returns the steps on a part of the logits that was changed and put back: `z[..., :4] = z[..., :4] + bias`."""
     inner, lost = read_chain(own, until=base), (Unknown("overwrite"),)
     at: Node | None = own
     while at is not None and at is not base:
         if at.op in ("add", "sub", "rsub") and len(list(at.parents())) == 1:
-            return lost  # a number: nothing to the whole of the logits, and something to a part
+            return lost  # the softmax ignores a number added to all logits, but not one added to some
         at = at.main()
     steps = spread_over(inner.steps, write, node, views) if inner.product is base else None
     return lost if steps is None else steps
@@ -206,7 +211,7 @@ def _put_back(own: Node, base: Node, write: Node, node: Node, views: tuple[Node,
 
 
 def _by_its_own_tanh(node: Node) -> tuple[float, Node] | None:
-    """The c and the z of z * tanh(z / c): the logits in the place of the cap."""
+    """Returns c and z of z * tanh(z / c), a softcap that multiplies by the logits in place of c; None for others."""
     operands = [arg for arg in node.args if isinstance(arg, Node)]
     for bent, logits in (operands, operands[::-1]) if len(operands) == 2 else ():
         at, divisor = origin(bent, ops.SAME), 1.0
@@ -225,7 +230,7 @@ def _by_its_own_tanh(node: Node) -> tuple[float, Node] | None:
 
 
 def _fold_caps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """X / c, tanh, times c is one softcap; what does not cancel stays a scale."""
+    """Folds z / c, tanh and * c into one softcap of c; a factor that does not cancel stays a scale."""
     folded: list[Step] = []
     rest = list(steps)
     while rest:
@@ -235,7 +240,7 @@ def _fold_caps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
             rest = [s for s in rest if s is not after]
             cap = 1.0 if after is None else after.factor.value
             inner = before.factor.value if isinstance(before, Scale) else None
-            if cap and inner and abs(inner * cap - 1) < 1e-3:
+            if cap and inner and abs(inner * cap - 1) < 1e-3:  # (z / 30).tanh() * 30: the two factors cancel
                 folded.pop()
             elif cap != 1.0:
                 # c tanh(f x) has slope f c and is capped at c: written c tanh((f c x) / c).

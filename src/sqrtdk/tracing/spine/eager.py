@@ -1,4 +1,4 @@
-"""Reading an eager attention: a softmax met a value product; its formula lies in the lineage of its logits."""
+"""Reads an eager attention, `softmax(logits) @ v`, from the lineage of its logits."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _ADDITIVE = "additive"
 
 
 def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint: int | None) -> Reading | str:
-    """A softmax met a value product: read it back. A string says why it is no attention.
+    """Returns the reading of a softmax whose weights multiply values, or a string that says why it is no attention.
 
     Args:
         weighing: the softmax.
-        value: the values that its weights met.
-        output: their product.
-        heads_hint: heads as the module declares them.
+        value: the values that its weights multiply.
+        output: weights @ value.
+        heads_hint: number of heads that the module declares.
     """
     if weighing.logits.is_nested:
         return read_nested(weighing, value)
@@ -61,7 +61,7 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
 
 
 def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, heads_hint: int | None) -> Reading:
-    """Read keys of one product, all of the softmax's or a part of them; the arguments are those of `read_eager`."""
+    """Returns the reading of the keys of one product, `span`; the other arguments are those of `read_eager`."""
     chain = span.chain
     assert chain.product is not None
     assert chain.product.product is not None
@@ -80,6 +80,7 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
         layout = replace(layout, columns=span.size)
     channels = over_channels(query_node, swapped=axes.swapped)
     distance, steps = chain.product.product.distance, chain.steps
+    # |q|^2 - 2 q.k + |k|^2, written out: the score is a squared distance, and -2 belongs to it.
     if distance is None and (rest := completed(steps, query.factor * key.factor)) is not None:
         distance, steps, query, key = 2, rest, replace(query, factors=()), replace(key, factors=())
     if weighing.sinks:
@@ -87,9 +88,9 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
     if weighing.fault is not None:
         steps = (*steps, Unknown(weighing.fault))
     elif not weighing.carried.changes and any(isinstance(s, Offset) and s.varies(weighing.dim) for s in steps):
-        steps = (*steps, Unknown(OWN))
+        steps = (*steps, Unknown(OWN))  # an offset that differs between keys is no maximum taken off a row
     elif span.size is None and any(isinstance(step, Sink) and step.column for step in steps):
-        layout = replace(layout, columns=layout.columns - 1)
+        layout = replace(layout, columns=layout.columns - 1)  # the last column is the sink, not a key
     return of_softmax(
         weighing,
         query,
@@ -118,18 +119,21 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
 
 
 def _without_product(weighing: Weighing, chain: Chain, value: Tensor, output: Tensor) -> Reading | str:
-    """Logits that are no product of q and k: an additive score, where the `chain` ends, or what is not followed."""
+    """Reads logits that are no product of q and k: an additive score, `w @ tanh(q + k)`, or an unknown operation.
+
+    Returns a string, as `read_eager` does, if the logits come from a single projection.
+    """
     score, logits = _ADDITIVE if chain.product is not None else start_of(weighing.node), weighing.logits
     if score is None:
         return ONE_PROJECTION
     logits = logits.movedim(weighing.dim, -1)
     dims, additive = logits.dim(), score == _ADDITIVE
     axes = Orientation(weighing.dim, (dims - 2,) if dims > 1 else (), swapped=False, followed=True)
-    odd = dims < 3 or (dims > 4 and logits.shape[-2] == 1)  # of two axes the first may be the batch or the queries
+    odd = dims < 3 or (dims > 4 and logits.shape[-2] == 1)  # with two axes, the first may be the batch or the queries
     if dims == 2 and value.dim() > 2:
-        logits = logits.unsqueeze(-2)  # a query for each sequence
+        logits = logits.unsqueeze(-2)  # one query per sequence: (B, S) becomes (B, 1, S)
     elif odd and dims > 4:
-        logits = logits.squeeze(-2)  # the axis that held one number a pair
+        logits = logits.squeeze(-2)  # drop the axis of the score layer, which gives one number per pair
     batch, rows = logits.shape[0] if logits.dim() > 2 else 1, logits.shape[-2] if logits.dim() > 1 else 1
     layout = Layout(batch, math.prod(logits.shape[1:-2]), rows, logits.shape[-1], 0, value.shape[-1])
     of_score = None
@@ -155,7 +159,7 @@ def _without_product(weighing: Weighing, chain: Chain, value: Tensor, output: Te
 
 
 def start_of(node: Node) -> str | None:
-    """What logits come from that are no product, and no score that is known; None: from one projection."""
+    """Returns "unknown(op)" for logits that start at an operation that is no known score; None for one projection."""
     while not node.is_root and not (node.pairs is not None and node.pairs.both):
         parent = node.main()
         if parent is None:
@@ -167,7 +171,7 @@ def start_of(node: Node) -> str | None:
 
 
 def _followed(node: Node, where: str, left: Node) -> Side:
-    """A side; a normalisation along another axis than the product sums over does not bound it."""
+    """Returns the side of an operand; an L2 norm along an axis that is not summed over does not bound q . k."""
     side = follow(node, where)
     fault = norm_fault(node, summed=-1 if node is left else -2) if side.norm == "l2" else None
     return side if fault is None else side.lost(where, fault, norm=None)
@@ -191,16 +195,16 @@ def lay_out(
     value: Tensor,
     heads_hint: int | None,
 ) -> Layout:
-    """Sizes of an eager attention.
+    """Returns the sizes of an eager attention.
 
     Args:
-        logits: what entered the softmax, in its own layout.
+        logits: the softmax's input, in its own layout.
         product: q . k.
         views: the views from the product to the softmax, innermost first.
-        axes: where the softmax's layout has queries and keys.
-        query: the way of q to the product.
-        value: what the weights met.
-        heads_hint: heads as the module declares them.
+        axes: the axes of queries and keys in the softmax's layout.
+        query: q, read back to its projection.
+        value: the values that the weights multiply.
+        heads_hint: number of heads that the module declares.
     """
     operand = _query_of(product, axes)
     width, product_rows = operand.shape[-2:] if axes.swapped else operand.shape[:-3:-1]
@@ -216,9 +220,9 @@ def lay_out(
 
 
 def _by_shape(leading: tuple[int, ...], query: Side, width: int, folded: bool, heads_hint: int | None) -> int:
-    """Heads as the usual layouts have them: one axis of heads before rows and columns, after that of the batch."""
+    """Returns the number of heads in a usual layout: batch first, then one axis of heads, then rows and columns."""
     if len(leading) >= 2:
-        # `folded`: query heads of a group along the product's rows
+        # `folded`: grouped query heads lie along the product's rows, (B, H, G * L, S), so all axes after B are heads
         return math.prod(leading[1:]) if folded else leading[-1]
     if not leading:
         return 1
@@ -229,8 +233,11 @@ def _by_shape(leading: tuple[int, ...], query: Side, width: int, folded: bool, h
 
 
 def _by_features(product: Node, views: tuple[Node, ...], axes: Orientation, operand: Node) -> tuple[int, int] | None:
-    """(heads, entries of the leading axes after them), by the features of the projection that each entry came from."""
-    if not axes.followed or any(view.op in ops.CONTRACTIONS for view in views):  # mixed into more heads
+    """Returns (heads, entries of the leading axes after the heads), or None if the features do not tell.
+
+    Entries that come from the same features of the projection belong to the same head.
+    """
+    if not axes.followed or any(view.op in ops.CONTRACTIONS for view in views):  # a mixing made more heads of them
         return None
     of_rows = _heads_at(product, views, axes)
     if of_rows is None:
@@ -242,12 +249,13 @@ def _by_features(product: Node, views: tuple[Node, ...], axes: Orientation, oper
     others = (number != number[0]).nonzero()
     inner = int(others[0]) if len(others) else 1
     regular = (torch.arange(len(number)) // inner) % heads
-    told = projected or heads > 1  # an input, or a sum, may have its heads on an axis of their own
+    # An input or a sum may have its heads on an own axis, outside the features: one head is then no evidence.
+    told = projected or heads > 1
     return (heads, inner) if told and bool((number == regular).all()) else None
 
 
 def _heads_at(product: Node, views: tuple[Node, ...], axes: Orientation) -> Tensor | None:
-    """The first feature of the query of each row of the logits, in the softmax's layout without the keys."""
+    """Returns the first query feature behind each row of the logits, in the softmax's layout without the keys."""
     numbers = followed(_query_of(product, axes), features)
     if numbers is None:
         return None

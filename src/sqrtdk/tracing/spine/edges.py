@@ -1,4 +1,4 @@
-"""Reading graph attention: a softmax over the edges of each node; its logits are q[target] . k[source], or additive."""
+"""Reads graph attention: a softmax over each node's edges, with logits q[target] . k[source] or an additive score."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sqrtdk.tracing.tape.node import EdgeGroups, Node, Weighing
 
 KIND = "edge softmax"
 _NO_STATS = "an edge softmax whose edges could not be put in order of their nodes"
-_LARGEST = 2**24  # logits, with every node's edges filled up to those of the node that has most
+_LARGEST = 2**24  # logits held for statistics, after every node is padded to the largest number of edges
 
 
 def read_edges(weighing: Weighing, groups: EdgeGroups, value: Tensor, output: Tensor) -> Reading | str:
-    """An edge softmax met values: read it back. A string says why it is no attention."""
+    """Returns the reading of an edge softmax that weighs values, or a string that says why it is no attention."""
     way = read_chain(weighing.node, {**READERS, "mul": _multiplied})
     layout = _layout(weighing.logits, groups, value)
     if way.product is None or way.product.product is None:
@@ -51,7 +51,7 @@ def read_edges(weighing: Weighing, groups: EdgeGroups, value: Tensor, output: Te
 
 
 def _without_product(weighing: Weighing, layout: Layout, value: Tensor) -> Reading | str:
-    """An attention whose logits are no product of q and k; a string says that it is none."""
+    """Reads logits that are no product of q and k; returns a string if they come from a single projection."""
     score = "additive" if is_additive(weighing.node) else start_of(weighing.node)
     if score is None:
         return f"{KIND}: {ONE_PROJECTION}"
@@ -73,7 +73,7 @@ def _without_product(weighing: Weighing, layout: Layout, value: Tensor) -> Readi
 
 
 def _layout(logits: Tensor, groups: EdgeGroups, value: Tensor) -> Layout:
-    """Heads stand behind the axis of the edges, a batch before it; with the edges last, heads stand before them."""
+    """Returns the sizes: (batch, edges, heads) is the usual order; if the edges come last, heads stand before them."""
     before, after = math.prod(logits.shape[: groups.axis]), math.prod(logits.shape[groups.axis + 1 :])
     last = groups.axis == logits.dim() - 1
     batch, heads = (1, before) if last else (before, after)
@@ -81,7 +81,7 @@ def _layout(logits: Tensor, groups: EdgeGroups, value: Tensor) -> Layout:
 
 
 def _fits(groups: EdgeGroups, layout: Layout) -> bool:
-    """Whether the edges of every node are known, and few enough for a row a node; one node at least has a choice."""
+    """Whether the logits can be held with one row per node, and at least one node has several edges to choose from."""
     if groups.index is None or not groups.index.numel():
         return False
     count = groups.index.bincount()
@@ -89,13 +89,13 @@ def _fits(groups: EdgeGroups, layout: Layout) -> bool:
 
 
 def _side(node: Node, where: str) -> Side:
-    """Q or k of the edges; a row that is taken several times is no repeated head."""
+    """Returns the side q or k of the edges; `x[target]` takes a row several times, which is no repeat of heads."""
     side = follow(node, where)
     return replace(side, growth=1, stages=tuple(stage for stage in side.stages if stage.name != "repeat"))
 
 
 def _sources(node: Node) -> int | None:
-    """How many nodes the keys of the edges were taken from."""
+    """Returns the number of nodes that `k[source]` picks from, or None if no such pick is found."""
     while not node.is_root:
         parent = node.main()
         if parent is None:
@@ -107,7 +107,7 @@ def _sources(node: Node) -> int | None:
 
 
 def _multiplied(link: Link) -> tuple[Step, ...]:
-    """A factor; on every edge it may be that of the edge's kind: relation priors of HGT (Hu et al. 2020)."""
+    """Reads a factor, which may differ by the kind of the edge: relation priors of HGT (Hu et al. 2020)."""
     steps, node = READERS[link.node.op](link), link.node
     other = node.args[1] if node.args[0] is link.main else node.args[0]
     if not isinstance(other, Node) or not isinstance(steps[0], Unknown):

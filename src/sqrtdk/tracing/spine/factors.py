@@ -1,6 +1,6 @@
-"""Reading a factor: what number, or what number a head, a multiplication puts on q, k, or the logits.
+"""Reads factors: the number, or one number per head, by which an operation multiplies q, k or the logits.
 
-Of q and k it may be a scale, a norm's gain for each channel, points of the circle, or a gate of the data.
+On q and k a multiplication may be a scale, a norm's gain for each channel, a rotation e^ia, or a gate from the data.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sqrtdk.tracing.spine.side import Follow, Side
 from sqrtdk.tracing.tape.graph import ancestors, capacity, decided_by, evaluate, is_learned
 from sqrtdk.tracing.tape.node import Node
 
-_MOST_HEADS = 2**12  # of a factor whose values are worked out where there are none
+_MOST_HEADS = 2**12  # a factor on the meta device is evaluated only if it has no more numbers than this
 
 
 def read_factor(node: Node, position: int, where: str, heads_axis: int) -> Factor | None:
-    """The factor that `node` multiplies by; None when it is no single number and no number a head."""
+    """Returns the factor that `node` multiplies by, or None if it is neither one number nor one number per head."""
     inverse = node.op == "div"
     arg = node.args[position]
     if isinstance(arg, Node):
@@ -37,14 +37,14 @@ def read_factor(node: Node, position: int, where: str, heads_axis: int) -> Facto
 def tensor_factor(
     arg: Node, value: Tensor | None, where: str, heads_axis: int, *, inverse: bool = False
 ) -> Factor | None:
-    """The factor that a tensor is: one number, or one a head, however often it was repeated.
+    """Returns the factor that a tensor holds: one number, or one per head, repeated or not; None for any other tensor.
 
     Args:
-        arg: its node.
-        value: its values; None where they are not known.
+        arg: node of the tensor.
+        value: values of the tensor; None if they are unknown.
         where: "q", "k", "logits", or "op".
-        heads_axis: counted from the end.
-        inverse: it divides.
+        heads_axis: axis of the heads, negative: -3 for (B, H, L, E).
+        inverse: True if the operation divides by the tensor.
     """
     shape, several, source, learned = arg.shape, capacity(arg), source_of(arg), is_learned(arg)
     if several <= _MOST_HEADS and value is not None and value.is_meta:
@@ -60,22 +60,24 @@ def tensor_factor(
     number = float(value.flatten()[0])
     if several > 1 and (not number or not bool((value == number).all())):
         return None
-    if several > 1 and (not learned or number == 1):  # one of 1 is as it was made: it explains nothing
+    # A learned gain that is still 1 everywhere is at its initial value: its name would explain no scale.
+    if several > 1 and (not learned or number == 1):
         source, learned = "tensor", False
     return Factor(1 / number if inverse and number else number, where, source, learned=learned)
 
 
 def _one_a_head(arg: Node, repeated: Tensor, where: str, inverse: bool) -> Factor | None:
-    """The factor of a row for each head; None where a row holds several numbers."""
+    """Returns the factor with one number per head, or None if a head's row holds several numbers."""
     if not bool((repeated == repeated[:, :1]).all()):
         return None
     numbers = [1 / float(v) if inverse else float(v) for v in repeated[:, 0]]
+    # Geometric mean: factors multiply.
     mean = math.exp(sum(math.log(abs(v)) for v in numbers) / len(numbers)) if all(numbers) else 0.0
     return Factor(mean, where, source_of(arg), per_head=tuple(numbers), learned=is_learned(arg))
 
 
 def factor_of_edges(arg: Node, value: Tensor | None, heads: int, *, inverse: bool) -> Factor | None:
-    """A factor on (edges, heads) of parameters alone: one number a head, else of a value that is not told."""
+    """Returns a factor on (edges, heads) made of parameters alone; its value is None unless it is one per head."""
     if arg.act or not is_learned(arg):
         return None
     each = None
@@ -85,8 +87,8 @@ def factor_of_edges(arg: Node, value: Tensor | None, heads: int, *, inverse: boo
 
 
 def heads_axis(factor: object, logits: Node) -> int:
-    """The axis, counted from the end, along which a factor of `logits` may have one number a head."""
-    if not isinstance(factor, Node) or factor.act:  # one of the data is one a sequence
+    """Returns the axis, negative, along which a factor on `logits` may have one number per head."""
+    if not isinstance(factor, Node) or factor.act:  # a factor computed from the data has one number per sequence
         return -3
     if (several := capacity(factor)) <= 1 or factor.shape[-3:-2] == (several,):
         return -3
@@ -96,9 +98,9 @@ def heads_axis(factor: object, logits: Node) -> int:
 
 
 def of_the_data(arg: object, factor: Factor | None) -> Factor | None:
-    """The factor on the logits, marked where it is computed from the data: one a sequence, head or row, none a key.
+    """Returns the factor on the logits, marked as `DATA` if it is computed from the data and the same for all keys.
 
-    What descends from the logits themselves (their size, their maximum) is a step of their own, and no factor.
+    A tensor that descends from the logits themselves (their norm, their maximum) is a step of its own, no factor.
     """
     if not isinstance(arg, Node) or not arg.act or arg.products or arg.shape[-1:] not in ((), (1,)):
         return factor
@@ -106,9 +108,9 @@ def of_the_data(arg: object, factor: Factor | None) -> Factor | None:
 
 
 def of_the_rows(node: Node, position: int, where: str) -> Factor | None:
-    """The factor of the model's own that has one number for each row, as log n of the keys that it sees has.
+    """Returns a factor of the model with one number per row, or None: `q * torch.arange(1, n + 1).log()[:, None]`.
 
-    Zeros and ones hide rows: they are no factor.
+    Zeros and ones hide rows and are no factor.
     """
     arg, value = node.args[position], node.operands.get(position)
     if not isinstance(arg, Node) or arg.act or arg.shape[-1:] != (1,) or node.shape[-1:] == (1,):
@@ -123,7 +125,7 @@ def of_the_rows(node: Node, position: int, where: str) -> Factor | None:
 
 
 def source_of(node: Node) -> str:
-    """Where a factor comes from: the name of a parameter that it is computed of, or what it is."""
+    """Returns where a factor comes from: "parameter NAME" if it is computed from one, else its kind."""
     name = next((leaf.label for leaf in ancestors(node) if leaf.op in ("parameter", "buffer")), "")
     if name:
         return f"parameter {name}"
@@ -134,17 +136,18 @@ def source_of(node: Node) -> str:
 
 
 def multiplied(node: Node, main: Node, where: str, follow: Follow) -> Side:
-    """The side after a product or a quotient."""
+    """Returns the side after a multiplication or a division."""
     side = follow(main, where)
     position = 1 if node.args[0] is main else 0
     other = node.args[position]
     if isinstance(other, Node) and (other.act or decided_by(other, main)):
         return side.lost(where, node.op)
+    # q * gate(x): `set_beside` has made the gate a constant of its own kind, with one number per vector.
     if isinstance(other, Node) and other.op == "gate":
         gate = Factor(None, where, DATA)
         return side.times(gate, Stage(where, "scale", gate.text()))
     value = node.operands.get(position)
-    if value is not None and value.is_complex():
+    if value is not None and value.is_complex():  # view_as_complex(q) * e^ia: a rotation of points
         amplitude = amplitude_of(main, node)
         if amplitude is None:
             return side.lost(where, "rotary table of varying amplitude")
@@ -153,7 +156,7 @@ def multiplied(node: Node, main: Node, where: str, follow: Follow) -> Side:
         return _gained(side, node, other, value, where)
     if side.norm and isinstance(other, Node) and _is_gain(other, node, side):
         return replace(side, basis=_with_gain(node.op, side.basis, value), norm_gain=True)
-    spread = len(node.shape) > 4 and node.shape[-2] == 1  # an axis that einsum adds
+    spread = len(node.shape) > 4 and node.shape[-2] == 1  # einsum adds an axis of size 1 behind the heads
     factor = read_factor(node, position, where, heads_axis=-4 if spread else -3)
     decay = _decay(other, value, node) if factor is None and isinstance(other, Node) else None
     if decay is not None:
@@ -163,7 +166,7 @@ def multiplied(node: Node, main: Node, where: str, follow: Follow) -> Side:
         shape = tuple(other.shape) if isinstance(other, Node) else ""
         return side.lost(where, node.op, f"{node.op} by a tensor of shape {shape}")
     if side.norm == "l2" and not side.factors and factor.value is not None and _is_sqrt_width(node, factor.value):
-        # Unit length times sqrt(width) is unit root mean square.
+        # F.normalize(q, dim=-1) * sqrt(E): unit length times sqrt(width) is a root mean square of 1.
         stages = (*side.stages[:-1], replace(side.stages[-1], detail="rms"))
         basis = None if side.basis is None else side.basis * factor.value
         return replace(side, norm="rms", stages=stages, basis=basis)
@@ -171,7 +174,7 @@ def multiplied(node: Node, main: Node, where: str, follow: Follow) -> Side:
 
 
 def _gained(side: Side, node: Node, gain: Node, value: Tensor | None, where: str) -> Side:
-    """The side after a gain for each channel, whose root mean square is a factor of all."""
+    """Returns the side after a gain for each channel; the gain's root mean square counts as a factor."""
     known = value is not None and not value.is_meta and bool(value.numel())
     size = float(value.detach().double().square().mean().sqrt()) if known and value is not None else None
     if size is not None and node.op == "div":
@@ -183,9 +186,9 @@ def _gained(side: Side, node: Node, gain: Node, value: Tensor | None, where: str
 
 
 def _is_gain(other: Node, node: Node, side: Side) -> bool:
-    """Whether a tensor belongs to the normalisation before it: a number for each channel.
+    """Whether a tensor with one number per channel is the gain of the normalisation before it.
 
-    Behind a factor only what is learned does: a constant may be another part of the scale.
+    After a factor only a learned tensor is: a constant may be another part of the scale.
     """
     if other.shape[-1:] > (1,):
         return not side.factors or is_learned(other)
@@ -194,7 +197,7 @@ def _is_gain(other: Node, node: Node, side: Side) -> bool:
 
 
 def _decay(other: Node, value: Tensor | None, node: Node) -> Tensor | None:
-    """Positive numbers of the model's own, one or more for each row; None of anything else."""
+    """Returns positive constants, one or more per row (float64), or None for any other tensor."""
     value = evaluate(other) if value is not None and value.is_meta else value
     if value is None or value.dim() < 2 or value.shape[-2] != node.shape[-2] or is_learned(other):
         return None

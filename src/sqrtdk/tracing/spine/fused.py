@@ -1,7 +1,7 @@
-"""Reading an attention that is one operation, by the names that its schema gives the arguments.
+"""Reads an attention that is one operation, by the argument names of the operator's schema.
 
-Query is (..., Hq, L, E), or (B, L, Hq, E) and sequences end to end, (T, Hq, E), with where each ends. The names for one
-thing differ; the steps are scale, softcap, bias, ALiBi, mask, sinks.
+The query is (..., Hq, L, E), (B, L, Hq, E), or packed sequences (T, Hq, E) with the end of each. Operators name the
+same argument differently. The steps are scale, softcap, bias, ALiBi, mask, sinks, in this order.
 Sources: torch 2.13 (`native_functions.yaml`, `nn/attention/varlen.py`), flash-attn 2.8 (`flash_attn_interface.py`),
 flash-attn 3 (`hopper/flash_api.cpp`), xformers 0.0.35 (`ops/fmha`), `impl/kernel/attention.cpp`,
 `impl/gpu/operators.py`.
@@ -32,12 +32,12 @@ from sqrtdk.tracing.tape.graph import is_learned
 from sqrtdk.tracing.tape.node import Node
 from sqrtdk.tracing.tape.recorder import KernelCall
 
-# What an argument is, whatever the operator calls it.
+# Each argument by the names that operators give it.
 _NAMES = {
     "query": ("query", "q"),
     "key": ("key", "k"),
     "value": ("value", "v"),
-    "scale": ("scale", "softmax_scale", "factor"),  # ours are a tensor, or else a number
+    "scale": ("scale", "softmax_scale", "factor"),  # sqrtdk's kernels take a tensor `scale`, else a number `factor`
     "causal": ("is_causal", "causal"),
     "left": ("window_size_left", "window_left", "below"),
     "right": ("window_size_right", "window_right", "above"),
@@ -57,7 +57,7 @@ _NAMES = {
     "longest_key": ("max_seqlen_k", "max_k"),
     "pages": ("block_table", "block_tables", "page_table"),
 }
-# Arguments that change no number, but by rounding.
+# Arguments that change results by rounding at most. An argument in neither table is reported as not read.
 _IDLE = {
     "results": ("out", "out_", "return_softmax", "return_debug_mask", "compute_logsumexp", "compute_log_sumexp"),
     "of ours": ("statistics", "places"),
@@ -66,20 +66,20 @@ _IDLE = {
     "others": ("enable_gqa", "dropout_mask"),
 }
 _KNOWN = frozenset(name for table in (_NAMES, _IDLE) for names in table.values() for name in names)
-_LOWER_RIGHT = 2  # of `custom_mask_type`, in which 0 is none and 1 upper left
+_LOWER_RIGHT = 2  # values of `custom_mask_type`: 0 no mask, 1 causal from the upper left, 2 from the lower right
 _RESHAPED = frozenset({"unsqueeze", "view", "_unsafe_view", "reshape", "clone"})
 _CAUSAL = Hide("implicit", -math.inf, name="causal", causal=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Arguments:
-    """The arguments of a call by what they are."""
+    """The arguments of a call, looked up by the keys of `_NAMES`."""
 
     call: KernelCall
     kernel: Kernel
 
     def name(self, what: str) -> str | None:
-        """What the operator calls an argument that was passed."""
+        """Returns the operator's own name for an argument, or None if it was not passed."""
         return next((name for name in _NAMES[what] if self.call.arguments.get(name) is not None), None)
 
     def __getitem__(self, what: str) -> Any:
@@ -87,28 +87,28 @@ class _Arguments:
         return None if name is None else self.call.arguments[name]
 
     def node(self, what: str) -> Node:
-        """Of an argument that is a tensor and was passed."""
+        """Returns the node of a tensor argument that was passed."""
         return self.call.nodes[self.name(what) or ""]
 
     @property
     def by_token(self) -> bool:
-        """Whether heads stand behind the rows, (B, L, H, E), or those of all sequences, (T, H, E)."""
+        """Whether heads stand behind the rows: (B, L, H, E), or packed sequences (T, H, E)."""
         return self.kernel.dims == "BLHE" or self["query_ends"] is not None
 
     def lead(self, layout: Layout) -> Sequence[int]:
-        """What stands before the rows of the logits, as masks of the operator broadcast to it."""
+        """Returns the leading axes of the logits to which the operator broadcasts its masks."""
         return (layout.batch, layout.heads) if self.by_token else self["query"].shape[:-2]
 
     @property
     def unread(self) -> tuple[Unknown, ...]:
-        """Arguments that may change numbers and are not read: on, or off where the operator's default is on."""
+        """Arguments that may change results and have no reader: switched on, or switched off against the default."""
         on = [name for name, value in self.call.arguments.items() if isinstance(value, Tensor) or value]
         names = [name for name in (*on, *sorted(self.call.turned_off)) if name not in _KNOWN]
         return tuple(Unknown(f"{name} of the kernel") for name in names)
 
 
 def read_kernel(call: KernelCall, kernel: Kernel) -> Reading:
-    """The operands and the steps are arguments."""
+    """Returns the reading of a call whose operands and steps are all arguments of one operator."""
     arguments = _Arguments(call, kernel)
     q, k, v = arguments["query"], arguments["key"], arguments["value"]
     kv_heads: int | None
@@ -127,7 +127,7 @@ def read_kernel(call: KernelCall, kernel: Kernel) -> Reading:
             q = q.reshape(layout.batch, layout.heads, *q.shape[-2:])
             k = k.reshape(layout.batch, -1, *k.shape[-2:])
     scale, scaled = _scale(arguments, layout)
-    softcap = arguments["softcap"] or None
+    softcap = arguments["softcap"] or None  # flash-attn passes 0.0 for no softcap
     bias, no_bias = _bias(arguments, pairs, layout)
     hide, no_mask = _mask(arguments, pairs, layout)
     unread, exact = arguments.unread, kernel.kind != "sdpa"
@@ -163,7 +163,7 @@ def read_kernel(call: KernelCall, kernel: Kernel) -> Reading:
 
 
 def _device(tensor: Tensor) -> torch.device:
-    """Where masks are made: those of what has no data on the CPU."""
+    """Returns the device for masks: the CPU if the tensor is on the meta device, so that masks have values."""
     return torch.device("cpu") if tensor.is_meta else tensor.device
 
 
@@ -171,15 +171,15 @@ def _device(tensor: Tensor) -> torch.device:
 
 
 def _layout(arguments: _Arguments, query: Side) -> tuple[Layout, int | None]:
-    """Sizes of (..., H, L, E), and the heads of the key, None where its shape does not tell them."""
+    """Returns the sizes of (..., H, L, E) operands, and the key's heads, or None if its shape does not tell them."""
     q, k, v = arguments["query"], arguments["key"], arguments["value"]
     width, entries, heads = q.shape[-1], math.prod(q.shape[:-2]), q.shape[-3] if q.dim() > 3 else 1
     folded = q.dim() == 3
     of_query = (query.folded_heads or width) // max(width, 1)
-    # For a query of three dimensions torch 2.14 calls its kernel with `q.unsqueeze(0)`, 2.13 with q itself, and ours
-    # get a view. A model without a batch writes the same, with its heads there: those of the projection tell.
+    # For a query (B * H, L, E) torch 2.14 calls its kernel with `q.unsqueeze(0)`, 2.13 with q itself, and sqrtdk's
+    # kernels get a view. A model without a batch also passes (H, L, E): the projection's heads tell the two apart.
     if q.dim() == 4 and q.shape[0] == 1 and k.shape[-3] == heads and _dims_of_caller(arguments.node("query")) == 3:
-        as_wide = query.root is not None and query.root.shape[-1:] == (width,)  # a projection as wide as a head has one
+        as_wide = query.root is not None and query.root.shape[-1:] == (width,)  # such a projection makes one head
         folded = bool(query.folded_heads or as_wide) and of_query > 0 and heads % of_query == 0
     if folded:
         heads = of_query
@@ -189,14 +189,14 @@ def _layout(arguments: _Arguments, query: Side) -> tuple[Layout, int | None]:
 
 
 def _dims_of_caller(node: Node) -> int:
-    """Dimensions of the query that the caller passed, before it got its four."""
+    """Returns the number of dimensions of the caller's query, before it was reshaped to four."""
     while node.op in _RESHAPED and len(node.shape) == 4 and (parent := node.main()) is not None:
         node = parent
     return len(node.shape)
 
 
 def _sequences(arguments: _Arguments, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Pairs]:
-    """K and v, out of the pages of a cache, and where the sequences lie."""
+    """Returns k and v, read from the pages if the cache is paged, and the places of the sequences."""
     pages, ends = arguments["pages"], arguments["key_ends"]
     if pages is not None:
         k, v, ends = _paged(k, pages), _paged(v, pages), None
@@ -208,16 +208,16 @@ def _sequences(arguments: _Arguments, q: Tensor, k: Tensor, v: Tensor) -> tuple[
 
 
 def _paged(pool: Tensor, pages: Tensor) -> Tensor:
-    """(N, S, H, E) of a pool (pages, page size, H, E), by the numbers of the pages of each sequence."""
+    """Returns (N, S, H, E) from a pool (pages, page size, H, E) and the page numbers of each sequence."""
     if pool.is_meta or pages.is_meta:
         return pool.new_empty(pages.shape[0], pages.shape[1] * pool.shape[1], *pool.shape[2:], device="meta")
     return pool[pages.long().clamp(0, len(pool) - 1)].flatten(1, 2)
 
 
 def _by_head(side: Side, operand: Tensor, sequences: Sequences) -> Side:
-    """The side of an operand (..., L, H, E) with its basis as (B, H, L, E)."""
+    """Returns the side of an operand (..., L, H, E) with its basis as (B, H, L, E)."""
     factors = tuple(f for f in side.factors if f.per_head is None or len(f.per_head) == operand.shape[-2])
-    if len(factors) < len(side.factors):  # they stand where another layout has its heads
+    if len(factors) < len(side.factors):  # axis -3 holds positions in this layout, not heads
         side = replace(side, factors=factors, unknown=(*side.unknown, "a factor for each position"))
     basis = side.basis
     known = basis is not None and not basis.is_meta and basis.shape[:-1] == operand.shape[:-1]
@@ -228,7 +228,7 @@ def _by_head(side: Side, operand: Tensor, sequences: Sequences) -> Side:
 
 
 def _scale(arguments: _Arguments, layout: Layout) -> tuple[float | Tensor, Scale]:
-    """The scale, a number or a tensor in its place, and its step."""
+    """Returns the scale, a number or a tensor (B, H, L, 1), and its step."""
     passed = arguments["scale"]
     if isinstance(passed, Tensor):
         node = arguments.node("scale")
@@ -241,7 +241,10 @@ def _scale(arguments: _Arguments, layout: Layout) -> tuple[float | Tensor, Scale
 
 
 def _shaped(tensor: Tensor, lead: Sequence[int], layout: Layout, columns: int) -> Tensor:
-    """(B, H, L, columns) of what broadcasts to (*lead, L, columns); dimensions that only repeat have size 1."""
+    """Returns (B, H, L, columns) from a tensor that broadcasts to (*lead, L, columns).
+
+    Broadcast dimensions keep size 1 (B, H and L only).
+    """
     tensor = tensor.detach().expand(*lead, layout.rows, columns)
     tensor = tensor.reshape(layout.batch, layout.heads, layout.rows, columns)
     for axis in range(3):
@@ -251,7 +254,7 @@ def _shaped(tensor: Tensor, lead: Sequence[int], layout: Layout, columns: int) -
 
 
 def _bias(arguments: _Arguments, pairs: Pairs, layout: Layout) -> tuple[tuple[Step, ...], str | None]:
-    """The steps of what is added, which may be a mask as well, and of ALiBi; and why they can't be looked at."""
+    """Returns the steps of the addend (a bias or a float mask) and of ALiBi, and the reason if they can't be read."""
     steps: tuple[Step, ...] = ()
     bias, slopes, name = arguments["bias"], arguments["slopes"], arguments.name("bias")
     if bias is not None and pairs.unlike:
@@ -269,7 +272,7 @@ def _bias(arguments: _Arguments, pairs: Pairs, layout: Layout) -> tuple[tuple[St
 
 
 def _mask(arguments: _Arguments, pairs: Pairs, layout: Layout) -> tuple[tuple[Hide, ...], str | None]:
-    """The step of the mask, the causal flag and the window, and why it can't be looked at."""
+    """Returns one step for mask, causal flag and window together, and the reason if it can't be measured."""
     bias, passed = arguments["bias"], arguments["visible"]
     passed = bias if bias is not None and bias.dtype == torch.bool else passed
     left, right, lower_right = _band(arguments)
@@ -281,31 +284,34 @@ def _mask(arguments: _Arguments, pairs: Pairs, layout: Layout) -> tuple[tuple[Hi
         return (_CAUSAL,), None
     if passed is not None and passed.is_meta:
         return (Hide(form, -math.inf),), None
-    last = right == (0 if lower_right else layout.columns - layout.rows)  # the last row sees up to the last key
+    last = right == (0 if lower_right else layout.columns - layout.rows)  # the last row sees the last key
     name = "causal_lower_right" if last and not bounded else "window"
     if banded and (not pairs.known or pairs.too_large()):
         reason = pairs.too_large() if pairs.known else None
         return (Hide(form, -math.inf, name=name if passed is None else "mask"),), reason
     band = pairs.visible(left, right, lower_right=lower_right) if banded else None
     if band is None and passed is None and lower_right:
-        return (), None  # one new row beside the last of the keys sees all of them
+        return (), None  # decoding: a single row at the last key sees every key
     visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=pairs.device) if band is None else band
     if passed is not None:
         visible = visible & _shaped(passed, arguments.lead(layout), layout, layout.columns)
-    # the pattern of sequences of unlike lengths does not show in those that are shorter
+    # With unlike lengths the shorter sequences do not show the pattern, so the name comes from the arguments.
     hide = Hide(form, -math.inf, Placed(visible, (), layout.shape), name=name if pairs.unlike else None)
     return (hide,), None
 
 
 def _band(arguments: _Arguments) -> tuple[int | None, int | None, bool]:
-    """Keys before the row's own and after it that it sees, None without a bound; and whether the last row's is last."""
+    """Returns (left, right, lower_right): a row sees `left` keys before its own and `right` after it.
+
+    None is no bound. With `lower_right` the last row's own key is the last key.
+    """
     left, right, both, kind = (arguments[what] for what in ("left", "right", "window", "mask_type"))
     lower_right, causal = arguments.kernel.corner == "lower right", arguments["causal"]
-    if arguments.name("mask_type") is not None or isinstance(both, int):  # xformers
+    if arguments.name("mask_type") is not None or isinstance(both, int):  # xformers' arguments
         lower_right, causal = kind == _LOWER_RIGHT, bool(kind)
-        both = None if not both or both < 0 else (both - 1, -1)  # its window counts the row's own key
+        both = None if not both or both < 0 else (both - 1, -1)  # xformers counts the row's own key in its window
     left, right = both or (left, right)
-    if arguments.kernel.kind != "compiled":  # to ours a bound below 0 is one
+    if arguments.kernel.kind != "compiled":  # flash-attn: -1 is no bound; in sqrtdk's kernels it is a bound
         left, right = (None if side is None or side < 0 else int(side) for side in (left, right))
     return left, 0 if causal else right, lower_right
 
@@ -314,11 +320,11 @@ class Kernel(NamedTuple):
     """How one operator is read.
 
     Attributes:
-        kind: of the record.
-        dims: of its tensors; sequences end to end have (T, H, E) in either case.
-        corner: where its causal flag and windows begin: rows and keys meet in their first, or in their last.
-        query: name of the argument that is q; None where the operation projects q itself.
-        read: makes a reading of a call.
+        kind: `kind` of the record.
+        dims: layout of its tensors; packed sequences are (T, H, E) with either value.
+        corner: which corner causal flag and windows start from: first row at first key, or last row at last key.
+        query: name of the argument q; None if the operation projects q itself.
+        read: returns the reading of a call.
     """
 
     kind: str = "sdpa"

@@ -1,4 +1,4 @@
-"""Attentions that are one operation: how each is read, by the operator's whole name; nothing of theirs is imported."""
+"""How each fused attention operator is read, by its qualified name; none of their packages is imported."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from sqrtdk.tracing.tape.recorder import KernelCall
 
 
 def read_native(call: KernelCall, kernel: Kernel) -> Reading:
-    """In eval mode torch may run a whole attention, or a whole encoder layer, as one operation.
+    """Returns the reading of a whole attention or encoder layer that torch runs as one operation in eval mode.
 
-    Its contract is `softmax(q k^T / sqrt(head_dim))` with q and k from the packed projection: they are computed again
-    from its arguments. The operation itself runs untouched: outputs stay bit-equal.
+    By contract the operation computes `softmax(q k^T / sqrt(head_dim))` with q and k from the packed projection. The
+    reader computes q and k again from the arguments. The operation itself runs untouched: outputs stay bit-equal.
     """
     arguments = call.arguments
     x: Tensor = arguments["query"] if "query" in arguments else arguments["src"]
@@ -67,7 +67,7 @@ def read_native(call: KernelCall, kernel: Kernel) -> Reading:
 
 
 def _four(mask: Tensor, kind: int | None, padding: tuple[int, int]) -> Tensor:
-    """(B, H, L, S) view of a native mask: 0 is (L, S), 1 is padding (B, S), 2 is already of four dimensions."""
+    """Returns a (B, H, L, S) view of a native mask: kind 0 is (L, S), 1 is padding (B, S), 2 is (B, H, L, S)."""
     if kind == 1 or (kind is None and mask.shape == padding):
         return mask[:, None, None, :]
     return mask[None, None] if mask.dim() == 2 else mask
@@ -76,7 +76,7 @@ def _four(mask: Tensor, kind: int | None, padding: tuple[int, int]) -> Tensor:
 _FLASH = Kernel("kernel", "BLHE", "lower right")
 KERNELS: dict[str, Kernel] = {
     **{f"aten::{name}": Kernel() for name in ops.FUSED},
-    # SDPA gives it no flag where L differs from S; `torch.nn.attention.bias.causal_lower_right` does.
+    # SDPA never sets this flag if L differs from S; `torch.nn.attention.bias.causal_lower_right` does.
     "aten::_scaled_dot_product_flash_attention": Kernel(corner="lower right"),
     **{f"aten::{name}": Kernel("native", query=None, read=read_native) for name in ops.NATIVE},
     **{name: Kernel("compiled") for name in ops.OWN},

@@ -1,7 +1,7 @@
-"""Reading a side of the product: from q (or k) as the product saw it back to the projection it came from.
+"""Reads a side of the product: from q (or k) at the product back to its projection.
 
-What an operation means on the way is a row of `READERS`; a normalisation or a rotation, which are several operations
-each, are looked for first.
+`READERS` says what each operation on the way means. Normalisations and rotations, which are several operations each,
+are looked for first.
 """
 
 from __future__ import annotations
@@ -28,36 +28,37 @@ from sqrtdk.tracing.tape.graph import ancestors, decided_by, replay
 from sqrtdk.tracing.tape.node import Node
 
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten"})
-_MOST_UNKNOWN = 4  # operations without readers on one way; a recurrence has more, and is none of these
-_DEEPEST = 40  # steps inside one another
+# More operations without readers than this on one way is a recurrence: its effect is not probed.
+_MOST_UNKNOWN = 4
+_DEEPEST = 40  # nested calls of `_step`; a longer lineage (a recurrence) is cut and followed from farther in
 _PICKS = frozenset({"gather", "index", "index_select"})
 
 
 class _Asked(threading.local):
     now = False
     inside = 0
-    followed: dict[tuple[Node, str, bool], Side] | None = None  # on the way that is followed now
+    followed: dict[tuple[Node, str, bool], Side] | None = None  # results within the outermost `follow`
 
 
 class _TooDeepError(Exception):
-    """A way goes on for more steps than Python should take inside one another."""
+    """A lineage is deeper than `_DEEPEST` nested steps; carries the step at which to start again."""
 
     def __init__(self, node: Node, where: str, now: bool) -> None:
         self.args = (node, where, now)
 
 
 _asked = _Asked()
-# None: it is none of these. A side that held its own node would keep it for ever: the keys are weak, the values not.
+# None: the operations' effect is neither a factor nor a norm. Keys are weak, so a value must not hold its own node.
 _by_effects: WeakKeyDictionary[Node, dict[str, Side | None]] = WeakKeyDictionary()
 
 
 def follow(node: Node, where: str) -> Side:
-    """Follow `node` back to its root, collecting what happened on the way."""
+    """Returns the side that ends at `node`, followed back to its root."""
     if _asked.followed is not None:
         return _step(node, where)
     way, _asked.followed = [(node, where, _asked.now)], {}
     try:
-        while True:  # of a recurrence the steps farther in are followed first, and known then
+        while True:  # a recurrence too deep for Python's stack: its inner steps are followed first, then reused
             try:
                 node, where, now = way[-1]
                 with unasked(now):
@@ -83,14 +84,14 @@ def _step(node: Node, where: str) -> Side:
         side = _follow(node, where).written_at(node)
     finally:
         _asked.inside = before
-    if before:  # what ends the way is asked more
+    if before:  # the outermost step probes more operations than an inner one, so its result is not shared
         _asked.followed[key] = side
     return side
 
 
 @contextmanager
 def unasked(now: bool = True) -> Iterator[None]:
-    """A block in which operations without readers are not asked what they do: what is lost is told as it was seen."""
+    """Within this block, operations without readers are not probed for their effect but recorded as unknown."""
     before, _asked.now = _asked.now, now
     try:
         yield
@@ -110,15 +111,14 @@ def _follow(node: Node, where: str) -> Side:
     if side is None:
         side = READERS.get(node.op, _unknown)(node, main, where, follow) or _unknown(node, main, where, follow)
     if not side.unknown or len(side.unknown) > _MOST_UNKNOWN or (_asked.inside > 1 and node.op in ops.PASSING):
-        return side  # what a view ends is asked where it ends the way, as the real part of what was complex does
+        return side  # a view is probed only where it ends the way, as view_as_real of a complex vector does
     return _by_effect(node, where) or side
 
 
 def _by_effect(node: Node, where: str) -> Side | None:
-    """The side after operations without readers, by what they do to other values; None where that is none of these.
+    """Returns the side after operations without readers, by their effect on other values; None for an unknown effect.
 
-    What is inside has been asked before, as it was followed first: sources that are not known by now are not asked
-    again.
+    Inner operations were followed and probed first, so sources that are still unknown are not probed again.
     """
     known = _by_effects.setdefault(node, {})
     if where not in known and not _asked.now:
@@ -140,17 +140,17 @@ def _effects(node: Node, where: str) -> Iterator[Side]:
 
 
 def _through(side: Side, part: Part, effect: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """The side's values after what a part does to them."""
+    """Returns the side's values after the effect of `part`, or None if they do not fit it."""
     if side.basis is None or tuple(side.basis.shape) != part.source.shape:
         return None
     try:
         return effect(side.basis)
-    except RuntimeError:  # of a dtype that it does not take
+    except RuntimeError:  # an operation of the part does not take this dtype
         return None
 
 
 def _before(node: Node, where: str) -> Side | None:
-    """What a root was made of, where that is no more than q or k was already."""
+    """Returns the side of a root that continues q or k: a sum of branches, a convolution, a rotation by matrices."""
     if len(node.branches) > 1:
         return pieces.summed(node, where, follow)
     return pieces.convolved(node, where, follow) if node.op == "convolution" else turned_by_matrix(node, where, follow)
@@ -172,9 +172,9 @@ def _start(node: Node, where: str) -> Side:
 
 
 def _normalised(node: Node, where: str) -> Side | None:
-    """A normalised vector: what was before is cut off, and its values are those to compare with.
+    """Returns the side of a normalised vector, or None. Its values are the new basis, so earlier steps are dropped.
 
-    A rotation before it is told, and no more: it is in those values.
+    A rotation before the norm stays as a stage only: the normalised values already contain it.
     """
     norm = norm_at(node)
     if norm is None or node.value is None:
@@ -185,7 +185,7 @@ def _normalised(node: Node, where: str) -> Side | None:
 
 
 def _normed(side: Side, norm: Norm, values: Tensor | None, where: str, source: str) -> Side:
-    """The side after a normalisation that gave `values`; what makes them longer than it says is a factor."""
+    """Returns the side after a normalisation that gave `values`; a gain beyond unit size becomes a factor."""
     learned = None if norm.learned is None else tensor_factor(*norm.learned, where, -1)
     gains = [] if norm.by in (1.0, None) else [Factor(norm.by, where, source)]
     gains += [] if learned is None else [learned]
@@ -215,7 +215,7 @@ def _same(node: Node, main: Node, where: str, follow: Follow) -> Side:
 
 
 def _by_data(node: Node, main: Node) -> bool:
-    """Whether the indices of a selection descend from activations: sorted, clustered or routed."""
+    """Whether the indices of a selection descend from activations, as in sorting, clustering or routing."""
     indices = [parent for parent in node.parents() if parent is not main]
     return any(ancestor.act for index in indices for ancestor in ancestors(index, closed=ops.CREATIONS))
 
@@ -225,11 +225,11 @@ def _view(node: Node, main: Node, where: str, follow: Follow) -> Side:
     if node.op in _PICKS and _by_data(node, main):
         side = side.then(Stage(where, "gather", BY_DATA))
         own = any(decided_by(parent, main) for parent in node.parents())
-        if own and where == "q" and node.shape[-2:-1] < main.shape[-2:-1]:  # of the other rows none attends (Informer)
+        if own and where == "q" and node.shape[-2:-1] < main.shape[-2:-1]:  # Informer: only the picked rows attend
             side = replace(side, unknown=(*side.unknown, "queries picked by their values"))
     elif node.op == "gather":
         side = side.then(Stage(where, "gather"))
-    if times := repeats(node):
+    if times := repeats(node):  # GQA: k.repeat_interleave(groups, 1)
         side = side.then(Stage(where, "repeat", str(times)), growth=side.growth * times)
     if node.op in _RESHAPES and main.shape and node.shape and main.shape[-1] > node.shape[-1]:
         side = replace(side, folded_heads=main.shape[-1])
@@ -248,27 +248,28 @@ def _negated(node: Node, main: Node, where: str, follow: Follow) -> Side:
 
 
 def _cached(node: Node, main: Node, where: str, follow: Follow) -> Side:
-    if len(node.args) > 1:  # q[q < -8] = 0: no new keys
+    if len(node.args) > 1:  # q[q < -8] = 0 writes numbers into q, not new keys into a cache
         return _unknown(node, main, where, follow)
     return follow(main, where).then(Stage(where, "cache"), basis=None)
 
 
 def _clamped(node: Node, main: Node, where: str, follow: Follow) -> Side:
-    if sum(p.act for p in node.parents()) > 1:  # min(x, 2 x + 8): no bound, a curve of x
+    if sum(p.act for p in node.parents()) > 1:  # torch.minimum(x, 2 * x + 8) is a curve of x, not a bound
         return _unknown(node, main, where, follow)
     return follow(main, where).then(Stage(where, "clamp", node.op))
 
 
 def _shifted(node: Node, main: Node, where: str, follow: Follow) -> Side:
-    """A learned vector added to q or k (a bias of the projection that came late)."""
+    """Returns the side after a vector was added to q or k: a bias of the projection, written apart."""
     if sum(p.act for p in node.parents()) != 1:
         return _unknown(node, main, where, follow)
     side = follow(main, where)
     shift, product = node.operands.get(1 if node.args[0] is main else 0), side.factor
-    if side.norm is None or side.factors or side.moves:  # else it is the bias of a norm
+    if side.norm is None or side.factors or side.moves:  # right after a norm it is the norm's own bias
         side = side.then(Stage(where, "shift"))
     if side.basis is None or shift is None or shift.is_meta or not math.isfinite(product) or not product:
         return replace(side, basis=None)
+    # The basis is compared before the factors: (x + shift / f) * f = x * f + shift.
     sign = -1.0 if node.op == "sub" else 1.0
     return replace(side, basis=side.basis + sign * shift / product)
 

@@ -1,4 +1,4 @@
-"""What is added to the logits, or written over them: telling a mask from a bias, and which keys are hidden."""
+"""Reads what is added to the logits or written over them: tells masks from biases, and finds the hidden keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRIANGLES = ("causal", "causal_lower_right")
 
 
 def distinct(visible: Tensor) -> Tensor:
-    """The same, with each of the leading axes that only repeats a mask shrunk to 1."""
+    """Returns the mask with every broadcast leading axis (stride 0) shrunk to size 1."""
     for axis in range(visible.dim() - 2):
         if visible.stride(axis) == 0 and visible.shape[axis] > 1:
             visible = visible.narrow(axis, 0, 1)
@@ -27,10 +27,10 @@ def distinct(visible: Tensor) -> Tensor:
 
 
 def reach(visible: Tensor, stands: int = 1) -> dict[str, Any]:
-    """Which keys the rows of (..., L, S) see, as `least`, `greatest`, `band` and `ahead_by_one` of a `Mask`.
+    """Returns `least`, `greatest`, `band` and `ahead_by_one` of a `Mask` from visible keys (..., L, S).
 
-    Keys that no row sees and rows that see no key are padding, and say nothing. Nothing of a mask that hides all.
-    Each matrix stands for as many of the attention's.
+    Keys that no row sees and rows that see no key are padding and are left out. Returns {} if every key is hidden.
+    Each matrix stands for `stands` matrices of the attention.
     """
     rows, columns = visible.shape[-2:]
     matrices = visible.reshape(-1, rows, columns)
@@ -42,6 +42,7 @@ def reach(visible: Tensor, stands: int = 1) -> dict[str, Any]:
         return {}
     first, last = shown.argmax(-1), columns - 1 - shown.flip(-1).argmax(-1)
     least, greatest = int((i - last)[seeing].min()), int((i - first)[seeing].max())
+    # Padding is taken out of the comparison with a band: keys that no row sees, and rows that see no key.
     live, blind = matrices.any(-2, keepdim=True), ~matrices.any(-1, keepdim=True)
     between = (distance >= least) & (distance <= greatest) & live
     shifted = ((matrices == ((distance >= -1) & live)) | blind).all((-1, -2))
@@ -55,7 +56,7 @@ def reach(visible: Tensor, stands: int = 1) -> dict[str, Any]:
 
 
 def pattern(visible: Tensor) -> str | None:
-    """Name the pattern of visible keys of (..., L, S): "causal", "window", ... or None where every key is seen."""
+    """Returns the pattern of visible keys (..., L, S): "causal", "window", ..., or None if every key is visible."""
     if bool(visible.all()):
         return None
     if bool((visible == visible[..., :1, :]).all()):
@@ -64,7 +65,7 @@ def pattern(visible: Tensor) -> str | None:
     shown = visible.reshape(-1, rows, columns).any(0)
     i = torch.arange(rows, device=visible.device)[:, None]
     j = torch.arange(columns, device=visible.device)[None, :]
-    # A row that sees nothing in any batch element (padding on the left) says nothing about the pattern.
+    # A row that sees no key in any batch element (padding on the left) says nothing about the pattern.
     known = shown.any(-1, keepdim=True)
     for name, offset in (("causal", 0), ("causal_lower_right", columns - rows)):
         if bool(((shown == (j <= i + offset)) | ~known).all()):
@@ -79,18 +80,19 @@ def pattern(visible: Tensor) -> str | None:
 
 # A quarter of the most negative float16: logits and biases stay above it, every finfo.min is below.
 HIDDEN = -16000.0
-BOTTOM = -1e30  # beside -inf, a finfo.min of bfloat16 or float32 hides as well
-HIDES = -1e3  # a number below it hides what it is written over; a mask that carries a bias besides reaches as low
-# Older models hide with -10000 (BERT), -65500 (XLNet) or -100 (Swin): a mask then holds 0 and that number alone.
+# In a tensor that holds -inf, finfo.min of bfloat16 or float32 (-3.4e38) hides as well.
+BOTTOM = -1e30
+HIDES = -1e3  # a number written over logits hides them below this; so does the lowest entry of a mask plus bias
+# Older models hide with -10000 (BERT), -65500 (XLNet) or -100 (Swin): such a mask holds only 0 and that number.
 _TWO_VALUED = -50.0
-LEAST_KEYS = 4  # below it two numbers fit a pattern by chance
-_FURTHEST = 500  # ancestors of a tensor without values that are asked what it is
+LEAST_KEYS = 4  # with fewer keys two numbers fit a pattern by chance
+_FURTHEST = 500  # ancestors that are searched to classify a tensor without values
 LARGEST = 2**28  # elements of a mask, one byte each
-_FULL = {"full": 1, "full_like": 1, "new_full": 2}  # position of the number
+_FULL = {"full": 1, "full_like": 1, "new_full": 2}  # position of the fill value: torch.full(size, -1e9)
 
 
 def band(rows: int, columns: int, above: int, device: torch.device) -> Tensor:
-    """(1, 1, L, S) bool, True where row i sees key j: j <= i + above."""
+    """Returns a (1, 1, L, S) bool mask, True where row i sees key j: j <= i + above."""
     return torch.ones(1, 1, rows, columns, dtype=torch.bool, device=device).tril_(above)
 
 
@@ -100,16 +102,16 @@ def band(rows: int, columns: int, above: int, device: torch.device) -> Tensor:
 def read_addend(
     node: Node, value: Tensor | None, alpha: float, views: Sequence[Node], shape: tuple[int, ...]
 ) -> tuple[Step, ...]:
-    """The steps that an addend is, by its values where there are any, else by what it was made from.
+    """Returns the steps of a tensor added to the logits: a bias, a mask, both, or none if it is 0 everywhere.
 
-    A bias, a mask, both in one tensor, or nothing where it is 0 everywhere.
+    The values decide; without values, the operations that made the tensor.
 
     Args:
-        node: what was added.
-        value: its values; None where they are not known.
-        alpha: the number that they were multiplied by.
-        views: from this step's layout to the softmax's.
-        shape: the logits' at this step.
+        node: node of the addend.
+        value: values of the addend; None if they are unknown.
+        alpha: factor on the addend.
+        views: views from this step's layout to the softmax's.
+        shape: shape of the logits at this step.
     """
     value = evaluate(node) if value is not None and value.is_meta else value
     content = len(node.products) or (node.terms if node.act else 0)
@@ -130,7 +132,7 @@ def read_addend(
     steps: tuple[Step, ...] = ()
     rest, name = added.masked_fill(hidden, 0.0), bias_name(added, hidden)
     if name is not None and float(rest.min()) <= HIDDEN:
-        steps = read_addend(node, rest, 1.0, views, shape)  # keys that are hidden by less
+        steps = read_addend(node, rest, 1.0, views, shape)  # a second mask: finfo.min for causal, -1e9 for padding
     elif name is not None:
         steps = (Bias(name, Placed(rest, views, shape)),)
     beside = any(isinstance(step, Bias) for step in steps)
@@ -139,14 +141,17 @@ def read_addend(
 
 
 def _is_zero_one(value: Tensor) -> bool:
-    """Whether it holds 0 and 1 alone, the ones where a mask has them: a mask that was meant to be bool."""
+    """Whether the addend holds only 0 and 1, with the ones in a mask's pattern: `z + mask.float()` by mistake."""
     zero, one = value == 0, value == 1
     two = value.dim() > 1 and bool((zero | one).all()) and bool(zero.any()) and bool(one.any())
     return two and pattern(one) in (*TRIANGLES, "window", "padding")
 
 
 def _shallow_entries(value: Tensor) -> Tensor | None:
-    """Entries of one number below 0 beside zeros that lie where a mask has them, however near to 0 that number is."""
+    """Returns the hidden entries of a mask of 0 and one negative number, however small; None for any other tensor.
+
+    `z + (1 - mask) * -1` is such a mask; only its pattern tells it from a bias.
+    """
     if value.dim() < 2 or value.shape[-1] < LEAST_KEYS or not value.is_floating_point() or not value.numel():
         return None
     hidden = value == value.min()
@@ -156,9 +161,9 @@ def _shallow_entries(value: Tensor) -> Tensor | None:
 
 
 def _hidden_entries(value: Tensor) -> Tensor | None:
-    """Which entries of an additive tensor hide their key; None where none does.
+    """Returns which entries of an additive tensor hide their key, or None if none does.
 
-    Hidden entries lie far below all others, with nothing in between: that tells -1e4 beside a small bias from the
+    Hidden entries lie far below all others, with nothing in between. This gap tells -1e4 beside a small bias from the
     far end of a steep ALiBi.
     """
     if not value.numel() or not value.is_floating_point():
@@ -175,9 +180,9 @@ def _hidden_entries(value: Tensor) -> Tensor | None:
 
 
 def bias_name(value: Tensor, hidden: Tensor | None) -> str | None:
-    """Name an additive tensor from its values: ALiBi, relative positions, another bias; None for a mere mask.
+    """Returns the name of an additive tensor's bias, or None if the tensor is only a mask.
 
-    Straight lines on either side of the diagonal are "alibi", a function of i - j is "relative".
+    "alibi" is linear in j on either side of the diagonal, "relative" is a function of i - j, and "bias" is the rest.
     """
     hidden = torch.zeros_like(value, dtype=torch.bool) if hidden is None else hidden
     rest = value.float().masked_fill(hidden, 0.0)
@@ -189,7 +194,7 @@ def bias_name(value: Tensor, hidden: Tensor | None) -> str | None:
     two = hidden[..., 1:] | hidden[..., :-1]
     step = (rest[..., 1:] - rest[..., :-1]).masked_fill(two, 0.0)
     bend = (step[..., 1:] - step[..., :-1]).masked_fill(two[..., 1:] | two[..., :-1], 0.0)
-    if rows == columns:  # |i - j| has its corner on the diagonal
+    if rows == columns:  # -slope * |i - j| bends on the diagonal: exempt it from the test of straightness
         bend = bend.masked_fill(torch.eye(rows, columns - 2, device=rest.device).roll(1, 0).bool(), 0.0)
     steepest = float(step.abs().amax())
     if steepest > 0 and float(bend.abs().amax()) <= 1e-2 * steepest:
@@ -203,7 +208,7 @@ def bias_name(value: Tensor, hidden: Tensor | None) -> str | None:
 
 
 def _by_origin(node: Node) -> tuple[Step, ...]:
-    """Without values: a parameter in its origin makes a bias, a large negative number makes a mask."""
+    """Returns the steps of an addend without values: a parameter among its ancestors is a bias, -1e9 is a mask."""
     parameter = negative = False
     for _, ancestor in zip(range(_FURTHEST), ancestors(node), strict=False):
         parameter |= ancestor.op == "parameter" or ancestor.learned
@@ -215,9 +220,9 @@ def _by_origin(node: Node) -> tuple[Step, ...]:
 
 
 def as_passed(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """The steps with each mask in the form in which SDPA got it.
+    """Returns the steps with each mask in the form that SDPA's caller passed.
 
-    SDPA turns a bool mask, and is_causal, into floats right before it uses them.
+    SDPA turns a bool mask and `is_causal` into a float mask right before use.
     """
     return tuple(_as_passed(step) if isinstance(step, Hide) else step for step in steps)
 
@@ -232,20 +237,20 @@ def _as_passed(hide: Hide) -> Hide:
     if not by_flag:
         return replace(hide, form="bool")
     hides = hide.visible is not None and not bool(hide.visible.value.all())
-    return replace(hide, form="implicit", name="causal" if hides else None)  # of one row it looks like padding
+    return replace(hide, form="implicit", name="causal" if hides else None)  # a single row would look like padding
 
 
 # -- logits that were written part by part: blocks of a product in a larger tensor, keys that a number hides -----------
 
 
 def spread_over(steps: Sequence[Step], write: Node, node: Node, views: tuple[Node, ...]) -> tuple[Step, ...] | None:
-    """Biases and masks of a part of the logits that `write` put back, as steps of the whole; None with others.
+    """Returns the biases and masks of a part of the logits as steps on all logits; None if there are other steps.
 
     Args:
-        steps: from the part that was taken to the part that was put back.
-        write: the operation that did.
-        node: the whole.
-        views: from it to the softmax, innermost first.
+        steps: steps from the part as it was taken to the part as it was put back.
+        write: the operation that put it back.
+        node: the whole logits.
+        views: views from the whole logits to the softmax, innermost first.
     """
 
     def whole(placed: Placed, elsewhere: float) -> Placed:
@@ -266,7 +271,7 @@ def spread_over(steps: Sequence[Step], write: Node, node: Node, views: tuple[Nod
 
 
 def numbers_over(node: Node, writes: tuple[Node, ...], views: tuple[Node, ...]) -> tuple[Step, ...]:
-    """Numbers that were written over logits hide their keys; anything else can't be followed."""
+    """Returns the mask of low numbers written over logits, `z[:, :, :, pad] = -1e9`; other writes are unknown."""
     numbers, visible = [_fill(write) for write in writes], torch.ones(node.shape, dtype=torch.bool)
     known = [number for number in numbers if number is not None and number < HIDES]
     if len(known) < len(writes):
@@ -277,7 +282,7 @@ def numbers_over(node: Node, writes: tuple[Node, ...], views: tuple[Node, ...]) 
 
 
 def numbers_around(node: Node, base: Node, writes: tuple[Node, ...], views: tuple[Node, ...]) -> tuple[Step, ...]:
-    """The steps that the numbers around a block of logits are: hidden keys, a column of sinks, or nothing."""
+    """Returns the steps of the numbers around a block of logits: hidden keys, a column of sinks, or nothing."""
     around, inside = _numbers(base, node.shape), torch.zeros(node.shape, dtype=torch.bool)
     for write in writes:
         is_block, number = block(write) is not None, _fill(write)
@@ -289,14 +294,15 @@ def numbers_around(node: Node, base: Node, writes: tuple[Node, ...], views: tupl
     numbers = torch.zeros(0) if around is None else around[~inside]
     if not numbers.numel():
         return ()
-    if bool((numbers < HIDES).all()):
+    if bool((numbers < HIDES).all()):  # full = torch.full(shape, -1e9); full[..., :n] = z
         return (Hide("float", float(numbers.max()), Placed(inside, views, node.shape)),)
+    # full = torch.zeros(shape); full[..., :-1] = z: the last column is an attention sink.
     column = bool(inside[..., :-1].all()) and not bool(inside[..., -1].any()) and not bool(numbers.isnan().any())
     return (Sink(),) if column else (Unknown("overwrite"),)
 
 
 def _numbers(base: Node, shape: tuple[int, ...]) -> Tensor | None:
-    """The values of a tensor before it was written to; NaN where they are not known."""
+    """Returns a tensor's values before it was written to (NaN for `torch.empty`), or None if they are unknown."""
     if "empty" in base.op:
         return torch.full(shape, torch.nan)
     number = base.number(_FULL[base.op]) if base.op in _FULL else None
@@ -305,7 +311,7 @@ def _numbers(base: Node, shape: tuple[int, ...]) -> Tensor | None:
 
 
 def _fill(write: Node) -> float | None:
-    """The number that a write put everywhere; None for any other write."""
+    """Returns the number that a write put everywhere, or None for any other write."""
     if write.op == "zero":
         return 0.0
     if write.op not in ("fill", "copy") or len(write.args) < 2:

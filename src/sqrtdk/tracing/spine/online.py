@@ -1,4 +1,4 @@
-"""Reading attention that was computed with a running sum: products of blocks of rows and keys, put together."""
+"""Reads attention computed block by block with a running maximum and sum (online softmax), and merges the blocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sqrtdk.tracing.steps import Hide, Scale, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.tape.node import Exponential, Node, Online, Weighing
 
-LARGEST = 2**26  # logits that are put side by side
+LARGEST = 2**26  # logits of all blocks together that are held at once
 OTHER = "blocks that do not add up to the softmax of their logits"
 LOOSE = "blocks summed under unlike maxima"
 TOO_LARGE = "the logits of all blocks together are too many to be held"
@@ -30,7 +30,7 @@ TOO_LARGE = "the logits of all blocks together are too many to be held"
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """An exponential, read as if it were an attention; where its rows and its keys are."""
+    """One `exp(z - m)`, read as if it were an attention, with the places of its rows and keys."""
 
     reading: Reading
     value: Tensor
@@ -39,11 +39,11 @@ class _Block:
 
 
 def read_online(run: Online, heads_hint: int | None) -> list[Reading] | str:
-    """The attentions of a run: one, or one a block of queries; a string says why there is none.
+    """Returns the attentions of a run, one or one for each block of queries; a string says why there is none.
 
     Args:
-        run: the exponentials, and what came out.
-        heads_hint: heads as the module declares them.
+        run: the exponentials and the output.
+        heads_hint: number of heads that the module declares.
     """
     blocks: list[_Block] = []
     for exponential in run.parts:
@@ -67,7 +67,7 @@ def read_online(run: Online, heads_hint: int | None) -> list[Reading] | str:
 
 
 def _adds_up(reading: Reading, values: Sequence[tuple[int, Tensor]]) -> bool:
-    """Whether what came out is the attention, as far as that can be told."""
+    """Whether the output is softmax(logits) @ v; True if that can't be checked."""
     operands, output = reading.operands, reading.output
     unknown = reading.dropout or any(isinstance(step, Unknown) for step in reading.steps)
     if unknown or output is None or not isinstance(operands, Logits) or operands.values.is_meta:
@@ -100,7 +100,8 @@ def _read(exponential: Exponential, output: Tensor, heads_hint: int | None) -> _
     steps = reading.steps
     if exponential.base != math.e:
         base = Scale(Factor(math.log(exponential.base), "logits", f"base {exponential.base:g}"))
-        inside = all(isinstance(step, (Scale, Hide)) for step in steps)  # a mask is the same, however it is scaled
+        # 2 ** (z * log2(e)): the base is a factor ln 2. Scales and masks commute with it, so it may stand innermost.
+        inside = all(isinstance(step, (Scale, Hide)) for step in steps)
         steps = (base, *steps) if inside else (*steps, base)
     rate = max((drop[0] for node in exponential.way if (drop := dropped(node)) is not None), default=0.0)
     reading = replace(reading, dropout=rate, steps=(*steps, *hides), device=exponential.value.device, output=None)
@@ -110,7 +111,7 @@ def _read(exponential: Exponential, output: Tensor, heads_hint: int | None) -> _
 
 
 def _logits(exponential: Exponential, hides: Sequence[Step]) -> Tensor:
-    """What entered the exp, with the maximum put back, in natural units; minus infinity where the exp was zeroed."""
+    """Returns the logits in natural-log units: the exp's input plus its maximum; -inf where the exp was zeroed."""
     if exponential.power is not None:
         entered = exponential.power.log() / math.log(exponential.base)
     else:
@@ -125,7 +126,7 @@ def _logits(exponential: Exponential, hides: Sequence[Step]) -> Tensor:
 
 
 def _hidden_later(exponential: Exponential) -> tuple[Step, ...]:
-    """Masks that wrote zeros over the exp; anything else that changed it is not known."""
+    """Returns the masks that zero the exp, `exp(z - m) * mask`; any other change of it is an unknown step."""
     steps: list[Step] = []
     for node in exponential.way:
         if node.op in ("mul", "div", "masked_fill", "where") and dropped(node) is None:
@@ -134,7 +135,7 @@ def _hidden_later(exponential: Exponential) -> tuple[Step, ...]:
 
 
 def _zeroed(node: Node, shape: tuple[int, ...]) -> list[Step]:
-    """What an operation on the exp hides, by what it makes of ones; nothing, where that is one number for all."""
+    """Returns what an operation on the exp hides, by its effect on ones; [] if it multiplies all by one number."""
     main = node.main()
     part = None if main is None else part_between(main, node)
     if main is None or part is None or node.shape != shape:
@@ -149,7 +150,7 @@ def _zeroed(node: Node, shape: tuple[int, ...]) -> list[Step]:
 
 
 def _groups(blocks: Sequence[_Block]) -> list[list[_Block]]:
-    """Blocks that are one attention: those of the same queries, and of queries that one tensor holds."""
+    """Returns the blocks of each attention: blocks whose queries, and whose keys, come from one tensor."""
     groups: dict[tuple[object, ...], list[_Block]] = {}
     for block in blocks:
         rows, keys = block.rows, block.keys
@@ -159,7 +160,7 @@ def _groups(blocks: Sequence[_Block]) -> list[list[_Block]]:
 
 
 def _connected(group: Sequence[_Block]) -> list[list[_Block]]:
-    """Blocks that meet in rows or keys, over others or at once; sequences that lie in one tensor do not."""
+    """Splits a group into blocks connected by shared rows or keys; packed sequences in one tensor share neither."""
     parts: list[tuple[set[object], list[_Block]]] = []
     for block in group:
         ends: set[object] = {("rows", block.rows and block.rows.first), ("keys", block.keys and block.keys.first)}
@@ -171,14 +172,14 @@ def _connected(group: Sequence[_Block]) -> list[list[_Block]]:
 
 
 def _cells(group: Sequence[_Block]) -> list[tuple[Cell, Tensor]] | None:
-    """The blocks at their rows and keys, with their values; None where they overlap, or where that is not known."""
+    """Returns the blocks at their rows and keys, with their values; None if they overlap or a place is unknown."""
     rows = [block.rows.first if block.rows is not None else 0 for block in group]
     sizes = {block.reading.layout.rows for block in group if block.rows is None}
     if len(sizes) > 1:
         return None
     if all(block.keys is not None for block in group):
         keys = [block.keys.first for block in group if block.keys is not None]
-    else:  # in the order of running, for one block of queries
+    else:  # keys of unknown place: the blocks are taken in the order in which they ran
         keys, after = [], 0
         for block in group:
             keys.append(after)
@@ -192,7 +193,7 @@ def _cells(group: Sequence[_Block]) -> list[tuple[Cell, Tensor]] | None:
 
 
 def _overlap(cells: Sequence[Cell]) -> bool:
-    """Whether two blocks share rows and keys, or rows in part."""
+    """Whether two blocks share both rows and keys, or share only some of their rows."""
     keys: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for cell in cells:
         sizes = cell.reading.layout
@@ -218,7 +219,7 @@ def _joined(cells: Sequence[Cell], output: Tensor | None) -> Reading:
 
 
 def _whole(cells: Sequence[Cell], layout: Layout) -> Tensor | None:
-    """(B, H, L, S) of the logits of all blocks; None where they are too many, or were not held."""
+    """Returns the logits of all blocks, (B, H, L, S), or None if they are too many or were not held."""
     if layout.batch * layout.heads * layout.rows * layout.columns > LARGEST:
         return None
     if any(cell.reading.no_stats is not None for cell in cells):

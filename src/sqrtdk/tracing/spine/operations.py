@@ -1,6 +1,6 @@
-"""Reading the logits, operation by operation: what each is on the way from the softmax to the product.
+"""Reads single operations on the logits, between the product and the softmax.
 
-What an operation means is a row of `OPERATIONS`.
+`OPERATIONS` maps each operation to its reader.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from sqrtdk.tracing.tape.node import EXTREMES, Node, origin
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One operation on the way.
+    """One operation between the product and the softmax.
 
     Attributes:
-        node: its result.
+        node: result of the operation.
         main: the operand that carries the product.
-        views: the views after it, innermost first.
-        later: the steps after it, innermost first.
+        views: the views after the operation, innermost first.
+        later: the steps after the operation, innermost first.
     """
 
     node: Node
@@ -57,17 +57,17 @@ class Link:
 
     @property
     def position(self) -> int | None:
-        """Of the first other operand that is a tensor."""
+        """Position of the first tensor operand beside `main`."""
         return next((i for i, arg in enumerate(self.node.args) if isinstance(arg, Node) and arg is not self.main), None)
 
     def addends(self, position: int, by: float) -> tuple[Step, ...]:
-        """The steps that what is added is, outermost first."""
+        """Returns the steps of the addend at `position`, outermost first."""
         node = self.node
         steps = read_addend(node.args[position], node.operands.get(position), by, self.views, node.shape)
         return steps[::-1]
 
     def overwritten(self, position: int, fill: float | None, *, keep: bool) -> tuple[Step, ...]:
-        """The mask that writes a number over the logits, but where the condition at `position` is `keep`."""
+        """Returns the mask that writes `fill` over the logits, except where the condition at `position` is `keep`."""
         condition = self.node.operands.get(position)
         if condition is not None and condition.is_meta:
             condition = evaluate(self.node.args[position])
@@ -81,14 +81,14 @@ Readers = Mapping[str, Callable[[Link], tuple[Step, ...]]]
 
 
 def unknown(link: Link) -> tuple[Step, ...]:
-    """An operation without a reader; a part of an additive score is none."""
+    """Returns an unknown step for an operation without a reader; curves like tanh belong to an additive score."""
     if link.node.op in CURVES and not link.main.products:
         return ()
     return (Unknown(link.node.op),)
 
 
 def _number(value: float, source: str = "number") -> tuple[Step, ...]:
-    """A factor that the operation itself has; 1 is none."""
+    """Returns the step of a number in the operation itself (`alpha`), or () if it is 1."""
     return () if value == 1 else (Scale(Factor(value, "logits", source)),)
 
 
@@ -98,7 +98,7 @@ def _number(value: float, source: str = "number") -> tuple[Step, ...]:
 def _multiplied(link: Link) -> tuple[Step, ...]:
     node = link.node
     index = 1 if node.args[0] is link.main else 0
-    trailing = len(node.shape) > 4 and node.shape[-1] == 1  # an axis that einsum adds
+    trailing = len(node.shape) > 4 and node.shape[-1] == 1  # einsum adds a last axis of size 1
     axis = heads_axis(node.args[index], link.main)
     if isinstance(node.args[index], Node) and decided_by(node.args[index], link.main):
         return unknown(link)
@@ -132,13 +132,14 @@ def _hidden_later(factor: Tensor, link: Link) -> bool:
 
 
 def _raised(link: Link) -> tuple[Step, ...]:
+    # ((q - k) ** 2).sum(-1).sqrt(): only a power of a distance is a known step, not a power of q . k.
     exponent = 0.5 if link.node.op == "sqrt" else link.node.number(1)
     distances = all(p.product is not None and p.product.distance for p in link.main.products)
     return (Power(exponent),) if exponent and distances else unknown(link)
 
 
 def _added_product(link: Link) -> tuple[Step, ...]:
-    """Addcmul: a + value * (logits * factor)."""
+    """Reads addcmul, a + value * (logits * factor)."""
     node = link.node
     index = 2 if node.args[1] is link.main else 1
     factor = None if node.args[0] is link.main else read_factor(node, index, "logits", heads_axis=-3)
@@ -153,6 +154,7 @@ def _added_product(link: Link) -> tuple[Step, ...]:
 def _summed(link: Link) -> tuple[Step, ...]:
     node, position, alpha = link.node, link.position, float(link.node.kwargs.get("alpha", 1))
     signs = {"add": (1.0, alpha), "sub": (1.0, -alpha), "rsub": (-alpha, 1.0)}[node.op]
+    # add is a + alpha * b, sub is a - alpha * b, rsub is b - alpha * a: the signs of a and of b.
     main, sign = signs if node.args[0] is link.main else signs[::-1]
     turned = _number(main)
     if position is None or is_bias_of_mixing(node, position):
@@ -160,6 +162,7 @@ def _summed(link: Link) -> tuple[Step, ...]:
     other, value = node.args[position], node.operands.get(position)
     placed = None if value is None or value.is_meta else Placed(value * sign, link.views, node.shape)
     own = bool(other.products & link.main.products)
+    # z - z.mean(-1, keepdim=True): one number per row, computed from the logits, leaves their softmax as it is.
     if (own and other.shape[-1:] == (1,)) or _is_own_maximum(other, link.main):
         return (Offset(placed), *turned)
     if is_squared_length(other):
@@ -172,7 +175,7 @@ def _summed(link: Link) -> tuple[Step, ...]:
 
 
 def beside_product(node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:
-    """What baddbmm and addmm do besides the product, outermost first."""
+    """Returns the steps of baddbmm and addmm beside the product, beta * input + alpha * (q k^T), outermost first."""
     if node.op not in ("baddbmm", "addmm", "addbmm"):
         return ()
     alpha, beta = (float(node.kwargs.get(name, 1)) for name in ("alpha", "beta"))
@@ -181,7 +184,7 @@ def beside_product(node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:
 
 
 def _is_own_maximum(other: Node, main: Node) -> bool:
-    """Z - max(z): the softmax does not see it."""
+    """Whether `other` is the maximum of the logits: the softmax is invariant to `z - z.amax(-1, keepdim=True)`."""
     if is_of_groups(other):
         return bool(other.products & main.products)
     while other.op in ops.PASSING | {"masked_fill", "maximum"}:
@@ -193,12 +196,12 @@ def _is_own_maximum(other: Node, main: Node) -> bool:
 
 
 def _same_lineage(node: Node, main: Node) -> bool:
-    """Whether both carry the product, or the score, and neither was made of numbers alone."""
+    """Whether both nodes descend from the same product, or from the same roots if there is no product."""
     return bool(node.products & main.products if main.products else node.roots & main.roots)
 
 
 def _is_second_part(other: Node, main: Node) -> bool:
-    """Whether both are products of activations at one place: features of q and k in two parts, with one head_dim."""
+    """Whether `other` is a second product of projections of the same module: `q1 @ k1.mT + q2 @ k2.mT` (two halves)."""
     seconds = [product for product in other.products if product.product is not None]
     sites = {product.site for product in main.products}
     alike = all(p.site in sites and not p.learned and _of_projections(p) for p in seconds)
@@ -206,9 +209,9 @@ def _is_second_part(other: Node, main: Node) -> bool:
 
 
 def _is_shifted(product: Node, logits: Node) -> bool:
-    """Whether keys of a product are others in the logits: distances, put to the keys by padding and slices.
+    """Whether the product's columns are distances that padding and slices shift to their keys (relative shift).
 
-    Dai et al. 2019, appendix B (Transformer-XL); so do Conformer encoders.
+    Dai et al. 2019, appendix B (Transformer-XL); Conformer encoders do the same.
     """
     part = part_between(product, logits)
     if part is None:
@@ -216,13 +219,13 @@ def _is_shifted(product: Node, logits: Node) -> bool:
     numbers = torch.arange(math.prod(product.shape), dtype=torch.float64, device=part.device).reshape(product.shape)
     try:
         moved = part.run(numbers)
-    except Exception:  # an operation that does not take such numbers
+    except Exception:  # some operation does not run on float64 counts
         return False
     return moved.numel() != numbers.numel() or bool((moved.flatten() != numbers.flatten()).any())
 
 
 def _of_projections(product: Node) -> bool:
-    """Whether what was multiplied comes from projections, and not from a table of positions."""
+    """Whether both operands of a product come from projections, and none from a table of positions."""
     roots = [root.root for arg in product.args if isinstance(arg, Node) for root in arg.roots]
     return bool(roots) and all(root is not None and root.width is not None for root in roots)
 
@@ -248,9 +251,9 @@ def _selected(link: Link) -> tuple[Step, ...]:
 
 
 def _fill(node: Node, position: int) -> tuple[float | None, bool]:
-    """The number that is written over hidden logits, alone or as a whole tensor of it; whether it is one number.
+    """Returns the number written over hidden logits, and True if it is one number: `where(m, z, -1e9)`.
 
-    Of a tensor without values it is taken for one number that is not known.
+    It may be a number or a tensor filled with it. A tensor without values counts as one unknown number, (None, True).
     """
     arg, value = node.args[position], node.operands.get(position)
     if isinstance(arg, Node) and (value is None or value.is_meta):
@@ -267,9 +270,9 @@ def _written(link: Link) -> tuple[Step, ...]:
 
 
 def _clamped(link: Link) -> tuple[Step, ...]:
-    """A clamp that can bite; one at finfo.min only keeps infinities out."""
+    """Returns the step of a clamp, or () if its bounds are as low as finfo.min and only keep infinities out."""
     node = link.node
-    if sum(_same_lineage(parent, link.main) for parent in node.parents()) > 1:  # max(z, 2 z): no bound, a curve of z
+    if sum(_same_lineage(parent, link.main) for parent in node.parents()) > 1:  # torch.maximum(z, 2 * z): a curve
         return unknown(link)
     low = node.number(1) if node.op in ("clamp", "clamp_min", "maximum") else None
     high = node.number(2 if node.op == "clamp" else 1) if node.op in ("clamp", "clamp_max", "minimum") else None
@@ -278,7 +281,7 @@ def _clamped(link: Link) -> tuple[Step, ...]:
 
 
 def _put_together(link: Link) -> tuple[Step, ...]:
-    """Chunks of logits, padded and written by slices into a new tensor (Longformer)."""
+    """Reads chunks of logits that are padded and written slice by slice into a new tensor (Longformer)."""
     return (Unknown("logits padded by chunks" if link.node.op == "constant_pad_nd" else "logits written by slices"),)
 
 
@@ -286,7 +289,7 @@ def _put_together(link: Link) -> tuple[Step, ...]:
 
 
 def _mixed(link: Link) -> tuple[Step, ...]:
-    """The step that mixes the heads of the logits."""
+    """Returns the step that mixes the heads of the logits, or an unknown step."""
     node, operands = link.node, mixing_operands(link.node)
     if operands is not None and by_data(node.args[operands[1]]):
         return (Unknown(BY_DATA),)
@@ -297,7 +300,7 @@ def _mixed(link: Link) -> tuple[Step, ...]:
 
 
 def _matrix(node: Node, value: Tensor, position: int) -> Tensor | None:
-    """(H mixed, H), float64, of a matrix as the operation was given it; None where it is another one for each entry."""
+    """Returns the mixing matrix, (H mixed, H) float64, or None if it differs from entry to entry of the batch."""
     value = value.to(torch.float64)
     if node.op in CONVOLUTIONS:
         return value.flatten(1)
@@ -309,7 +312,7 @@ def _matrix(node: Node, value: Tensor, position: int) -> Tensor | None:
 
 
 def read_residual_mixing(node: Node) -> tuple[Step, Node] | None:
-    """Logits to which their own mixing over the heads is added, z + M z: the step (1 + M), and z; None for others."""
+    """Returns the step 1 + M and the logits z of `z + M z`, a residual mixing of heads; None for any other sum."""
     terms = [arg for arg in node.args if isinstance(arg, Node) and arg.products]
     if len(terms) != 2 or node.kwargs.get("alpha", 1) != 1:
         return None
@@ -342,7 +345,7 @@ OPERATIONS: dict[str, Callable[[Link], tuple[Step, ...]]] = {
 
 
 def is_squared_length(node: Node) -> bool:
-    """Whether a tensor holds the squared lengths of activations, or of two of them added up for every pair."""
+    """Whether a tensor holds squared lengths: `(q ** 2).sum(-1)`, or the pairwise sum of those of q and k."""
     while node.op in ops.PASSING and not node.is_root and node.pairs is None:
         parent = node.main()
         if parent is None:
@@ -365,11 +368,11 @@ def _is_square(node: Node) -> bool:
 
 
 def completed(steps: tuple[Step, ...], factor: float) -> tuple[Step, ...] | None:
-    """The steps on the squared distance that the innermost of `steps` make of q.k; None where they make none.
+    """Returns the steps that follow a squared distance written out as |q|^2 - 2 q.k + |k|^2, or None if it is none.
 
     Args:
-        steps: the innermost first.
-        factor: on q and k.
+        steps: innermost first; the first ones may complete q.k to the distance.
+        factor: product of the factors on q and k.
     """
     last = max((i for i, step in enumerate(steps) if isinstance(step, Squares)), default=None)
     if last is None:

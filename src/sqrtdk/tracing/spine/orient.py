@@ -1,9 +1,9 @@
-"""Which axes of the logits hold queries, keys and heads, and which operand of the product is q.
+"""Finds the axes of queries, keys and heads in the logits, and which operand of the product is q.
 
-Coordinates of the product's entries are followed through the views to the softmax. Where the product does not tell,
-those of the query's projection do, its positions and its features: the rows of the product may be those of a grid,
-(X, Y), or the query heads of a group, (G, L), and a query that meets keys of its own alone is the only row of its
-product, so that the queries lie in its batch.
+Coordinates of the product's entries are followed through the views to the softmax. If the product does not tell, the
+positions and features of the query's projection do. The product's rows may be a grid, (X, Y), or the query heads of
+a group, (G, L). In local attention each query has keys of its own and is the only row of its product, so the queries
+lie in the product's batch.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import dominator, numbered, replay
 from sqrtdk.tracing.tape.node import Node, Weighing
 
-_LARGEST = 2**24  # features of a projection that are followed to the logits
+_LARGEST = 2**24  # a projection with more elements than this is not followed to the logits
 _REDUCED = frozenset({"mean", "sum", "amax", "amin"})
 _CONVOLUTIONS = frozenset({"convolution", "_convolution", "mkldnn_convolution"}) | ops.AFFINE
-# What leaves channels where they are, or is known to move them; all else is asked.
+# Operations that leave channels in place or whose move is known; any other is run on other values to find its move.
 _TERMS = frozenset({"add", "sub", "addcmul", "sum", "mul", "div", "neg", "complex", "overwrite", "copy", ROTATION})
 _IN_PLACE = _TERMS | ops.PASSING | ops.NORMS.keys() | ops.CLAMPS | REJOINED | ops.CACHE_WRITES.keys()
 _LINEAR = (ops.PROJECTIONS | ops.CONTRACTIONS.keys()) - _CONVOLUTIONS - {"embedding", "_embedding_bag"}
@@ -38,12 +38,12 @@ class Orientation:
     """How to bring a tensor of the softmax's shape into (..., L, S).
 
     Attributes:
-        keys: the axis the softmax runs over.
-        rows: the axes of the queries, once the keys are moved last; none where there is a single query.
-        heads: the axes of the heads, likewise; none where they are those before the rows, or not known.
+        keys: the axis that the softmax runs over.
+        rows: the axes of the queries after the keys are moved last; () if there is a single query.
+        heads: the axes of the heads, counted likewise; () if they stand right before the rows or are unknown.
         swapped: the right operand of the product is the query.
         followed: the views from the product to the softmax could be replayed.
-        windowed: every query has keys of its own (local windows).
+        windowed: every query has its own keys (local windows).
     """
 
     keys: int
@@ -54,7 +54,7 @@ class Orientation:
     heads: tuple[int, ...] = ()
 
     def apply(self, tensor: Tensor) -> Tensor:
-        """(..., L, S) of a tensor in the softmax's layout."""
+        """Returns (..., L, S) from a tensor in the softmax's layout."""
         tensor = tensor.movedim(self.keys, -1)
         heads, rows = len(self.heads), len(self.rows)
         tensor = tensor.movedim((*self.heads, *self.rows), tuple(range(-1 - heads - rows, -1)))
@@ -63,13 +63,13 @@ class Orientation:
 
 
 def operands(product: Node) -> tuple[Node, Node]:
-    """What was multiplied, left and right."""
+    """Returns the left and the right operand of a product."""
     nodes = [arg for arg in product.args if isinstance(arg, Node)]
     return nodes[-2], nodes[-1]
 
 
 def coordinates(product: Node, views: Sequence[Node], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """For each logit the (batch, row, column) of the product's entry it came from, in the softmax's layout."""
+    """Returns batch, row and column of the product's entry behind each logit, in the softmax's layout."""
     shape = product.shape if len(product.shape) == 3 else (1, *product.shape)
     axes = [torch.arange(n, device=device).view([-1 if d == a else 1 for d in range(3)]) for a, n in enumerate(shape)]
     n, r, c = (to_softmax(axis.expand(shape).reshape(product.shape), views) for axis in axes)
@@ -77,7 +77,7 @@ def coordinates(product: Node, views: Sequence[Node], device: torch.device) -> t
 
 
 def orientation(product: Node, views: Sequence[Node], dim: int, dims: int) -> Orientation:
-    """Find the axes by following the coordinates of the product's entries through the views."""
+    """Returns the axes, found by following the coordinates of the product's entries through the views."""
     plain = Orientation(dim, (dims - 2,) if dims > 1 else (), False, False)
     try:
         _, row, column = coordinates(product, views, torch.device("cpu"))
@@ -91,7 +91,7 @@ def orientation(product: Node, views: Sequence[Node], dim: int, dims: int) -> Or
 
 
 def varies(coordinate: Tensor, axis: int) -> bool:
-    """Whether a coordinate changes along an axis; it is linear in every axis, so one line tells."""
+    """Whether a coordinate changes along an axis. It is linear in every axis, so one line is enough."""
     if not coordinate.numel():
         return False
     axis %= coordinate.dim()
@@ -105,15 +105,15 @@ def varies(coordinate: Tensor, axis: int) -> bool:
 def place_rows(
     axes: Orientation, product: Node, query: Node, key: Node, views: Sequence[Node], shape: tuple[int, ...]
 ) -> Orientation:
-    """The orientation with the axes along which the positions of the queries run.
+    """Returns the orientation with `rows` set to the axes along which the positions of the queries run.
 
     Args:
-        axes: as the product's own rows have it.
+        axes: the orientation from the product's own rows.
         product: q . k.
-        query: its operand that is q.
-        key: its operand that is k.
-        views: from there to the softmax.
-        shape: of the softmax.
+        query: the product's operand q.
+        key: the product's operand k.
+        views: views from the product to the softmax.
+        shape: shape of the softmax.
     """
     single = query.shape[-1 if axes.swapped else -2] == 1
     if not axes.followed or (len(axes.rows) == 1 and not single) or (single and not math.prod(product.shape)):
@@ -135,20 +135,20 @@ def place_rows(
 
 
 def _runs_along(key: Node, columns: int) -> bool:
-    """Whether the positions of the keys run along the columns: they do not where the batch is their second axis."""
+    """Whether the positions of the keys run along the columns; they do not if the batch is the keys' second axis."""
     along = followed(key, _positions)
     return along is not None and varies(along, columns)
 
 
 def place_heads(axes: Orientation, product: Node, query: Node, views: Sequence[Node], dims: int) -> Orientation:
-    """The orientation with the axes along which the features of the queries run, where others lie between.
+    """Returns the orientation with `heads` set to the axes of the queries' features, if they are not next to the rows.
 
     Args:
-        axes: with the rows in place.
+        axes: the orientation, with its rows set.
         product: q . k.
-        query: its operand that is q.
-        views: from there to the softmax.
-        dims: of the softmax.
+        query: the product's operand q.
+        views: views from the product to the softmax.
+        dims: number of dimensions of the softmax.
     """
     others = [axis for axis in range(dims - 1) if axis not in axes.rows]
     channel = followed(query, features) if axes.followed and len(others) > 2 else None
@@ -158,7 +158,7 @@ def place_heads(axes: Orientation, product: Node, query: Node, views: Sequence[N
 
 
 def _at_softmax(along: Tensor, axes: Orientation, product: Node, views: Sequence[Node]) -> Tensor | None:
-    """A coordinate of q in the softmax's layout, its keys moved last; None where the views can't be followed."""
+    """Returns a coordinate of q in the softmax's layout, keys last; None if the views can't be followed."""
     line = along[..., :1, :] if axes.swapped else along[..., :1]
     try:
         return to_softmax(line.expand(product.shape), views).movedim(axes.keys, -1)
@@ -167,11 +167,11 @@ def _at_softmax(along: Tensor, axes: Orientation, product: Node, views: Sequence
 
 
 def over_channels(operand: Node, *, swapped: bool = False) -> bool:
-    """Whether the rows of the product are features of a projection, and its sum runs over positions.
+    """Whether the product's rows are features of a projection and its sum runs over positions (channel attention).
 
     Args:
         operand: the product's q.
-        swapped: it is the right operand.
+        swapped: True if q is the right operand.
     """
     rows, summed = (-1, -2) if swapped else (-2, -1)
     root = _root(operand)
@@ -187,20 +187,20 @@ def over_channels(operand: Node, *, swapped: bool = False) -> bool:
 
 
 def pools_positions(weighing: Weighing) -> bool:
-    """Whether a softmax runs over the positions of one projection, and not over its features as a router's does.
+    """Whether a softmax runs over the positions of one projection; a router's runs over the features.
 
-    So MobileViTv2's, softmax(conv(x)) over the tokens, whose weights meet k element by element (arXiv:2206.02680).
+    MobileViTv2 pools so: softmax(conv(x)) over the tokens multiplies k element by element (arXiv:2206.02680).
     """
     feature = followed(weighing.node, features)
     return feature is not None and not varies(feature, weighing.dim) and weighing.node.shape[weighing.dim] > 1
 
 
 def norm_fault(operand: Node, *, summed: int) -> str | None:
-    """What is wrong where q or k was normalised along another axis than the product sums over.
+    """Returns a message if q or k was normalised along an axis that the product does not sum over, else None.
 
     Args:
         operand: q or k of the product.
-        summed: the axis that the product sums over, counted from the end.
+        summed: the axis that the product sums over, negative.
     """
     node: Node | None = operand
     while node is not None and not node.is_root and (norm := norm_at(node)) is None:
@@ -222,13 +222,13 @@ def _root(node: Node) -> Node | None:
 
 
 def paired_channels(query: Node, key: Node, at: tuple[int, int] = (-1, -1)) -> bool:
-    """Whether channels that are multiplied lie alike in their projections; True where that can't be told.
+    """Whether q and k have their channels in the same order; True if that can't be told.
 
-    One with halves of its channels in turn, `q.unflatten(-1, (2, -1)).mT.flatten(-2)`, needs the other to have them so.
+    If q interleaves its halves, `q.unflatten(-1, (2, -1)).mT.flatten(-2)`, then k must interleave them too.
 
     Args:
-        query: operand of the product.
-        key: the other one.
+        query: operand q of the product.
+        key: operand k of the product.
         at: the axis of the channels in each.
     """
     left, right = (_channels(node, axis) for node, axis in zip((query, key), at, strict=True))
@@ -237,23 +237,26 @@ def paired_channels(query: Node, key: Node, at: tuple[int, int] = (-1, -1)) -> b
     ends = [(float(numbers.abs().min()), float(numbers.abs().max())) for numbers in (left, right)]
     widths = {root.shape[_features_axis(root)] for root in query.roots | key.roots}
     if query.roots != key.roots and left.shape == right.shape and ends == 2 * [(1.0, width) for width in widths]:
-        return torch.equal(left, right)  # of whole projections, the heads as well
+        return torch.equal(left, right)  # both cover a whole projection: then the order of the heads must agree too
     orders = [torch.cat([x.abs().argsort(-1), x.sign()], -1) for x in (left, right)]
     return not all(bool((order == order[:1]).all()) for order in orders) or torch.equal(orders[0][0], orders[1][0])
 
 
 def _channels(node: Node, axis: int) -> Tensor | None:
-    """(vectors, E) features that channels of the product are, from 1; None of several projections, or not known."""
+    """Returns the features, from 1, behind the product's channels, (vectors, E).
+
+    Returns None if they come from several projections or are unknown.
+    """
     numbers = followed(node, lambda root, shape: None if (at := features(root, shape)) is None else at.float() + 1)
     if numbers is None or len(node.roots) != 1 or numbers.dim() < 2 or numbers.is_complex() or numbers.is_meta:
         return None
     first = numbers.movedim(axis, -1)[..., :1, :].flatten(0, -2)
     once = numbers.numel() > 0 and bool((first.abs().sort(-1).values.diff(dim=-1) != 0).all())
-    return first if once else None  # else zeros, or neighbours that were rotated
+    return first if once else None  # a feature twice in one vector: padding zeros, or channels mixed by a rotation
 
 
 def followed(node: Node, coordinate: Callable[[Node, tuple[int, ...]], Tensor | None]) -> Tensor | None:
-    """A coordinate of the projections that `node` descends from, brought into its layout; None where it is lost."""
+    """Returns a coordinate of the projections behind `node`, in the node's layout; None if it can't be followed."""
 
     def start(at: Node) -> Tensor | None:
         main = at.main()
@@ -274,14 +277,14 @@ def followed(node: Node, coordinate: Callable[[Node, tuple[int, ...]], Tensor | 
             return None if line is None else shuffled.place(line)
         if inner is None or inner is at or not inner.is_root or len(inner.shape) != 2:
             return None
-        # A linear layer folds what is before the features: (B * L, D), of which (B, L, D) is the first view.
+        # A linear layer folds the axes before the features: its result is (B * L, D), the next view is (B, L, D).
         return coordinate(inner, at.shape) if inner.shape[-1:] == at.shape[-1:] else None
 
     return regrouped(node, start)
 
 
 def _after(step: Node, line: Tensor) -> Tensor | None:
-    """A coordinate after zeros were put around it, or of the first entry that a reduction met."""
+    """Returns a coordinate after padding (which adds zeros), or after a reduction (its first entry)."""
     if step.op == "constant_pad_nd":
         return replay(step, line)
     axes = step.args[1] if len(step.args) > 1 else None
@@ -293,15 +296,15 @@ def _after(step: Node, line: Tensor) -> Tensor | None:
 
 
 def _features_axis(root: Node) -> int:
-    """Of a projection, counted from the end; those of a batch normalisation of vectors are the last."""
+    """Returns the axis of a projection's features, negative: -3 for a convolution (B, C, H, W), -1 for vectors."""
     if root.op in _CONVOLUTIONS and len(root.shape) > 2:
         return 1 - len(root.shape)
     return -1 if root.root is None else root.root.features
 
 
 def _positions(root: Node, shape: tuple[int, ...]) -> Tensor | None:
-    """1, 2, 3 ... along the positions, 0 being padding; all 1 where a projection of vectors has none."""
-    if len(shape) < 2 or root.op == "bmm":  # einsum folds batch and positions
+    """Returns 1, 2, 3 ... along the positions (0 is left for padding); all 1 for a projection without positions."""
+    if len(shape) < 2 or root.op == "bmm":  # einsum folds batch and positions into one axis
         return None
     if root.op in _CONVOLUTIONS and len(shape) > 2:
         before, sizes, after = 2, shape[2:], 0
@@ -316,10 +319,11 @@ def _positions(root: Node, shape: tuple[int, ...]) -> Tensor | None:
 
 
 def features(root: Node, shape: tuple[int, ...]) -> Tensor | None:
-    """The number of each feature of a projection, in its layout; of several matrices, each has numbers of its own."""
+    """Returns the number of each feature of a projection, in its layout; several matrices get disjoint numbers."""
     if root.root is None or not shape or math.prod(shape) > _LARGEST:
         return None
     axis, matrices = _features_axis(root) % len(shape), root.root.matrices
+    # The numbers are expanded to the size of the projection: the smallest dtype that holds them saves memory.
     dtype = torch.int16 if matrices * shape[axis] <= torch.iinfo(torch.int16).max else torch.int32
     numbers = torch.arange(shape[axis], dtype=dtype).view([-1 if d == axis else 1 for d in range(len(shape))])
     if matrices > 1:

@@ -1,4 +1,4 @@
-"""Sequences of unlike lengths, end to end, padded, or in a nested tensor, brought into one row a sequence."""
+"""Brings sequences of different lengths (packed end to end, padded, or nested) into one padded row per sequence."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _OF_PIECES = "_nested_tensor_from_tensor_list"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sequences:
-    """Where the sequences of one side lie among its tokens (T, H, E), or (N, L, H, E) with L tokens each.
+    """The places of one side's sequences among its tokens (T, H, E), or (N, L, H, E) with L tokens each.
 
     Attributes:
-        count: N.
-        longest: tokens of the longest; without data, of the longest that there may be.
-        starts: (N,) first token of each; None where all are of one length, and without data.
-        lengths: (N,) tokens of each; None where `starts` is.
-        known: the lengths are.
+        count: N, the number of sequences.
+        longest: tokens of the longest sequence; without data, the upper bound.
+        starts: (N,) first token of each sequence; None if all have one length, or without data.
+        lengths: (N,) tokens of each sequence; None if `starts` is None.
+        known: True if the lengths are known.
     """
 
     count: int
@@ -44,13 +44,13 @@ class Sequences:
 
     @classmethod
     def of(cls, operand: Tensor, ends: Tensor | None, used: Tensor | None, longest: int | None) -> Sequences:
-        """Those of an operand.
+        """Returns the sequences of an operand.
 
         Args:
-            operand: (T, H, E) or (1, T, H, E) where there are `ends`, else (N, L, H, E).
-            ends: (N + 1,) where the sequences end, the first of them 0.
-            used: (N,) how many tokens of each take part; None where all do.
-            longest: what the kernel was told.
+            operand: (T, H, E) or (1, T, H, E) if `ends` is passed, else (N, L, H, E).
+            ends: (N + 1,) cumulative lengths, starting with 0 (`cu_seqlens`).
+            used: (N,) tokens of each sequence that take part; None if all do.
+            longest: the longest length that was passed to the kernel.
         """
         if ends is None:
             count, length = operand.shape[:2]
@@ -62,12 +62,13 @@ class Sequences:
             return cls(count, int(longest or operand.shape[-3]), known=False)
         lengths = ends.diff() if used is None else used
         most = int(lengths.max()) if count else 0
+        # Sequences of one length need no index: their tokens reshape to (N, L, H, E).
         if count * most == operand.shape[-3] and bool((lengths == most).all()):
             return cls(count, most)
         return cls(count, most, ends[:-1].long(), lengths.long())
 
     def spread(self, tokens: Tensor) -> Tensor:
-        """(N, H, longest, E) of the tokens, zeros where a sequence has ended."""
+        """Returns the tokens as (N, H, longest, E), with zeros after the end of a sequence."""
         exists = self.exists(tokens.device)
         if self.starts is None or exists is None:
             return tokens.reshape(self.count, self.longest, *tokens.shape[-2:]).transpose(1, 2)
@@ -77,7 +78,7 @@ class Sequences:
         return rows.masked_fill(~exists[:, :, None, None], 0.0).transpose(1, 2)
 
     def exists(self, device: torch.device) -> Tensor | None:
-        """(N, longest), False where a sequence has ended; None where all are as long, and without data."""
+        """Returns (N, longest), False after the end of a sequence; None if all have one length, or without data."""
         if self.lengths is None:
             return None
         return torch.arange(self.longest, device=device) < self.lengths.to(device)[:, None]
@@ -88,10 +89,10 @@ class Pairs:
     """Queries and keys of the same sequences.
 
     Attributes:
-        queries: where the queries lie.
-        keys: where the keys lie.
-        device: of both.
-        alike: they end at the same places, by one tensor.
+        queries: places of the queries.
+        keys: places of the keys.
+        device: device of both.
+        alike: one tensor gives the ends of both.
     """
 
     queries: Sequences
@@ -101,12 +102,12 @@ class Pairs:
 
     @property
     def unlike(self) -> bool:
-        """Whether sequences differ in length, as far as it is known."""
+        """Whether the sequences are known to differ in length."""
         return self.queries.lengths is not None or self.keys.lengths is not None
 
     @property
     def known(self) -> bool:
-        """Whether the lengths are."""
+        """Whether the lengths of both sides are known."""
         return self.queries.known and self.keys.known
 
     @property
@@ -117,7 +118,7 @@ class Pairs:
         return self.alike if not self.known else not self.unlike or not bool(self._offset().any())
 
     def exist(self) -> tuple[Tensor | None, Tensor | None]:
-        """(N, 1, L, 1) and (N, 1, 1, S), False where a sequence has ended; None where all are as long."""
+        """Returns (N, 1, L, 1) and (N, 1, 1, S), False after the end of a sequence; None if all have one length."""
         rows, columns = (side.exists(self.device) for side in (self.queries, self.keys))
         rows = None if rows is None else rows[:, None, :, None]
         return rows, None if columns is None else columns[:, None, None, :]
@@ -125,29 +126,29 @@ class Pairs:
     def vectors(
         self, query: Tensor, key: Tensor, scale: float | Tensor, softcap: float | None = None, *, exact: bool
     ) -> Vectors:
-        """The operands, one row a sequence, of those that have their heads behind the rows."""
+        """Returns the operands with one padded row per sequence, from (..., L, H, E) layouts."""
         query = query if query.is_meta else self.queries.spread(query)
         key = key if key.is_meta else self.keys.spread(key)
         rows, columns = self.exist()
         return Vectors(query, key, scale, softcap, exact=exact, exists=rows, keys=columns)
 
     def distance(self, *, lower_right: bool) -> Tensor:
-        """(N or 1, 1, L, S) of i - j, the last query beside the last key where `lower_right`, else the first ones."""
+        """Returns i - j, (N or 1, 1, L, S); it is 0 at the last query and key if `lower_right`, else at the first."""
         i = torch.arange(self.queries.longest, device=self.device)[:, None]
         distance = (i - torch.arange(self.keys.longest, device=self.device))[None, None]
         return distance + self._offset() if lower_right else distance
 
     def _offset(self) -> Tensor:
-        """(N or 1, 1, 1, 1) S - L."""
+        """Returns S - L of each sequence, (N or 1, 1, 1, 1)."""
         sides = (self.keys, self.queries)
         lengths = (torch.tensor([side.longest]) if side.lengths is None else side.lengths for side in sides)
         keys, queries = (each.to(self.device) for each in lengths)
         return (keys - queries)[:, None, None, None]
 
     def visible(self, left: int | None, right: int | None, *, lower_right: bool) -> Tensor | None:
-        """(N or 1, 1, L, S) True where the row sees the key: `left` keys before its own, `right` after it.
+        """Returns the visible keys, (N or 1, 1, L, S): `left` keys before the row's own and `right` after it.
 
-        A side that is None has no bound. None where every key is visible.
+        A bound of None is no bound. Returns None if every key is visible.
         """
         distance = self.distance(lower_right=lower_right)
         visible = torch.ones_like(distance, dtype=torch.bool)
@@ -161,7 +162,7 @@ class Pairs:
         return visible & every if bool((~visible & every).any()) else None
 
     def too_large(self) -> str | None:
-        """Why no mask of them is made; None where it can be."""
+        """Returns why a mask of these sizes is not made, or None if it fits."""
         count, rows, columns = self.queries.count, self.queries.longest, self.keys.longest
         if (count if self.unlike else 1) * rows * columns <= masks.LARGEST:
             return None
@@ -174,7 +175,7 @@ class Pairs:
 
 
 def read_nested(weighing: Weighing, value: Tensor) -> Reading | str:
-    """A softmax over nested logits met nested values."""
+    """Returns the reading of a softmax over nested logits, or a string that says why it is no attention."""
     product, met = _way(weighing.node, "logits", {"matmul"})
     if product is None or len(product.operands) < 2:
         return "its logits are no product of nested q and k"
@@ -202,7 +203,7 @@ def read_nested(weighing: Weighing, value: Tensor) -> Reading | str:
 
 
 def _tokens(nested: Tensor) -> tuple[Tensor, Sequences]:
-    """(T, H, E) of all sequences, end to end, and where they lie."""
+    """Returns the tokens of all sequences end to end, (T, H, E), and their places."""
     pieces = [piece if piece.dim() == 3 else piece[None] for piece in nested.unbind()]
     lengths = torch.tensor([piece.shape[-2] for piece in pieces], device=nested.device)
     sequences = Sequences(len(lengths), int(lengths.max()), lengths.cumsum(0) - lengths, lengths)
@@ -210,7 +211,10 @@ def _tokens(nested: Tensor) -> tuple[Tensor, Sequences]:
 
 
 def _way(node: Node, where: str, ends: Set[str]) -> tuple[Node | None, list[Factor | str]]:
-    """Back through nested tensors: where one of `ends` was, and what happened since, factors and other operations."""
+    """Walks back through nested tensors to an operation of `ends`.
+
+    Returns its node (None if the walk does not reach one), and the factors and the names of other operations since.
+    """
     met: list[Factor | str] = []
     while node.op not in ends:
         nested = [p for p in node.parents() if not p.shape and p.op not in ("constant", "parameter")]
@@ -223,7 +227,7 @@ def _way(node: Node, where: str, ends: Set[str]) -> tuple[Node | None, list[Fact
 
 
 def _factor(node: Node, main: Node, where: str) -> Factor | None:
-    """What a multiplication by one number multiplies by."""
+    """Returns the factor of a multiplication by one number, or None."""
     if node.op == "neg":
         return Factor(-1.0, where, "number")
     position = 1 if node.args[0] is main else 0
@@ -233,7 +237,7 @@ def _factor(node: Node, main: Node, where: str) -> Factor | None:
 
 
 def _side(node: Node, where: str, sequences: Sequences) -> Side:
-    """Back from the product to the projection of all tokens, end to end, or of the nested batch."""
+    """Returns the side from the product back to the projection of the packed tokens or of the nested batch."""
     start, met = _way(node, where, _PROJECTIONS | {_OF_PIECES})
     if start is None or any(isinstance(m, str) for m in met):
         last = next(m for m in reversed(met) if isinstance(m, str))
@@ -250,7 +254,7 @@ def _side(node: Node, where: str, sequences: Sequences) -> Side:
 
 
 def _of_pieces(node: Node, where: str, sequences: Sequences) -> Side:
-    """A batch made of pieces: those of one tensor of tokens (T, H, E), or of tensors of their own."""
+    """Returns the side of a nested tensor made from a list; it is followed if the list splits one (T, H, E) tensor."""
     pieces = list(node.parents())
     tokens = {piece.main() for piece in pieces}
     whole = next(iter(tokens)) if len(tokens) == 1 else None

@@ -1,4 +1,4 @@
-"""Sides of several pieces: put side by side, written slice by slice, stacked, summed; with zeros around, or pooled."""
+"""Reads sides made of several pieces: concatenated, written slice by slice, stacked, summed, padded or pooled."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _POOLS = frozenset(
         "max_pool3d_with_indices",
     }
 )
-_REDUCTIONS = frozenset({"mean", "amax", "max"})  # over rows, for which the factors before them go on
+_REDUCTIONS = frozenset({"mean", "amax", "max"})  # over rows they commute with a factor: mean(f * x) = f * mean(x)
 _GREATEST = frozenset({"amax", "max", "max_pool2d_with_indices", "max_pool3d_with_indices"})
 
 
 def padded(node: Node, main: Node, where: str, follow: Follow) -> Side:
-    """Zeros around the values; where they lie along the features they make the head wider."""
+    """Returns the side after zero padding; zeros along the features make the head wider."""
     side = follow(main, where)
     shapes = zip(reversed(main.shape), reversed(node.shape), strict=True)
     grown = [(-1 - i, before, after) for i, (before, after) in enumerate(shapes) if after > before]
@@ -45,7 +45,7 @@ def padded(node: Node, main: Node, where: str, follow: Follow) -> Side:
 
 
 def joined(node: Node, main: Node, where: str, follow: Follow) -> Side:
-    """Pieces of different origin put side by side: each is followed, and their factors must agree."""
+    """Returns the side of concatenated or stacked pieces; each piece is followed, and their factors must agree."""
     pieces = [p for p in node.parents() if p.act]
     constants = [p for p in node.parents() if not p.act]
     dim = int(node.args[1]) if len(node.args) > 1 else 0
@@ -53,7 +53,7 @@ def joined(node: Node, main: Node, where: str, follow: Follow) -> Side:
         side = follow(pieces[0], where)
         axis = dim % len(node.shape) - len(node.shape)
         if len(pieces) > 1 or axis < -2 or not all("zeros" in p.op for p in constants):
-            # keys of the model's own beside the projected ones (memory keys): the latter's scale is read
+            # cat([k, memory_keys], 1): learned keys beside the projected ones, whose scale is read
             return side.then(Stage(where, "cat", "constant"), basis=None)
         before, after = pieces[0].shape[axis], node.shape[axis]
         basis = None if side.basis is None else functional.pad(side.basis, (0, 0) * (-1 - axis) + (0, after - before))
@@ -68,12 +68,12 @@ def joined(node: Node, main: Node, where: str, follow: Follow) -> Side:
 
 
 def pads_after(pads: tuple[tuple[int, int], ...], before: Node, view: Node) -> tuple[tuple[int, int], ...]:
-    """Pads after a view of the padded tensor; those that it cut off are gone."""
+    """Returns the pads after a view of the padded tensor, without those that the view cut off."""
     return tuple((axis, count) for old, count in pads if (axis := _axis_after(old, before, view)) is not None)
 
 
 def _axis_after(axis: int, before: Node, view: Node) -> int | None:
-    """Where an axis went, counted from the end; None where it was cut, or spread over several."""
+    """Returns the axis (negative) that holds an axis after the view, or None if it was cut or split."""
     size = before.shape[axis]
     if view.op == "unfold" and int(view.args[1]) % len(before.shape) == axis % len(before.shape):
         return None  # cut into windows
@@ -84,13 +84,13 @@ def _axis_after(axis: int, before: Node, view: Node) -> int | None:
     varying = [d for d, n in enumerate(line.shape) if n > 1 and bool((line != line.narrow(d, 0, 1)).any())]
     if len(varying) == 1 and line.shape[varying[0]] == size:
         return varying[0] - line.dim()
-    last = line.shape[-1]  # features are merged with heads, and split from them again
+    last = line.shape[-1]  # x.flatten(-2) merges the features with the heads; a later view splits them again
     same = axis == -1 and line.numel() == math.prod(before.shape) and (last % size == 0 or size % last == 0)
     return axis if same else None
 
 
 def together(sides: Sequence[Side], **changes: object) -> Side:
-    """What pieces of different origin have in common; their factors must agree."""
+    """Returns the side that pieces of different origin have in common; factors that disagree make it unknown."""
     first = sides[0]
     unknown = list(dict.fromkeys(name for side in sides for name in side.unknown))
     if not all(_alike(side, first) for side in sides):
@@ -109,14 +109,14 @@ def together(sides: Sequence[Side], **changes: object) -> Side:
 
 
 def _alike(side: Side, other: Side) -> bool:
-    """Whether their factors come to the same; those of unknown value where they are the same ones."""
+    """Whether two sides have the same product of factors, or the same list of factors if a value is unknown."""
     if math.isnan(side.factor) or math.isnan(other.factor):
         return [replace(f, where="") for f in side.factors] == [replace(f, where="") for f in other.factors]
     return abs(side.factor - other.factor) <= 1e-3 * abs(other.factor)
 
 
 def assembled(node: Node, main: Node, where: str, follow: Follow) -> Side:
-    """A tensor written slice by slice: like pieces put side by side."""
+    """Returns the side of a tensor that was written slice by slice: `out[..., :n] = a; out[..., n:] = b`."""
     places: list[Node] = []
     sources: list[Node] = []
     base = node
@@ -131,7 +131,7 @@ def assembled(node: Node, main: Node, where: str, follow: Follow) -> Side:
     beneath = [follow(base, where)] if base.act else []
     covered = sum(place.shape[-1] for place in places)
     zeros = not beneath and "zeros" in base.op and covered < node.shape[-1]
-    wider = zeros and places[0].shape[:-1] == node.shape[:-1]
+    wider = zeros and places[0].shape[:-1] == node.shape[:-1]  # out = zeros(B, L, 64); out[..., :48] = q
     side = together(
         [*beneath, *pieces],
         basis=_written(node, places, pieces, beneath),
@@ -142,7 +142,7 @@ def assembled(node: Node, main: Node, where: str, follow: Follow) -> Side:
 
 
 def _written(node: Node, places: Sequence[Node], pieces: Sequence[Side], beneath: Sequence[Side]) -> Tensor | None:
-    """The values of pieces written to their places, the first written last among `places`."""
+    """Returns the values of pieces written to their places; `places` lists the latest write first."""
     values = [side.basis for side in (*pieces, *beneath) if side.basis is not None]
     if len(values) < len(pieces) + len(beneath):
         return None
@@ -153,7 +153,7 @@ def _written(node: Node, places: Sequence[Node], pieces: Sequence[Side], beneath
 
 
 def unstacked(node: Node, where: str, follow: Follow) -> Side | None:
-    """The side of one of several tensors that were stacked and taken apart again: q out of `torch.stack([q, k, v])`."""
+    """Returns the side of a tensor that was stacked and taken apart again: q of `torch.stack([q, k, v]).unbind()`."""
     views: list[Node] = []
     stack: Node | None = node
     while stack is not None and stack.op in ops.PASSING and not stack.is_root:
@@ -179,9 +179,9 @@ def unstacked(node: Node, where: str, follow: Follow) -> Side | None:
 
 
 def summed(node: Node, where: str, follow: Follow) -> Side | None:
-    """The side of a sum of branches; None where nothing stands before it, so that it is a start of its own.
+    """Returns the side of a sum of branches, or None if no branch has a factor or rotation: the sum is then a root.
 
-    A factor or a rotation before the sum is one of the sum where both branches carry it.
+    A factor or a rotation counts for the sum if all branches carry it: `f * w1(x) + f * w2(x)`.
     """
     sides = [follow(branch, where) for branch, _ in node.branches]
     if not any(_carries(side) for side in sides) or _adapts(*sides) or _adapts(*sides[::-1]):
@@ -198,13 +198,13 @@ def summed(node: Node, where: str, follow: Follow) -> Side | None:
 
 
 def _carries(side: Side) -> bool:
-    """Whether a branch is a projection with something after it that belongs to q or k."""
+    """Whether a branch is a projection followed by a factor or a rotation."""
     projected = side.root is None or side.root.op in ops.CONTRACTIONS or side.root.op in _PROJECTIONS
     return projected and bool(side.factors or side.rope)
 
 
 def _adapts(whole: Side, other: Side) -> bool:
-    """Whether a branch is an adapter of the `whole` one, B A x beside W x (Hu et al. 2021): its factor is its own."""
+    """Whether `other` is an adapter of `whole`, W x + s * B A x (Hu et al. 2021): it then has a factor of its own."""
     shared, deeper = whole.start.lineage & other.start.lineage, len(other.start.lineage) > len(whole.start.lineage)
     plain = not (whole.factors or whole.rope or whole.norm)
     return plain and bool(shared) and deeper and other.start.source != whole.start.source
@@ -214,7 +214,7 @@ def _adapts(whole: Side, other: Side) -> bool:
 
 
 def pooled(node: Node, main: Node, where: str, follow: Follow) -> Side | None:
-    """The side of a mean or a maximum over rows; None of one over channels, and of one that turns factors around."""
+    """Returns the side of a mean or maximum over rows; None over channels, or if a negative factor flips a maximum."""
     if node.op in _REDUCTIONS and not _over_rows(node, main):
         return None
     side = follow(main, where)
@@ -231,7 +231,7 @@ def _over_rows(node: Node, main: Node) -> bool:
 
 
 def convolved(node: Node, where: str, follow: Follow) -> Side | None:
-    """The side of a convolution of each channel that a projection fed; None where it is the projection itself."""
+    """Returns the side of a convolution after a projection, or None if the convolution is the projection itself."""
     before = follow(node.branches[0][0], where)
     projected = before.root is not None and before.root.op in {*ops.CONTRACTIONS, *ops.PROJECTIONS}
     if not projected or before.unknown or before.moves or before.norm:

@@ -1,4 +1,4 @@
-"""A reading: what a reader of one kind of attention makes of it, for all kinds alike."""
+"""The result of reading one attention, in the same form for every kind of attention."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.tape.node import Carried, Node, Weighing
 from sqrtdk.tracing.tape.places import Place
 
-_SAFE_SOFTMAX = "aten._safe_softmax"  # of SDPA's unfused path alone
+_SAFE_SOFTMAX = "aten._safe_softmax"  # only SDPA's unfused path calls it
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Sizes of one attention.
 
-    `inner` is how many entries of the batch (windows, say) stand between heads and rows in the attention's own layout.
+    `inner` is the number of batch entries (windows, say) that stand between heads and rows in the model's layout.
     """
 
     batch: int
@@ -38,11 +38,11 @@ class Layout:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Of the logits, (B, H, L, S)."""
+        """Shape of the logits, (B, H, L, S)."""
         return self.batch, self.heads, self.rows, self.columns
 
     def by_head(self, tensor: Tensor) -> Tensor:
-        """(B, H, L, S) of (..., L, S) with the leading axes of the attention's own layout."""
+        """Returns (B, H, L, S) from (..., L, S) with the leading axes of the model's layout."""
         if self.inner == 1:
             return tensor.reshape(self.batch, self.heads, *tensor.shape[-2:])
         apart = tensor.reshape(-1, self.heads, self.inner, *tensor.shape[-2:])
@@ -51,17 +51,17 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Logits:
-    """The logits and weights of an eager attention, as its softmax saw them, a column of sinks included.
+    """The logits and weights of an eager attention, in the softmax's layout, with the column of sinks if there is one.
 
     Attributes:
-        values: what entered the softmax, in its own layout.
-        weights: what left it.
+        values: the softmax's input.
+        weights: the softmax's output.
         product: q . k.
         views: the views from the product to the softmax, innermost first.
-        axes: where the softmax's layout has queries and keys.
+        axes: the axes of queries and keys in the softmax's layout.
         layout: sizes.
-        met: the weights that met the values, (..., L, S), where a mixing may have shown hidden keys.
-        first: number of the first key, where the softmax saw more than these.
+        met: the weights that multiply the values, (..., L, S); set if a mixing of heads may have shown hidden keys.
+        first: index of the first key; nonzero if the softmax has keys before these.
     """
 
     values: Tensor
@@ -74,28 +74,28 @@ class Logits:
     first: int = 0
 
     def arrange(self, tensor: Tensor) -> Tensor:
-        """(B, H, L, S) of a tensor in the softmax's layout, without the sinks' column."""
+        """Returns (B, H, L, S) from a tensor in the softmax's layout, without the column of sinks."""
         columns = self.axes.apply(tensor)[..., self.first : self.first + self.layout.columns]
         return self.layout.by_head(columns)
 
     def at_logits(self, placed: Placed) -> Tensor:
-        """(B, H, L, S) of a tensor that met the logits at an earlier step."""
+        """Returns (B, H, L, S) from a tensor that was applied to the logits at an earlier step."""
         value = placed.at_softmax()
         return self.arrange(value if self.values.is_meta else value.to(self.values.device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vectors:
-    """Q and k of a kernel that keeps its logits to itself.
+    """Q and k of a kernel that does not expose its logits.
 
     Attributes:
-        query: (B, Hq, L, E), or as the kernel was given it.
-        key: (B, H, S, E), or as the kernel was given it.
+        query: (B, Hq, L, E), or the shape that was passed to the kernel.
+        key: (B, H, S, E), or the shape that was passed to the kernel.
         scale: a number, or a tensor that broadcasts to (B, Hq, L, 1).
-        softcap: of the kernel.
-        exact: a key that is hidden by minus infinity gets a weight of 0 by the kernel's contract.
-        exists: (B, 1, L, 1), False for rows of padding that the batch does not have; None where all exist.
-        keys: (B, 1, 1, S), False for keys that it does not have; None where all exist, and where a mask hides them.
+        softcap: the kernel's softcap, in logits; None if it has none.
+        exact: a key hidden by minus infinity has weight 0 by the kernel's contract.
+        exists: (B, 1, L, 1), False for padding rows of shorter sequences; None if all rows exist.
+        keys: (B, 1, 1, S), False for padding keys; None if all keys exist, or a mask hides the padding.
     """
 
     query: Tensor
@@ -107,21 +107,21 @@ class Vectors:
     keys: Tensor | None = None
 
     def at_logits(self, placed: Placed) -> Tensor:
-        """(B, H, L, S), any of them 1, of a tensor that the kernel was given."""
+        """Returns (B, H, L, S), any of them 1, from a tensor that was passed to the kernel."""
         value = placed.value[(None,) * (4 - placed.value.dim())]
         return value.flatten(0, value.dim() - 4)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Edges:
-    """The logits of an edge softmax, one an edge and head, as it saw them.
+    """The logits of an edge softmax, one for each edge and head.
 
     Attributes:
-        values: what entered the softmax.
-        product: q[target] . k[source], or the same as a batch of products of one row and one column.
+        values: the softmax's input.
+        product: q[target] . k[source]: a sum over channels, or `bmm` of one row and one column for each edge.
         views: the views from the product to the softmax, innermost first.
-        axis: of the edges.
-        index: the node of each edge; None where it is not known.
+        axis: the axis of the edges.
+        index: the node of each edge; None if it is unknown.
     """
 
     values: Tensor
@@ -131,11 +131,11 @@ class Edges:
     index: Tensor | None = None
 
     def arrange(self, tensor: Tensor) -> Tensor:
-        """(1, heads, edges) of a tensor in the softmax's layout; what stands before the edges counts as heads."""
+        """Returns (1, heads, edges) from a tensor in the softmax's layout; all other axes count as heads."""
         return tensor.movedim(self.axis, -1).reshape(1, -1, tensor.shape[self.axis])
 
     def by_node(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """(1, heads, nodes, most edges), a row for each node that has several; and True where there is an edge."""
+        """Returns logits (1, heads, nodes, most edges) of the nodes with several edges, and a mask True at edges."""
         assert self.index is not None
         _, node, count = torch.unique(self.index, return_inverse=True, return_counts=True)
         order = node.argsort(stable=True)
@@ -149,7 +149,7 @@ class Edges:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cell:
-    """Rows and keys whose logits are one product, read as if they were an attention; from which of them on it is."""
+    """A block of logits that comes from one product, read as an attention; `row` and `key` are its first ones."""
 
     row: int
     key: int
@@ -162,29 +162,29 @@ class Reading:
 
     Attributes:
         site: module path.
-        kind: of the record.
-        op: the operation that ran it.
+        kind: `kind` of the record.
+        op: the operation that ran the attention.
         layout: sizes.
-        query: the way of q from its projection to the product.
-        key: the way of k.
-        steps: what happened from the product to the softmax, in order.
-        operands: the tensors that tell the numbers; None where there is no product of q and k.
-        dtype: of q at the product.
-        logits_dtype: in which the logits were stored.
-        device: where it ran.
-        output: weights . v; None where it is not known.
-        kv_heads: heads of the key as the product saw it, repeated or not; None where they are those of the query.
+        query: q, from its projection to the product.
+        key: k, from its projection to the product.
+        steps: the steps from the product to the softmax, in order.
+        operands: the tensors to measure; None if there is no product of q and k.
+        dtype: dtype of q at the product.
+        logits_dtype: dtype in which the logits are stored.
+        device: device on which it ran.
+        output: weights @ v; None if it is unknown.
+        kv_heads: heads of the key at the product, repeated or not; None if they equal the query's.
         dropout: rate of the dropout on the weights.
-        carried: what the weights went through after the softmax.
-        score: of an attention whose logits are no product of q and k.
-        distance: its score is |q - k| to this power, and no q . k; see `Product`.
-        axis: what its keys are; see `AttentionCall`.
-        fault: why its numbers can't be judged: what it does is no attention as the record knows it.
-        no_slope: why its scale can't be read from the numbers.
-        no_stats: why its statistics can't be measured.
-        place: where the softmax is written, or the kernel's call.
-        blocks: the products that its logits come from, where blocks of keys have one each.
-        offset: position of the first key, counted from that of the first row, where blocks have them told.
+        carried: the steps on the weights after the softmax.
+        score: name of the score if the logits are no product of q and k.
+        distance: the score is |q - k| to this power instead of q . k; see `Product`.
+        axis: what the keys are; see `AttentionCall`.
+        fault: why the numbers can't be judged: the model computes no attention that the record can describe.
+        no_slope: why the scale can't be read from the numbers.
+        no_stats: why the statistics can't be measured.
+        place: source line of the softmax, or of the kernel's call.
+        blocks: the blocks of the logits, if there are several products.
+        offset: position of the first key minus position of the first row, if the blocks' positions are known.
     """
 
     site: str
@@ -214,7 +214,7 @@ class Reading:
 
     @property
     def reordered(self) -> bool:
-        """Whether rows or keys were picked by indices of the data: i - j tells nothing then."""
+        """Whether rows or keys were picked by indices computed from the data; i - j is then no distance."""
         return self.query.gathered or self.key.gathered
 
     @property
@@ -224,10 +224,10 @@ class Reading:
 
 
 def of_softmax(weighing: Weighing, query: Side, key: Side, steps: tuple[Step, ...], **others: Any) -> Reading:
-    """The reading of a softmax that met values; the others of its attributes are those of the softmax.
+    """Returns the reading of a softmax that weighs values; attributes that are not passed come from the softmax.
 
-    SDPA's unfused path multiplies q and k by the root of its scale each, and turns masks into floats: they are told as
-    the one scale of the call, and in the form in which it got them.
+    SDPA's unfused path multiplies both q and k by the root of its scale, and turns masks into floats. The reading
+    gives the one scale of the call, and the masks as they were passed.
     """
     by_sdpa = weighing.op == _SAFE_SOFTMAX and not weighing.flex
     if by_sdpa:

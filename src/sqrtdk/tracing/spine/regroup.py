@@ -1,4 +1,4 @@
-"""Values and positions carried through views: into the layout of a node, and back to where a block was cut out."""
+"""Carries values and positions through views: forward to a node's layout, back to where a block was cut out."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _Start = Callable[[Node], Tensor | None]
 
 
 def regrouped(node: Node, start: _Start) -> Tensor | None:
-    """Values in the layout of `node`, followed from where they start; None where an operation is no regrouping.
+    """Returns values in the layout of `node`, or None if an operation on the way is no regrouping.
 
-    What does not move values (a factor, a rotation, a normalisation) is passed over.
+    Operations that keep the shape (a factor, a rotation, a normalisation) leave the values in place.
 
     Args:
-        node: where they are wanted.
-        start: gives the values of a node at which they start, None for any other.
+        node: the node whose layout is wanted.
+        start: returns the values at a starting node, and None at any other node.
     """
     try:
         return _followed(node, start, {})
@@ -41,7 +41,7 @@ def _followed(node: Node, start: _Start, known: dict[Node, Tensor | None]) -> Te
 
 def _moved(node: Node, start: _Start, known: dict[Node, Tensor | None]) -> Tensor | None:
     if node.op in REJOINED:
-        whole = [parent for parent in node.parents() if math.prod(parent.shape)]  # a cache begins with nothing
+        whole = [parent for parent in node.parents() if math.prod(parent.shape)]  # a cache starts as an empty tensor
         pieces = [_followed(parent, start, known) for parent in whole if parent.act]
         values = [piece for piece in pieces if piece is not None]
         if len(values) < len(whole):
@@ -61,9 +61,9 @@ def _moved(node: Node, start: _Start, known: dict[Node, Tensor | None]) -> Tenso
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Positions `first` and following of an axis, `total` long, of the tensor that `source` is.
+    """A run of positions from `first` along `axis` (of length `total`) of the tensor `source`.
 
-    `others` are the positions on its other axes where the first vector begins: which sequence, and which head.
+    `others` are the positions of the run's first vector on the other axes: which sequence, which head.
     """
 
     source: Node
@@ -74,7 +74,7 @@ class Positions:
 
 
 def positions(operand: Node, axis: int) -> Positions | None:
-    """Where the vectors along an axis of a product's operand come from; None where they do not follow one another."""
+    """Returns where the vectors along an axis of a product's operand come from, or None if they are not consecutive."""
     views: list[Node] = []
     source: Node | None = operand
     while source is not None and not source.is_root and source.act:
@@ -82,7 +82,7 @@ def positions(operand: Node, axis: int) -> Positions | None:
         if source.op in ops.VIEWS:
             views.insert(0, source)
         elif main is None or main.shape != source.shape or sum(p.act for p in source.parents()) != 1:
-            main = dominator(source)[0]  # a rotation leaves every vector at its place
+            main = dominator(source)[0]  # x * cos + rotate_half(x) * sin: a rotation leaves every vector in place
             if main is None or main.shape != source.shape:
                 break
         source = main
@@ -94,7 +94,7 @@ def positions(operand: Node, axis: int) -> Positions | None:
         return None
     starts = [int(line[0]) for line in lines]
     along = [dim for dim, line in enumerate(lines) if bool((line != line[0]).any())]
-    if not along:  # a single vector: only one axis, beside that of the features, can have its place
+    if not along:  # a single vector has a place only if its start is nonzero on exactly one axis but the last
         along = [dim for dim, start in enumerate(starts[:-1]) if start]
     elif not _consecutive(lines[along[0]]):
         return None
@@ -105,7 +105,7 @@ def positions(operand: Node, axis: int) -> Positions | None:
 
 
 def _line(views: Iterable[Node], shape: tuple[int, ...], dim: int, axis: int) -> Tensor:
-    """Where on `dim` of a shape the first vector along an axis of what views make of it comes from."""
+    """Returns the positions on `dim` of `shape` of the vectors along `axis` after the views, other axes at 0."""
     numbers = replay_all(views, numbered(shape, dim)).movedim(axis, -1)
     return numbers.reshape(-1, numbers.shape[-1])[0]
 
@@ -115,9 +115,9 @@ def _consecutive(numbers: Tensor) -> bool:
 
 
 def sliced(node: Node) -> tuple[int, list[Node]]:
-    """The axis along which logits were written slice by slice, and the slices in order; (0, []) where any is missing.
+    """Returns the axis along which logits were written slice by slice, and the slices in order.
 
-    Nor may they overlap: one beside the other along one axis, they make all of the logits.
+    Returns (0, []) unless the slices cover the axis without gap or overlap: `z[..., :8] = a; z[..., 8:] = b`.
     """
     pieces: dict[tuple[int, int], Node] = {}
     for write in written(node)[1]:
@@ -129,7 +129,7 @@ def sliced(node: Node) -> tuple[int, list[Node]]:
         pieces[narrowed[0], starts[narrowed[0]]] = source
     after = 0
     for (axis, first), piece in sorted(pieces.items(), key=lambda item: item[0]):
-        if first != after:  # of another axis as well
+        if first != after:  # a gap, an overlap, or a slice along a second axis
             return 0, []
         after += piece.shape[axis]
     return (axis, [pieces[at] for at in sorted(pieces)]) if pieces and after == node.shape[axis] else (0, [])

@@ -1,8 +1,8 @@
-"""Rotations of q and k: `x * cos + turned(x) * sin`, points of the plane `z * e^ia`, or a table of matrices.
+"""Reads rotations of q and k: `x * cos + turned(x) * sin`, complex points `z * e^ia`, or a table of matrices.
 
-The names of the operations say where a rotation may be; that it is one, and what it multiplies by, is decided by what
-they do to other values: they keep the length of every vector, or make all of them longer by one number. A decay (xPos)
-has a number for each position and channel.
+The operations' names show where a rotation may be. Whether it is one, and its factor, is measured on other values: a
+rotation keeps the length of every vector, or multiplies all lengths by one number. A decay (xPos) multiplies by one
+number for each position and channel.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from sqrtdk.tracing.tape.node import Node
 
 REPEATS = frozenset({"expand", "repeat", "repeat_interleave", "index", "index_select"})
 _PRODUCTS = frozenset({"mul", "div", "addcmul"})
-# Between a vector and its rotated self: halves taken and put together again, and products with a table.
+# Operations that may lie inside a rotation: taking halves, putting them together again, products with a table.
 _MOVING = ops.VIEWS | {"cat", "stack", "copy", "overwrite", "complex", "sum"}
 _BETWEEN = _MOVING | _PRODUCTS | ops.SAME | {"neg", "add", "sub"}
 _LAST = frozenset({"add", "sub", "cat", "stack", "overwrite", "addcmul", "complex", "sum"})
-_PURE = 1e-3  # how far from 1 a table's amplitude is rounding
-_ENOUGH = 16  # vectors
-_EVEN = 2e-3  # decays cancel but for the rounding of their tables
+_PURE = 1e-3  # a table's amplitude this near to 1 is 1 with rounding
+_ENOUGH = 16  # vectors whose lengths are measured; fewer could keep their length by chance
+_EVEN = 2e-3  # the decays of q and k count as cancelled up to this relative spread, the rounding of their tables
 _UNCANCELLED = "a decay that the other side does not cancel"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Amplitude:
-    """What a rotation multiplies by: a number, and a decay where that differs from position to position."""
+    """The factor of a rotation: one number, and a decay if the factor differs by position."""
 
     value: float
     decay: Tensor | None = None
@@ -45,11 +45,12 @@ class Amplitude:
 
 NOT_ROTATED = "cos and sin that do not rotate"
 _amplitudes: WeakKeyDictionary[Node, Amplitude | None] = WeakKeyDictionary()
-_skewed: WeakSet[Node] = WeakSet()  # of those without one, where lengths were measured and change with the direction
+# Nodes without an amplitude because a vector's length changes with its direction: measured, not merely unknown.
+_skewed: WeakSet[Node] = WeakSet()
 
 
 def rotated(node: Node, where: str, follow: Follow) -> Side | None:
-    """The side of a rotary embedding, however the halves are taken; None where it is none."""
+    """Returns the side of a rotary embedding, whichever way it takes the halves, or None if it is none."""
     last = node.main() if node.op == "sum" else node  # (R * x[..., None, :]).sum(-1)
     if node.is_root or node.op not in _LAST or last is None or (last is node and sum(1 for _ in node.parents()) < 2):
         return None
@@ -57,7 +58,7 @@ def rotated(node: Node, where: str, follow: Follow) -> Side | None:
     if source is None or source.shape[-1:] == (1,) or any(n.op not in _BETWEEN for n in between):
         return None
     if not any(n.op in _MOVING for n in (node, *between)):
-        return None  # x * a + x * b
+        return None  # x * a + x * b scales x and rotates nothing
     tables = any(_tables(n) for n in between)
     rejoined = node.op in ("cat", "stack", "complex") and all(p.act for p in node.parents())
     scaled = any(n.op in ("mul", "div") and not _tables(n) and n.number(1) != 1.0 for n in between)
@@ -80,14 +81,14 @@ def rotated(node: Node, where: str, follow: Follow) -> Side | None:
 
 
 def _tables(node: Node) -> list[int]:
-    """Positions of the arguments that are tables: constant tensors of more than one number."""
+    """Returns the positions of arguments that are tables: constant tensors of more than one number."""
     if node.op not in _PRODUCTS:
         return []
     return [i for i, arg in enumerate(node.args) if isinstance(arg, Node) and not arg.act and math.prod(arg.shape) > 1]
 
 
 def _rejoined(node: Node, source: Node, side: Side) -> Side:
-    """Pieces of one vector in another order: heads cut out of it and stacked, halves taken and put together again."""
+    """Returns the side of one vector's pieces put together again: `torch.stack(q.chunk(heads, -1), 1)`."""
     folded = source.shape[-1] if source.shape[-1] > node.shape[-1] else side.folded_heads
     return replace(side, basis=regrouped(node, lambda n: side.basis if n is source else None), folded_heads=folded)
 
@@ -96,21 +97,21 @@ def _rejoined(node: Node, source: Node, side: Side) -> Side:
 
 
 def amplitude_of(source: Node, node: Node) -> Amplitude | None:
-    """How much longer the operations from `source` to `node` make vectors; None where that is no rotation."""
+    """Returns the factor on the length of vectors between `source` and `node`, or None if that is no rotation."""
     if node not in _amplitudes:
         part = part_between(source, node)
         try:
             _amplitudes[node] = None if part is None else _measured(part, _made_up(part))
             if part is not None and _amplitudes[node] is None:
                 _skewed.add(node)
-        except Exception:  # an operand without values, or an operation that does not take these
+        except Exception:  # an operand has no values, or an operation does not run on the sampled vectors
             _amplitudes[node] = None
     return _amplitudes[node]
 
 
 def _measured(part: Part, tables: dict[Node, Tensor]) -> Amplitude | None:
     rows = part.sampled(-1, tables, most=1)
-    several = 1 if math.prod(rows[:-1]) >= _ENOUGH else 4  # of a single row one vector may keep its length by chance
+    several = 1 if math.prod(rows[:-1]) >= _ENOUGH else 4  # a single vector may keep its length by chance
     vectors = torch.randn((several, *rows), dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(
         part.device
     )
@@ -127,12 +128,12 @@ def _measured(part: Part, tables: dict[Node, Tensor]) -> Amplitude | None:
     turned = [part.run(channel.expand(rows), tables) for channel in channels]
     decay = torch.stack([_lengths(y, vectors[0]) for y in turned], -1)
     if not torch.allclose((vectors * decay).norm(dim=-1), after, rtol=_PURE + 8 * eps):
-        return None  # the channels of a pair are not at right angles: a sign is missing
+        return None  # x1 * cos + x2 * sin, x2 * cos + x1 * sin: a sign is missing, so a pair is not orthogonal
     return Amplitude(1.0, decay)
 
 
 def _lengths(after: Tensor, before: Tensor) -> Tensor:
-    """Of the vectors that `before` has along its last axis, whatever became of that."""
+    """Returns the lengths of the vectors along `before`'s last axis, which the effect may have reshaped."""
     lead = before.shape[:-1]
     while lead[-1:] == (1,):
         lead = lead[:-1]
@@ -142,7 +143,7 @@ def _lengths(after: Tensor, before: Tensor) -> Tensor:
 
 
 def _even(squares: Tensor, eps: float) -> Amplitude | None:
-    """One amplitude where all squared lengths are equal but for rounding, else a decay."""
+    """Returns one amplitude if all squared lengths are equal up to rounding, else a decay."""
     low, high = (math.sqrt(float(v)) for v in torch.aminmax(squares))
     mean = math.sqrt(float(squares.mean()))
     if high - low <= (_PURE + 8 * eps) * mean:
@@ -151,12 +152,12 @@ def _even(squares: Tensor, eps: float) -> Amplitude | None:
 
 
 def _made_up(part: Part) -> dict[Node, Tensor]:
-    """Tables without values, as cosines and sines of an eighth of a turn, times what they were multiplied by.
+    """Returns values for tables without values: cos and sin of an eighth of a turn, times the table's factor.
 
-    With those all ways to write a rotation are one: the cosine is the sine.
+    There cos equals sin, so it does not matter which of the two a table holds.
 
     Raises:
-        RuntimeError: what they were multiplied by is not known either.
+        RuntimeError: the factor of a table is unknown.
     """
     made: dict[Node, Tensor] = {}
     for node in part.order:
@@ -172,7 +173,7 @@ def _made_up(part: Part) -> dict[Node, Tensor]:
 
 
 def _scale_of_table(node: Node) -> float | None:
-    """The numbers that a table without values was multiplied by; None where one of them is not known."""
+    """Returns the product of the numbers on a table without values, or None if any number is unknown."""
     scale = 1.0
     while node.op in ops.PASSING | {"mul", "cat", "stack", "table"}:
         parent = node.main()
@@ -189,7 +190,7 @@ def _scale_of_table(node: Node) -> float | None:
 
 
 def _length(node: Node) -> float | None:
-    """The distance from 0 that points were made with."""
+    """Returns the absolute value that `torch.polar(abs, angle)` was called with, or None if it is not one number."""
     if node.op.startswith("ones") or node.op == "new_ones":
         return 1.0
     if node.op == "full_like":
@@ -202,9 +203,9 @@ def _length(node: Node) -> float | None:
 
 
 def turned_by_matrix(node: Node, where: str, follow: Follow) -> Side | None:
-    """The side of a product with rotation matrices, 2 x 2 for each pair or one for all; None where they are none."""
+    """Returns the side of a product with rotation matrices, 2 x 2 for each pair or one for all; None for others."""
     vector, table, values = node.branches[0][0], node.args[0], node.operands[0]
-    several = math.prod(table.shape[:-2]) > 1
+    several = math.prod(table.shape[:-2]) > 1  # R[i] @ q[i]: a matrix for each position or pair, not one projection
     known = evaluate(table) if values.is_meta else values.detach()
     if known is None and not holds_angles(table.args[0] if table.op == "table" else table):
         before = follow(vector, where)
@@ -222,7 +223,7 @@ def turned_by_matrix(node: Node, where: str, follow: Follow) -> Side | None:
 
 
 def _size(matrices: Tensor) -> float | None:
-    """How long the matrices make a vector; None where they are no rotations: R^T R is no multiple of the identity."""
+    """Returns the factor of R on a vector's length, R^T R = factor^2 * I, or None if the matrices are no rotations."""
     flat = matrices.reshape(-1, *matrices.shape[-2:]).double()
     if not flat.numel():
         return None
@@ -237,9 +238,9 @@ def _size(matrices: Tensor) -> float | None:
 
 
 def paired(query: Side, key: Side) -> tuple[Side, Side]:
-    """Both sides; their decays, by a power of the position on q and its inverse on k, must cancel where i = j (xPos).
+    """Returns both sides after a check that their decays cancel where i = j.
 
-    Sun et al. 2022, arXiv:2212.10554.
+    xPos multiplies q by a power of the position and k by its inverse (Sun et al. 2022, arXiv:2212.10554).
     """
     if query.decay is None and key.decay is None:
         return query, key
@@ -255,7 +256,10 @@ def paired(query: Side, key: Side) -> tuple[Side, Side]:
 
 
 def _by_row(side: Side, where: str) -> Side:
-    """A decay that nothing cancels is a factor of each row, where it is one number for all channels."""
+    """Returns the side with its decay as a factor of each row, if the decay is one number for all channels.
+
+    Called if the other side has no decay that could cancel it.
+    """
     if side.decay is None or side.decay.shape[-1] != 1:
         return side
     stages = [replace(stage, name="rope") if stage.name == "xpos" else stage for stage in side.stages]
@@ -273,7 +277,7 @@ def _product(query: Tensor, key: Tensor) -> Tensor | None:
 
 
 def repeats(node: Node) -> int:
-    """How many times a view holds each number of what it views; 0 where it is no repeat."""
+    """Returns how many times a view repeats each number of its source, or 0 if it is no repeat."""
     main = node.main()
     before, after = 0 if main is None else math.prod(main.shape), math.prod(node.shape)
     repeated = node.op in REPEATS and before and after > before and after % before == 0
@@ -281,7 +285,7 @@ def repeats(node: Node) -> int:
 
 
 def turned(side: Side, amplitude: Amplitude, where: str) -> Side:
-    """The side after a rotation; one whose table is no pure one multiplies by its amplitude."""
+    """Returns the side after a rotation; a table whose amplitude is not 1 adds a factor."""
     side = side.then(Stage(where, "rope"), rope=True)
     if amplitude.decay is not None:
         side = decayed(side, amplitude.decay, where)
@@ -291,7 +295,7 @@ def turned(side: Side, amplitude: Amplitude, where: str) -> Side:
 
 
 def decayed(side: Side, by: Tensor, where: str) -> Side:
-    """The side after a multiplication by one number, or more, for each position; on a rotation it is xPos."""
+    """Returns the side after a product with one or more numbers per position; right after a rotation it is xPos."""
     decay = by if side.decay is None else side.decay * by
     if side.stages[-1].name == "rope":
         return replace(side, stages=(*side.stages[:-1], Stage(where, "xpos")), decay=decay)
@@ -299,7 +303,7 @@ def decayed(side: Side, by: Tensor, where: str) -> Side:
 
 
 def in_shape(basis: Tensor | None, node: Node) -> Tensor | None:
-    """Values in the shape of their rotated selves; the order of the channels does not matter, q's and k's are alike."""
+    """Returns values in the shape of the rotated vector; the channels' order is free, as q and k share it."""
     if basis is None or tuple(basis.shape) == node.shape:
         return basis
     if basis.is_complex() and node.op != "complex":

@@ -1,4 +1,4 @@
-"""One side of the product, q or k, as it was read back to its projection."""
+"""One side of the product, q or k, read back to its projection."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Side:
     """One side of the product, read back to its projection.
 
     Attributes:
-        basis: the projection's (or the normalised) values in the operand's layout; None where they are not known.
-        root: where the lineage starts; None when several roots were put together.
+        basis: values of the projection (or of the last norm) in the operand's layout; None if they are unknown.
+        root: the node where the lineage starts; None if several roots were joined.
         stages: every step, in order.
-        factors: multiplications on the way, nearest to the projection first.
-        norm: normalisation after the projection.
-        norm_gain: a gain for each channel followed it.
-        normed: how many features it ran over.
-        rope: a rotation was applied, after a normalisation if there is one.
-        decay: factors that differ from position to position, which cancel those of the other side where i = j.
-        growth: how many times each head was repeated (GQA).
-        pads: zeros that were added: along which axis, counted from the end, and how many.
+        factors: factors on the side, nearest to the projection first.
+        norm: kind of the normalisation after the projection ("l2", "rms", ...); None if there is none.
+        norm_gain: the norm has a gain for each channel.
+        normed: number of features that the norm runs over.
+        rope: a rotation was applied, after the norm if there is one.
+        decay: factors that differ by position (xPos); the other side's decay cancels them where i = j.
+        growth: number of times that each head was repeated (GQA).
+        pads: (axis, count) of zeros added along an axis; the axis is negative.
         unknown: operations that could not be followed.
         folded_heads: features that the last reshape before the product split into heads.
     """
@@ -52,11 +52,11 @@ class Side:
     folded_heads: int | None = None
 
     def then(self, *stages: Stage, **changes: Any) -> Side:
-        """The side after further stages, with some of its attributes changed."""
+        """Returns the side with further stages and changed attributes."""
         return replace(self, stages=(*self.stages, *stages), **changes)
 
     def written_at(self, node: Node) -> Side:
-        """The side, what the operation of `node` added to it with the place where that is written."""
+        """Returns the side, with the source line of `node` on the stages and factors that have none yet."""
         nowhere = [stage for stage in self.stages if stage.at is None and stage.name != "input"]
         if node.place is None or not (nowhere or any(factor.at is None for factor in self.factors)):
             return self
@@ -66,45 +66,45 @@ class Side:
         return replace(self, stages=stages, factors=factors)
 
     def lost(self, where: str, operation: str, name: str | None = None, **changes: Any) -> Side:
-        """The side after an operation that could not be followed."""
+        """Returns the side after an operation that could not be followed."""
         return self.then(Stage(where, "unknown", operation), unknown=(*self.unknown, name or operation), **changes)
 
     @property
     def moves(self) -> bool:
-        """Whether what happened to a row depends on its position: q.k tells the scale where i = j alone."""
+        """Whether the steps on a row depend on its position; q.k then shows the scale only where i = j."""
         return self.rope or self.decay is not None
 
     @property
     def turned(self) -> bool:
-        """Whether it was rotated, be it before a normalisation."""
+        """Whether it was rotated, before or after a normalisation."""
         return any(stage.name in TURNS for stage in self.stages)
 
     def times(self, factor: Factor, *stages: Stage) -> Side:
-        """The side after a multiplication."""
+        """Returns the side after a multiplication."""
         return self.then(*stages, factors=(*self.factors, factor))
 
     @property
     def start(self) -> Root:
-        """What is known of where the lineage starts."""
+        """Facts about the root; the defaults of `Root` if there is none."""
         return Root() if self.root is None or self.root.root is None else self.root.root
 
     @property
     def padding(self) -> int:
-        """Zero columns added to the head dimension, which is the last."""
+        """Number of zero columns added to the head dimension (the last axis)."""
         return sum(count for axis, count in self.pads if axis == -1)
 
     def transposed(self) -> Side:
-        """The side of a right operand, which has its features before its rows, with the features last in `pads`."""
+        """Returns the side of a right operand (..., E, S) with its `pads` renamed as if it were (..., S, E)."""
         return replace(self, pads=tuple(({-1: -2, -2: -1}.get(axis, axis), count) for axis, count in self.pads))
 
     @property
     def gathered(self) -> bool:
-        """Whether its rows were picked by indices computed from the data, so that their order is not known."""
+        """Whether its rows were picked by indices computed from the data; their order is then unknown."""
         return any(stage.name == "gather" and stage.detail == BY_DATA for stage in self.stages)
 
     @property
     def factor(self) -> float:
-        """Product of the factors; NaN where one is not known."""
+        """Product of the factors; NaN if any factor is unknown."""
         return math.prod(math.nan if f.value is None else f.value for f in self.factors)
 
 

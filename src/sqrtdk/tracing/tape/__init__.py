@@ -1,1 +1,1 @@
-"""The tape: every operation that ran, as a graph of nodes, each linked to what its tensor was made from."""
+"""The tape: a graph of every operation that ran, in which each tensor's node links to the nodes it was made from."""

@@ -1,4 +1,4 @@
-"""Walks over the tape: views, what dominates what, and the values that only the tape holds (constants, writes)."""
+"""Walks over the tape: replays views, finds dominators, and computes values that only the tape holds (constants)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from sqrtdk.tracing.tape.node import Node, back
 
 
 def replay(node: Node, value: Tensor) -> Tensor:
-    """Apply the view that `node` is to `value`, which has the shape of the node's parent.
+    """Returns `value`, which has the shape of the node's parent, after the view of `node`.
 
     Raises:
         RuntimeError: an index has no data, or the operation does not take the value.
     """
     if not value.is_meta and any(operand.is_meta for operand in node.operands.values()):
-        raise RuntimeError("an index without data")  # torch would give any numbers
+        raise RuntimeError("an index without data")  # torch would return arbitrary numbers
     if node.op in ops.RESHAPES:
         return value.reshape(node.shape)
-    if node.op == "as_strided":  # its strides are those of a tensor without gaps, or there is no telling
+    if node.op == "as_strided":  # assumes that the model's tensor was contiguous: its strides are not on the tape
         value = value.contiguous()
     if node.op == "view_as_complex" and value.dtype in (torch.bfloat16, torch.float16):
-        value = value.float()  # as the model's own, whose cast moved nothing and is passed over
+        value = value.float()  # view_as_complex needs float32; the model's own cast is not replayed
     main = node.main()
     args = [
         [node.operands.get((i, j), item) for j, item in enumerate(arg)]
@@ -40,23 +40,23 @@ def replay(node: Node, value: Tensor) -> Tensor:
 
 
 def replay_all(views: Iterable[Node], value: Tensor) -> Tensor:
-    """Apply one view after the other."""
+    """Returns `value` after all views, in order."""
     for view in views:
         value = replay(view, value)
     return value
 
 
 def numbered(shape: tuple[int, ...], axis: int) -> Tensor:
-    """0, 1, 2 ... along an axis, spread over the shape."""
+    """Returns 0, 1, 2 ... along an axis, expanded to the shape."""
     line = torch.arange(shape[axis], device="cpu")
     return line.view([-1 if d == axis else 1 for d in range(len(shape))]).expand(shape)
 
 
 def dominator(node: Node) -> tuple[Node | None, list[Node]]:
-    """The nearest node that every activation path from `node` passes through, and the nodes in between.
+    """Returns the nearest node that every activation path from `node` passes through, and the nodes in between.
 
-    Nodes are numbered in the order of creation, so always taking the youngest of the frontier visits children
-    before parents; when the frontier is a single node, every path has met in it.
+    Serial numbers follow the order of creation, so taking the youngest node of the frontier visits children before
+    parents. Once the frontier is a single node, all paths have met in it.
     """
     frontier = {p for p in node.parents() if p.act}
     between = [node]
@@ -73,7 +73,7 @@ def dominator(node: Node) -> tuple[Node | None, list[Node]]:
 
 
 def ancestors(node: Node, *, closed: frozenset[str] = frozenset()) -> Iterator[Node]:
-    """The node and all that it was made from, each once, depth first; not what went into operations of `closed`."""
+    """Yields the node and all its ancestors once, depth first; the walk stops at operations of `closed`."""
     queue, known = [node], set[Node]()
     while queue:
         current = queue.pop()
@@ -85,31 +85,31 @@ def ancestors(node: Node, *, closed: frozenset[str] = frozenset()) -> Iterator[N
 
 
 def decided_by(node: Node, lineage: Node) -> bool:
-    """Whether a constant operand is none: it is a condition on q, k or logits, or made of one.
+    """Whether a constant operand depends on q, k or logits after all, through a condition.
 
-    torch.where(q > -8, q, 2 * q + 8)
+    In `torch.where(q > -8, q, 2 * q + 8)` the mask `q > -8` carries no activation but decides by q.
     """
     made_of = (before for before in ancestors(node, closed=ops.CREATIONS) if before.act)
     return not node.act and any(_starts(a) & lineage.roots or a.products & lineage.products for a in made_of)
 
 
 def _starts(node: Node) -> frozenset[Node]:
-    """The roots that it descends from, those behind products of q and k too."""
+    """Returns the roots that the node descends from, including those behind products of q and k."""
     return node.roots.union(*(arg.roots for product in node.products for arg in product.parents()))
 
 
 def is_learned(node: Node) -> bool:
-    """Whether a parameter is among what it was made from."""
+    """Whether a parameter is among the node's ancestors."""
     return any(leaf.op == "parameter" or leaf.learned for leaf in ancestors(node))
 
 
 def capacity(node: Node) -> int:
-    """How many numbers a tensor can hold that differ: those of the smallest among the views that lead to it."""
+    """Returns how many different numbers a tensor can hold: the size of the smallest view that leads to it."""
     return min(math.prod(view.shape) for view in back(node))
 
 
 def alias(tensor: Tensor) -> Tensor:
-    """Another tensor object on the same storage: holding it does not keep the graph's key alive."""
+    """Returns another tensor object on the same storage; holding it does not keep the graph's weak key alive."""
     with torch.no_grad():
         return tensor.detach()
 
@@ -117,23 +117,23 @@ def alias(tensor: Tensor) -> Tensor:
 # -- constants without data, and tensors that were written part by part ------------------------------------------------
 
 
-LARGEST = 2**22  # elements of one tensor
-_SHAPED = frozenset({"zeros_like", "ones_like", "full_like"})  # of an activation they take the shape alone
-_NEW = frozenset({"new_full", "new_zeros", "new_ones"})  # and these not even that
-_DEEPEST = 200  # operations between a tensor and its numbers
+LARGEST = 2**22  # elements of a constant that is computed again
+_SHAPED = frozenset({"zeros_like", "ones_like", "full_like"})  # use only the shape of an activation
+_NEW = frozenset({"new_full", "new_zeros", "new_ones"})  # use nothing but its dtype and device
+_DEEPEST = 200  # operations behind a constant; the recursion must not exhaust Python's stack
 
 
 def evaluate(node: Node) -> Tensor | None:
-    """The values of a tensor that depends on no input and no parameter (a causal mask); None for any other."""
+    """Returns the values of a tensor that depends on no input or parameter (a causal mask), or None for any other."""
     try:
         with torch.no_grad():
             return _value(node, {}, 0)
-    except Exception:  # it is no constant, or an operation has no CPU kernel for what it was given
+    except Exception:  # not a constant, or an operation has no CPU kernel for its arguments
         return None
 
 
 def _value(node: Node, known: dict[int, Tensor], depth: int) -> Tensor:
-    """As `evaluate`, with the values that are known by serial number; raises for what is no constant."""
+    """Returns the values as `evaluate` does, with known values by serial number; raises if it is no constant."""
     if node.serial not in known:
         if node.external or node.act or node.op in ops.RANDOM or depth > _DEEPEST or math.prod(node.shape) > LARGEST:
             raise LookupError(node.op)
@@ -158,7 +158,7 @@ def _computed(node: Node, known: dict[int, Tensor], depth: int) -> Tensor:
 
 
 def _argument(arg: Any, node: Node, known: dict[int, Tensor], depth: int) -> Any:
-    """An argument of an operation, with values in place of nodes."""
+    """Returns an argument of an operation with values in place of nodes."""
     if isinstance(arg, (list, tuple)):
         return [_argument(item, node, known, depth) for item in arg]
     if not isinstance(arg, Node):
@@ -172,7 +172,7 @@ def _argument(arg: Any, node: Node, known: dict[int, Tensor], depth: int) -> Any
 
 
 def written(node: Node) -> tuple[Node, tuple[Node, ...]]:
-    """What a tensor was before it was written to, and the writes, the first one first."""
+    """Returns the node of a tensor before it was written to, and the writes, oldest first."""
     writes: tuple[Node, ...] = ()
     while node.op == "overwrite":
         node, new = node.args
@@ -181,13 +181,13 @@ def written(node: Node) -> tuple[Node, tuple[Node, ...]]:
 
 
 def block(write: Node) -> Node | None:
-    """The logits that a write copied; None for any other write."""
+    """Returns the logits that a write copied (`z[..., :8] = q @ k.mT`), or None for any other write."""
     source = write.args[1] if write.op == "copy" and len(write.args) > 1 else None
     return source if isinstance(source, Node) and source.products else None
 
 
 def part(write: Node, whole: Tensor) -> Tensor:
-    """The view of `whole` that was written to."""
+    """Returns the view of `whole` that was written to."""
     path: list[Node] = []
     view = write.args[0]
     while view.shape != whole.shape and view.op in ops.VIEWS:
@@ -197,7 +197,7 @@ def part(write: Node, whole: Tensor) -> Tensor:
 
 
 def box(write: Node, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Where a block that was written begins on each axis of the whole; None where it is no slice, or has gaps."""
+    """Returns where a written block begins on each axis of the whole, or None if it is no slice or has gaps."""
     starts = []
     for dim in range(len(shape)):
         places = part(write, numbered(shape, dim))
@@ -209,10 +209,10 @@ def box(write: Node, shape: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def spread(node: Node, value: Tensor) -> Tensor:
-    """The whole of which `value` is the first block of logits written to it; elsewhere its nearest entry.
+    """Returns `value`, the first block of logits written to `node`, extended to the node's shape by its edge entries.
 
     Raises:
-        RuntimeError: the block is no box.
+        RuntimeError: the block is no slice, or has gaps.
     """
     starts = box(next(write for write in written(node)[1] if block(write) is not None), node.shape)
     if starts is None or value.dim() != len(starts):

@@ -1,8 +1,8 @@
-"""A node of the tape, one for every tensor, and what it can be marked as: a root, a product, weights, and so on.
+"""A node of the tape, one for every tensor, and its marks: root, product, weights, partial sum, and so on.
 
-A node holds a tensor only where a later reading needs one: at roots (projections, inputs, sums of two branches) and at
-normalised q and k an alias of the values, elsewhere aliases of what they met (masks, biases, factors, tables). Nodes
-live as long as a tensor that descends from them, and roots cut the chain, so a trace holds about one block's
+A node holds a tensor only if a later reading needs it: an alias of the values at roots (projections, inputs, sums of
+two branches) and at normalised q and k, and elsewhere aliases of the other operands (masks, biases, factors, tables).
+Nodes live as long as a tensor that descends from them, and roots cut the chain, so a trace holds about one block's
 activations.
 """
 
@@ -22,42 +22,42 @@ from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.places import Place
 
 _SERIAL = count()
-EXTREMES = frozenset({"amax", "max", "logsumexp"})  # of a row of logits: the softmax does not see it
-_EQUAL = 1e-3  # a factor this near to 1 changes no weight
+EXTREMES = frozenset({"amax", "max", "logsumexp"})  # z - max(z): taken off a row, they do not change its softmax
+_EQUAL = 1e-3  # a factor this near to 1 counts as 1
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What the weights of a softmax went through."""
+    """The steps on the weights of a softmax since it ran."""
 
-    remasked: bool = False  # keys were hidden by zeros
-    renormalised: bool = False  # and the rest was then divided by its sum
+    remasked: bool = False  # a mask set weights to 0: w * mask
+    renormalised: bool = False  # the remasked weights were divided by their sum
     thinned: bool = False  # weights were set to 0 by their own size (top-k)
-    changes: tuple[str, ...] = ()  # names of other operations that changed them
-    stages: tuple[Stage, ...] = ()  # what is known of the rest: mixed over the heads, combined with others, joined
-    combined: bool = False  # weights of another softmax, or another tensor, joined them: the rows are no more its own
-    gain: float = 1.0  # product of the numbers that all of them were multiplied by; NaN where one is not known
-    gained_by: tuple[str, ...] = ()  # the operations that did so
+    changes: tuple[str, ...] = ()  # names of other operations that changed the weights
+    stages: tuple[Stage, ...] = ()  # known steps: mixed over the heads, combined with other weights, joined
+    combined: bool = False  # weights of another softmax, or another tensor, joined: the rows need not sum to 1
+    gain: float = 1.0  # product of the numbers that multiply all weights; NaN if one is unknown
+    gained_by: tuple[str, ...] = ()  # the operations of `gain`
 
     def then(self, name: str, detail: str) -> Carried:
-        """The weights after a step that is known, told once."""
+        """Returns the weights after a known step; the same step is listed only once."""
         stage = Stage("weights", name, detail)
         return self if stage in self.stages else replace(self, stages=(*self.stages, stage))
 
     def changed(self, operation: str) -> Carried:
-        """The weights after an operation that could not be followed."""
+        """Returns the weights after an operation that could not be followed."""
         return replace(self, changes=(*self.changes, operation))
 
     def times(self, factor: float, operation: str) -> Carried:
-        """The weights after a multiplication of all of them."""
+        """Returns the weights after all of them were multiplied by `factor`."""
         return replace(self, gain=self.gain * factor, gained_by=(*self.gained_by, operation))
 
     def over_sum(self) -> Carried:
-        """The weights after the division by their sum."""
+        """Returns the weights after the division by their sum."""
         return replace(self, renormalised=self.remasked or self.combined, gain=1.0, gained_by=())
 
     def beside(self, other: Carried, detail: str) -> Carried:
-        """The weights joined by those of another softmax, which went through `other`."""
+        """Returns the weights combined with those of another softmax, whose steps are `other`."""
         return replace(
             self,
             remasked=self.remasked or other.remasked,
@@ -68,60 +68,60 @@ class Carried:
         )
 
     def joined(self, detail: str) -> Carried:
-        """The weights joined by a tensor that is no softmax: their rows are no longer its own."""
+        """Returns the weights joined by a tensor that is no softmax; their rows need no longer sum to 1."""
         return replace(self.then("joined", detail), combined=True)
 
     def settled(self) -> Carried:
-        """The weights as they meet the values: a gain other than 1 is a change, unless it is a share in a sum."""
+        """Returns the weights at the value product: a gain other than 1 is a change, unless it is a share of a sum."""
         known = self.combined or abs(self.gain - 1) <= _EQUAL
         return replace(self, gain=1.0, gained_by=(), changes=(*self.changes, *(() if known else self.gained_by)))
 
 
 @dataclass(slots=True)
 class SoftmaxEntry:
-    """A softmax that has run, for the list of those that turn out to be no attention."""
+    """A softmax that has run, for the report of softmaxes that are no attention."""
 
     site: str
     shape: tuple[int, ...]
-    reason: str  # why it is no attention, unless it turns out to be one
+    reason: str  # why it is no attention; ignored if `attention` becomes True
     attention: bool = False
     place: Place | None = None
-    lost: bool = False  # its weights met something else, and were not followed further
-    lost_at: Place | None = None  # where
-    formula: str | None = None  # as far as it was seen
-    told: bool = False  # nothing more can be said of it
-    record: int | None = None  # number of its record, among those of the trace
+    lost: bool = False  # its weights entered an operation that is not followed
+    lost_at: Place | None = None  # place of that operation
+    formula: str | None = None  # the formula as far as it was read
+    told: bool = False  # it is reported, and nothing can be added
+    record: int | None = None  # index of its record in the trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EdgeGroups:
     """A softmax over the edges of each node."""
 
-    axis: int  # of the edges
-    nodes: int  # how many there are
-    index: Tensor | None = None  # the node of each edge; None where it is not known
+    axis: int  # the axis of the edges
+    nodes: int  # number of nodes
+    index: Tensor | None = None  # the node of each edge; None if it is unknown
 
 
 @dataclass(eq=False)
 class Weighing:
     """A softmax that has run; it becomes an attention when its weights reach a value product."""
 
-    node: Node  # of the logits
-    logits: Tensor  # what entered it
-    weights: Tensor  # what left it
+    node: Node  # node of the logits
+    logits: Tensor  # input of the softmax
+    weights: Tensor  # output of the softmax
     dim: int
     op: str
     entry: SoftmaxEntry
     flex: bool
-    stored: torch.dtype  # of the product's result, before an upcast for the softmax
+    stored: torch.dtype  # dtype of the product's result, before an upcast for the softmax
     dropout: float = 0.0
-    sinks: bool = False  # its denominator has more than the keys
-    carried: Carried = field(default_factory=Carried)  # what the weights went through until the value product
-    met: Tensor | None = None  # the weights that met the values, (..., L, S), where a mixing may have shown hidden keys
-    used: Tensor | None = None  # the weights that met the values, (..., L, S), where the trace keeps them
-    fault: str | None = None  # the value product sums over another axis than the softmax's
+    sinks: bool = False  # the denominator has more terms than the keys
+    carried: Carried = field(default_factory=Carried)  # the steps on the weights up to the value product
+    met: Tensor | None = None  # weights at the value product, (..., L, S), if a mixing may have shown hidden keys
+    used: Tensor | None = None  # weights at the value product, (..., L, S), if the trace keeps values
+    fault: str | None = None  # why it is wrong: the value product sums over another axis than the softmax
     edges: EdgeGroups | None = None  # it runs over the edges of a graph, by scattered sums
-    ended: Callable[[Weighing], None] | None = None  # is told when the last of its weights is gone
+    ended: Callable[[Weighing], None] | None = None  # called when the last of its weights is gone
 
     def __del__(self) -> None:
         if self.ended is not None:
@@ -130,44 +130,44 @@ class Weighing:
 
 @dataclass(eq=False)
 class Exponential:
-    """exp(z - m) of logits that has met values; a part of a softmax, once the sum of its like divides what came out."""
+    """exp(z - m) of logits that multiplies values; one block of a softmax, once the sum of all blocks divides it."""
 
-    node: Node  # of z
-    way: tuple[Node, ...]  # from the exp to what met the values, innermost first
-    logits: Tensor | None  # what entered the exp; None where that is too much to hold, or is held no more
-    power: Tensor | None  # what left it, where it was written over the logits; then they are its logarithm
-    offset: Tensor | None  # m; None where nothing was taken off
-    maximum: int | None  # number of m's node, where it is of the data
-    value: Tensor  # that it met, (..., Sv, Ev)
-    shape: tuple[int, ...]  # of z
-    dim: int  # its axis of the keys
-    base: float  # of the power, e or 2
-    stored: torch.dtype  # of the product's result
-    entry: SoftmaxEntry  # for the list of what was not read
-    number: int  # in the order of running
+    node: Node  # node of z
+    way: tuple[Node, ...]  # nodes from the exp to the value product, innermost first
+    logits: Tensor | None  # input of the exp; None if it is too large to hold, or released
+    power: Tensor | None  # output of the exp, if `exp_` overwrote the logits: they are then its logarithm
+    offset: Tensor | None  # m; None if nothing is subtracted
+    maximum: int | None  # serial number of m's node, if m is computed from the data
+    value: Tensor  # the values that it multiplies, (..., Sv, Ev)
+    shape: tuple[int, ...]  # shape of z
+    dim: int  # the axis of the keys
+    base: float  # base of the power, e or 2
+    stored: torch.dtype  # dtype of the product's result
+    entry: SoftmaxEntry  # for the report if it is not read
+    number: int  # rank in the order of running
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finished:
-    """An attention that is read, to some of the keys: what came out may yet be merged with that of the others."""
+    """A finished attention to some of the keys, whose output may be merged with that of other keys (by logsumexp)."""
 
     entry: SoftmaxEntry
-    number: int  # in the order of running
-    sides: tuple[object, object]  # of its product; equal where blocks have the same queries, or the same keys
+    number: int  # rank in the order of running
+    sides: tuple[object, object]  # identities of q and k; equal for blocks with the same queries, or the same keys
 
 
 @dataclass(slots=True, eq=False)
 class Online:
-    """Parts that belong to one attention or more, and what came out of them so far, divided by their sums."""
+    """The parts of one or more attentions, and their output so far, divided by the sums."""
 
     parts: list[Exponential | Finished]
     output: Tensor
-    loose: bool = False  # sums under unlike maxima were added as they were
+    loose: bool = False  # sums under different maxima were added without rescaling
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Multiplied:
-    """The operands of a projection, where a trace keeps them: input (N, D) @ weight (D, F) + bias (F)."""
+    """The operands of a projection, if the trace keeps them: input (N, D) @ weight (D, F) + bias (F)."""
 
     input: Tensor
     weight: Tensor
@@ -178,39 +178,39 @@ class Multiplied:
 class Root:
     """Where a lineage starts."""
 
-    source: int | None = None  # serial number of what a projection read; two projections of one tensor share it
-    # Serial numbers of that tensor and of what it was projected from, up to the nearest sum of branches.
+    source: int | None = None  # serial number of the projection's input; two projections of one tensor share it
+    # Serial numbers of that input and of its own sources, up to the nearest sum of branches.
     lineage: frozenset[int] = frozenset()
-    width: int | None = None  # features that a projection contracted over
-    features: int = -1  # the axis of the result along which its features lie: -2 of W x
-    additive: bool = False  # it is an additive score, v . tanh(q + k)
-    # It projects pairs of rows of two activations, or a curve over them: all pairs, or a single row with all others.
+    width: int | None = None  # number of features that the projection sums over
+    features: int = -1  # the axis of the result's features: -2 for `W @ x`
+    additive: bool = False  # the root is an additive score, v . tanh(q + k)
+    # True: it projects all pairs of rows of two activations, or a curve over them. False: pairs with a single row.
     paired: bool | None = None
-    gathered_by: int | None = None  # serial number of the list by which the rows that a projection read were gathered
-    projects: bool = False  # a library's own operation projected, or what one gave became floating-point again
-    inverse: bool = False  # it is a product of weights with themselves, a step to their inverse (Nystroem)
-    pooled: SoftmaxEntry | None = None  # the softmax whose weights met values here
-    logits: Node | None = None  # what it was made from, where those were logits: a step that is not followed
-    matrices: int = 1  # how many projected, one a head: entry n of a stack of them was projected by n % matrices
-    part: bool = False  # a rank's part of a weight projected
-    multiplied: Multiplied | None = None  # what was, where the trace keeps it
+    gathered_by: int | None = None  # serial number of the index that gathered the projection's input rows: x[target]
+    projects: bool = False  # a library's operation is the projection, or its result was dequantised
+    inverse: bool = False  # a product of weights with themselves, a step to their inverse (Nystroem)
+    pooled: SoftmaxEntry | None = None  # the softmax whose weights multiply values here
+    logits: Node | None = None  # the logits behind the root, if it came from logits by an unknown step
+    matrices: int = 1  # number of projection matrices, one per head: entry n is projected by matrix n % matrices
+    part: bool = False  # the projection uses one rank's shard of a weight
+    multiplied: Multiplied | None = None  # the projection's operands, if the trace keeps them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """What queries and keys came to."""
+    """A score of queries and keys: a product or a distance."""
 
-    dtype: torch.dtype  # in which it was stored
-    largest: Tensor | None  # the largest |q . k|, where it was measured
-    distance: int | None = None  # it is |q - k| to this power, 1 or 2; None where it is q . k
+    dtype: torch.dtype  # dtype in which it is stored
+    largest: Tensor | None  # the largest |q . k|, if it was measured
+    distance: int | None = None  # power of |q - k|, 1 or 2; None for q . k
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """Two activations, rows of one of which met rows of the other, without the views that spread them for that.
+    """Two activations whose rows are combined element by element, before the views that broadcast them.
 
-    `both` where each has an axis that the other has not, or their rows were gathered by two lists: every row of one met
-    rows of the other.
+    `both` is True if each has an axis that the other lacks, or if two lists gathered their rows: every row of one is
+    then combined with rows of the other.
     """
 
     left: Node
@@ -220,59 +220,59 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """Weights of a softmax, and what they went through since."""
+    """Weights of a softmax, and the steps on them since."""
 
     weighing: Weighing
     carried: Carried = field(default_factory=Carried)
-    weighted: bool = False  # they were multiplied with values, by broadcasting, and not summed yet
+    weighted: bool = False  # multiplied with values by broadcasting, not summed yet: w[..., None] * v
     values: Tensor | None = None  # those values
-    beside: tuple[Weighing, ...] = ()  # other softmaxes whose weights were combined with them
+    beside: tuple[Weighing, ...] = ()  # other softmaxes whose weights are combined with these
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partial:
-    """A sum of exponentials times values, as attention by blocks of keys keeps it, or what came out of attentions."""
+    """A running sum of exponentials times values (attention by blocks of keys), or merged outputs of attentions."""
 
-    parts: frozenset[Exponential | Finished]  # those in it
-    open: frozenset[Exponential | Finished]  # those that were not divided by their sum yet
-    scaled: bool = False  # it was multiplied by a number of the rows since it was last added to
-    loose: bool = False  # sums under unlike maxima were added, and neither was brought to the other's
-    weighed: bool = False  # it was multiplied by a share of a sum of exponentials since
+    parts: frozenset[Exponential | Finished]  # the parts that were added up
+    open: frozenset[Exponential | Finished]  # the parts not yet divided by their sum
+    scaled: bool = False  # multiplied by one number per row since the last addition: o * exp(m_old - m_new)
+    loose: bool = False  # sums under different maxima were added without rescaling either
+    weighed: bool = False  # multiplied by a share of a sum of exponentials: o * exp(lse_1 - lse)
 
 
 @dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
 class Node:
-    """What one tensor is, seen from the softmax that may come later."""
+    """The record of one tensor: its operation, its operands, and its role for a softmax that may follow."""
 
     op: str  # operator without namespace and overload, "input", "parameter", "buffer", "constant" or "overwrite"
     shape: tuple[int, ...]
     _: KW_ONLY
     func: Any = None  # the operator, to replay views; None for leaves
-    args: tuple[Any, ...] = ()  # tensors replaced by their nodes; empty at roots: the chain is cut there
-    kwargs: dict[str, Any] = field(default_factory=dict)  # those that are no tensors
-    out: int | None = None  # which of several outputs this is
+    args: tuple[Any, ...] = ()  # arguments, with nodes in place of tensors; empty at roots, which cut the chain
+    kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments that are no tensors
+    out: int | None = None  # index among several outputs
     act: bool = False  # descends from the model's activations
     external: bool = False  # made from integers that came from outside (token ids)
-    site: str = ""  # module path where it was made
-    label: str = ""  # name of a parameter, or of the one that a projection used
+    site: str = ""  # path of the module that ran
+    label: str = ""  # name of the parameter, or of the parameter that a projection used
     root: Root | None = None  # set where a lineage starts
-    place: Place | None = None  # where in the code; None for leaves
-    serial: int = field(init=False, default_factory=_SERIAL.__next__)  # in the order of creation
-    learned: bool = False  # made from parameters alone; for a product, one of its sides is
+    place: Place | None = None  # source line; None for leaves
+    serial: int = field(init=False, default_factory=_SERIAL.__next__)  # rank in the order of creation
+    learned: bool = False  # made from parameters alone; for a product: one of its sides is
 
-    # Rows of two activations met element by element, spread over one another; `summed` where such pairs were summed: a
-    # product of queries and keys, should it enter a softmax.
+    # `pairs`: rows of two activations combined element by element, q[:, None] * k[None]. `summed`: a sum over the
+    # features of such pairs, which becomes a product of queries and keys once it enters a softmax.
     pairs: Pairs | None = None
     summed: Product | None = None
-    product: Product | None = None  # queries met keys
-    weights: Weights | None = None  # it carries the weights of a softmax
-    partial: Partial | None = None  # it carries a sum of exponentials times values
+    product: Product | None = None  # set if the node is a product of queries and keys
+    weights: Weights | None = None  # set if it carries the weights of a softmax
+    partial: Partial | None = None  # set if it carries a sum of exponentials times values
 
-    # Aliases of the values, where they are kept, and of the operation's other tensors, by position and place in a list.
+    # Aliases of the values, if they are kept, and of the other operands by position (and index in a list argument).
     value: Tensor | None = None
     operands: dict[int | tuple[int, int], Tensor] = field(default_factory=dict)
-    terms: int = 0  # content-dependent products with a constant that are summed here
-    # What a root sums, each with a factor; it is followed where no projection reads the sum.
+    terms: int = 0  # number of content-dependent products with a constant that are summed here
+    # The summands of a root with their factors; readers follow them unless a projection reads the sum.
     branches: tuple[tuple[Node, float], ...] = ()
     _roots: frozenset[Node] = frozenset()
     _products: frozenset[Node] = frozenset()
@@ -280,11 +280,11 @@ class Node:
     def __repr__(self) -> str:
         return f"Node({self.op} {tuple(self.shape)})"
 
-    # A node that held itself in a set would be a cycle, and keep its tensor until the garbage collector runs.
+    # A node that held itself in a set would be a reference cycle and keep its tensor until the collector runs.
 
     @property
     def roots(self) -> frozenset[Node]:
-        """The roots it descends from, itself included where it is one."""
+        """The roots that it descends from, or itself if it is a root."""
         return frozenset({self}) if self.is_root else self._roots
 
     @roots.setter
@@ -293,7 +293,7 @@ class Node:
 
     @property
     def products(self) -> frozenset[Node]:
-        """The q . k products it descends from, before their softmax, itself included where it is one."""
+        """The q . k products that it descends from, before their softmax, or itself if it is a product."""
         return frozenset({self}) if self.product is not None else self._products
 
     @products.setter
@@ -302,7 +302,7 @@ class Node:
 
     @property
     def lost_logits(self) -> Node | None:
-        """The logits behind the root that it descends from, where it is no product itself."""
+        """The logits behind one of its roots, or None if no root came from logits."""
         return next((r.root.logits for r in self.roots if r.root is not None and r.root.logits is not None), None)
 
     @property
@@ -312,37 +312,37 @@ class Node:
 
     @property
     def weighing(self) -> Weighing | None:
-        """The softmax whose weights it carries."""
+        """The softmax whose weights it carries, or None."""
         return None if self.weights is None else self.weights.weighing
 
     def make_root(self, root: Root, value: Tensor | None) -> None:
-        """Cut the chain: this node is where a lineage starts, and keeps its values."""
+        """Makes this node the start of a lineage: cuts the links to its parents and keeps its values."""
         self.args, self.kwargs, self.operands = (), {}, {}
         self.product = self.weights = None
         self._roots = self._products = frozenset()
         self.root, self.value = root, value
 
     def stand_for(self, op: str, func: Any, *args: Any) -> None:
-        """Be read as another operation with the same result."""
+        """Turns this node into another operation with the same result."""
         self.op, self.func, self.args, self.kwargs, self.operands = op, func, args, {}, {}
         self.root = self.value = None
 
     def parents(self) -> Iterator[Node]:
-        """Nodes among the arguments, one level of lists included."""
+        """Yields the nodes among the arguments, one level of lists included."""
         for arg in self.args:
             for item in arg if isinstance(arg, (list, tuple)) else (arg,):
                 if isinstance(item, Node):
                     yield item
 
     def main(self) -> Node | None:
-        """The one parent that carries the lineage: product before activation before constant."""
+        """Returns the parent that carries the lineage: a product before an activation before a constant."""
         parents = list(self.parents())
         if len(parents) < 2:
             return parents[0] if parents else None
         return min(parents, key=_rank)
 
     def number(self, position: int) -> float | None:
-        """The argument at `position` as a number: a Python number, or a one-element tensor that has data."""
+        """Returns the argument at `position` if it is a Python number or a one-element tensor with data, else None."""
         arg = self.args[position] if position < len(self.args) else None
         if isinstance(arg, (int, float)) and not isinstance(arg, bool):
             return float(arg)
@@ -353,14 +353,14 @@ class Node:
 
 
 def _rank(parent: Node) -> int:
-    """A product of activations first, then one with learned vectors or its maximum, an activation, a constant."""
+    """Returns the rank of a parent as main: product of activations, product with learned vectors or maximum, rest."""
     if parent.products:
         return int(all(product.learned for product in parent.products) or origin(parent).op in EXTREMES)
     return 2 if parent.act else 3
 
 
 def back(node: Node, through: frozenset[str] = ops.PASSING) -> Iterator[Node]:
-    """The node and what it was made from, parent by parent, as long as the operations are among `through`."""
+    """Yields the node and its main parents in turn, as long as the operations are in `through`."""
     yield node
     while node.op in through and not node.is_root and (parent := node.main()) is not None:
         node = parent
@@ -368,5 +368,5 @@ def back(node: Node, through: frozenset[str] = ops.PASSING) -> Iterator[Node]:
 
 
 def origin(node: Node, through: frozenset[str] = ops.PASSING) -> Node:
-    """What `back` ends at: without `through` the tensor before the views and casts that lead to `node`."""
+    """Returns the last node of `back`: by default the tensor before the views and casts that lead to `node`."""
     return deque(back(node, through), maxlen=1)[0]

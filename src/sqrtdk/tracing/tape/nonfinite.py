@@ -1,9 +1,9 @@
-"""The first number of a run that is not finite: which operation made it, where it is written, and out of what.
+"""Finds the first number of a run that is not finite: the operation that made it, its source line, and its cause.
 
-Two kinds of events matter. The first is a NaN: of a sick weight, of a softmax over a row that sees no key, of inf - inf
-or 0 * inf. The second is a finite number that outgrew its dtype, as float16 does beyond 65504; what it becomes is
-infinite, and NaN a few operations later. An infinity that was asked for (`masked_fill(hidden, -inf)`, `log(0)`) is
-neither. A run is watched only once it is known to have gone wrong: every operation costs a look at its numbers.
+Two kinds of events matter. The first is a NaN: from a NaN weight, a softmax over a row that sees no key, inf - inf or
+0 * inf. The second is a finite number beyond its dtype's range, 65504 in float16; it becomes infinite, and NaN a few
+operations later. An intended infinity (`masked_fill(hidden, -inf)`, `log(0)`) is neither. A run is watched only after
+it is known to have gone wrong, because the watch reads the numbers of every operation.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from sqrtdk.tracing.tape.places import Sites
 from sqrtdk.tracing.tape.recorder import base_name
 from sqrtdk.tracing.tape.stance import eager_compiler, steps_seen
 
-PARAMETER = "parameter "  # how the name of one begins, in what a run is searched with
+PARAMETER = "parameter "  # prefix of a parameter's name in `held`
 
-# Outputs of these hold whatever the memory held before: `torch.empty`, of a cache that is filled later.
+# Outputs of these hold whatever the memory held before: `torch.empty` for a cache that is filled later.
 _UNWRITTEN = ("empty", "new_empty", "resize")
 _SOFTMAX = ("_softmax", "_safe_softmax", "softmax")
 _CONVERSIONS = ("_to_copy", "copy")
@@ -36,22 +36,22 @@ _CONVERSIONS = ("_to_copy", "copy")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the numbers of a run stop being finite.
+    """The operation at which the numbers of a run stop being finite.
 
-    Its kind is "held": a tensor that the model holds or gets is not finite itself; "overflow": finite numbers outgrew
-    the dtype; "blind": a softmax over rows whose every logit is -inf; "infinite": arithmetic on infinities, as
-    inf - inf; "undefined": arithmetic on finite numbers, as 0 / 0.
+    Kinds: "held", a tensor of the model or its input is not finite; "overflow", finite numbers exceed the dtype's
+    range; "blind", a softmax over rows whose logits are all -inf; "infinite", arithmetic on infinities such as
+    inf - inf; "undefined", arithmetic on finite numbers such as 0 / 0.
     """
 
     site: str  # path of the module that ran
     op: str  # the operation's name in aten, "bmm"
-    at: str | None  # file and line, "myport.py:14"; None where they are not known
+    at: str | None  # file and line, "myport.py:14"; None if they are unknown
     kind: str
-    name: str = ""  # of the tensor that is held, "parameter q_proj.weight"
-    rows: int = 0  # how many have no logit above -inf, of "blind"
-    of: int = 0  # how many rows there are, of "blind"
-    dtype: str = ""  # of what outgrew it, "float16"
-    size: float | None = None  # what it would have been; None where that could not be computed
+    name: str = ""  # "held": name of the tensor, "parameter q_proj.weight"
+    rows: int = 0  # "blind": number of rows without a logit above -inf
+    of: int = 0  # "blind": number of all rows
+    dtype: str = ""  # "overflow": the dtype, "float16"
+    size: float | None = None  # "overflow": the largest number in float64; None if it could not be computed
 
     @property
     def contracts(self) -> bool:
@@ -60,18 +60,18 @@ class Origin:
 
 
 def find_origin(model: nn.Module, run: Callable[[], object], held: Mapping[str, Tensor]) -> Origin | None:
-    """Run once more, and look at the numbers of every operation.
+    """Runs the model once more and checks the numbers of every operation.
 
     Args:
-        model: for the paths of its modules.
+        model: the model, for the paths of its modules.
         run: a forward pass.
-        held: the tensors that were there before the run, by the name that is said of them.
+        held: the tensors that exist before the run, by the name to report.
 
     Returns:
-        The origin; None where every operation gave finite numbers.
+        The origin, or None if every operation gives finite numbers.
 
     Raises:
-        SqrtdkError: the run raises it before any number is NaN.
+        SqrtdkError: `run` raises it before any number is NaN.
     """
     sites = Sites(model)
     watch = _Watch(sites, held)
@@ -85,14 +85,14 @@ def find_origin(model: nn.Module, run: Callable[[], object], held: Mapping[str, 
 
 
 class _Watch(EagerMode):
-    """Looks at what each operation gives, up to the first NaN."""
+    """Checks the outputs of each operation, up to the first NaN."""
 
     supports_higher_order_operators = True
 
     def __init__(self, sites: Sites, held: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.origin: Origin | None = None
-        self.overflow: Origin | None = None  # the first one; harmless unless a NaN comes of it, or it is an output
+        self.overflow: Origin | None = None  # the first overflow; harmless unless it leads to a NaN or an output
         self._sites = sites
         self._held = {_memory(tensor): name for name, tensor in held.items() if _memory(tensor)}
         self._unwritten: set[int] = set()
@@ -104,7 +104,7 @@ class _Watch(EagerMode):
             return func(*args, **kwargs)
         before = self._sick((*args, *kwargs.values())) if func._schema.is_mutable else None
         output = func(*args, **kwargs)
-        with suppress(Exception):  # a kind of tensor that lacks an operation is not looked at
+        with suppress(Exception):  # a tensor subclass may lack an operation of the check: it is then skipped
             self._look(func, args, kwargs, output, before)
         return output
 
@@ -115,6 +115,8 @@ class _Watch(EagerMode):
             return
         if _is_view(func):
             return
+        # A write into a part of an `empty` tensor leaves the rest of it unwritten. A new result is written throughout,
+        # and may lie at an address that an unwritten tensor had before.
         if func._schema.is_mutable:
             results = [x for x in results if _memory(x) not in self._unwritten]
         else:
@@ -125,7 +127,7 @@ class _Watch(EagerMode):
         operands = list(_floats(given))
         asked = any(isinstance(x, float) and math.isinf(x) for x in given)  # `(1 - mask) * float("-inf")`
         infinite = asked or any(bool(x.isinf().any()) for x in operands)
-        # -inf counts of a product alone: `log(0)` is how masks are made.
+        # -inf is an overflow only in a matrix product: elsewhere masks make it on purpose, `mask.log()`.
         outgrew = name in CONTRACTIONS or any(bool(x.isposinf().any()) for x in results)
         origin = Origin(self._sites.here(), name, places.text(places.here()), "undefined")
         if sick := before or self._sick(operands):
@@ -138,7 +140,7 @@ class _Watch(EagerMode):
 
     def _of_nan(self, origin: Origin, args: Any, *, infinite: bool) -> Origin:
         if infinite and self.overflow is not None:
-            return self.overflow
+            return self.overflow  # the NaN was made of infinities that an earlier overflow left
         if origin.op in _SOFTMAX:
             hidden = (args[0] == -torch.inf).all(args[1])
             if bool(hidden.any()):
@@ -146,7 +148,7 @@ class _Watch(EagerMode):
         return replace(origin, kind="infinite") if infinite else origin
 
     def _sick(self, operands: Any) -> str | None:
-        """The name of an operand that was there before the run and is not finite; only in a parameter -inf is sick."""
+        """Returns the name of a held operand that is not finite, or None; -inf is a fault only in a parameter."""
         for tensor in _floats(operands):
             name = self._held.get(_memory(tensor))
             if name is None:
@@ -158,7 +160,7 @@ class _Watch(EagerMode):
 
 
 def _size(func: Any, name: str, args: Any, kwargs: Any) -> float | None:
-    """The largest number of an operation, computed again in float64."""
+    """Returns the largest absolute number of an operation, computed again in float64, or None if that fails."""
     with suppress(Exception):
         if name in _CONVERSIONS:
             return float(args[-1 if name == "copy" else 0].double().abs().amax())
@@ -169,7 +171,7 @@ def _size(func: Any, name: str, args: Any, kwargs: Any) -> float | None:
 
 
 def _floats(values: Any) -> Iterator[Tensor]:
-    """The floating tensors among values, with those in lists."""
+    """Yields the floating-point tensors among values and in their lists."""
     if isinstance(values, Tensor):
         if values.is_floating_point() and not values.is_meta and not values.is_nested:
             yield values
@@ -179,13 +181,13 @@ def _floats(values: Any) -> Iterator[Tensor]:
 
 
 def _is_view(func: Any) -> bool:
-    """Whether an operation gives the numbers of its argument and makes none."""
+    """Whether an operation returns views of its argument and no new numbers."""
     returns = func._schema.returns
     return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
 
 
 def _memory(tensor: Tensor) -> int:
-    """Where a tensor's numbers are; 0 where that is not known, as of a meta tensor."""
+    """Returns the address of a tensor's storage, or 0 if it is unknown (a meta tensor)."""
     with suppress(Exception):
         return int(tensor.untyped_storage().data_ptr())
     return 0

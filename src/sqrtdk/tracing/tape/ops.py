@@ -1,4 +1,4 @@
-"""What each aten operation means to the lineage: literal tables, by operator name without its overload."""
+"""Literal tables of what each aten operation means to the lineage, by operator name without its overload."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PROJECTIONS = _CONVOLUTIONS | _TABLES | _PACKED | _QUANTISED | _RECURRENT
 # Batch normalisation with fixed statistics: a factor and a shift a channel, learned like the projection before it.
 AFFINE = frozenset({"_native_batch_norm_legit_no_training", "native_batch_norm", "cudnn_batch_norm"})
 
-# Writing new keys into a cache: position of what is written.
+# Operations that write new keys into a cache, with the position of the new keys: cache.index_copy(1, at, k) is 3.
 CACHE_WRITES = {"index_copy": 3, "index_put": 2, "_unsafe_index_put": 2, "slice_scatter": 1}
 
 # Fused attention kernels; their arguments are read by name from the operator's schema.
@@ -51,7 +51,7 @@ FUSED = frozenset(
     }
 )
 
-# The project's own attention kernels, by their whole names; see `impl/kernel/attention.cpp`, `impl/gpu/operators.py`.
+# sqrtdk's own attention kernels by qualified name; see `impl/kernel/attention.cpp`, `impl/gpu/operators.py`.
 OWN = frozenset({"sqrtdk_cpu::forward", "sqrtdk_gpu::forward"})
 
 # nn.MultiheadAttention's and nn.TransformerEncoderLayer's fast paths.
@@ -62,7 +62,7 @@ SOFTMAX = frozenset({"_softmax", "_safe_softmax", "_masked_softmax"})
 _RANDOM_LIKE = frozenset({"rand_like", "randn_like", "randint_like"})
 _NEW = frozenset({"new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided", "empty_strided"})
 
-# New tensors that carry nothing over from their arguments but a shape.
+# New tensors that take no more than a shape, dtype and device from their arguments.
 CREATIONS = _NEW | _RANDOM_LIKE | {"empty_like", "zeros_like", "ones_like", "full_like", "bernoulli"}
 
 NORMS = {
@@ -71,7 +71,7 @@ NORMS = {
     "native_group_norm": "group",
 }
 
-# Outside of any module, what these give is an input.
+# Random tensors; one that is made outside of any module call is an input.
 RANDOM = _RANDOM_LIKE | {"randn", "rand", "normal", "uniform", "randint"}
 
 CLAMPS = frozenset({"clamp", "clamp_min", "clamp_max", "maximum", "minimum", "nan_to_num"})

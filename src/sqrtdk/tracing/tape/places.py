@@ -1,8 +1,8 @@
-"""Where an operation is written, in which module it runs, and what the model calls the tensors that it holds.
+"""Finds the source line of an operation, the module that runs it, and the model's names for its tensors.
 
-A place is the innermost frame of the model's own code, noted at every operation as a code object and the offset of its
-instruction, which costs a walk over the frames that torch and the trace put on top. It is made to text, `myport.py:14`,
-only for a record.
+A place is the innermost frame of the model's own code. It is noted at every operation as a code object and the offset
+of the instruction, which only costs a walk over the frames of torch and the trace. It becomes text, `myport.py:14`,
+only in a record.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from torch.nn.modules import module as torch_module
 
 Place = tuple[CodeType, int]
 
-FORWARDING = ("einops", "opt_einsum", "jaxtyping", "beartype", "functorch")  # packages that hand on what they are given
+FORWARDING = ("einops", "opt_einsum", "jaxtyping", "beartype", "functorch")  # packages that only forward calls
 
 
-# Whose a file is. Without a frame of the model on the stack, the first of the others is told. An audit or a
-# comparison begins the run, and what called it is no part of the model.
+# The owner of a file, best first: without a frame of the model, the frame of the next best owner is the place. The
+# audit starts the run, so the walk stops there: frames that called it are no part of the model.
 _MODEL, _OURS, _LAYER, _NOBODY, _AUDIT = range(5)
 
-_DEEPEST = 4  # objects, containers or tensors in one another
-_WIDEST = 64  # what holds more than that is no cache of tables
-_PURE = 1e-6
+_DEEPEST = 4  # levels of nested objects, containers and tensors that are searched
+_WIDEST = 64  # a container with more items is no cache of tables
+_PURE = 1e-6  # relative rounding of an angle table's first row
 
 _SQRTDK = str(Path(__file__).absolute().parents[2]) + os.sep
 _TORCH = str(Path(torch.__file__).absolute().parent) + os.sep
@@ -48,11 +48,11 @@ _MACHINERY = {
     **{_SQRTDK + room + os.sep: _AUDIT for room in ("audit", "compare", "recording")},
 }
 _owners: dict[str, int] = {}  # by file name
-_files: dict[str, str] = {}  # by the paths that `text` has shown
+_files: dict[str, str] = {}  # absolute paths by the paths that `text` returned
 
 
 def here() -> Place | None:
-    """Where the running operation is written; None where no Python code runs it."""
+    """Returns the place of the running operation, or None if no Python code runs it."""
     frame: FrameType | None = sys._getframe(1)
     told, rank = None, _NOBODY
     while frame is not None:
@@ -71,8 +71,8 @@ def here() -> Place | None:
 
 
 def _owner(file: str) -> int:
-    """Whose a file is, by its name."""
-    if file.startswith(("<frozen", "<@")):  # Python's own, beartype's wrappers
+    """Returns the owner of a file, by its name."""
+    if file.startswith(("<frozen", "<@")):  # frozen modules of Python, wrappers of beartype
         return _NOBODY
     path = os.path.abspath(file)
     for beginning, owner in _MACHINERY.items():
@@ -87,10 +87,10 @@ def _owner(file: str) -> int:
 
 
 def text(place: Place | None) -> str | None:
-    """`path:line`.
+    """Returns a place as `path:line`, or None without one.
 
-    The path is relative to the entry of `sys.path` that it was imported from, a script's to the working directory;
-    absolute only where it is below neither.
+    The path is relative to the `sys.path` entry of the import, or to the working directory for a script. It is
+    absolute only if it lies below neither.
     """
     if place is None:
         return None
@@ -100,24 +100,24 @@ def text(place: Place | None) -> str | None:
 
 
 def first_line(code: CodeType) -> str:
-    """Where a function begins, as `text` has it."""
+    """Returns the first line of a function as `path:line`."""
     return f"{_path(code.co_filename)}:{code.co_firstlineno}"
 
 
 def file_of(shown: str) -> str | None:
-    """The absolute path of a file that `text` or `first_line` has shown; None for any other."""
+    """Returns the absolute path of a file that `text` or `first_line` has returned, or None for any other."""
     return _files.get(shown)
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file is of an installed package, by its path."""
+    """Whether a file belongs to an installed package, by its path."""
     return any(name in file for name in _INSTALLED)
 
 
 def _path(file: str) -> str:
     try:
         working = os.getcwd()
-    except OSError:  # it is gone
+    except OSError:  # the working directory was deleted
         return file
     shown = _shown(file, working, tuple(sys.path), getattr(sys.modules.get("__main__"), "__file__", None))
     if not file.startswith("<"):
@@ -127,7 +127,7 @@ def _path(file: str) -> str:
 
 @functools.lru_cache(256)
 def _shown(file: str, working: str, paths: tuple[object, ...], main: str | None) -> str:
-    """The path as `text` has it, for the working directory, `sys.path` and the script that runs."""
+    """Returns the relative path for a working directory, `sys.path` and the script that runs."""
     if file.startswith("<"):  # code that was never in a file
         return file
     path = os.path.abspath(file)
@@ -150,8 +150,8 @@ class Sites:
             for name, module in model.named_modules():
                 self.learn(name, module)
         self.stack: list[nn.Module] = []
-        self.entering: Callable[[nn.Module, tuple[Any, ...]], None] | None = None  # told of outermost module calls
-        self.leaving: Callable[[nn.Module, Any], None] | None = None  # told of every module call that ends
+        self.entering: Callable[[nn.Module, tuple[Any, ...]], None] | None = None  # called at outermost module calls
+        self.leaving: Callable[[nn.Module, Any], None] | None = None  # called at the end of every module call
         self._thread = threading.get_ident()
         self._handles: list[Any] = []
 
@@ -170,19 +170,19 @@ class Sites:
         self.stack.clear()
 
     def learn(self, name: str, module: nn.Module) -> None:
-        """Give a module the name that its sites are to have."""
+        """Sets the name of a module in its sites."""
         self.names[id(module)] = name
         self.classes[name] = type(module).__name__
         self.modules[name] = module
 
     def follow_here(self, module: nn.Module) -> None:
-        """Follow the thread that asks, in which a module has begun: a backward pass may run in another one."""
+        """Follows the calling thread, in which `module` runs: a backward pass may run in a thread of its own."""
         if self._thread != threading.get_ident():
             self._thread = threading.get_ident()
             self.stack.append(module)
 
     def follow(self, thread: int) -> None:
-        """Follow a thread again."""
+        """Follows a thread again."""
         self._thread = thread
 
     def _push(self, module: nn.Module, args: Any) -> None:
@@ -202,7 +202,7 @@ class Sites:
                 break
 
     def here(self) -> str:
-        """Path of the innermost running module that the model knows, "" at the root or outside."""
+        """Returns the path of the innermost running module of the model, "" at the root or outside of it."""
         for module in reversed(self.stack):
             name = self.names.get(id(module))
             if name is not None:
@@ -210,7 +210,7 @@ class Sites:
         return ""
 
     def name_of(self, parameter: nn.Parameter) -> str | None:
-        """Name of a parameter that one of the running modules, or a part of the innermost one, holds now."""
+        """Returns the name of a parameter held by a running module or a child of the innermost one, else None."""
         for module in reversed(self.stack):
             path = self.names.get(id(module))
             held = module.named_parameters(recurse=module is self.stack[-1])
@@ -221,7 +221,7 @@ class Sites:
 
 
 def module_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, buffers and attributes by name, those in containers too, and deeper only what can be a rotation."""
+    """Yields parameters, buffers and tensor attributes by name, also in containers; see `_held` for deeper ones."""
     yield from model.named_parameters()
     yield from model.named_buffers()
     known: set[int] = set()
@@ -233,9 +233,9 @@ def module_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _held(item: object, deep: int, known: set[int], *, sure: bool = True) -> Iterator[Tensor]:
-    """The tensors in an attribute; those that lie deeper than in one container only where they can be angles.
+    """Yields the tensors in an attribute; those nested deeper than one container only if they may be rotary tables.
 
-    `rotation.tables[device][length] = (cosines, sines)`
+    Such a cache is `rotation.tables[device][length] = (cosines, sines)`.
     """
     if isinstance(item, Tensor):
         if sure or _holds_angles(item):
@@ -248,20 +248,23 @@ def _held(item: object, deep: int, known: set[int], *, sure: bool = True) -> Ite
 
 
 def _items(item: object) -> list[object]:
-    """What an object or a container holds, without its own methods; nothing of a module, which has its turn."""
+    """Returns the items of a container or the attributes of an object without calling its own methods.
+
+    Returns [] for a module, which `module_tensors` visits itself.
+    """
     held: object = item
     if isinstance(item, (nn.Module, ModuleType)):
         return []
     if isinstance(item, (list, tuple)):
         return list(list.__iter__(item) if isinstance(item, list) else tuple.__iter__(item))
     if not isinstance(item, dict):
-        with suppress(Exception):  # a stranger's object may refuse anything
-            held = getattr(item, "__dict__", None)  # of a class it is no dict
+        with suppress(Exception):  # an unknown object may raise on any access
+            held = getattr(item, "__dict__", None)  # a mappingproxy if the item is a class
     return list(dict.values(held)) if isinstance(held, dict) else []
 
 
 def _holds_angles(tensor: Tensor) -> bool:
-    """Whether it can be cosines and sines by position: those of the first, 0, are all 0 or the amplitude."""
+    """Whether a tensor may hold cos and sin by position: at position 0 they are all 0 or the amplitude."""
     if tensor.is_meta or tensor.is_nested or tensor.dim() < 2 or not tensor.is_floating_point() or len(tensor) < 2:
         return False
     sizes = tensor.detach().abs().to(torch.float32)
@@ -270,13 +273,13 @@ def _holds_angles(tensor: Tensor) -> bool:
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor: of a DTensor the plain one in it."""
+    """Returns the plain tensor that this rank holds: the local shard of a DTensor, else the tensor itself."""
     local = getattr(tensor, "_local_tensor", None)
     return local if isinstance(local, Tensor) else tensor
 
 
 def within(tensor: Tensor, deep: int = _DEEPEST) -> Iterator[Tensor]:
-    """The tensor, and those that it holds where its class is a stranger's, as of quantised weights."""
+    """Yields the tensor, and the tensors inside it if it is a subclass (quantised weights)."""
     yield tensor
     if deep and type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
         for item in vars(tensor).values():

@@ -1,7 +1,7 @@
-"""The recorder: a dispatch mode that sees every aten operation, runs it unchanged, and grows the lineage graph.
+"""The recorder: a dispatch mode that sees every aten operation, runs it unchanged, and extends the lineage graph.
 
-The `store` keeps one node for every tensor, the `classifier` says what each is. When softmax weights meet a value
-product, or a fused attention kernel runs, the listener is told and reads the formula off the graph.
+The `store` keeps one node for every tensor, and the `classifier` sets its role. When softmax weights multiply values,
+or a fused attention kernel runs, the listener is called and reads the formula from the graph.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from sqrtdk.tracing.tape.store import Store
 class KernelCall:
     """A call of an attention that is one operation."""
 
-    op: str  # its whole name, "aten::_scaled_dot_product_flash_attention_for_cpu"
-    arguments: dict[str, Any]  # by their names in the operator's schema
-    nodes: dict[str, Node]  # of those that are tensors
-    output: Tensor  # its first result
+    op: str  # qualified name, "aten::_scaled_dot_product_flash_attention_for_cpu"
+    arguments: dict[str, Any]  # by the names of the operator's schema
+    nodes: dict[str, Node]  # nodes of the tensor arguments
+    output: Tensor  # the first result
     site: str  # module path
-    place: Place | None = None  # where in the code
-    lse: Tensor | None = None  # log of the sums of exponentials, (B, H, L), where it gave them
-    turned_off: frozenset[str] = frozenset()  # arguments that are off, False or 0, where the operator's default is not
+    place: Place | None = None  # source line
+    lse: Tensor | None = None  # log of the sums of exponentials, (B, H, L), if the operator returns it
+    turned_off: frozenset[str] = frozenset()  # arguments passed as False or 0 although their default is on
 
 
 @dataclass(frozen=True, slots=True)
 class Unweighted:
-    """Logits that met values without a softmax: their node and values."""
+    """Logits that multiply values without a softmax: their node and their numbers."""
 
     node: Node
     logits: Tensor
-    keys: int = -1  # their axis: -2 of logits that met v as the right operand
+    keys: int = -1  # the axis of the keys: -2 if the logits are the right operand, v.mT @ z
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """The activations among the operands of an operation whose computation is not seen, by their names."""
+    """The activations among the operands of an opaque operation, by the names of its schema."""
 
     name: str
     nodes: dict[str, Node]
@@ -58,15 +58,15 @@ class Operands:
 
 @dataclass(slots=True)
 class Listener:
-    """Who hears of what the recorder and the classifier see."""
+    """The callbacks of the recorder and the classifier."""
 
-    eager: Callable[[Weighing, Tensor, Tensor], None]  # weights met values, with an output
+    eager: Callable[[Weighing, Tensor, Tensor], None]  # (softmax, values, output): weights multiply values
     kernel: Callable[[KernelCall], None]  # an attention that is one operation ran
-    missed: Callable[..., None]  # (site, reason, seen=None): what can't be followed, and what was seen of it
-    enlarge: Callable[[str], float | None]  # asked for what q is multiplied by at a site
-    unsoftened: Callable[[str, Unweighted], None]  # logits met values without a softmax, at a site
+    missed: Callable[..., None]  # (site, reason, seen=None): an operation that can't be followed, and its operands
+    enlarge: Callable[[str], float | None]  # returns the factor to put on q at a site, or None
+    unsoftened: Callable[[str, Unweighted], None]  # logits multiply values at a site, without a softmax
     online: Callable[[Online], None]  # an attention that was computed in blocks of keys is complete
-    ended: Callable[[Weighing], None] | None = None  # the weights of a softmax are gone
+    ended: Callable[[Weighing], None] | None = None  # the last weights of a softmax are gone
 
 
 @dataclass(slots=True)
@@ -74,20 +74,20 @@ class Scene:
     """A trace while it runs."""
 
     store: Store  # the nodes
-    sites: Sites  # where in the model an operation runs
+    sites: Sites  # the running modules
     listener: Listener
-    products: bool  # note the largest |q . k|
-    flex: bool = False  # what runs is FlexAttention's own code
+    products: bool  # measure the largest |q . k|
+    flex: bool = False  # FlexAttention's own code is running
     entries: list[SoftmaxEntry] = field(default_factory=list)  # every softmax so far
-    exponentials: list[SoftmaxEntry] = field(default_factory=list)  # every exponential of logits that met values
-    online: list[Online] = field(default_factory=list)  # those that are divided by their sum, and not told yet
-    held: int = 0  # how many logits exponentials hold
-    keep: bool = False  # the values of q, k and v at every step, and what projections multiplied
+    exponentials: list[SoftmaxEntry] = field(default_factory=list)  # every exponential of logits times values
+    online: list[Online] = field(default_factory=list)  # complete attentions by blocks, not yet passed to the listener
+    held: int = 0  # number of logits that exponentials hold
+    keep: bool = False  # keep the values of q, k and v at every step, and the operands of projections
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """One output of an operation: its node, which is being filled in, its values, and the operands by position."""
+    """One output of an operation: its node, still being filled in, its values, and the operands by position."""
 
     node: Node
     tensor: Tensor
@@ -97,12 +97,13 @@ class Made:
 _FLEX, _JAGGED, _SHARDED = "flex_attention", "NestedTensor", "DTensor"
 _PLAIN = (Tensor, torch.nn.Parameter, FakeTensor)
 _RING = "ran on sequences that are sharded over ranks (torch's context_parallel), which is not followed"
-_MULTIPLYING = frozenset({"bmm", "baddbmm", "matmul"})  # q and k; "matmul" of nested tensors alone is no composite
+# Operations that may be q . k. Only for nested tensors torch dispatches "matmul" whole instead of decomposing it.
+_MULTIPLYING = frozenset({"bmm", "baddbmm", "matmul"})
 _KNOWN = ("aten", "prims", "prim")
 
 
 class _Reading(threading.local):
-    now = False  # what runs is a trace's own computing
+    now = False  # True while a trace computes for itself
 
 
 _reading = _Reading()
@@ -110,7 +111,7 @@ _reading = _Reading()
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """A block of a trace's own computing, which no other trace of this thread takes for the model's."""
+    """Within this block a trace computes for itself; other traces of this thread do not record it."""
     before, _reading.now = _reading.now, True
     try:
         yield
@@ -119,9 +120,9 @@ def unseen() -> Iterator[None]:
 
 
 class Recorder(EagerMode):
-    """Runs every operation as it is and notes where its output came from.
+    """Runs every operation unchanged and notes where its output came from.
 
-    Its `classifier` is a `Classifier` of the room above, from which this one can't import.
+    `classifier` is a `sqrtdk.tracing.lower.classifier.Classifier`; its package imports this one, so not vice versa.
     """
 
     supports_higher_order_operators = True
@@ -135,7 +136,7 @@ class Recorder(EagerMode):
         self.sites.entering = self.store.forget_inputs
         self.sites.leaving = partial(self._guard, self.store.cut_recurrent)
         self._thread = threading.get_ident()
-        self._again = False  # it sees what a backward pass computes again, and nothing else
+        self._again = False  # True: it records only what a backward pass recomputes (checkpointing)
         self._composite: dict[Any, bool] = {}
 
     def __enter__(self) -> Recorder:
@@ -161,14 +162,14 @@ class Recorder(EagerMode):
             for arg in (*args, *kwargs.values()) if _SHARDED in kinds else ():
                 if isinstance(arg, torch.nn.Parameter):
                     self._guard(self.store.shard, arg)
-            return NotImplemented  # what it does with its values is seen
+            return NotImplemented  # the subclass then runs plain operations, which are recorded
         if self._is_foreign(func, name, types):
             self._guard(self.store.lose, (*args, *kwargs.values()))
             return func(*args, **kwargs)
         if func._schema.name in self._kernels:
             return self._run_kernel(func, args, kwargs)
         if self._is_composite(func) and not any(isinstance(arg, Tensor) and arg.is_nested for arg in args):
-            # not of nested tensors, as decompositions need sizes
+            # Nested tensors are not decomposed: decompositions need sizes.
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -176,7 +177,7 @@ class Recorder(EagerMode):
         return self._run(func, name, args, kwargs)
 
     def _is_foreign(self, func: Any, name: str, types: Any) -> bool:
-        """Whether its tensors are of a kind that is not followed; an attention among them is missed."""
+        """Whether its tensors are of a subclass that is not followed; an attention on them is reported as missed."""
         subclass = next((t for t in types if t not in _PLAIN), None)
         if subclass is not None and (name in ops.SOFTMAX or func._schema.name in self._kernels):
             reason = _RING if subclass.__name__ == _SHARDED else f"ran on {subclass.__name__}, which is not followed"
@@ -184,7 +185,7 @@ class Recorder(EagerMode):
         return subclass is not None
 
     def _is_ring(self, func: Any, args: Any) -> bool:
-        """Whether it is an attention of sequences of which each rank has a part: several kernels a rank, in turn."""
+        """Whether it is an attention on sharded sequences (ring attention), which runs several kernels a rank."""
         if func._schema.name not in self._kernels:
             return False
         placements = getattr(args[0] if args else None, "placements", ())
@@ -206,7 +207,7 @@ class Recorder(EagerMode):
             nodes = self._nodes(_bind(func, args, kwargs))
             seen = Operands(name, {key: node for key, node in nodes.items() if node.act})
             self.listener.missed(self.sites.here(), reason, seen)
-        if foreign and output is None:  # it writes its result
+        if foreign and output is None:  # the operation writes its result into an argument
             output = written
         self.classifier.note(func, name, args, kwargs, output, turned)
         self.store.note_write(written)
@@ -215,14 +216,14 @@ class Recorder(EagerMode):
         return {key: self.store.node(value) for key, value in named.items() if isinstance(value, Tensor)}
 
     def _guard(self, work: Callable[..., object], *args: Any) -> None:
-        """Bookkeeping that fails must not stop the model."""
+        """Runs bookkeeping and reports its errors as missed: a fault of the trace must not stop the model."""
         try:
             work(*args)
         except Exception as error:
             self.listener.missed(self.sites.here(), f"the trace failed here: {kind_and_text(error)}")
 
     def _higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """FlexAttention run eagerly: its own dense implementation, seen operation by operation."""
+        """Runs FlexAttention by its own dense implementation, so that each operation is recorded."""
         if func.name() != _FLEX:
             return func(*args, **kwargs)
         dense = func.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd]
@@ -236,7 +237,7 @@ class Recorder(EagerMode):
     def _is_composite(self, func: Any) -> bool:
         known = self._composite.get(func)
         if known is None:
-            # torch does not find those of `prim` among its operators, and raises
+            # `_can_decompose` raises for operators of `prim`, which torch does not find in its registry.
             known = self._composite[func] = func.namespace != "prim" and bool(func._can_decompose())
         return known
 
@@ -262,6 +263,7 @@ class Recorder(EagerMode):
         several = output if isinstance(output, (tuple, list)) else (output,)
         results = [x for x in (named.get("out"), *several) if isinstance(x, Tensor)] or written
         if results:
+            # Flash kernels return the logsumexp second: it has the output's shape without the features.
             lse = results[1] if len(results) > 1 and results[1].shape == results[0].shape[:-1] else None
             self.listener.kernel(KernelCall(whole, named, nodes, results[0], site, places.here(), lse, turned_off))
         for result in results:
@@ -282,7 +284,7 @@ def _with(args: Any, place: int, value: Tensor) -> Any:
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """The tensors that an operation writes to."""
+    """Returns the tensors that an operation writes to."""
     if not func._schema.is_mutable:
         return []
     given = _bind(func, args, kwargs)
@@ -291,7 +293,7 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 
 def base_name(func: Any) -> str:
-    """The operator's name without namespace, overload, and the mark that it writes in place."""
+    """Returns the operator's name without namespace, overload, and the trailing "_" of an in-place operator."""
     name = str(func._schema.name).split("::")[1]
     return name[:-1] if name.endswith("_") and not name.startswith("__") else name
 
@@ -302,6 +304,6 @@ def _is_on(value: Any) -> bool:
 
 
 def _bind(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Arguments by the names of the operator's schema."""
+    """Returns the arguments by the names of the operator's schema."""
     names = [argument.name for argument in func._schema.arguments]
     return {**dict(zip(names, args, strict=False)), **kwargs}

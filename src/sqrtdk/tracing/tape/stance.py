@@ -1,4 +1,4 @@
-"""How a traced model runs: compiled functions eagerly, without fast paths, or with another output in one place."""
+"""Controls how a traced model runs: compiled functions eagerly, no fast paths, or one output changed on purpose."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from torch.overrides import TorchFunctionMode
 from sqrtdk.tracing.tape.recorder import unseen
 
 _KNOWN = r"Using `torch\.compile\(module\)` when there are global hooks|flex_attention called without torch\.compile"
-_CLOSE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}  # of its size
+# Tolerance for recognising an output by its numbers, relative to its size.
+_CLOSE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+# The compiler's stance is one setting for all threads, so traces that overlap share it and the last one resets it.
 _lock = threading.Lock()
 _open = 0
 _stance = ExitStack()
@@ -26,9 +28,9 @@ _stance = ExitStack()
 
 @contextmanager
 def eager_compiler() -> Iterator[None]:
-    """Let compiled functions run their Python code, until the last of the open traces of all threads ends.
+    """Makes compiled functions run their Python code until the last open trace of all threads ends.
 
-    Nothing is done before the compiler has been imported: nothing is compiled then, and the import is slow.
+    Does nothing if the compiler was never imported: nothing is compiled then, and the import is slow.
     """
     global _open
     if "torch._dynamo" not in sys.modules and "torch.nn.attention.flex_attention" not in sys.modules:
@@ -37,8 +39,8 @@ def eager_compiler() -> Iterator[None]:
     with _lock:
         if _open == 0:
             _stance.enter_context(torch.compiler.set_stance("force_eager"))
-            # Torch warns that a global hook sees a compiled module twice, and that FlexAttention is not compiled: it is
-            # the trace that does so.
+            # Torch warns about global hooks on a compiled module, and about FlexAttention without torch.compile. Both
+            # are the trace's doing, so the user should not see the warnings.
             warnings.filterwarnings("ignore", message=_KNOWN)
             _stance.callback(_drop, warnings.filters[0])
         _open += 1
@@ -59,7 +61,7 @@ def _drop(rule: Any) -> None:
 
 @contextmanager
 def steps_seen() -> Iterator[None]:
-    """Without the fast path of nn.MultiheadAttention: one operation, of whose q, k and v nothing is seen."""
+    """Turns off the fast path of nn.MultiheadAttention, one operation that hides its q, k and v."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -69,10 +71,10 @@ def steps_seen() -> Iterator[None]:
 
 
 class Disturbed(TorchFunctionMode):
-    """Adds to the first result that is an attention's output, which is known by its numbers.
+    """Adds a tensor to an attention's output at its first occurrence, recognised by its numbers.
 
     Attributes:
-        done: whether it came by.
+        done: True once the output was found and changed.
 
     Example:
         >>> output = torch.randn(1, 2, 3, 4)
@@ -85,8 +87,8 @@ class Disturbed(TorchFunctionMode):
     def __init__(self, output: Tensor, addend: Tensor) -> None:
         """
         Args:
-            output: (B, H, L, E); the code may have its axes in another order, or merged.
-            addend: of the same shape.
+            output: (B, H, L, E); the model's code may order its axes differently, or merge them.
+            addend: (B, H, L, E), added to the output.
         """
         super().__init__()
         self.done = False
@@ -95,7 +97,7 @@ class Disturbed(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self.done or torch.compiler.is_compiling():  # flex_attention compiles itself: a sum has no value there
+        if self.done or torch.compiler.is_compiling():  # flex_attention compiles itself; its tensors have no values
             return result
         first = result[0] if isinstance(result, tuple) and result else result
         if type(first) is not Tensor or not first.is_floating_point() or first.numel() != self._output.numel():
@@ -108,9 +110,9 @@ class Disturbed(TorchFunctionMode):
         return (other, *result[1:]) if isinstance(result, tuple) else other
 
     def _added(self, tensor: Tensor) -> Tensor | None:
-        """The result with the addend in its layout; None for another tensor."""
+        """Returns the tensor plus the addend in its layout, or None if it is not the output."""
         close = _CLOSE.get(tensor.dtype, _CLOSE[torch.float32])
-        if abs(_size_of(tensor) - self._size) > close * self._size:  # cheaper than all orders of axes
+        if abs(_size_of(tensor) - self._size) > close * self._size:  # cheap test before the loop over axis orders
             return None
         for order in itertools.permutations(range(self._output.dim())):
             laid = self._output.permute(order).reshape(tensor.shape)
@@ -120,13 +122,13 @@ class Disturbed(TorchFunctionMode):
 
 
 def _size_of(tensor: Tensor) -> float:
-    """The root mean square of the entries."""
+    """Returns the root mean square of the entries."""
     with torch.no_grad(), unseen():
         return float(tensor.detach().double().square().mean().sqrt())
 
 
 def hint_for(model: object, otherwise: str) -> str:
-    """What to pass in the place of something that is no module."""
+    """Returns a hint on what to pass if `model` is no module."""
     if isinstance(model, ExportedProgram):
         return "An ExportedProgram runs by its module: pass program.module()."
     return otherwise

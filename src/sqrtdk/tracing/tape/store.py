@@ -1,4 +1,4 @@
-"""The store of nodes: one for every live tensor, found by the tensor itself, and kept right under writes in place."""
+"""The store of nodes: one node for every live tensor, looked up by the tensor and kept right under in-place writes."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ Overwritten = Callable[[Node, Node, Tensor], Carried]
 
 
 class Asked:
-    """Which gradients of what projections gave a trace hands on.
+    """Passes on the gradients of projections' outputs.
 
-    An operation's result has its node in autograd's graph only after the operation has been seen: the hook is put on it
-    when the next one comes, which is before anything could write over it. It changes no number.
+    During dispatch an output is not yet part of autograd's graph. The hook is therefore registered when the next
+    operation comes, before anything can write over the output. It changes no number.
     """
 
     def __init__(self, labels: Collection[str] | None, come: Callable[[int, Tensor], None]) -> None:
         """
         Args:
-            labels: names of the weights of the projections, "" for those without a name; None: of all.
-            come: gets the serial number of a projection's node, and the gradient of what it gave, in a backward pass.
+            labels: names of the projections' weights, "" for weights without a name; None selects all projections.
+            come: called in the backward pass with a projection's serial number and the gradient of its output.
         """
         self._labels, self._come = labels, come
         self._waiting: list[tuple[int, TensorWeakRef]] = []
 
     def note(self, label: str, serial: int, tensor: Tensor) -> None:
-        """A projection gave a tensor."""
+        """Notes the output of a projection."""
         if (self._labels is None or label in self._labels) and torch.is_grad_enabled():
             self._waiting.append((serial, TensorWeakRef(tensor)))
 
     def attach(self) -> None:
-        """Another operation comes, or the last one has run."""
+        """Registers the hooks of noted outputs; called at the next operation and after the last one."""
         waiting, self._waiting = self._waiting, []
         for serial, ref in waiting:
             tensor = ref()
@@ -52,9 +52,9 @@ class Asked:
 
 
 class Store:
-    """Nodes by tensor. Tensors are held weakly, so that a trace keeps nothing alive that the model lets go.
+    """Nodes by tensor. Tensors are held weakly, so that a trace keeps nothing alive that the model has released.
 
-    `overwritten` says what weights went through of which a part was written: from their node, the part's, the part.
+    `overwritten(node, part_node, part)` returns the steps on weights after a part of them was written in place.
     """
 
     def __init__(
@@ -62,33 +62,33 @@ class Store:
     ) -> None:
         self.weighings: WeakSet[Weighing] = WeakSet()
         self.projected: WeakSet[Node] = WeakSet()  # roots that a projection has read: hidden states
-        self.parts: WeakSet[Node] = WeakSet()  # this rank's parts of parameters
-        self.asked: Asked | None = None  # where gradients of what projections gave are asked for
+        self.parts: WeakSet[Node] = WeakSet()  # this rank's shards of parameters
+        self.asked: Asked | None = None  # set if gradients of projections' outputs are wanted
         self._sites = sites
         self._overwritten = overwritten
-        self._values = values  # of buffers on the meta device
+        self._values = values  # values of buffers on the meta device, by name
         self._nodes: Any = WeakTensorKeyDictionary()
         self._valued: WeakSet[Node] = WeakSet()
-        self._held: dict[int, tuple[str, Tensor]] = {}  # the model's tensors by id, which stays theirs while held
+        self._held: dict[int, tuple[str, Tensor]] = {}  # the model's tensors by id; held, so that no id is reused
         self._read: set[int] = set()  # storages of tensors from outside the trace
-        self._swapped: set[str] = set()  # names of parameters in whose place others were read
+        self._swapped: set[str] = set()  # names of parameters that were replaced by another tensor
         self._sharing: dict[int, list[TensorWeakRef]] = {}  # tensors by storage
-        self._loose: list[TensorWeakRef] = []  # made inside the block, but in no module call
+        self._loose: list[TensorWeakRef] = []  # tensors made inside the trace, but outside of any module call
         self._puts = 0
         if model is not None:
             for name, tensor in module_tensors(model):
                 for part in within(tensor):
-                    self._held.setdefault(id(part), (name, part))  # a wrapper may list parameters that have a name
+                    self._held.setdefault(id(part), (name, part))  # the first name counts: wrappers list some twice
 
     def close(self) -> None:
-        """Drop every tensor."""
+        """Drops every tensor."""
         self._nodes = WeakTensorKeyDictionary()
         for held in (self._sharing, self._loose, self._held):
             held.clear()
         self._values = {}
 
     def put(self, tensor: Tensor, node: Node) -> None:
-        """Note that `tensor` is now `node`."""
+        """Sets the node of `tensor`."""
         self._nodes[tensor] = node
         if tensor.is_nested:
             return
@@ -100,16 +100,16 @@ class Store:
             self._loose = [ref for ref in self._loose if ref() is not None]
 
     def is_node(self, tensor: Tensor, node: Node) -> bool:
-        """Whether `tensor` is known as `node`."""
+        """Whether `node` is the node of `tensor`."""
         return bool(self._nodes.get(tensor) is node)
 
     def node(self, tensor: Tensor) -> Node:
-        """The node of `tensor`; one that comes from outside the trace gets a leaf."""
+        """Returns the node of `tensor`; a tensor from outside the trace gets a leaf."""
         node: Node | None = self._nodes.get(tensor)
         return node if node is not None else self._leaf(tensor)
 
     def _leaf(self, tensor: Tensor) -> Node:
-        """A tensor from outside the trace: a parameter or attribute of the model, a constant, or an input."""
+        """Makes the leaf of a tensor from outside the trace: a parameter, a buffer, a constant, or an input."""
         shape = shape_of(tensor)
         if not tensor.is_nested:
             self._read.add(_storage(tensor))
@@ -123,7 +123,7 @@ class Store:
         elif tensor.is_nested:
             node = Node("input", shape, act=True, site=self._sites.here(), root=Root())
         elif tensor.numel() <= 1 or tensor.dim() < 2:
-            # A row of numbers is a literal of the code (rotary factors), not hidden states.
+            # A one-dimensional tensor is a literal of the code (rotary frequencies), not hidden states.
             node = Node("constant", shape)
         else:
             node = Node("input", shape, act=True, site=self._sites.here())
@@ -133,7 +133,7 @@ class Store:
         return node
 
     def shard(self, parameter: nn.Parameter) -> None:
-        """A DTensor is read: what this rank holds of it is a parameter, wherever it comes from."""
+        """Makes a parameter node for the local shard of a DTensor that is read."""
         local = local_of(parameter)
         label = self._label(parameter) or ""
         if self._nodes.get(local) is None or self._nodes[local].label != label:
@@ -144,10 +144,10 @@ class Store:
                 self.parts.add(node)
 
     def _label(self, tensor: Tensor) -> str | None:
-        """What the model calls a tensor, or the parameter that it stands for.
+        """Returns the model's name for a tensor, or for the parameter that it stands for; None if it has no name.
 
-        Autocast may have cast a parameter before the trace began, and kept that in its cache; FSDP puts a sharded one
-        together while its module runs.
+        Autocast may hold a cast of a parameter in its cache from before the trace, and FSDP replaces a sharded
+        parameter by the gathered one while its module runs.
         """
         if id(tensor) in self._held:
             return self._held[id(tensor)][0]
@@ -161,23 +161,23 @@ class Store:
         return name
 
     def unread(self) -> frozenset[str]:
-        """Names of the model's parameters that no operation read."""
+        """Returns the names of the model's parameters that no operation read."""
         parameters = ((name, tensor) for name, tensor in self._held.values() if isinstance(tensor, nn.Parameter))
         return frozenset(name for name, p in parameters if _storage(local_of(p)) not in self._read) - self._swapped
 
     def forget(self, tensor: Tensor) -> None:
-        """Let `tensor` be a leaf when it is next seen."""
+        """Removes the node of `tensor`, so that the tensor becomes a leaf when it is next read."""
         self._nodes.pop(tensor, None)
 
     def loosen(self, tensor: Tensor) -> None:
-        """Note that `tensor` was made in no module call: it may turn out to be an input."""
+        """Notes that `tensor` was made outside of any module call: it may turn out to be an input."""
         self._loose.append(TensorWeakRef(tensor))
 
     def forget_inputs(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """An outermost module call begins: what was made before it is an input of it.
+        """Turns tensors made before an outermost module call into inputs of it.
 
-        A part of the model that is called by itself may be a step of a method of the model (`model.forward(x)`):
-        what that method has computed from its inputs goes on.
+        A submodule as the outermost call may be a step of a method called directly (`model.forward(x)`). The
+        activations that the method has computed keep their lineage then.
         """
         loose = [tensor for ref in self._loose if (tensor := ref()) is not None]
         if self._sites.names.get(id(module)):
@@ -189,13 +189,13 @@ class Store:
             self.forget(tensor)
 
     def constant(self, tensor: Tensor) -> None:
-        """Note that `tensor` is a literal of the code, not an input."""
+        """Notes that `tensor` is a literal of the code, not an input."""
         node = self._nodes[tensor] = Node("constant", shape_of(tensor))
         if tensor.numel() == 1:
             node.value = alias(tensor)
 
     def new_root(self, op: str, tensor: Tensor) -> Node:
-        """A root for what an opaque operation gave."""
+        """Makes a root for the output of an opaque operation."""
         node = Node(op, shape_of(tensor), act=True, site=self._sites.here(), place=places.here())
         node.make_root(Root(), alias(tensor))
         self._valued.add(node)
@@ -203,9 +203,9 @@ class Store:
         return node
 
     def cut(self, node: Node, tensor: Tensor, source: Node | None = None, **facts: Any) -> None:
-        """End the lineage here: `node` is a root that keeps its values; `source` is what a projection read.
+        """Makes `node` a root that keeps its values; `source` is the input of a projection.
 
-        `facts` are what else is known of the root, by its attributes' names.
+        `facts` are further attributes of the `Root`.
         """
         root = Root(logits=next((p for p in node.parents() if p.products), None), **facts)
         if source is not None:
@@ -220,12 +220,12 @@ class Store:
             self.asked.note(node.label, node.serial, tensor)
 
     def lose(self, args: Iterable[Any]) -> None:
-        """What these go into is not followed."""
+        """Notes that weights among the arguments enter an operation that is not followed."""
         nodes = (self._nodes.get(arg) for arg in args if isinstance(arg, Tensor))
         _lose((node for node in nodes if node is not None), places.here())
 
     def cut_recurrent(self, module: nn.Module, output: Any) -> None:
-        """What a recurrent module gave starts a lineage, step by step as by one operation of torch."""
+        """Makes the output of a recurrent module a root, whether torch runs it as one operation or step by step."""
         if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
             for item in output if isinstance(output, tuple) else (output,):
                 node = self._nodes.get(item) if isinstance(item, Tensor) else None
@@ -234,14 +234,14 @@ class Store:
                     node.op = type(module).__name__.lower()
 
     def keep(self, node: Node, tensor: Tensor) -> None:
-        """Keep the values of `node`."""
+        """Keeps the values of `node`."""
         node.value = alias(tensor)
         self._valued.add(node)
 
     # -- writes in place -------------------------------------------------------------------------------------------
 
     def save_before_write(self, written: Iterable[Tensor]) -> None:
-        """Values that a later reading needs are copied before an operation overwrites their storage."""
+        """Copies values that a later reading needs before an operation overwrites their storage."""
         for storage in [_storage(tensor) for tensor in written if not tensor.is_meta]:
             for node in list(self._valued):
                 if node.value is not None and _storage(node.value) == storage:
@@ -253,7 +253,7 @@ class Store:
                     weighing.weights = weighing.weights.clone()
 
     def note_write(self, written: Iterable[Tensor]) -> None:
-        """Other tensors on the written storage changed as well: they now descend from the write too."""
+        """Updates the nodes of other tensors on the written storage: they now descend from the write too."""
         for tensor in written:
             new = self.node(tensor)
             refs = self._sharing.get(_storage(tensor), [])
@@ -267,7 +267,7 @@ class Store:
                 self._nodes[other] = new if same else self._overlay(old, new, tensor, tuple(other.shape))
 
     def _overlay(self, old: Node, new: Node, tensor: Tensor, shape: tuple[int, ...]) -> Node:
-        """What was `old` until `new` was written to a part of it."""
+        """Returns the node of a tensor that was `old` until `new` was written to a part of it."""
         act, external = old.act or new.act, old.external or new.external
         site, place = self._sites.here(), new.place
         both = Node("overwrite", shape, args=(old, new), act=act, external=external, site=site, place=place)
@@ -283,25 +283,25 @@ class Store:
 
 
 def _lose(nodes: Iterable[Node], place: Place | None) -> None:
-    """Note where weights met what is not followed, for the case that they meet no values elsewhere."""
+    """Notes where weights enter an operation that is not followed; reported if they multiply no values elsewhere."""
     for node in nodes:
         if node.weights is not None and not node.weights.weighing.entry.lost:
             node.weights.weighing.entry.lost, node.weights.weighing.entry.lost_at = True, place
 
 
 def _storage(tensor: Tensor) -> int:
-    if tensor.layout not in (torch.strided, torch.jagged):  # a sparse tensor has none of its own
+    if tensor.layout not in (torch.strided, torch.jagged):  # a sparse tensor has no storage of its own
         return id(tensor)
     return int(tensor.untyped_storage()._cdata)
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """Nested tensors have none."""
+    """Returns the shape of a tensor, () for a nested one."""
     return () if tensor.is_nested else tuple(tensor.shape)
 
 
 def apart(one: Tensor, other: Tensor) -> bool:
-    """Whether two views of one storage are pieces beside one another, as `split` gives them, that share no element."""
+    """Whether two views of one storage share no element and lie beside one another, like the pieces of `split`."""
     if one.stride() != other.stride() or one.dim() != other.dim():
         return False
     low, high = sorted((one, other), key=lambda tensor: tensor.storage_offset())
@@ -319,6 +319,6 @@ def apart(one: Tensor, other: Tensor) -> bool:
 
 
 def _remembers_constants(written: Node) -> bool:
-    """Whether a constant that is written to it matters: to logits, weights, and constants that the model makes."""
+    """Whether writing a constant into the tensor matters: for logits, weights and constants that the model makes."""
     made = written.func is not None or written.op == "overwrite"
     return bool(written.products) or written.weights is not None or (made and not written.act)
