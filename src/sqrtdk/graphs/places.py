@@ -125,9 +125,8 @@ def _here(run: Callable[..., Any], *args: Any) -> Any:
 @lru_cache(2**12)
 def _written_at(file: str, line: int) -> FunctionType:
     """Returns a function that calls its argument and whose stack frame shows the given file and line."""
-    code = _here.__code__.replace(
-        co_filename=file, co_firstlineno=max(line - 1, 0)
-    )  # `run(*args)` is on the second line
+    # The call `run(*args)` is on the second line of `_here`, so the function begins one line earlier.
+    code = _here.__code__.replace(co_filename=file, co_firstlineno=max(line - 1, 0))
     return FunctionType(code, {})
 
 
