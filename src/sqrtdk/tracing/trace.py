@@ -289,7 +289,7 @@ class Trace:
         self._records.append(record)
 
     def _merge(self, numbers: Sequence[int]) -> None:
-        """Merges attentions to blocks of keys, whose outputs were combined by their log-sum-exp, into one record."""
+        """Merges attentions to blocks of keys, whose outputs were weighted by their sums, into one record."""
         blocks = [record for number in numbers if (record := self._records[number]) is not None]
         merged = merge([block.call for block in blocks]) if len(blocks) == len(numbers) > 1 else None
         if merged is not None:

@@ -27,9 +27,8 @@ _LARGEST = 2**22  # elements of one tensor
 _MOST = 2**11  # operations of a part
 _CASTS = frozenset({"_to_copy", "to", "type_as", "_autocast_to_reduced_precision", "_autocast_to_full_precision"})
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias"})
-_BY_PLACE = frozenset(
-    {"index", "index_select", "gather", "as_strided", "repeat"}
-)  # address elements by position: no sampling
+# These address elements by position, so that a sample of the source would not do.
+_BY_PLACE = frozenset({"index", "index_select", "gather", "as_strided", "repeat"})
 _UNREPEATABLE = ops.RANDOM | {"native_dropout", "bernoulli", "dropout", "random"}
 _DEEPEST = 8  # dominators to try, from `node` backwards
 _ONE = 1e-4  # relative tolerance for a factor of 1

@@ -233,7 +233,7 @@ def _places(turned: Tensor, steps: Tensor, rows: int) -> Tensor:
     lost = (fits < 1 - FITS**2).nonzero()[:, 0]
     if 0 < len(lost) <= MOST_LOST:
         far, far_fits = _best(turned[lost], steps, torch.arange(-CHUNK, FAR, dtype=torch.float64))
-        # Expected number of far positions that fit random angles as well: with only two angles, one in 100,000 does.
+        # Expected number of far positions that fit random angles as well. Two angles are met by some of 100,000.
         apart = (2 * (1 - far_fits).clamp_min(0)).sqrt().clamp_min(ANGLES)
         by_chance = FAR * (apart / math.pi) ** int((steps.abs() * FAR > math.pi).sum())
         best[lost] = torch.where((far_fits > fits[lost]) & (by_chance < CHANCE), far, best[lost])
