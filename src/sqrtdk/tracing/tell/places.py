@@ -53,7 +53,7 @@ def places_of(reading: Reading, used: Used) -> tuple[Place, Place, Place] | str:
     if reading.operands.exists is not None or reading.operands.keys is not None:
         return "its sequences lie end to end"
     given = used.kernel.arguments["query"]
-    plain = given.shape == query.shape and given.stride() == query.stride()  # otherwise the kernel has another layout
+    plain = given.shape == query.shape and given.stride() == query.stride()  # else its axes are in another order
     fits = query.shape[-2] == layout.rows and math.prod(query.shape[:-2]) == layout.batch * layout.heads
     if not plain or not fits or used.value.shape[:-1] != key.shape[:-1]:
         return "the layout of its operands is not known"

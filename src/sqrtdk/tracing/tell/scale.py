@@ -224,7 +224,7 @@ def _by_logits(reading: Reading, operands: Logits, sight: Sight, query: Tensor, 
 
 
 def _sample(layout: Layout, offset: int, device: torch.device, *, diagonal: bool) -> tuple[Tensor, ...]:
-    """Returns indices (b, h, i, j), each (B', H, M), of a grid of rows and columns, or of the diagonal i = j + offset."""
+    """Returns indices (b, h, i, j), each (B', H, M): a grid of rows and columns, or the diagonal i = j + offset."""
     b, h = (torch.arange(n, device=device) for n in (min(layout.batch, _BATCH), layout.heads))
     if diagonal:
         first, last = max(0, -offset), min(layout.columns, layout.rows - offset)
