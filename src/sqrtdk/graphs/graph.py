@@ -101,6 +101,7 @@ class Graph:
 
     def array(self, name: str) -> np.ndarray[Any, Any] | None:
         """Returns the value of a constant, read from the file at each call, or None if the tensor is computed."""
+        # A constant is an initializer, or the output of a Constant node, and may pass through Identity nodes.
         while name not in self.initializers:
             node = self.made_by.get(name)
             if node is not None and node.op == "Constant":
@@ -212,7 +213,7 @@ def _scope(properties: dict[str, str], name: str) -> str | None:
         'h.0.attn'
     """
     path = _listed(properties.get(_SCOPES, ""))
-    if len(path) > 1:
+    if len(path) > 1:  # the last scope is the operation, the one before it the module
         return path[-2]
     namespace = properties.get("namespace", "")
     if "/" in namespace and len(namespace) < _MAX_SCOPE:

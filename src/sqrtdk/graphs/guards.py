@@ -94,6 +94,7 @@ def meet(
     """
     limits = {name: (bounds or {}).get(name, (None, None)) for name in wanted}
     work = guards.nodes + sum(map(len, shapes(wanted).values()))
+    # Long conditions and many inputs get fewer tries, so that a file can't make this slow.
     tries = max(1, min(_MOST_TRIES, _MOST_WORK // max(work, 1)))
     broken: int | None = 0
     for sizes in itertools.islice(_near(wanted, limits), tries):

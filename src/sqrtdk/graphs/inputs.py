@@ -139,11 +139,13 @@ def _fit(value: Any, tensor: Any) -> np.ndarray[Any, Any]:
     helper = _extras.load("onnx.helper", EXTRA)
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
     tensor = tensor.detach().cpu()
+    # numpy has no bfloat16.
     array: np.ndarray[Any, Any] = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
     if (array.dtype.kind in "iub") != (dtype.kind in "iub"):
         raise ModelError(
             f"the input {name!r} is of dtype {array.dtype}; the graph takes {dtype}", hint="Give numbers of its kind."
         )
+    # A cast of ids to int32 or bool wraps silently if they do not fit, so it is compared with the original below.
     fitted = np.ascontiguousarray(array.astype(dtype, copy=False))
     if dtype.kind in "iub" and not np.array_equal(fitted.astype(array.dtype), array):
         raise ModelError(
@@ -195,6 +197,7 @@ def size_of(symbol: str, of: str, axis: int, sizes: dict[str, int], larger: bool
             int(term) if term.isdecimal() and len(term) < 9 else size_of(term, of, 1, sizes, larger) for term in terms
         )
     if name not in sizes:
+        # A cache, "past_sequence_length" or an unnamed third axis of "past_key", is read empty.
         cached = "past" in name or (not symbol and "past" in of and axis == 2)
         sizes[name] = 0 if cached else number_for(axis, sizes, larger)
     return sizes[name]

@@ -52,13 +52,16 @@ def _attention(step: Step) -> Result:
     past = given["past_k"].shape[-2] if "past_k" in given and "past_v" in given else 0
     if past:
         k, v = torch.cat((given["past_k"], k), 2), torch.cat((given["past_v"], v), 2)
+    # The cache to return: com.microsoft's Attention has keys and values in one tensor, the others in two.
     kept = (torch.stack((k, v)), k) if projects else (k, v)
     if k.shape[1] != q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    # A scale of 0 stands for the default.
     scale = step.attribute("scale", 0.0) or 1 / math.sqrt(q.shape[-1])
     grouped = node.op == "GroupQueryAttention"
     causal = step.attribute("causal" if grouped else "unidirectional" if node.domain else "is_causal", int(grouped))
     local, cap = step.attribute("local_window_size", -1), step.attribute("softcap", 0.0)
+    # local_window_size counts the row's own key, left_window_size only the keys before it.
     left = step.attribute("left_window_size", local - 1 if local > 0 else -1)
     right, filler = step.attribute("right_window_size", -1), step.attribute("mask_filter_value", -10000.0)
     right = 0 if causal else right
@@ -72,6 +75,7 @@ def _attention(step: Step) -> Result:
         logits = torch.tanh(scaled / cap) * cap if cap else scaled
         logits = _masked(given, logits, filler)
         ones = torch.ones(*logits.shape[-2:], dtype=torch.bool, device=logits.device)
+        # Row i has position past + i: it sees keys from past + i - left to past + i + right.
         hidden = [ones.triu(past + right + 1)] * (right >= 0) + [ones.tril(past - left - 1)] * (left >= 0)
         logits = logits.masked_fill(functools.reduce(torch.logical_or, hidden), -math.inf) if hidden else logits
         made, results = _weights(given, logits) @ v, (*kept, scaled) if not node.domain else kept

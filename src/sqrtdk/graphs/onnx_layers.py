@@ -136,6 +136,7 @@ def _conv_transpose(step: Step) -> Tensor:
         wanted = x.shape[2 + axis] * strides[axis] if auto.startswith("SAME") else None
         wanted = wanted if sizes is None else sizes[axis - rank]
         if wanted is not None:
+            # The surplus is cut at both ends, its odd element at the end for SAME_UPPER and else at the start.
             total = max(full - wanted, 0)
             before = total // 2 if auto == "SAME_UPPER" else total - total // 2
             behind = full - wanted - before
@@ -157,6 +158,7 @@ def _summed(step: Step, x: Tensor, value: float = 0.0) -> Tensor:
     """Returns the sum of each window of a tensor whose padding has the value `value`."""
     size = tuple(step.attribute("kernel_shape", []))
     padded, moves = _padded(step, x, size, value, beyond=0.0)
+    # A convolution of each channel with a kernel of ones.
     ones = torch.ones(1, 1, *size, dtype=x.dtype, device=x.device)
     made: Tensor = _CONVOLVE[len(size) - 1](padded.reshape(-1, 1, *padded.shape[2:]), ones, **moves)
     return made.reshape(*x.shape[:2], *made.shape[2:])
@@ -250,6 +252,7 @@ def rounded(x: Tensor, scale: Any, zero: Any, fixed: bool) -> Tensor:
             shift = min(255.0, max(0.0, float(np.rint(-low / size)))) if size else 0.0
         if size:
             exact = ((exact / size).round() + shift).clamp(least, most).sub(shift).mul(size)
+        # Written through numpy, so that the tape holds the activation itself and no rounding.
         made.detach().numpy()[...] = exact.to(x.dtype).numpy()
     return made
 

@@ -24,6 +24,7 @@ from sqrtdk.graphs.rewriting import ROUNDED
 
 def _pairs(function: Callable[[Any, Any], Tensor]) -> Operation:
     def run(step: Step) -> Tensor:
+        # Sum, Max and Min take any number of operands.
         result: Any = step.operand(0)
         for index in range(1, len(step.node.inputs)):
             result = binary(function, result, step.operand(index))
@@ -55,6 +56,7 @@ def _softmax(function: Callable[[Tensor, int], Tensor]) -> Operation:
 
 
 def _divide(left: Any, right: Any) -> Tensor:
+    # ONNX divides integers towards zero.
     whole = all(not (x.is_floating_point() if isinstance(x, Tensor) else isinstance(x, float)) for x in (left, right))
     return torch.div(left, right, rounding_mode="trunc" if whole else None)
 
@@ -66,6 +68,7 @@ def _where(step: Step) -> Tensor:
     # where(isnan(w), 0, w): an exporter's zeros for rows that see no key. The weights pass through on the meta device.
     if step.device == "meta" and cleans and isinstance(other, Tensor):
         return other
+    # where(mask, scores, -inf) and where(hide, -inf, scores) become masked_fill, which a trace reads as a mask.
     for value, fill, where in ((other, kept, condition), (kept, other, None)):
         if isinstance(value, Tensor) and not isinstance(fill, Tensor):
             shape = torch.broadcast_shapes(value.shape, condition.shape)  # type: ignore[no-untyped-call]

@@ -17,7 +17,7 @@ _REDUCED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 def _reshape(step: Step) -> Tensor:
     x, sizes = step.tensor(0), step.listed(1, "shape", [])
-    if not step.attribute("allowzero", 0):
+    if not step.attribute("allowzero", 0):  # a size of 0 then keeps the input's size
         sizes = [x.shape[i] if size == 0 and i < x.dim() else size for i, size in enumerate(sizes)]
     return x.reshape(sizes)
 
@@ -30,7 +30,7 @@ def _squeeze(step: Step) -> Tensor:
 def _unsqueeze(step: Step) -> Tensor:
     x, axes = step.tensor(0), step.listed(1, "axes", [])
     rank = x.dim() + len(axes)
-    for axis in sorted(axis % rank for axis in axes):
+    for axis in sorted(axis % rank for axis in axes):  # ascending, because axes count in the result
         x = x.unsqueeze(axis)
     return x
 
@@ -43,7 +43,7 @@ def _concat(step: Step) -> Tensor:
 
 def _split(step: Step) -> Result:
     x, axis, count = step.tensor(0), step.attribute("axis", 0), len(step.node.outputs)
-    most = -(-x.shape[axis] // count)
+    most = -(-x.shape[axis] // count)  # without sizes the pieces are equal, and the last may be smaller
     equal = [min(most, x.shape[axis] - most * i) for i in range(count)]
     return torch.split(x, step.listed(1, "split", equal), axis)
 
@@ -57,7 +57,7 @@ def _slice(step: Step) -> Tensor:
         if stride > 0:
             first, last, _ = slice(start, end).indices(size)  # clipped: torch warns of bounds far beyond an axis
             x = x[(slice(None),) * (axis % x.dim()) + (slice(first, max(first, last), stride),)]
-        else:
+        else:  # torch has no negative strides: x[::-1] is a flip
             taken = range(size)[slice(start, None if end < -size else end, stride)]
             x = x.flip(axis) if len(taken) == size else x.index_select(axis, torch.tensor([*taken]).to(x.device))
     return x
@@ -73,6 +73,7 @@ def _to_depth(x: Tensor, size: int, mode: str) -> Tensor:
 
 
 def _depth_first(mode: str) -> bool:
+    """Returns whether the position in a block comes before the channels, unlike in torch's pixel_shuffle."""
     if mode not in ("DCR", "CRD"):
         raise UnsupportedError(f"blocks of pixels of the mode {mode[:40]}")
     return mode == "DCR"

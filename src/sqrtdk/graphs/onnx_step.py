@@ -111,6 +111,7 @@ class Step:
         node, opset, names = self.node, self.graph.opset, sorted({*self.node.attributes} - self.read - IDLE)
         schema = defs.get_schema(node.op, opset) if names and not node.domain and defs.has(node.op, opset) else None
         for name in names:
+            # An attribute with its default value changes nothing.
             value, nothing = node.attributes[name], [0, -1, 0.0, b"", b"NONE", []]  # defaults of onnxruntime's own
             if schema is not None and name in schema.attributes:
                 default = schema.attributes[name].default_value

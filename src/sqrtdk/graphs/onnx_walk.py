@@ -124,6 +124,7 @@ class Walk:
                 self._fold(node)
             else:
                 self._lose(node, lost)
+            # On values, memory is freed after the last use. On the meta device it costs nothing.
             for name in left.get(node, ()) if self.values is not None else ():
                 self._env.pop(name, None)
 
@@ -237,7 +238,7 @@ class Walk:
         self._env = {**self._constants, **dict(zip(self.inputs, inputs, strict=True))}
         left = _last_uses(self._readable)
         for node in self._readable:
-            if all(name in self._constants or not name for name in node.outputs):
+            if all(name in self._constants or not name for name in node.outputs):  # folded in the first walk
                 continue
             at = (node.scope or "", node.stack, node.number + 1)
             made = places.run_inside(self._modules, *at, self._made, node, self._env)

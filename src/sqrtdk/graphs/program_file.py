@@ -154,6 +154,7 @@ def _texts(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str 
         yield path, value
     elif isinstance(value, dict):
         for key, inner in value.items():
+            # The keys of `tensor_values` are names of tensors in the program's source.
             if "metadata" not in path and path[-1:] != ("treespec_namedtuple_fields",):
                 yield (*path, "name") if path[-1:] == ("tensor_values",) else (*path, "key"), key
             yield from _texts(inner, (*path, key))

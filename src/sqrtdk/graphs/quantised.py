@@ -69,6 +69,7 @@ def without_quantisation(graph: Graph) -> Graph:
     rewriting = Rewriting(graph, _REWRITES, dict(graph.initializers))
     for node in graph.nodes:
         rewriting.take(node)
+    # `x_scale * w_scale` is dropped where nothing uses it any more.
     taken = {name for node in rewriting.nodes for name in node.inputs}
     nodes = tuple(node for node in rewriting.nodes if node not in rewriting.of_scales or taken & {*node.outputs})
     return replace(graph, nodes=nodes, initializers=rewriting.initializers)

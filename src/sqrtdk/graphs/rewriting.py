@@ -151,6 +151,7 @@ class Rewriting:
     def weight_scale(self, node: Node, own: set[str], wanted: int) -> list[str]:
         """Returns the scales of the constants in a product of integers, found in the multiplications that follow it."""
         found: list[str] = []
+        # Cast(MatMulInteger(x_q, w_q)) * (x_scale * w_scale), or * x_scale * w_scale in two steps.
         name, dropped = node.outputs[0], []
         for _ in range(_MOST_STEPS):
             taker, *more = self.graph.taken_by.get(name) or (None,)

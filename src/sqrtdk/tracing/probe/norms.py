@@ -139,6 +139,7 @@ def _along(part: Part, axis: int) -> Norm | None:
 
 def _tried(part: Part, axis: int, rows: Tensor) -> Norm | None:
     """Returns the normalisation seen in two sets of unit vectors. A gain that fits both holds for any vector."""
+    # Rows of length 1024 and 2048 go in. A norm returns unit rows times one gain for both.
     units = torch.stack([rows[0], -rows[1]])
     learned = {arg: torch.ones(arg.shape) for arg, value in _learned(part) if value is None or value.is_meta}
     long = torch.stack([part.run(_LONG * units[0], learned), part.run(2 * _LONG * units[1], learned)])

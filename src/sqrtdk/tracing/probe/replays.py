@@ -274,6 +274,7 @@ def _moved(part: Part, dtype: torch.dtype) -> Moved | None:
     numbers = torch.arange(1.0, count + 1.0, dtype=dtype, device=part.device).reshape(part.source.shape)
     if not count or (dtype == torch.float32 and count > 2**12):  # float32 must tell the indices apart
         return None
+    # Ones give the factor; 1, 2, 3, ... divided by it give the place of each element.
     ones = part.run(torch.ones_like(numbers))
     if ones.is_complex() or not ones.is_floating_point() or not ones.numel() or tuple(ones.shape) != part.end.shape:
         return None

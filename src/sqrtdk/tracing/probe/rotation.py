@@ -252,6 +252,7 @@ def _whole(x: Tensor, y: Tensor, u: float, layout: str, first: int, width: int, 
     law = law_of(frequencies(fit.rotation.table), rows, LOOSE_LAW)
     if law is None or law.factor / law.base * (rows - 1) >= u * STILL:  # the next pair would turn visibly
         return fit
+    # Models rotate a quarter, half, three quarters or all of the head's channels.
     quarters = [q for q in (x.shape[-1] * share // 4 for share in (4, 3, 2, 1)) if q % 2 == 0 and width <= q <= rest]
     for usual in USUAL:
         for wider in quarters:

@@ -132,6 +132,7 @@ def take_apart(table: Tensor, known: Tensor | None = None) -> Turn | None:
     rest = (turned * phase(-positions[..., None] * steps)).angle()
     if rest.numel() < LARGEST and float(rest.abs().flatten().quantile(0.9)) > FITS:
         return None
+    # The angles that remain, fitted by least squares over the positions, correct the frequencies.
     weight = (positions**2).sum()
     if float(weight) > 0:
         steps = steps + (positions[..., None] * rest).sum((0, 1)) / weight
@@ -197,6 +198,8 @@ def law_of(frequencies: Tensor, span: float, tolerance: float = LAW) -> Law | No
     seen = sizes * span > UNSEEN
     if int(seen.sum()) < 2:
         return None
+    # A line through log(frequency) over c: its slope is -log(base) / P, its value at c = 0 is log(factor). Faster pairs
+    # weigh more, because their frequencies are known more precisely.
     c, logs, weight = number_of[seen], sizes[seen].log(), sizes[seen] ** 2
     mean_c, mean_log = (weight * c).sum() / weight.sum(), (weight * logs).sum() / weight.sum()
     slope = (weight * (c - mean_c) * (logs - mean_log)).sum() / (weight * (c - mean_c) ** 2).sum()
@@ -237,6 +240,7 @@ def _places(turned: Tensor, steps: Tensor, rows: int) -> Tensor:
         apart = (2 * (1 - far_fits).clamp_min(0)).sqrt().clamp_min(ANGLES)
         by_chance = FAR * (apart / math.pi) ** int((steps.abs() * FAR > math.pi).sum())
         best[lost] = torch.where((far_fits > fits[lost]) & (by_chance < CHANCE), far, best[lost])
+    # Least squares on the angles that remain moves each position between the grid's points.
     for _ in range(3):
         rest = (turned * phase(-best[:, None] * steps)).angle()
         best = best + (steps * rest).sum(-1) / (steps**2).sum()

@@ -23,6 +23,7 @@ from sqrtdk.tracing.tensors import CallRows
 
 _NO_STATS = "every block of keys had a softmax of its own; that of the whole was never computed"
 _MASKS = ("causal_lower_right", "causal", "window", "padding", "mask")
+# "softmax(0.125 * rope(q).rope(k))": the group is the formula without its number.
 _SCALED = re.compile(r"softmax\((?:[\d.e+-]+ \* )?((?:\w+\()*q\)*\..*)\)")
 
 

@@ -138,6 +138,7 @@ def _score(reading: Reading, content: Sequence[Bias]) -> str:
 
 
 def _kv_heads(reading: Reading) -> int:
+    # k.repeat_interleave(4, dim=1) makes the keys grow by 4: the model has a quarter as many key heads.
     heads = reading.kv_heads or reading.layout.heads
     growth = reading.key.growth
     return heads // growth if heads % growth == 0 else heads

@@ -68,6 +68,7 @@ def _look(reading: Reading, counts: bool) -> Sight:
     hides = {i: step for i, step in enumerate(steps) if isinstance(step, Hide)}
     if reading.fault is not None:
         return Sight(steps)
+    # Several products side by side: only the logits themselves show which keys are hidden.
     if isinstance(operands, Logits) and any(isinstance(step, Beside) for step in steps):
         return Sight(steps, visible=None if reading.without_data else operands.arrange(operands.values) > BOTTOM)
     if not hides:
@@ -77,6 +78,7 @@ def _look(reading: Reading, counts: bool) -> Sight:
         rows = reading.layout.rows
         seen = Mask("causal", "implicit", 0, 0, 0.0, -math.inf, least=0, greatest=rows - 1, band=True, ahead_by_one=0)
         return Sight(steps, seen, causal=True)
+    # Without values, as on the meta device, the mask gets a name and no counts.
     if not all(_is_known(hide, reading) for hide in hides.values()):
         named = _named(steps, lambda i, step: step.name or "mask")
         return Sight(named, _bare(steps, hides, next(iter(hides.values())).name or "mask"))
@@ -140,6 +142,7 @@ def visible_by(hide: Hide, reading: Reading) -> Tensor | None:
     if isinstance(operands, Logits) and (hide.visible is None or not operands.axes.followed):
         if hide.visible is None and hide.fill is None:
             return None
+        # A hidden logit is about `fill`, so half of it separates hidden keys from visible ones.
         return operands.arrange(operands.values) > max(0.5 * (hide.fill or -math.inf), BOTTOM)
     assert isinstance(operands, (Logits, Vectors))
     assert hide.visible is not None

@@ -121,6 +121,7 @@ def _factor(before: Tensor, after: Tensor) -> Tensor | None:
         return torch.ones(1, 1, 1, 1, dtype=torch.float64, device=after.device)
     x, y = before.to(torch.float64), after.to(torch.float64)
     eps = max(torch.finfo(t.dtype).eps for t in (before, after) if t.is_floating_point())
+    # The least-squares factor counts if every element matches within rounding.
     for axes in ((0, 1, 2, 3), (0, 2, 3), (0, 1, 3), (3,)):
         size = (x * x).sum(axes, keepdim=True)
         by = torch.where(size > 0, (x * y).sum(axes, keepdim=True) / size, torch.ones_like(size))
@@ -206,13 +207,13 @@ class _Way:
         if node.is_root or not node.act or main is None:
             self.roots.append(node)
             return []
-        if node.op in REJOINED:
+        if node.op in REJOINED:  # cat([x1, x2], -1): every part is followed
             return [parent for parent in node.parents() if parent.act]
         if (pieces := _pieces(node)) is not None:
             return [source for _, source in pieces]
         if node.op in ("add", "sub") and sum(parent.act for parent in node.parents()) == 1:
             self.shift = node
-        elif node.op not in _LINEAR:
+        elif node.op not in _LINEAR:  # relu(q): neither a factor nor a view
             self.spans.append(_Span("unknown", node.op, main, node))
         return [main]
 
