@@ -117,7 +117,7 @@ class _Reader:
         kind, count = int(self._number("<I")), self._length(MAX_ARRAY)
         if depth > MAX_NESTED or self._file.tell() > MAX_METADATA:
             raise _OddError("arrays that are nested too deep, or too long")
-        if kind in _FIXED:
+        if kind in _FIXED:  # skipped at once; strings and arrays have lengths of their own and are skipped one by one
             self._file.seek(count * struct.calcsize(_FIXED[kind]), os.SEEK_CUR)
             return
         self._passed += count

@@ -179,6 +179,7 @@ class Walk:
 
     def _fold(self, node: Node) -> None:
         """Adds the outputs of an operation to `_known` if it has only known inputs, or reads only a shape."""
+        # 1 / sqrt(q.shape[-1]) may be exported as Shape, Slice, Cast, Sqrt, Div: all of it folds to one number.
         constant = node.op in ("Shape", "Size") or all(name in self._known for name in node.inputs if name)
         large = any(self._env[name].numel() > MOST_FOLDED for name in node.outputs if name in self._env)
         if not constant or large or node.op.startswith("Random") or (node.domain, node.op) in ATTENTIONS:

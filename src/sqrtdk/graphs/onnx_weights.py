@@ -40,6 +40,7 @@ def find_weights(graph: Graph) -> tuple[set[str], set[str], dict[str, str]]:
                 if "." not in source and node.scope and fits(node.scope):
                     names.setdefault(source, f"{node.scope}.weight")
     constant = _constants(graph)
+    # MatMul(q, k.T) with a constant on the left and a computed tensor on the right: q does not depend on the inputs.
     folded = {
         source
         for node in graph.nodes

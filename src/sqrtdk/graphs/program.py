@@ -59,6 +59,7 @@ def read_exported(
     for parameter in module.parameters():
         parameter.requires_grad_(False)
     args, kwargs = program.example_inputs if program.example_inputs else ((), {})
+    # If the file does not name the arguments, the module's forward does.
     names = getattr(program.module_call_graph[0].signature, "forward_arg_names", None)
     if not names:
         parameters = [name for name in inspect.signature(module.forward).parameters if name not in kwargs]

@@ -137,6 +137,7 @@ def _dequantize(to: Rewriting, node: Node) -> None:
 def _integer_product(to: Rewriting, node: Node) -> None:
     """Replaces `MatMulInteger` and `ConvInteger`, whose scales multiply the product in later nodes."""
     names, zeros = node.inputs[:2], (node.input(2), node.input(3))
+    # The product is later multiplied by x_scale * w_scale, of which only the scales of constants are needed.
     own = {to.carried[name] for name in names if name in to.carried}
     constants = [i for i, name in enumerate(names) if name not in to.carried]
     scales = to.weight_scale(node, own, len(constants))

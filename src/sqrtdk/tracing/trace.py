@@ -107,7 +107,7 @@ class Trace:
         self.roots: tuple[Roots, ...] = ()
         self.model = model
         self._stats = stats
-        self._numeric = numeric and enlarge is None
+        self._numeric = numeric and enlarge is None  # the slope would include the factor on q
         self._enlarge = enlarge or {}
         self._tokens = tokens
         self._values = values or {}
@@ -151,6 +151,7 @@ class Trace:
             scene.store.asked.attach()
         self._running.__exit__(kind, error, traceback)
         close(scene)
+        # Softmaxes whose weights are still alive: all others ended when their weights were freed.
         for weighing in list(scene.store.weighings):
             self._end(weighing)
         lost = [entry for entry in scene.entries if not entry.attention]
@@ -158,7 +159,7 @@ class Trace:
             NotAttention(entry.site, number, entry.shape, entry.reason, entry.formula, _where(entry))
             for entry, number in zip(lost, _numbers(entry.site for entry in lost), strict=True)
         )
-        self.not_measured = tuple(dict.fromkeys(self._missed))
+        self.not_measured = tuple(dict.fromkeys(self._missed))  # a layer that fails twice is listed once
         self.unread = scene.store.unread()
         scene.store.close()
         self._scene = None
@@ -240,6 +241,7 @@ class Trace:
         entry.told = True
         if entry.lost or entry.reason == LOST_SIGHT:
             entry.formula = self._formula(weighing)
+        # The weights entered an operation that is not followed. What the logits are decides how likely an attention is.
         if entry.reason == NEVER_USED and entry.lost:
             if entry.formula is not None:
                 entry.reason = LOST_ADDITIVE

@@ -81,6 +81,7 @@ def may_normalise(node: Node) -> bool:
 
 def norm_within(node: Node) -> tuple[Norm, tuple[Node, ...]] | None:
     """Returns the normalisation behind `node`, and the nodes of its gain and shift, from `node` backwards."""
+    # norm(x) * weight + bias: the operations after the norm are passed one by one.
     passed = [node]
     while (norm := norm_at(node)) is None:
         parents = [parent for parent in node.parents() if parent.act]
@@ -179,6 +180,7 @@ def _with_gain(part: Part, gain: Tensor, axis: int, kind: str) -> Norm | None:
     elif kind != "layer" and math.isclose(length, 1.0, rel_tol=_ONE):
         kind = "l2"
     by = length if kind == "l2" else length / root
+    # x / x.std() leaves a root mean square of sqrt((n - 1) / n), which counts as 1 as well.
     by = next((1.0 for usual in (1.0, _degree(part)) if math.isclose(by, usual, rel_tol=_ONE)), by)
     return Norm(part, kind, by, axis=axis, learned=single[0] if single else None)
 

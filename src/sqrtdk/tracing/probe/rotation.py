@@ -204,6 +204,7 @@ def _fit(x: Tensor, y: Tensor, u: float, layout: str, first: int, width: int, sp
         sums = [part.sum(0, keepdim=True) if together else part for part in (*squares, crossed, along, across)]
         free = _solved(*sums)
         for one in (True, False):
+            # A free amplitude fits anything unless several heads or batches share the table.
             if not one and (spread or not (overdetermined and (together or x.shape[1] > 1))):
                 continue
             amplitude = _amplitude(free, sums[0])

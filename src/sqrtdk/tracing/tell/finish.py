@@ -134,6 +134,7 @@ def _score(reading: Reading, content: Sequence[Bias]) -> str:
         return "distance"
     if content:
         return content[0].name
+    # F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT is the cosine of q and k.
     return "cosine" if reading.query.norm == reading.key.norm == "l2" else "dot"
 
 
@@ -200,6 +201,7 @@ def site_in_program(reading: Reading, modules: Mapping[str, nn.Module]) -> str:
     pairs = zip(_holder(reading.query), _holder(reading.key), strict=False)
     shared = [left for left, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
     inside = reading.site.split(".") if reading.site else []
+    # layers.0.attn.q and layers.0.attn.k share layers.0.attn; a path that is no module is shortened.
     while shared and ".".join(shared) not in modules:
         shared.pop()
     return ".".join(shared) if shared[: len(inside)] == inside else reading.site

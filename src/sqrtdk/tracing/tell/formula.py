@@ -143,6 +143,7 @@ class _Curve(Step):
 
 
 _CURVES = ("sigmoid", "relu", "erf", "gelu", "silu", "softplus")
+# With z = scale * q @ k.mT: sigmoid(z) @ v, relu(z) @ v, relu(z)**2 @ v, (1 + erf(z)) / 2 @ v and z @ v.
 _NAMES = {
     ("sigmoid",): "sigmoid attention",
     ("relu",): "ReLU attention",

@@ -158,6 +158,7 @@ def _held_in(numbers: Tensor, dtype: str) -> str:
         >>> _held_in(x, "float32"), _held_in(x.half().float(), "float32")
         ('float32', 'float16')
     """
+    # logits.half().float() is a float32 tensor of float16 numbers.
     if getattr(torch, dtype) in _HALF or not numbers.is_floating_point():
         return dtype
     some = numbers.detach().flatten()

@@ -76,7 +76,7 @@ def _of_logits(reading: Reading, logits: Logits, used: Used) -> tuple[Place, Pla
     n, row, column = (logits.arrange(at) for at in coordinates(product, logits.views, reading.device))
     if n.shape != (layout.batch, layout.heads, layout.rows, layout.columns):
         return "the product does not hold all of the logits"
-    if axes.swapped:
+    if axes.swapped:  # k @ q.mT: the rows of the product are keys
         row, column = column, row
     # In (B, H, L, S) the operand's row may depend on (B, H, L) only, and its column on (B, H, S) only.
     if bool((row != row[..., :1]).any()) or bool((column != column[..., :1, :]).any()) or bool((n != n[..., :1]).any()):

@@ -93,6 +93,7 @@ def _look(reading: Reading, counts: bool) -> Sight:
     if not masks:
         return Sight(named)
     visible = functools.reduce(torch.Tensor.__and__, masks.values())
+    # Masks of different kinds, such as causal and padding, are named by the pattern of both together.
     kinds = {names[i] or "mask" for i in masks}
     mask = _bare(steps, hides, kinds.pop() if len(kinds) == 1 else pattern(visible) or "mask")
     if counts:
@@ -170,6 +171,7 @@ def _counted(mask: Mask, reading: Reading, visible: Tensor, *, exact: bool) -> M
     return replace(
         mask,
         blind_rows=blind,
+        # With a finite fill the softmax of a row without keys is a uniform average over masked keys.
         uniform_rows=blind if mask.fill is not None and math.isfinite(mask.fill) else 0,
         masked_weight=weight,
         **reach(whole, matrices // max(math.prod(whole.shape[:-2]), 1)),

@@ -40,6 +40,7 @@ def terms_of(reading: Reading, sight: Sight, used: Used) -> tuple[Term, ...]:
 
 
 def _term(step: Step, reading: Reading, sight: Sight, used: Used) -> Term | None:
+    # A row's maximum cancels in the softmax, and a mask without a name hides nothing.
     if isinstance(step, Offset) or (isinstance(step, Hide) and step.name is None):
         return None
     if isinstance(step, Scale):

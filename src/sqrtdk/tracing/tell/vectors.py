@@ -59,7 +59,7 @@ def vector(place: Place) -> Vector:
     if way.shift is not None:
         if len(way.roots) > 1 or way.shift.value is None:
             return Vector(used)
-        starts = {way.shift: way.shift.value}
+        starts = {way.shift: way.shift.value}  # the projection's output includes a bias that is added separately
     projected = way.carried(starts)
     if projected is None:
         return Vector(used)
@@ -79,7 +79,7 @@ def vector(place: Place) -> Vector:
         plain = after if bool((factor == 1).all()) else (after.to(torch.float64) / factor).to(after.dtype)
         steps.append(Waypoint(span.name, span.detail, plain, span.gain))
     by = _factor(last, used)
-    if by is None and (dtype := _rounded(last, used)) is not None:
+    if by is None and (dtype := _rounded(last, used)) is not None:  # q.to(torch.bfloat16).to(torch.float32)
         steps.append(Waypoint("rounded", dtype, used))
         by = torch.ones_like(factor)
     if by is None:
