@@ -1,4 +1,4 @@
-"""Graphs that were exported from a model, ONNX and torch.export, read to the tensors of their attentions."""
+"""Reads the attention tensors of exported graphs: ONNX files and torch.export programs."""
 
 from sqrtdk.graphs.graph import Missing as Missing
 from sqrtdk.graphs.onnx import GraphRun as GraphRun

@@ -1,4 +1,7 @@
-"""The metadata of a GGUF file: names and values before its tensors. Arrays are passed over, tensors are not read."""
+"""Reads the metadata of a GGUF file: the names and values before its tensors.
+
+Arrays, such as a tokenizer's vocabulary, are skipped. Tensors are not read.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from sqrtdk.models.limits import check_file
 
 MAX_BYTES = 2**44
 MAX_ENTRIES = 2**16
-MAX_TEXT = 2**20  # bytes of a text; a chat template has some ten thousand
-MAX_KEPT = 2**22  # bytes of all names and texts, each of which is kept
-MAX_ARRAY = 2**24  # elements
-MAX_PASSED = 2**21  # texts and arrays in arrays that are passed over one by one, in all; a vocabulary has 2^18
-MAX_NESTED = 4  # arrays in arrays
-MAX_METADATA = 2**30  # bytes that are passed over in all
+MAX_TEXT = 2**20  # bytes of one string; a chat template has about ten thousand
+MAX_KEPT = 2**22  # bytes of all names and strings together: they stay in memory
+MAX_ARRAY = 2**24  # elements of one array
+MAX_PASSED = 2**21  # strings and nested arrays skipped one by one, in the whole file; a vocabulary has 2^18
+MAX_NESTED = 4  # levels of arrays inside arrays
+MAX_METADATA = 2**30  # bytes skipped in the whole file
 VERSIONS = (2, 3)
 _FIXED = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _TEXT, _ARRAY = 8, 9
@@ -24,7 +27,11 @@ Value = str | int | float | bool
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Value]:
-    """Names and values of a GGUF file of version 2 or 3, little-endian, without its arrays."""
+    """Returns the names and values of a little-endian GGUF file of version 2 or 3, without its arrays.
+
+    Raises:
+        ModelError: The file can't be read, is no GGUF file, or exceeds one of the limits above.
+    """
     shown = str(path)[:200]
     try:
         check_file(os.fspath(path), f"the file {shown!r}", MAX_BYTES)
@@ -44,28 +51,31 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, Value]:
 
 
 class _OddError(Exception):
-    """What no GGUF file holds."""
+    """Bytes that no valid GGUF file holds."""
 
 
 class _LimitError(Exception):
-    """What a GGUF file may hold, and takes more memory or time to read than it is worth."""
+    """A valid entry that would take too much memory or time to read."""
 
 
 class _Reader:
-    """Reads one file from its beginning; what is kept and what is done are counted, however small the file is."""
+    """Reads one file from its start, and counts the bytes kept and the items skipped.
+
+    The counters are needed because a small file can announce any length.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._kept = self._passed = 0
 
     def entries(self) -> dict[str, Value]:
-        """Names and values, without arrays."""
+        """Returns names and values, without arrays."""
         if self._file.read(4) != b"GGUF":
             raise _OddError("it does not begin with GGUF")
         version = self._number("<I")
         if version not in VERSIONS:
             raise _OddError(f"version {version}")
-        self._number("<Q")  # of tensors
+        self._number("<Q")  # the number of tensors, not needed
         count = int(self._number("<Q"))
         if count > MAX_ENTRIES:
             raise _LimitError(f"{count} entries, at most {MAX_ENTRIES} are read")
@@ -107,7 +117,7 @@ class _Reader:
         kind, count = int(self._number("<I")), self._length(MAX_ARRAY)
         if depth > MAX_NESTED or self._file.tell() > MAX_METADATA:
             raise _OddError("arrays that are nested too deep, or too long")
-        if kind in _FIXED:
+        if kind in _FIXED:  # skipped at once; strings and arrays have lengths of their own and are skipped one by one
             self._file.seek(count * struct.calcsize(_FIXED[kind]), os.SEEK_CUR)
             return
         self._passed += count

@@ -1,4 +1,4 @@
-"""The nodes of an ONNX graph, by what they make and what takes it, and the values of its constants."""
+"""An ONNX graph with its nodes indexed by the tensors they produce and consume, and the values of its constants."""
 
 from __future__ import annotations
 
@@ -20,70 +20,70 @@ from sqrtdk.graphs.model_file import EXTRA, folder_of, graphs_of, load_file
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
-_FIRST = 64  # nodes that are asked for the class of the model
+_FIRST = 64  # nodes searched for the class of the model
 _STACK = "pkg.torch.onnx.stack_trace"
-_MAX_SCOPE = 2**14  # characters that are parsed
-MOST_NODES = 2**15  # operations that are walked: some 10 ms each, with all walks and the trace
+_MAX_SCOPE = 2**14  # longest text that is parsed, in characters
+MOST_NODES = 2**15  # largest number of operations: each takes about 10 ms over all walks and the trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
     """One operation."""
 
-    number: int  # where it stands in the graph, which is in an order in which it can run
-    op: str  # its operator, "MatMul"
-    domain: str  # of the operator, "" for ONNX's own
-    name: str  # its own; may be ""
-    inputs: tuple[str, ...]  # names of tensors, "" for one that is left out
-    outputs: tuple[str, ...]  # the same
+    number: int  # index in the graph, whose nodes are in an order that can be executed
+    op: str  # operator, such as "MatMul"
+    domain: str  # domain of the operator, "" for ONNX's own
+    name: str  # name of the node; may be ""
+    inputs: tuple[str, ...]  # names of tensors, "" for an omitted one
+    outputs: tuple[str, ...]  # names of tensors, "" for an omitted one
     attributes: dict[str, Any]  # by name; tensors are arrays
-    scope: str | None  # module path, where the exporter wrote it
-    kind: str = ""  # class of the module there, where it wrote that; else ""
-    stack: str = ""  # traceback of the model's code, where it wrote that; else ""
-    # domains and operators in its branches, or in the body of its loop: they are not read
+    scope: str | None  # module path, if the exporter wrote one
+    kind: str = ""  # class of that module, or "" if the exporter wrote none
+    stack: str = ""  # traceback into the model's code, or "" if the exporter wrote none
+    # (domain, operator) of the nodes inside its branches or its loop body, which are not read
     inner: tuple[tuple[str, str], ...] = ()
 
     def input(self, index: int) -> str:
-        """Name of an input, "" for one that is left out."""
+        """Returns the name of an input, or "" if it is omitted."""
         return self.inputs[index] if index < len(self.inputs) else ""
 
     @property
     def site(self) -> str:
-        """Module path, or the node's name, or that of what it makes."""
+        """Module path, else the node's name, else the name of its first output."""
         return self.scope if self.scope is not None else self.name or self.outputs[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Computed:
-    """A constant that is computed of others when it is asked for, in the place of a tensor of the file."""
+    """A constant computed on demand from other constants. It has the fields that are read of a `TensorProto`."""
 
-    name: str  # its own
-    dims: tuple[int, ...]  # its shape
-    data_type: int  # ONNX's number for its dtype
-    compute: Callable[[], np.ndarray[Any, Any]]  # its values
+    name: str  # name of the constant
+    dims: tuple[int, ...]  # shape
+    data_type: int  # ONNX's number for the dtype
+    compute: Callable[[], np.ndarray[Any, Any]]  # returns the values
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A softmax, or an operator, that is an attention and could not be read."""
+    """An attention, written as a softmax or as one operator, that could not be read."""
 
     site: str  # module path, or name of the node
-    reason: str  # half a sentence, with what could not be followed
+    reason: str  # half a sentence that names the obstacle
 
 
 @dataclass(slots=True, eq=False)
 class Graph:
-    """A graph, whose nodes are in an order in which they can run, and of which no two make one tensor."""
+    """A graph whose nodes are in an order that can be executed; no tensor is produced by two of them."""
 
-    nodes: tuple[Node, ...]  # in order
-    initializers: dict[str, Any]  # constants of the file
+    nodes: tuple[Node, ...]  # in order of execution
+    initializers: dict[str, Any]  # constants of the file, by name
     model: Any  # the `onnx.ModelProto`
-    inputs: tuple[Any, ...]  # what the caller gives
-    folder: Path  # in which tensors lie that are not in the file
+    inputs: tuple[Any, ...]  # inputs that the caller supplies, as `ValueInfoProto`s
+    folder: Path  # folder of the external tensor files
     opset: int  # version of ONNX's own operators
-    root_class: str = ""  # class of the whole model, where the exporter wrote it; else ""
-    made_by: dict[str, Node] = field(init=False)  # the node that makes a tensor
-    taken_by: dict[str, list[Node]] = field(init=False)  # the nodes that take it, in order
+    root_class: str = ""  # class of the whole model, or "" if the exporter wrote none
+    made_by: dict[str, Node] = field(init=False)  # the node that produces each tensor
+    taken_by: dict[str, list[Node]] = field(init=False)  # the nodes that consume each tensor, in order
 
     def __post_init__(self) -> None:
         self.made_by, self.taken_by = {}, defaultdict(list)
@@ -100,7 +100,8 @@ class Graph:
                 self.made_by[name] = node
 
     def array(self, name: str) -> np.ndarray[Any, Any] | None:
-        """Value of a constant that is written in the file, read anew each time; None of what is computed."""
+        """Returns the value of a constant, read from the file at each call, or None if the tensor is computed."""
+        # A constant is an initializer, or the output of a Constant node, and may pass through Identity nodes.
         while name not in self.initializers:
             node = self.made_by.get(name)
             if node is not None and node.op == "Constant":
@@ -113,17 +114,17 @@ class Graph:
         return tensor.compute() if isinstance(tensor, Computed) else _to_array(tensor, self.folder)
 
     def tensor(self, name: str) -> Tensor:
-        """Values of a constant."""
+        """Returns the value of a constant as a tensor."""
         return to_tensor(self.array(name))
 
 
 def load_graph(path: str | os.PathLike[str]) -> Graph:
-    """The graph in a file; see `load_file`."""
+    """Returns the graph of a file. See `load_file` for what is refused."""
     return read_graph(load_file(path), folder_of(path))
 
 
 def read_graph(model: Any, folder: Path) -> Graph:
-    """Index the graph of a model, an `onnx.ModelProto` whose file lies in `folder`."""
+    """Returns the indexed graph of an `onnx.ModelProto` whose file lies in `folder`."""
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     return Graph(
         tuple(_node(number, proto, folder) for number, proto in enumerate(model.graph.node)),
@@ -137,7 +138,7 @@ def read_graph(model: Any, folder: Path) -> Graph:
 
 
 def refuse_many(count: int) -> None:
-    """Refuse more operations than are walked."""
+    """Raises a `ModelError` if a graph has too many operations to walk."""
     if count > MOST_NODES:
         raise ModelError(
             f"the graph has {count} operations; at most {MOST_NODES} are read", hint="Export a smaller part of it."
@@ -145,7 +146,7 @@ def refuse_many(count: int) -> None:
 
 
 def _root_class(proto: Any) -> str:
-    """Class of the whole model, as one node tells it; a hook of the exporter's own is none."""
+    """Returns the class of the whole model as noted at one node, or "" if it is missing or one of the exporter's."""
     classes = _listed(next((prop.value for prop in proto.metadata_props if prop.key == _CLASSES), ""))
     return "" if len(classes) < 2 or classes[0].startswith("_") else classes[0]
 
@@ -179,7 +180,7 @@ def _to_array(tensor: Any, folder: Path) -> np.ndarray[Any, Any]:
         array: np.ndarray[Any, Any] = helper.to_array(tensor, str(folder))
     except INTERRUPTS:
         raise
-    except Exception as error:  # whatever onnx and numpy make of bytes that do not fit a shape
+    except Exception as error:  # onnx and numpy raise many types for bytes that do not fit a shape
         raise ModelError(
             f"the tensor {tensor.name[:100]!r} of the graph can't be read: {kind_and_text(error)}",
             hint="The file is damaged: export it again.",
@@ -188,7 +189,7 @@ def _to_array(tensor: Any, folder: Path) -> np.ndarray[Any, Any]:
 
 
 def _listed(text: str) -> list[str]:
-    """A list of texts that is written as Python writes it; empty where it is none."""
+    """Returns the strings of a list written as a Python literal, or [] if `text` is anything else."""
     if not text.startswith("[") or len(text) >= _MAX_SCOPE:
         return []
     try:
@@ -199,7 +200,9 @@ def _listed(text: str) -> list[str]:
 
 
 def _scope(properties: dict[str, str], name: str) -> str | None:
-    """Module path that an exporter noted at a node, as a list of scopes or in its name; None where it did not.
+    """Returns the module path that an exporter noted at a node, or None.
+
+    Exporters write it as a list of scopes, as a "namespace" text, or into the name of the node.
 
     Example:
         >>> _scope({}, "/model/layers.0/self_attn/Softmax"), _scope({}, "Softmax_12")
@@ -210,7 +213,7 @@ def _scope(properties: dict[str, str], name: str) -> str | None:
         'h.0.attn'
     """
     path = _listed(properties.get(_SCOPES, ""))
-    if len(path) > 1:
+    if len(path) > 1:  # the last scope is the operation, the one before it the module
         return path[-2]
     namespace = properties.get("namespace", "")
     if "/" in namespace and len(namespace) < _MAX_SCOPE:
@@ -221,11 +224,11 @@ def _scope(properties: dict[str, str], name: str) -> str | None:
 
 
 def to_tensor(array: Any) -> Tensor:
-    """An array of onnxruntime, or of the file, as a tensor."""
+    """Returns an array of onnxruntime or of the file as a tensor of its own memory."""
     array = np.asarray(array)
     try:
         if array.dtype.name == "bfloat16":
             return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-        return torch.from_numpy(np.array(array))  # a copy: what onnxruntime and the file hold is read-only, or shared
+        return torch.from_numpy(np.array(array))  # a copy, because the source is read-only or shared
     except TypeError as error:
         raise ModelError(f"a tensor of the graph has dtype {array.dtype}", hint="Export in float32.") from error

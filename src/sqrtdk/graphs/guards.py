@@ -1,8 +1,8 @@
-"""What an exported program asks of the sizes of its inputs, read without running it.
+"""Reads the conditions that an exported program puts on the sizes of its inputs, without running them.
 
-`torch.export` writes each condition on a free size as a line of Python: "(L['x'].size()[1] % 4) == 0". Lines of an
-untrusted file are not run. They are parsed, and those of sizes, whole numbers and a few operators are worked out here;
-of others nothing is known.
+`torch.export` writes each condition on a free size as a line of Python: "(L['x'].size()[1] % 4) == 0". The file is
+untrusted, so its lines are parsed and never executed. A line of sizes, integers and a few operators is evaluated here;
+any other line is counted as unread.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 MOST_GUARDS = 2**12
-_MOST_TEXT = 2**12  # characters of one
-_MOST_TRIES = 2**11  # sizes that are tried
-_MOST_WORK = 2**17  # nodes of conditions that are worked out for all of them: a file chooses how many there are
-_FURTHEST = 2**7  # of a size that is tried, beyond the one that is wanted
-_LEAST = 2  # a size of 1 is another program, as torch exports it
+_MOST_TEXT = 2**12  # characters of one condition
+_MOST_TRIES = 2**11  # combinations of sizes to try
+_MOST_WORK = 2**17  # syntax nodes evaluated over all tries: the file chooses how long its conditions are
+_FURTHEST = 2**7  # largest distance of a tried size from the wanted one
+_LEAST = 2  # torch.export specialises a size of 1, so that it is another program
 _LARGEST = 2**62
 
 Shapes = Mapping[str, Sequence[int]]
@@ -37,19 +37,19 @@ Condition = Callable[[Shapes], int]
 
 
 class _Unread(Exception):
-    """Something else than sizes and whole numbers, a size that no input has, or a number that grows too large."""
+    """A condition with other terms than sizes and integers, a missing axis, or a number that grows too large."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """Conditions on sizes."""
+    """The conditions of a program on its sizes."""
 
-    read: tuple[tuple[str, Condition], ...] = ()  # those that can be worked out, by their text
-    unread: int = 0  # how many can't
-    nodes: int = 0  # of the trees of those that can
+    read: tuple[tuple[str, Condition], ...] = ()  # text and function of each condition that can be evaluated
+    unread: int = 0  # number of conditions that can't
+    nodes: int = 0  # syntax nodes of the conditions in `read`
 
     def broken_at(self, shapes: Shapes, first: int = 0) -> int | None:
-        """The place of a condition that is not met, the one at `first` looked at before the others."""
+        """Returns the index of a condition that is not met, or None. The condition at `first` is tested first."""
         places = itertools.chain(range(len(self.read))[first : first + 1], range(len(self.read)))
         for place in places:
             try:
@@ -61,7 +61,7 @@ class Guards:
 
 
 def read_guards(lines: Iterable[Any]) -> Guards:
-    """The conditions in the lines of a program."""
+    """Returns the conditions written in the lines of a program."""
     read: list[tuple[str, Condition]] = []
     unread = nodes = 0
     for text in itertools.islice(lines, MOST_GUARDS):
@@ -82,9 +82,10 @@ def meet(
     shapes: Callable[[Mapping[str, int]], Shapes],
     bounds: Mapping[str, Bounds] | None = None,
 ) -> dict[str, int]:
-    """Sizes by symbol, near the wanted ones, that meet the conditions; the wanted ones where none of those tried does.
+    """Returns sizes by symbol that meet the conditions and are close to the wanted ones.
 
-    `shapes` are those of the inputs, for sizes of the symbols.
+    Returns the wanted sizes if none of the tried combinations meets them. `shapes` computes the shapes of the inputs
+    from the sizes of the symbols; `bounds` holds the smallest and largest size of a symbol.
 
     Example:
         >>> guards = read_guards(["(L['x'].size()[1] % 4) == 0"])
@@ -93,9 +94,11 @@ def meet(
     """
     limits = {name: (bounds or {}).get(name, (None, None)) for name in wanted}
     work = guards.nodes + sum(map(len, shapes(wanted).values()))
+    # Long conditions and many inputs get fewer tries, so that a file can't make this slow.
     tries = max(1, min(_MOST_TRIES, _MOST_WORK // max(work, 1)))
     broken: int | None = 0
     for sizes in itertools.islice(_near(wanted, limits), tries):
+        # The condition that failed last is the likeliest to fail again, so it is tested first.
         broken = guards.broken_at(shapes(sizes), broken or 0)
         if broken is None:
             return sizes
@@ -103,11 +106,11 @@ def meet(
 
 
 def _near(wanted: Mapping[str, int], limits: Mapping[str, Bounds]) -> Iterator[dict[str, int]]:
-    """The wanted sizes, and those beside them, near ones first."""
+    """Yields the wanted sizes, then sizes at growing distance from them."""
     yield dict(wanted)
     for beyond in range(1, _FURTHEST):
         steps = [_steps(number, beyond, limits[name]) for name, number in wanted.items()]
-        for numbers in itertools.islice(itertools.product(*steps), 1, None):  # the first are the wanted ones
+        for numbers in itertools.islice(itertools.product(*steps), 1, None):  # the first combination is the wanted one
             yield dict(zip(wanted, numbers, strict=True))
 
 
@@ -119,7 +122,7 @@ def _steps(number: int, beyond: int, limits: Bounds) -> list[int]:
 
 
 def _condition(tree: ast.expr) -> Condition:
-    """A tree as a function of shapes; it calls nothing but the operators above, and of anything else is `_Unread`."""
+    """Returns a syntax tree as a function of shapes that uses only the operators above. Raises `_Unread` otherwise."""
     match tree:
         case ast.Subscript(  # L['x'].size()[1]
             value=ast.Call(

@@ -1,4 +1,4 @@
-"""What goes into a graph: the caller's tensors by its names, dtypes and sizes, or some that are made up."""
+"""Prepares the inputs of a graph: the caller's tensors, matched by name, dtype and shape, or invented ones."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from sqrtdk.graphs.graph import Graph, load_graph
 from sqrtdk.graphs.model_file import EXTRA
 from sqrtdk.graphs.onnx_step import dtype_of
 
-MASK = re.compile(r"(^|_)(attention|padding|pixel|input)_mask$")  # inputs that tell padding
-MOST_INPUT = 2**28  # elements that are made up
-_SHOWN = 12  # names in a message
-_MOST_TERMS = 8  # of a sum of sizes
+MASK = re.compile(r"(^|_)(attention|padding|pixel|input)_mask$")  # names of padding masks
+MOST_INPUT = 2**28  # largest invented input, in elements
+_SHOWN = 12  # names listed in a message
+_MOST_TERMS = 8  # terms of a sum of sizes, such as "past + tokens"
 _VIEWS = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze")
 
 
@@ -28,7 +28,10 @@ _VIEWS = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze")
 
 
 def by_name(what: str, names: Sequence[str], tensors: Any, hint: str) -> dict[str, Any]:
-    """Inputs by name, of a mapping or a tuple in the order of `names`, without those that say nothing."""
+    """Returns inputs by name from a mapping, or from a tuple in the order of `names`.
+
+    Inputs that the graph does not take are dropped if they would not change its result.
+    """
     if isinstance(tensors, tuple):
         if len(tensors) > len(names):
             raise ModelError(f"the {what} takes {len(names)} inputs, got {len(tensors)}", hint=hint)
@@ -37,17 +40,23 @@ def by_name(what: str, names: Sequence[str], tensors: Any, hint: str) -> dict[st
 
 
 def _says_nothing(name: str, value: Any) -> bool:
-    """Whether a graph without this input computes the same: a mask that hides nothing, or a switch (use_cache)."""
+    """Returns whether the input changes no result: a mask of ones, or a flag such as use_cache=False."""
     if isinstance(value, Tensor):
         return name == "attention_mask" and value.dim() == 2 and not value.is_meta and bool((value == 1).all())
     return not isinstance(value, np.ndarray | list | tuple)
 
 
 def feeds(inputs: tuple[Any, ...], tensors: Mapping[str, Any] | tuple[Any, ...]) -> dict[str, np.ndarray[Any, Any]]:
-    """Arrays that a graph is run with, by name, of tensors by name or in the order of its inputs, `ValueInfoProto`s.
+    """Returns the arrays to run a graph with, by name.
 
-    Whole numbers get the dtype that the graph takes, where they fit into it; so do bools and floating-point numbers
-    among themselves. A `ModelError` says what is missing, or of another shape or kind of numbers.
+    Integers and bools are cast to the dtype that the graph takes if every value fits; floats are cast among floats.
+
+    Args:
+        inputs: the graph's inputs, as `ValueInfoProto`s.
+        tensors: by name, or in the order of `inputs`.
+
+    Raises:
+        ModelError: an input is missing, or has another shape or kind of number.
     """
     names = [value.name for value in inputs]
     listed = ", ".join(f"{value.name[:60]} {_shown(_sizes(value))}" for value in inputs[:_SHOWN])
@@ -65,11 +74,12 @@ def feeds(inputs: tuple[Any, ...], tensors: Mapping[str, Any] | tuple[Any, ...])
 
 
 def _empty_caches(inputs: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Keys and values of no token, for the inputs of a graph that take a cache of any length and were given none."""
+    """Returns empty keys and values for cache inputs of free length that the caller left out."""
     first = next((value for value in given.values() if isinstance(value, Tensor) and value.dim()), None)
     found: dict[str, Tensor] = {}
     for value in inputs:
         match _sizes(value):
+            # ("batch", 8, "past_sequence_length", 64): the length has a name, so it is free and may be 0
             case [rows, int(heads), str(), int(width)] if value.name.startswith("past") and value.name not in given:
                 if first is not None:
                     rows = rows if isinstance(rows, int) else first.shape[0]
@@ -78,7 +88,7 @@ def _empty_caches(inputs: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str
 
 
 def usual_inputs(path: str | os.PathLike[str], given: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Positions and types of tokens, where a graph takes them and they were not given: 0, 1, 2, ... and 0."""
+    """Returns position ids 0, 1, 2, ... and token types 0 for graphs that take them, unless the caller gave them."""
     names = {value.name for value in load_graph(path).inputs}
     ids = given.get("input_ids")
     if not isinstance(ids, Tensor) or ids.dim() != 2:
@@ -88,7 +98,7 @@ def usual_inputs(path: str | os.PathLike[str], given: Mapping[str, Any]) -> dict
 
 
 def fixed_sizes(path: str | os.PathLike[str]) -> tuple[int | None, int | None]:
-    """Rows and tokens that a graph was exported for; None where they are free, or not told."""
+    """Returns the numbers of rows and tokens that a graph was exported for; each is None if free or unknown."""
     sizes = next((_sizes(value) for value in load_graph(path).inputs if value.name == "input_ids"), None)
     if sizes is None or len(sizes) != 2:
         return None, None
@@ -101,7 +111,7 @@ def _shown(sizes: list[int | str] | None) -> str:
 
 
 def _sizes(value: Any) -> list[int | str] | None:
-    """Sizes that the graph takes: numbers, and names of those that are free; None where it does not say."""
+    """Returns the shape that the graph declares, with names for free sizes, or None if it declares none."""
     kind = value.type.tensor_type
     if not kind.HasField("shape"):
         return None
@@ -109,7 +119,7 @@ def _sizes(value: Any) -> list[int | str] | None:
 
 
 def _fit(value: Any, tensor: Any) -> np.ndarray[Any, Any]:
-    """One input as the graph takes it."""
+    """Returns one input as an array of the dtype that the graph takes."""
     name = value.name[:100]
     if not value.type.HasField("tensor_type"):
         raise ModelError(
@@ -129,11 +139,13 @@ def _fit(value: Any, tensor: Any) -> np.ndarray[Any, Any]:
     helper = _extras.load("onnx.helper", EXTRA)
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
     tensor = tensor.detach().cpu()
+    # numpy has no bfloat16.
     array: np.ndarray[Any, Any] = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
     if (array.dtype.kind in "iub") != (dtype.kind in "iub"):
         raise ModelError(
             f"the input {name!r} is of dtype {array.dtype}; the graph takes {dtype}", hint="Give numbers of its kind."
         )
+    # A cast of ids to int32 or bool wraps silently if they do not fit, so it is compared with the original below.
     fitted = np.ascontiguousarray(array.astype(dtype, copy=False))
     if dtype.kind in "iub" and not np.array_equal(fitted.astype(array.dtype), array):
         raise ModelError(
@@ -147,21 +159,21 @@ def _fit(value: Any, tensor: Any) -> np.ndarray[Any, Any]:
 
 
 def shown_sizes(sizes: Mapping[str, int]) -> str:
-    """A sentence on sizes that are free."""
+    """Returns a sentence that lists the free sizes and the numbers chosen for them."""
     names, numbers = ", ".join(name[:40] for name in [*sizes][:8]), ", ".join(map(str, [*sizes.values()][:8]))
     more = f" and {len(sizes) - 8} more" if len(sizes) > 8 else ""
     return f"sizes that the graph leaves free: {names}{more} (read at {numbers})"
 
 
 def number_for(axis: int, sizes: Mapping[str, int], larger: bool) -> int:
-    """A number for a size that has none yet: small for a batch, else one that no head has."""
+    """Returns a number for a free size: small for a batch, else an odd one that no head dimension has."""
     if axis == 0:
         return 3 if larger else 2
     return (53 if larger else 37) + 2 * sum(1 for size in sizes.values() if size > 3)
 
 
 def shape_of(value: Any, sizes: dict[str, int], larger: bool = False) -> list[int]:
-    """Sizes of an input of an ONNX graph, a `ValueInfoProto`, with numbers for those that it leaves free."""
+    """Returns the shape of an ONNX input, a `ValueInfoProto`, with numbers chosen for free sizes."""
     return [
         int(d.dim_value) if d.HasField("dim_value") else size_of(d.dim_param, value.name, axis, sizes, larger)
         for axis, d in enumerate(value.type.tensor_type.shape.dim)
@@ -169,7 +181,7 @@ def shape_of(value: Any, sizes: dict[str, int], larger: bool = False) -> list[in
 
 
 def size_of(symbol: str, of: str, axis: int, sizes: dict[str, int], larger: bool) -> int:
-    """A number for a size that is free, of an axis of an input; kept in `sizes` by its name, if it has one.
+    """Returns a number for the free size of one axis, and keeps it in `sizes` under the size's name.
 
     Example:
         >>> sizes = {}
@@ -185,6 +197,7 @@ def size_of(symbol: str, of: str, axis: int, sizes: dict[str, int], larger: bool
             int(term) if term.isdecimal() and len(term) < 9 else size_of(term, of, 1, sizes, larger) for term in terms
         )
     if name not in sizes:
+        # A cache, "past_sequence_length" or an unnamed third axis of "past_key", is read empty.
         cached = "past" in name or (not symbol and "past" in of and axis == 2)
         sizes[name] = 0 if cached else number_for(axis, sizes, larger)
     return sizes[name]
@@ -194,7 +207,7 @@ def size_of(symbol: str, of: str, axis: int, sizes: dict[str, int], larger: bool
 
 
 def made_up(graph: Graph, seed: int) -> dict[str, Tensor]:
-    """Random ids and features, masks of ones, positions in order, for a graph that is run and was given none."""
+    """Returns invented inputs for a graph: random ids and features, masks of ones, positions in order."""
     generator = torch.Generator().manual_seed(seed)
     sizes: dict[str, int] = {}
     made: dict[str, Tensor] = {}
@@ -219,7 +232,7 @@ def made_up(graph: Graph, seed: int) -> dict[str, Tensor]:
 
 
 def told_inputs(made: Mapping[str, Tensor]) -> str:
-    """What the inputs hold, for a reader: "input_ids (1, 2), attention_mask (1, 2) of ones"."""
+    """Returns a summary of the inputs for a reader: "input_ids (1, 2), attention_mask (1, 2) of ones"."""
     shown = []
     for name, tensor in [*made.items()][:6]:
         alike = tensor.numel() > 0 and bool((tensor == tensor.flatten()[0]).all())
@@ -230,7 +243,7 @@ def told_inputs(made: Mapping[str, Tensor]) -> str:
 
 
 def _vocabulary(graph: Graph, name: str) -> int:
-    """Rows of the table that an input looks up; 2 where there is none."""
+    """Returns the number of rows of the table that an input indexes, or 2 if no table is found."""
     pending, seen = [name], {name}
     while pending and len(seen) < 256:
         for node in graph.taken_by.get(pending.pop(0), ()):

@@ -1,8 +1,8 @@
-"""An ONNX file from a stranger: what is looked at before onnxruntime gets it.
+"""Checks an untrusted ONNX file before onnxruntime opens it.
 
-The file itself has a size that its format can have. Tensors beside it lie in its folder, in regular files, and in bytes
-that these files have. Operators are ONNX's own or onnxruntime's; others need a library, which is code. What the graph
-says beyond that is onnxruntime's to check.
+The file must not exceed the size limit of its format. External tensors must lie in the same folder, in regular files,
+within the length of those files. Operators must be ONNX's own or onnxruntime's, because any other needs a library,
+which is code. onnxruntime checks the rest of the graph.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from sqrtdk.models.limits import read_bytes
 from sqrtdk.models.links import homes_of
 
 EXTRA = "onnx"
-MAX_BYTES = 2**31 - 1  # what a protocol buffer may have
-MAX_BESIDE = 2**40  # of a file of tensors
+MAX_BYTES = 2**31 - 1  # size limit of a protocol buffer
+MAX_BESIDE = 2**40  # bytes of one external tensor file
 MAX_NODES = 2**20
-MAX_DEPTH = 16  # of graphs in graphs
-MAX_CALLS = 64  # of functions in functions
+MAX_DEPTH = 16  # levels of graphs inside graphs
+MAX_CALLS = 64  # levels of functions that call functions
 # Domains whose operators onnxruntime has itself; "ai.onnx" is another name of "".
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc")
 
 
 def load_file(path: str | os.PathLike[str]) -> Any:
-    """The `onnx.ModelProto` in a file, without the tensors beside it; its functions are made part of the graph.
+    """Returns the `onnx.ModelProto` of a file with its functions inlined. External tensors are not loaded.
 
     Raises:
         MissingExtraError: onnx is not installed.
-        ModelError: it can't be read, is too large, is no ONNX file, names a file out of its folder, or needs operators
-            that onnxruntime does not have.
+        ModelError: The file can't be read, is too large, is no ONNX file, names a file outside its folder, or needs
+            operators that onnxruntime does not have.
     """
     proto = _extras.load("onnx", EXTRA)
     shown = str(path)[:200]
@@ -45,19 +45,19 @@ def load_file(path: str | os.PathLike[str]) -> Any:
         model = proto.ModelProto.FromString(content)
     except INTERRUPTS:
         raise
-    except Exception as error:  # protobuf has its own error types, a new one with each of its implementations
+    except Exception as error:  # each implementation of protobuf has its own error type
         raise _no_model(shown, short_text(error)) from error
     del content
     if not model.HasField("graph") or not model.graph.node:
         raise _no_model(shown, "it holds no graph")
     _refuse_strange_files(model, folder_of(path))
-    if model.functions:  # they are written out, so that no attention is hidden in one
+    if model.functions:  # inlined, because an attention may be hidden in one
         _refuse_many_calls(model)
         try:
             model = _extras.load("onnx.inliner", EXTRA).inline_local_functions(model)
         except (*INTERRUPTS, MissingExtraError):
             raise
-        except Exception as error:  # of functions that call themselves, or each other
+        except Exception as error:  # raised for functions that call themselves or each other
             raise ModelError(
                 f"the functions of {shown!r} can't be written out: {kind_and_text(error)}",
                 hint="Export it again, or inline them with onnx.inliner.",
@@ -67,7 +67,7 @@ def load_file(path: str | os.PathLike[str]) -> Any:
 
 
 def folder_of(path: str | os.PathLike[str]) -> Path:
-    """The folder in which a file is named, without links; where the file itself is a link, not the one it leads to."""
+    """Returns the folder that holds a path, with links resolved. If the file is a link, its target does not matter."""
     return Path(os.path.realpath(os.path.dirname(os.path.abspath(path))))
 
 
@@ -78,7 +78,7 @@ def _no_model(shown: str, why: str) -> ModelError:
 
 
 def _refuse_many_calls(model: Any) -> None:
-    """Refuse functions that call each other without end, or that make too many nodes when they are written out."""
+    """Raises a `ModelError` if functions call each other endlessly, or expand to too many nodes when inlined."""
     bodies = {(function.domain, function.name): function for function in model.functions}
     sizes: dict[tuple[str, str], int] = {}
 
@@ -88,6 +88,7 @@ def _refuse_many_calls(model: Any) -> None:
                 f"functions of the graph call each other {depth} deep, or themselves",
                 hint=f"At most {MAX_CALLS} are read: export it again, or inline them with onnx.inliner.",
             )
+        # Counted before anything is inlined: 60 functions that call the next one twice expand to 2^60 nodes.
         total = 0
         for part in graphs_of(graph):
             for node in part.node:
@@ -106,7 +107,7 @@ def _refuse_many_calls(model: Any) -> None:
 
 
 def graphs_of(graph: Any, depth: int = 0) -> Iterator[Any]:
-    """A graph, and those inside its nodes: branches and bodies of loops."""
+    """Yields a graph and the graphs inside its nodes, which are branches and loop bodies."""
     if depth > MAX_DEPTH:
         raise ModelError(f"graphs are nested {depth} deep; at most {MAX_DEPTH} are read", hint="Flatten the graph.")
     yield graph
@@ -119,7 +120,7 @@ def graphs_of(graph: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def _refuse_strange_operators(model: Any) -> None:
-    """Refuse operators of a domain that onnxruntime lacks, and more nodes than a model has."""
+    """Raises a `ModelError` for operators of a domain that onnxruntime lacks, and for too many nodes."""
     strange: set[str] = set()
     count = 0
     for graph in graphs_of(model.graph):
@@ -137,7 +138,7 @@ def _refuse_strange_operators(model: Any) -> None:
 
 
 def _refuse_strange_files(model: Any, folder: Path) -> None:
-    """Refuse tensors that lie out of the folder, in what is no file, or beyond a file's end."""
+    """Raises a `ModelError` for tensors outside the folder, not in a regular file, or beyond the file's end."""
     sizes: dict[str, int] = {}
     for name, tensor in _tensors(model):
         if not tensor.external_data:
@@ -163,12 +164,12 @@ def _refuse_strange_files(model: Any, folder: Path) -> None:
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, Any]]:
-    """All tensors of a model that may lie in another file, and their names."""
+    """Yields the name and proto of each tensor of a model that may be stored in an external file."""
     for graph in (*graphs_of(model.graph), *model.functions):
         for node in graph.node:
             for attribute in node.attribute:
                 yield from ((node.name or node.op_type, tensor) for tensor in (attribute.t, *attribute.tensors))
-        if not hasattr(graph, "initializer"):  # a function has no tensors of its own
+        if not hasattr(graph, "initializer"):  # a FunctionProto has no initializers
             continue
         yield from ((tensor.name, tensor) for tensor in graph.initializer)
         for sparse in graph.sparse_initializer:
@@ -176,7 +177,7 @@ def _tensors(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _size_beside(folder: Path, location: str) -> int:
-    """Bytes of a regular file in the folder."""
+    """Returns the size in bytes of a regular file in the folder."""
     parts = Path(location).parts
     if not location or "\0" in location or Path(location).is_absolute() or ".." in parts or "\\" in location:
         raise ModelError(
@@ -194,7 +195,13 @@ def _size_beside(folder: Path, location: str) -> int:
 
 
 def file_beside(folder: Path, name: str) -> Path:
-    """Where a file beside a graph lies; no link leads out of the folder, or of the hub cache that has a snapshot."""
+    """Returns the resolved path of a file beside a graph.
+
+    A link may point within the folder, or within the hub cache that the folder is a snapshot of.
+
+    Raises:
+        ModelError: The file does not exist, or is a link to another place.
+    """
     try:
         real = Path(os.path.realpath(folder / name, strict=True))
     except OSError as error:

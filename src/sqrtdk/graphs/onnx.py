@@ -1,8 +1,8 @@
-"""An ONNX graph that runs: walked on values under a trace that keeps its tensors, with onnxruntime as the judge.
+"""Runs an ONNX graph as torch operations under a trace, and checks the result against onnxruntime.
 
-Nothing is concluded of a graph whose walk gives other outputs than onnxruntime. What may differ is rounding, and how
-much that is, is measured: the walk is made in float64 as well, and onnxruntime may be off from it by as much as the
-walk in the file's own dtypes is, but for a small factor.
+No conclusion is drawn from a graph whose walk gives other outputs than onnxruntime. Only rounding may differ, and its
+size is measured: the graph is walked in float64 as well, and onnxruntime may differ from our outputs by a small factor
+times the difference between our walk in the file's dtypes and the walk in float64.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _PRODUCTS = ("MatMul", "Einsum", "FusedMatMul")
 _MOST_LINKS = 48  # tensors between a softmax and the product with values
-_OTHER_ORDER = 16.0  # by how much more another order of the same sums may round, at the most
-_LAST_DIGITS = 8.0  # roundings of the largest number of a tensor: where the walk's own is less, by chance
+_OTHER_ORDER = 16.0  # factor by which rounding may grow when the same sums are taken in another order
+_LAST_DIGITS = 8.0  # units of eps times the largest element: needed where our own rounding is small by chance
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphRun:
     """One run of a graph."""
 
-    calls: tuple[CallTensors, ...]  # the attentions, in the order in which the graph lists them
-    outputs: Mapping[str, Tensor]  # of the graph itself, by name; what onnxruntime gave
+    calls: tuple[CallTensors, ...]  # the attentions, in the order of the graph
+    outputs: Mapping[str, Tensor]  # outputs of the graph by name, as onnxruntime computed them
     missing: tuple[Missing, ...] = ()  # attentions that could not be read
-    producer: str = ""  # what wrote the file, "pytorch 2.13.0"
-    # version of each operator set by its domain; ONNX's own is "ai.onnx"
+    producer: str = ""  # program that wrote the file, such as "pytorch 2.13.0"
+    # version of each operator set by domain; ONNX's own is "ai.onnx"
     opset: Mapping[str, int] = field(default_factory=dict)
-    ir_version: int = 0  # of the file format
-    versions: Mapping[str, str] = field(default_factory=dict)  # of onnxruntime and onnx
-    forwards: int = 1  # how often the graph ran
+    ir_version: int = 0  # version of the file format
+    versions: Mapping[str, str] = field(default_factory=dict)  # versions of onnxruntime and onnx
+    forwards: int = 1  # number of runs of the graph
 
 
 def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[Any, ...]) -> GraphRun:
-    """Run an ONNX graph, and read the tensors of all its attentions.
+    """Returns the tensors of all attentions of an ONNX graph, from one run on the given inputs.
 
-    The graph runs three times on the CPU: by onnxruntime, whose rewriting of graphs is switched off, with the results
-    of its attentions as outputs; and as torch operations, in float64 and then, traced, in its own dtypes. What
-    onnxruntime computes with its rewriting on may differ from that by rounding.
+    The graph runs three times on the CPU: once in onnxruntime, with the results of the attentions as extra outputs;
+    once as torch operations in float64; and once as torch operations in the file's dtypes, under a trace. Graph
+    optimisations of onnxruntime are off, so its usual results may differ from these by rounding.
 
     Args:
-        path: of the file; tensors that lie in others are read from its folder.
-        inputs: tensors by the names of the graph's inputs, or in their order.
+        path: The file. Its external tensors are read from the same folder.
+        inputs: Tensors by the names of the graph's inputs, or in their order.
 
     Raises:
         MissingExtraError: onnx or onnxruntime is not installed.
-        ModelError: the file can't be read, needs custom operators, or names a file out of its folder; the inputs are
-            not those that the graph takes; onnxruntime fails.
+        ModelError: The file can't be read, needs custom operators, or names a file outside its folder; the inputs do
+            not match those of the graph; or onnxruntime fails.
     """
     file = load_graph(path)
     model = file.model
@@ -94,7 +94,7 @@ def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[An
 
 
 def _traced(walk: Walk) -> Trace:
-    """Both walks of a graph on values; the trace of the second."""
+    """Walks a graph on values in float64 and then in its own dtypes. Returns the trace of the second walk."""
     try:
         with torch.no_grad():
             walk.first()
@@ -104,7 +104,7 @@ def _traced(walk: Walk) -> Trace:
                 root(*walk.inputs.values())
     except (*INTERRUPTS, SqrtdkError):
         raise
-    except Exception as error:  # whatever torch raises of values that an operation does not take
+    except Exception as error:  # torch raises many types for values that an operation does not accept
         raise ModelError(
             f"the graph can't be walked on values: {kind_and_text(error)}",
             hint="Leave --run out: the graph is read without values.",
@@ -113,7 +113,8 @@ def _traced(walk: Walk) -> Trace:
 
 
 def _named(call: CallTensors, graph: Graph) -> CallTensors:
-    """The call; at the name of its node in a graph that tells no module."""
+    """Returns the call, with the name of its node as the site if the graph names no module."""
+    # `run_inside` writes "<node>:12" as the source line of the 12th node, counted from 1.
     file, _, line = ((call.call and call.call.softmax_at) or "").rpartition(":")
     if call.site or file != "<node>":
         return call
@@ -122,7 +123,7 @@ def _named(call: CallTensors, graph: Graph) -> CallTensors:
 
 
 def _ends(graph: Graph) -> tuple[str, ...]:
-    """Names of what the attentions give: the product of weights and values, or what the operator gives."""
+    """Returns the names of the attentions' results: the product of weights and values, or the operator's output."""
     found: list[str] = []
     for node in graph.nodes:
         if attends(node.domain, node.op):
@@ -145,12 +146,15 @@ def _product_after(graph: Graph, name: str) -> list[str]:
 
 
 def _run_exposed(graph: Graph, given: Arrays, names: list[str]) -> Arrays:
-    """Tensors of a graph by name, as they stand there: without any rewriting of it."""
+    """Returns tensors of a graph by name, computed by onnxruntime without graph optimisations.
+
+    An optimisation may fuse an attention into one operator, and the tensors inside it would not exist.
+    """
     proto, runtime = _extras.load("onnx", EXTRA), _extras.load("onnxruntime", EXTRA)
     options = runtime.SessionOptions()
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 4  # an error is raised all the same
+    options.log_severity_level = 4  # fatal messages only: errors are raised in any case
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry(_FOLDER, str(graph.folder))
     outputs = graph.model.graph.output
@@ -161,7 +165,7 @@ def _run_exposed(graph: Graph, given: Arrays, names: list[str]) -> Arrays:
         return dict(zip(names, session.run(names, given), strict=True))
     except (*INTERRUPTS, MissingExtraError):
         raise
-    except Exception as error:  # onnxruntime and protobuf have error types of their own
+    except Exception as error:  # onnxruntime and protobuf have their own error types
         raise ModelError(
             f"onnxruntime {runtime.__version__} does not run the graph: {kind_and_text(error)}",
             hint="Check it with onnx.checker, and that this version of onnxruntime has its opset and operators.",
@@ -171,7 +175,7 @@ def _run_exposed(graph: Graph, given: Arrays, names: list[str]) -> Arrays:
 
 
 def _difference(walk: Walk, ran: Arrays, names: tuple[str, ...]) -> str | None:
-    """Why nothing is concluded; None where the walk gives what onnxruntime gave."""
+    """Returns the reason to discard the walk, or None if its outputs agree with onnxruntime's."""
     both = {name: ran[name] for name in names if name in walk.made and isinstance(ran.get(name), np.ndarray)}
     rights = {name: right for name, array in both.items() if (right := to_tensor(array)).is_floating_point()}
     for name, right in rights.items():
@@ -182,7 +186,10 @@ def _difference(walk: Walk, ran: Arrays, names: tuple[str, ...]) -> str | None:
 
 
 def _beyond_rounding(theirs: Tensor, ours: Tensor, exact: Tensor) -> float | None:
-    """By how much two results differ; None where that is rounding, of each row: one that sees no key is not finite."""
+    """Returns the largest difference of two results, or None if every row differs by rounding only.
+
+    A row that sees no key is NaN or infinite. Both results must have such elements at the same places.
+    """
     if theirs.shape != ours.shape:
         return float("inf")
     if not theirs.numel():
@@ -194,6 +201,7 @@ def _beyond_rounding(theirs: Tensor, ours: Tensor, exact: Tensor) -> float | Non
         return float("nan")
     size = wide.abs().nan_to_num(0.0, 0.0).max()
     rounded = (made - wide).abs().nan_to_num(0.0, 0.0).amax(-1, keepdim=True)
+    # A row whose rounding is small by chance gets the tolerance of the median row.
     allowed = _OTHER_ORDER * rounded.clamp(min=float(rounded.median()))
     allowed = allowed + _LAST_DIGITS * torch.finfo(theirs.dtype).eps * size
     off = (right - made).abs().where(seen, 0.0)

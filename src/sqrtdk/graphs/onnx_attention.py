@@ -1,7 +1,7 @@
-"""Operators that are several at once, written out so that a trace reads their formulas: attentions, fused sums, norms.
+"""Expands fused ONNX operators (attentions, norms of sums, activations) so that a trace reads their formulas.
 
-In an attention the order is scale, softcap, bias, mask; a causal mask is upper-left, after the keys of a cache. What an
-operator is given beyond that is refused by name.
+The order in an attention is scale, softcap, bias, mask. A causal mask is upper-left aligned, shifted by the keys of the
+cache. Inputs that change the formula in any other way are refused by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sqrtdk.graphs.onnx_layers import conv, product
 from sqrtdk.graphs.onnx_step import Operation, Result, Step, of_torch
 
 MICROSOFT = "com.microsoft"
-_INPUTS = {  # of each attention, in order
+_INPUTS = {  # names of the inputs of each attention, in order
     ("", "Attention"): "q k v added past_k past_v nonpad_kv_seqlen",
     (MICROSOFT, "MultiHeadAttention"): "q k v bias padding added past_k past_v past_length cache_indirection",
     (MICROSOFT, "GroupQueryAttention"): (
@@ -32,7 +32,7 @@ Inputs = Mapping[str, Tensor]
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:
-    """(B, L, H E) as (B, H, L, E); (B, H, L, E) stays."""
+    """Returns (B, L, H E) reshaped to (B, H, L, E). A tensor with four axes is returned unchanged."""
     return x if x.dim() == 4 else x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
@@ -41,7 +41,7 @@ def _attention(step: Step) -> Result:
     given = {name: x for index, name in enumerate(names) if (x := step.optional(index)) is not None}
     if odd := [name for name in given if name in _REFUSED]:
         raise UnsupportedError(f"{node.op} with {', '.join(odd)}")
-    projects = "weight" in names  # the operator holds the projections
+    projects = "weight" in names  # com.microsoft's Attention applies the projections itself
     if projects and "past" in given and given["past"].shape[-2]:
         raise UnsupportedError("Attention with a cache of keys")
     q, k, v = _projected(step) if projects else _operands(step, given)
@@ -52,18 +52,22 @@ def _attention(step: Step) -> Result:
     past = given["past_k"].shape[-2] if "past_k" in given and "past_v" in given else 0
     if past:
         k, v = torch.cat((given["past_k"], k), 2), torch.cat((given["past_v"], v), 2)
+    # The cache to return: com.microsoft's Attention has keys and values in one tensor, the others in two.
     kept = (torch.stack((k, v)), k) if projects else (k, v)
     if k.shape[1] != q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    # A scale of 0 stands for the default.
     scale = step.attribute("scale", 0.0) or 1 / math.sqrt(q.shape[-1])
     grouped = node.op == "GroupQueryAttention"
     causal = step.attribute("causal" if grouped else "unidirectional" if node.domain else "is_causal", int(grouped))
     local, cap = step.attribute("local_window_size", -1), step.attribute("softcap", 0.0)
+    # local_window_size counts the row's own key, left_window_size only the keys before it.
     left = step.attribute("left_window_size", local - 1 if local > 0 else -1)
     right, filler = step.attribute("right_window_size", -1), step.attribute("mask_filter_value", -10000.0)
     right = 0 if causal else right
     more = grouped or past or cap or "added" in given or "padding" in given or len([*filter(None, node.outputs)]) > 3
-    if causal and left < 0 and not more:  # as the flag of torch's function, which is aligned as ONNX's
+    # Torch's is_causal is aligned like ONNX's (upper-left), so the plain causal case is one call.
+    if causal and left < 0 and not more:
         made = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
         results: tuple[Tensor, ...] = kept
     else:
@@ -71,6 +75,7 @@ def _attention(step: Step) -> Result:
         logits = torch.tanh(scaled / cap) * cap if cap else scaled
         logits = _masked(given, logits, filler)
         ones = torch.ones(*logits.shape[-2:], dtype=torch.bool, device=logits.device)
+        # Row i has position past + i: it sees keys from past + i - left to past + i + right.
         hidden = [ones.triu(past + right + 1)] * (right >= 0) + [ones.tril(past - left - 1)] * (left >= 0)
         logits = logits.masked_fill(functools.reduce(torch.logical_or, hidden), -math.inf) if hidden else logits
         made, results = _weights(given, logits) @ v, (*kept, scaled) if not node.domain else kept
@@ -80,7 +85,7 @@ def _attention(step: Step) -> Result:
 
 
 def _projected(step: Step) -> list[Tensor]:
-    """q, k and v of an operator that holds the projections."""
+    """Returns q, k and v of an operator that applies the projections itself."""
     made = step.tensor(0) @ step.tensor(1)
     made = made + step.tensor(2) if step.given(2) else made
     sizes = step.attribute("qkv_hidden_sizes", [made.shape[-1] // 3] * 3)
@@ -88,17 +93,17 @@ def _projected(step: Step) -> list[Tensor]:
 
 
 def _operands(step: Step, given: Inputs) -> list[Tensor]:
-    """q, k and v, each by itself or packed, with a bias that the operator adds."""
+    """Returns q, k and v from separate or packed inputs, plus the operator's bias."""
     heads = step.attribute("q_num_heads", step.attribute("num_heads", 0))
     key_heads = step.attribute("kv_num_heads", 0) or heads
     x = step.tensor(0)
     if "v" in given:
         parts = [step.tensor(i) for i in range(3)]
-    elif "k" in given:  # (B, S, H, 2, E)
+    elif "k" in given:  # keys and values packed as (B, S, H, 2, E)
         parts = [x, *(part.transpose(1, 2) for part in given["k"].unbind(3))]
-    elif x.dim() == 5:  # (B, L, H, 3, E)
+    elif x.dim() == 5:  # all three packed as (B, L, H, 3, E)
         parts = [part.transpose(1, 2) for part in x.unbind(3)]
-    else:
+    else:  # all three packed as (B, L, (Hq + 2 H) E)
         width = x.shape[-1] // (heads + 2 * key_heads)
         parts = [*torch.split(x, [heads * width, key_heads * width, key_heads * width], -1)]
     if "bias" in given:
@@ -108,7 +113,10 @@ def _operands(step: Step, given: Inputs) -> list[Tensor]:
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """The first features turned in pairs: neighbours, or one of each half; the rest as they are."""
+    """Returns `x` with its first features rotated in pairs. The remaining features are unchanged.
+
+    A pair is two neighbours if `interleaved`, else one feature of each half.
+    """
     width = 2 * cos.shape[-1]
     turning, rest = x[..., :width], x[..., width:]
     if interleaved:
@@ -121,7 +129,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
 
 def _masked(given: Inputs, logits: Tensor, filler: float) -> Tensor:
-    """Logits with what is added to them."""
+    """Returns the logits with the additive mask and the padding mask applied."""
     if "added" in given:
         added = given["added"]
         logits = logits.masked_fill(~added, -math.inf) if added.dtype is torch.bool else logits + added
@@ -132,7 +140,10 @@ def _masked(given: Inputs, logits: Tensor, filler: float) -> Tensor:
 
 
 def _shown(mask: Tensor, batch: int, keys: int) -> Tensor:
-    """Which keys rows see, (B, 1, 1 or L, S): from lengths, from ends and then beginnings, or from ones."""
+    """Returns which keys each row sees, (B, 1, 1 or L, S), True for visible.
+
+    onnxruntime's mask holds B lengths, or B ends followed by B starts, or a number per key that is 0 for a hidden one.
+    """
     if mask.dim() == 1:
         places = torch.arange(keys, device=mask.device)
         shown = places < mask[:batch, None]
@@ -147,7 +158,7 @@ def _shown(mask: Tensor, batch: int, keys: int) -> Tensor:
 
 
 def _weights(given: Inputs, logits: Tensor) -> Tensor:
-    """The softmax, with a logit beside the keys for each head where the operator has sinks."""
+    """Returns the softmax of the logits, with one extra logit per head if the operator has sinks."""
     if "sinks" not in given:
         return logits.softmax(-1)
     sinks = given["sinks"].reshape(1, -1, 1, 1).expand(*logits.shape[:-1], 1)
@@ -155,11 +166,11 @@ def _weights(given: Inputs, logits: Tensor) -> Tensor:
 
 
 def _rotary(step: Step) -> Tensor:
-    """ONNX's, or onnxruntime's, rotation as an operator of its own: by positions, from tables of cosines and sines."""
+    """Returns the result of RotaryEmbedding, ONNX's or onnxruntime's, with tables of cosines and sines."""
     x, heads = step.tensor(0), step.attribute("num_heads", 0)
     if step.attribute("scale", 1.0) not in (0.0, 1.0):
         raise UnsupportedError("RotaryEmbedding with a scale")
-    at = (2, 3, 1) if step.node.domain == MICROSOFT else (1, 2, 3)
+    at = (2, 3, 1) if step.node.domain == MICROSOFT else (1, 2, 3)  # the inputs cos, sin and position_ids
     cos, sin, positions = step.tensor(at[0]), step.tensor(at[1]), step.optional(at[2])
     q = _heads(x, heads) if x.dim() == 3 and heads else x
     if q.dim() != 4:
@@ -178,21 +189,21 @@ def _rotary(step: Step) -> Tensor:
 
 
 def _skip_norm(x: Tensor, skip: Tensor, gain: Tensor, shift: Tensor | None, bias: Tensor | None, eps: float) -> Result:
-    """A sum, normalised as a layer's; the sum is the fourth output."""
+    """Returns the layer norm of a sum. The sum is the fourth output; the second and third are not used."""
     total = x + skip if bias is None else x + skip + bias
     return functional.layer_norm(total, total.shape[-1:], gain, shift, eps), total[..., 0], total[..., 0], total
 
 
 def _skip_rms_norm(x: Tensor, skip: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> Result:
-    """The same, by its root mean square."""
+    """Returns the RMS norm of a sum, with the same outputs as `_skip_norm`."""
     total = x + skip if bias is None else x + skip + bias
     return functional.rms_norm(total, total.shape[-1:], gain, eps), total[..., 0], total[..., 0], total
 
 
 def _embed_norm(step: Step) -> Result:
-    """Tokens, positions and segments looked up, summed and normalised; and how many tokens each row has.
+    """Returns the layer norm of the summed embeddings, the number of tokens in each row, and the sum.
 
-    Inputs: ids, segments, three tables, gain, shift, mask, positions.
+    Inputs: ids, segment ids, tables of tokens, positions and segments, gain, shift, mask, position ids.
     """
     ids = step.tensor(0).long()
     total = functional.embedding(ids, step.tensor(2))
@@ -218,7 +229,7 @@ _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
 
 
 def _activated(of: Operation) -> Operation:
-    """An operator with an activation after it."""
+    """Returns the operation followed by the activation that the node names."""
 
     def run(step: Step) -> Tensor:
         made, name = of(step), step.attribute("activation", "")
@@ -239,7 +250,7 @@ def _bias_softmax(x: Tensor, added: Tensor, axis: int) -> Tensor:
 
 
 def _gelu(approximate: str) -> Operation:
-    """Of x, or of x and a bias."""
+    """Returns GELU of the first input, plus the bias if there is a second."""
     return of_torch(lambda x, bias: functional.gelu(x if bias is None else x + bias, approximate=approximate), 2)
 
 

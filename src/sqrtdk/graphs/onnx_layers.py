@@ -1,7 +1,7 @@
-"""ONNX's layers as torch's: products, norms, convolutions and pools, resizing, and integers that stand for numbers.
+"""ONNX's layers in torch: products, norms, convolutions, pools, resizing, and quantised numbers.
 
-The padding of a side is written out before a window moves, so that what ONNX may say and torch's own arguments may not
-(two ends that differ, `auto_pad`, a last window that is not full) are one case.
+Padding is applied with `functional.pad` before a window moves. torch's own arguments can't express everything that ONNX
+allows: different padding at the two ends, `auto_pad`, or a last window that is not full.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CONVOLVE: Any = (functional.conv1d, functional.conv2d, functional.conv3d)
 _SPREAD: Any = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
 _LARGEST: Any = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
 _RESIZED = {("linear", 3): "linear", ("linear", 4): "bilinear", ("linear", 5): "trilinear", ("cubic", 4): "bicubic"}
-# Where the elements `at` of a side of m lie in the side of n that it is made of, with m = n factor.
+# Coordinates in the input axis of length n for the elements `at` of the output axis of length m = n factor.
 _PLACES: dict[str, Callable[[Tensor, float, int, int], Tensor]] = {
     "half_pixel": lambda at, factor, n, m: (at + 0.5) / factor - 0.5,
     "half_pixel_symmetric": lambda at, factor, n, m: n / 2 * (1 - m / (n * factor)) + (at + 0.5) / factor - 0.5,
@@ -41,7 +41,7 @@ _NEAREST: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def product(step: Step) -> Tensor:
-    """`alpha A B + beta C` of operands that may be transposed: MatMul, Gemm, and what onnxruntime makes of them."""
+    """Returns `alpha A B + beta C` with optional transposes: MatMul, Gemm, and onnxruntime's fused variants."""
     sides = []
     for index, side in enumerate("AB"):
         x = step.tensor(index)
@@ -54,7 +54,7 @@ def product(step: Step) -> Tensor:
 
 
 def _group_norm(x: Tensor, gain: Tensor, shift: Tensor, groups: int, epsilon: float) -> Tensor:
-    """Until opset 21 there is one gain a group."""
+    """Returns the group norm. Before opset 21 there is one gain per group, which is repeated for its channels."""
     gain, shift = (part.repeat_interleave(x.shape[1] // part.shape[0]) for part in (gain, shift))
     return functional.group_norm(x, groups, gain, shift, epsilon)
 
@@ -70,7 +70,7 @@ def _listed(step: Step, name: str, rank: int, default: int) -> tuple[int, ...]:
 
 
 def _pads(step: Step, rank: int) -> tuple[str, list[int]]:
-    """How the padding is found, and that which is written out."""
+    """Returns the mode `auto_pad` and the explicit padding, which is all zeros in the automatic modes."""
     auto, pads = step.attribute("auto_pad", "NOTSET") or "NOTSET", [*step.attribute("pads", [0] * 2 * rank)]
     if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
         raise UnsupportedError(f"{step.node.op} with auto_pad = {auto[:40]}")
@@ -80,9 +80,10 @@ def _pads(step: Step, rank: int) -> tuple[str, list[int]]:
 def _padded(
     step: Step, x: Tensor, size: tuple[int, ...], value: float, beyond: float | None = None
 ) -> tuple[Tensor, dict[str, tuple[int, ...]]]:
-    """A tensor with its padding around it, `auto_pad` worked out, and how a window moves over it.
+    """Returns the padded tensor, with `auto_pad` resolved, and the stride and dilation of the window.
 
-    The padding holds `value`; what the last windows reach over when `ceil_mode` rounds up holds `beyond`, or the same.
+    Padding has the value `value`. With `ceil_mode` the last window may reach beyond it, over elements of the value
+    `beyond`, or `value` if that is None.
     """
     rank = x.dim() - 2
     if not 1 <= rank <= 3 or len(size) != rank or min(size) < 1:
@@ -102,8 +103,8 @@ def _padded(
             behind = total - before
         elif rounds_up:
             whole = length + before + behind
-            last = -(-(whole - span) // stride) * stride  # where the last window begins
-            last -= stride if last >= length + before else 0  # one in the padding alone is left out
+            last = -(-(whole - span) // stride) * stride  # start of the last window
+            last -= stride if last >= length + before else 0  # a window that covers only padding is dropped
             reach = max(last + span - whole, 0)
         around, further = [*around, before, behind], [*further, 0, reach]
     x = functional.pad(x, around, value=value) if any(around) else x
@@ -112,7 +113,7 @@ def _padded(
 
 
 def conv(step: Step) -> Tensor:
-    """A convolution over one to three axes, to which onnxruntime's fused one adds another tensor."""
+    """Returns a convolution over one to three axes, plus the fourth input of onnxruntime's FusedConv."""
     kernel = step.tensor(1)
     x, moves = _padded(step, step.tensor(0), tuple(kernel.shape[2:]), 0.0)
     made: Tensor = _CONVOLVE[x.dim() - 3](x, kernel, step.optional(2), groups=step.attribute("group", 1), **moves)
@@ -120,7 +121,7 @@ def conv(step: Step) -> Tensor:
 
 
 def _conv_transpose(step: Step) -> Tensor:
-    """Spread a tensor by a kernel: what ONNX cuts off at the ends, or puts there, is worked out by its own rules."""
+    """Returns a transposed convolution, cropped or padded at the ends by ONNX's rules."""
     x, kernel = step.tensor(0), step.tensor(1)
     rank = x.dim() - 2
     if not 1 <= rank <= 3:
@@ -135,6 +136,7 @@ def _conv_transpose(step: Step) -> Tensor:
         wanted = x.shape[2 + axis] * strides[axis] if auto.startswith("SAME") else None
         wanted = wanted if sizes is None else sizes[axis - rank]
         if wanted is not None:
+            # The surplus is cut at both ends, its odd element at the end for SAME_UPPER and else at the start.
             total = max(full - wanted, 0)
             before = total // 2 if auto == "SAME_UPPER" else total - total // 2
             behind = full - wanted - before
@@ -153,17 +155,19 @@ def _max_pool(step: Step) -> Tensor:
 
 
 def _summed(step: Step, x: Tensor, value: float = 0.0) -> Tensor:
-    """The sum of each window of a tensor, with `value` in its padding."""
+    """Returns the sum of each window of a tensor whose padding has the value `value`."""
     size = tuple(step.attribute("kernel_shape", []))
     padded, moves = _padded(step, x, size, value, beyond=0.0)
+    # A convolution of each channel with a kernel of ones.
     ones = torch.ones(1, 1, *size, dtype=x.dtype, device=x.device)
     made: Tensor = _CONVOLVE[len(size) - 1](padded.reshape(-1, 1, *padded.shape[2:]), ones, **moves)
     return made.reshape(*x.shape[:2], *made.shape[2:])
 
 
 def _average_pool(step: Step) -> Tensor:
-    """Average each window: over what lies in the tensor, or over its padding too (`count_include_pad`)."""
+    """Returns the average of each window, over the tensor alone or with its padding (`count_include_pad`)."""
     x = step.tensor(0)
+    # The denominator counts elements: the same sum over a tensor of ones, whose padding is 1 if it counts.
     return _summed(step, x) / _summed(step, torch.ones_like(x[:1, :1]), float(step.attribute("count_include_pad", 0)))
 
 
@@ -174,14 +178,14 @@ def _lp_pool(step: Step) -> Tensor:
 
 
 def _resize(step: Step) -> Tensor:
-    """Any way to take the nearest; of what lies between, those that torch has."""
+    """Returns a resized tensor: nearest in all of ONNX's modes, interpolation in the modes that torch has."""
     x, sizes, old = step.tensor(0), [*step.tensor(0).shape], step.graph.opset < 11 or step.node.op == "Upsample"
     mode, rounding = step.attribute("mode", "nearest"), step.attribute("nearest_mode", "round_prefer_floor")
     place = step.attribute("coordinate_transformation_mode", "asymmetric" if old else "half_pixel")
     usual = {"antialias": 0, "exclude_outside": 0, "cubic_coeff_a": -0.75, "extrapolation_value": 0.0}
     odd = [name for name, value in usual.items() if step.attribute(name, value) != value]
     axes = [axis % x.dim() for axis in step.attribute("axes", range(x.dim()))]
-    factors, _ = step.listed(1 if old else 2, "scales"), step.optional(1)  # a region counts for what is refused
+    factors, _ = step.listed(1 if old else 2, "scales"), step.optional(1)  # the region matters only to refused modes
     if step.given(3):
         wanted = step.numbers(3)
         factors = [size / x.shape[axis] for axis, size in zip(axes, wanted, strict=True)]
@@ -191,7 +195,7 @@ def _resize(step: Step) -> Tensor:
         raise UnsupportedError(f"{step.node.op} without sizes")
     for axis, size in zip(axes, wanted, strict=True):
         sizes[axis] = size
-    if step.device == "meta":  # where it lies does not matter to a shape
+    if step.device == "meta":  # a shape does not depend on the mode
         return torch.empty(sizes, dtype=x.dtype, device=x.device) * x.mean()
     if mode == "nearest" and place in _PLACES and rounding in _NEAREST and not odd:
         for axis, factor in zip(axes, factors, strict=True):
@@ -218,7 +222,7 @@ def _resize(step: Step) -> Tensor:
 
 
 def _dequantised(step: Step) -> Tensor:
-    """Integers that the caller gives, as the numbers that they stand for; weights are worked out before the walk."""
+    """Returns dequantised inputs of the caller. Weights are dequantised before the walk."""
     x, scale, axis = step.tensor(0), step.tensor(1), step.attribute("axis", 1)
     zero = step.tensor(2) if step.given(2) else torch.zeros_like(scale)
     if scale.dim() == 1 and scale.numel() > 1:
@@ -228,10 +232,10 @@ def _dequantised(step: Step) -> Tensor:
 
 
 def rounded(x: Tensor, scale: Any, zero: Any, fixed: bool) -> Tensor:
-    """What an activation is after it was quantised: on values rounded, out of a trace's sight.
+    """Returns an activation rounded as by quantising and dequantising it. The rounding is hidden from a trace.
 
-    A scale that the file holds is `fixed`, and goes with its zero point; otherwise both are those of
-    `DynamicQuantizeLinear`, whose range holds zero: 255 steps from the least to the largest.
+    With `fixed`, scale and zero point are constants of the file. Otherwise they are those of `DynamicQuantizeLinear`:
+    255 steps from the smallest to the largest value, in a range that includes zero.
     """
     if x.is_meta:
         return x
@@ -248,6 +252,7 @@ def rounded(x: Tensor, scale: Any, zero: Any, fixed: bool) -> Tensor:
             shift = min(255.0, max(0.0, float(np.rint(-low / size)))) if size else 0.0
         if size:
             exact = ((exact / size).round() + shift).clamp(least, most).sub(shift).mul(size)
+        # Written through numpy, so that the tape holds the activation itself and no rounding.
         made.detach().numpy()[...] = exact.to(x.dtype).numpy()
     return made
 

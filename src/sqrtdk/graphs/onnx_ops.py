@@ -1,6 +1,6 @@
-"""ONNX's operators as torch's: a table by domain and name, and those that are a line or few.
+"""ONNX's operators in torch: the table `OPERATIONS` by domain and name, and the short operators.
 
-An operator that is not in `OPERATIONS` is not read; what comes after it is told as not read either.
+An operator that is missing from `OPERATIONS` is reported as not read, and so is everything computed from its outputs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from sqrtdk.graphs.rewriting import ROUNDED
 
 def _pairs(function: Callable[[Any, Any], Tensor]) -> Operation:
     def run(step: Step) -> Tensor:
+        # Sum, Max and Min take any number of operands.
         result: Any = step.operand(0)
         for index in range(1, len(step.node.inputs)):
             result = binary(function, result, step.operand(index))
@@ -45,9 +46,9 @@ def _reduce(function: Callable[..., Tensor]) -> Operation:
 def _softmax(function: Callable[[Tensor, int], Tensor]) -> Operation:
     def run(step: Step) -> Tensor:
         x = step.tensor(0)
-        opset = step.attribute("opset", step.graph.opset)  # a quantised one says of which it is
+        opset = step.attribute("opset", step.graph.opset)  # QLinearSoftmax names its opset itself
         axis = step.attribute("axis", -1 if opset >= 13 else 1)
-        if opset < 13 and axis not in (-1, x.dim() - 1):  # over all axes from this one on
+        if opset < 13 and axis not in (-1, x.dim() - 1):  # before opset 13: over all axes from `axis` on
             return function(x.flatten(axis), -1).reshape(x.shape)
         return function(x, axis)
 
@@ -55,6 +56,7 @@ def _softmax(function: Callable[[Tensor, int], Tensor]) -> Operation:
 
 
 def _divide(left: Any, right: Any) -> Tensor:
+    # ONNX divides integers towards zero.
     whole = all(not (x.is_floating_point() if isinstance(x, Tensor) else isinstance(x, float)) for x in (left, right))
     return torch.div(left, right, rounding_mode="trunc" if whole else None)
 
@@ -63,8 +65,10 @@ def _where(step: Step) -> Tensor:
     condition, kept, other = step.tensor(0), step.operand(1), step.operand(2)
     tested = step.graph.made_by.get(step.node.inputs[0])
     cleans = tested is not None and tested.op == "IsNaN" and tested.inputs[0] == step.node.inputs[2] and kept == 0
-    if step.device == "meta" and cleans and isinstance(other, Tensor):  # zeros where a row sees no key
+    # where(isnan(w), 0, w): an exporter's zeros for rows that see no key. The weights pass through on the meta device.
+    if step.device == "meta" and cleans and isinstance(other, Tensor):
         return other
+    # where(mask, scores, -inf) and where(hide, -inf, scores) become masked_fill, which a trace reads as a mask.
     for value, fill, where in ((other, kept, condition), (kept, other, None)):
         if isinstance(value, Tensor) and not isinstance(fill, Tensor):
             shape = torch.broadcast_shapes(value.shape, condition.shape)  # type: ignore[no-untyped-call]
@@ -184,11 +188,11 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
 
 
 def operate(step: Step) -> dict[str, Tensor]:
-    """What an operation gives, by name.
+    """Returns the outputs of an operation by name.
 
     Raises:
-        UnsupportedError: it was given what it does not look at, or makes less than the graph takes: an attribute that
-            were ignored would be a wrong number without a word.
+        UnsupportedError: The node has an input or attribute that the operation did not read, or the graph uses an
+            output that it does not compute. Ignoring an attribute would give wrong numbers silently.
     """
     node = step.node
     result = OPERATIONS[node.domain, node.op](step)

@@ -1,4 +1,4 @@
-"""ONNX's operators on shapes as torch's: what moves, cuts and joins, and what is picked or written by its number."""
+"""ONNX's shape operators in torch: reshaping, slicing and joining, and reading or writing elements by index."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REDUCED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 def _reshape(step: Step) -> Tensor:
     x, sizes = step.tensor(0), step.listed(1, "shape", [])
-    if not step.attribute("allowzero", 0):
+    if not step.attribute("allowzero", 0):  # a size of 0 then keeps the input's size
         sizes = [x.shape[i] if size == 0 and i < x.dim() else size for i, size in enumerate(sizes)]
     return x.reshape(sizes)
 
@@ -30,20 +30,20 @@ def _squeeze(step: Step) -> Tensor:
 def _unsqueeze(step: Step) -> Tensor:
     x, axes = step.tensor(0), step.listed(1, "axes", [])
     rank = x.dim() + len(axes)
-    for axis in sorted(axis % rank for axis in axes):
+    for axis in sorted(axis % rank for axis in axes):  # ascending, because axes count in the result
         x = x.unsqueeze(axis)
     return x
 
 
 def _concat(step: Step) -> Tensor:
     axis, parts = step.attribute("axis", 0), step.tensors()
-    full = [part for part in parts if part.shape[axis]]  # without a cache that is empty
+    full = [part for part in parts if part.shape[axis]]  # an empty cache is left out: cat([past, k]) is then k itself
     return torch.cat(full, axis) if len(full) > 1 else (full or parts)[0]
 
 
 def _split(step: Step) -> Result:
     x, axis, count = step.tensor(0), step.attribute("axis", 0), len(step.node.outputs)
-    most = -(-x.shape[axis] // count)
+    most = -(-x.shape[axis] // count)  # without sizes the pieces are equal, and the last may be smaller
     equal = [min(most, x.shape[axis] - most * i) for i in range(count)]
     return torch.split(x, step.listed(1, "split", equal), axis)
 
@@ -55,9 +55,9 @@ def _slice(step: Step) -> Tensor:
     for start, end, axis, stride in zip(starts, ends, axes, strides, strict=True):
         size = x.shape[axis]
         if stride > 0:
-            first, last, _ = slice(start, end).indices(size)  # torch warns of numbers far beyond an axis
+            first, last, _ = slice(start, end).indices(size)  # clipped: torch warns of bounds far beyond an axis
             x = x[(slice(None),) * (axis % x.dim()) + (slice(first, max(first, last), stride),)]
-        else:
+        else:  # torch has no negative strides: x[::-1] is a flip
             taken = range(size)[slice(start, None if end < -size else end, stride)]
             x = x.flip(axis) if len(taken) == size else x.index_select(axis, torch.tensor([*taken]).to(x.device))
     return x
@@ -73,6 +73,7 @@ def _to_depth(x: Tensor, size: int, mode: str) -> Tensor:
 
 
 def _depth_first(mode: str) -> bool:
+    """Returns whether the position in a block comes before the channels, unlike in torch's pixel_shuffle."""
     if mode not in ("DCR", "CRD"):
         raise UnsupportedError(f"blocks of pixels of the mode {mode[:40]}")
     return mode == "DCR"
@@ -93,7 +94,7 @@ def _pad(step: Step) -> Tensor:
         return functional.pad(x, flat, value=value)
     if mode not in _PADS:
         raise UnsupportedError(f"Pad of the mode {mode[:40]}")
-    for axis, both in ends.items():  # torch takes few axes
+    for axis, both in ends.items():  # one axis at a time: torch pads few axes in these modes
         if any(both):
             moved = x.movedim(axis, -1)
             alone = functional.pad(moved.flatten(0, -2)[None], both, mode=_PADS[mode])
@@ -107,6 +108,7 @@ def _pad(step: Step) -> Tensor:
 def _gather(step: Step) -> Tensor:
     data, indices = step.tensor(0), step.tensor(1)
     axis = step.attribute("axis", 0) % max(data.dim(), 1)
+    # A known index becomes a view (x[:, 3]), which a trace follows; a lookup of computed indices is opaque.
     if step.known(1) and not indices.dim():
         return data.select(axis, step.numbers(1)[0])
     if step.known(1) and indices.numel() == 1:
@@ -118,7 +120,7 @@ def _gather(step: Step) -> Tensor:
 
 
 def _from_start(indices: Tensor, size: int) -> Tensor:
-    """Numbers from 0 on, of those that may count from the end."""
+    """Returns indices with the negative ones, which count from the end, made positive."""
     return torch.where(indices < 0, indices + size, indices).long()
 
 

@@ -1,4 +1,4 @@
-"""One operation of an ONNX graph with what goes into it: tensors without values, or numbers where they are known."""
+"""One operation of an ONNX graph with its inputs: tensors, and their values where those are known."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ DTYPES = {
 }  # fmt: skip
 _ONLY_TENSORS = (torch.maximum, torch.minimum, torch.logical_and, torch.logical_or, torch.logical_xor, torch.remainder,
                  torch.fmod)  # fmt: skip
-# Attributes that change no number here: hints on memory and precision, what training alone reads (a graph is read as it
-# is used, not trained), how numbers get into float8 (which is not read), what the shapes of inputs or the count of
-# outputs say as well, and what counts beside inputs or outputs that are refused.
+# Attributes that change no result here: hints on memory and precision, settings of training (a graph is read for
+# inference), the conversion to float8 (not supported), facts that also follow from the shapes of inputs or the number
+# of outputs, and settings of inputs or outputs that are refused anyway.
 IDLE = frozenset((
     "consumed_inputs", "past_present_share_buffer", "stash_type", "softmax_precision", "momentum", "is_test", "ratio",
     "seed", "saturate", "round_mode", "broadcast", "is_inner_broadcast", "kernel_shape", "num_outputs",
@@ -32,7 +32,7 @@ IDLE = frozenset((
 
 
 def dtype_of(number: int) -> torch.dtype:
-    """The dtype that ONNX gives a number; an `UnsupportedError` where torch has none for it here."""
+    """Returns the torch dtype of ONNX's dtype number. Raises `UnsupportedError` if there is none in `DTYPES`."""
     if number not in DTYPES:
         raise UnsupportedError(f"tensors of ONNX's type {number}")
     return DTYPES[number]
@@ -40,43 +40,43 @@ def dtype_of(number: int) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An operation, and its inputs; what it is asked for that is not there is refused with an `UnsupportedError`."""
+    """An operation and its inputs. Asking for a missing input or value raises an `UnsupportedError`."""
 
-    node: Node  # of the graph
-    graph: Graph  # that it is of
-    inputs: tuple[Tensor | None, ...]  # tensors, in order; None for one that is left out
-    numbers_of: Mapping[str, Tensor]  # values of the inputs that are constants of few elements, by name
-    device: str  # on which its result is made: "meta", or "cpu" where it is computed from values
+    node: Node
+    graph: Graph  # graph of the node
+    inputs: tuple[Tensor | None, ...]  # in order; None for an omitted input
+    numbers_of: Mapping[str, Tensor]  # values of small constants, by name
+    device: str  # device of the result: "meta", or "cpu" if it is computed from values
     learned: frozenset[str] | set[str]  # names of inputs that are weights
-    as_numbers: bool = True  # a constant of one element is handed to torch as a number, which a trace reads
-    read: set[int | str] = field(default_factory=set)  # the inputs and attributes that were looked at
+    as_numbers: bool = True  # pass constants of one element to torch as Python numbers, which a trace reads
+    read: set[int | str] = field(default_factory=set)  # inputs (by index) and attributes (by name) read so far
 
     def optional(self, index: int) -> Tensor | None:
-        """An input; None where it is left out."""
+        """Returns an input, or None if it is omitted."""
         self.read.add(index)
         return self.inputs[index] if index < len(self.inputs) else None
 
     def given(self, index: int) -> bool:
-        """Whether an input is there."""
+        """Returns whether an input is present."""
         return self.optional(index) is not None
 
     def tensor(self, index: int) -> Tensor:
-        """An input that has to be there."""
+        """Returns a required input."""
         found = self.optional(index)
         if found is None:
             raise UnsupportedError(f"{self.node.op} without its input {index}")
         return found
 
     def tensors(self) -> list[Tensor]:
-        """All inputs."""
+        """Returns all inputs, each of which is required."""
         return [self.tensor(index) for index in range(len(self.inputs))]
 
     def known(self, index: int) -> bool:
-        """Whether the values of an input are known."""
+        """Returns whether the values of an input are known without running the graph."""
         return self.node.input(index) in self.numbers_of
 
     def numbers(self, index: int) -> list[Any]:
-        """Values of an input, which have to be known."""
+        """Returns the values of an input, which must be known."""
         self.read.add(index)
         if not self.known(index) and self.device == "meta":
             raise UnsupportedError(f"{self.node.op} with an input {index} that is computed from values")
@@ -85,7 +85,7 @@ class Step:
         return numbers
 
     def operand(self, index: int) -> Tensor | float | int | bool:
-        """An input; as a number where it is one that is known, and no weight."""
+        """Returns an input, as a Python number if it is a known constant of one element and not a weight."""
         tensor, name = self.tensor(index), self.node.input(index)
         if self.as_numbers and name in self.numbers_of and name not in self.learned:
             value = self.numbers_of[name]
@@ -95,23 +95,24 @@ class Step:
         return tensor
 
     def attribute(self, name: str, default: Any) -> Any:
-        """An attribute."""
+        """Returns an attribute, or the default if it is absent."""
         self.read.add(name)
         value = self.node.attributes.get(name)
         return default if value is None else value
 
     def listed(self, index: int, name: str, default: Any = None) -> Any:
-        """Whole numbers that newer versions of an operator take as an input, and older ones as an attribute."""
+        """Returns integers that newer versions of an operator take as an input and older ones as an attribute."""
         return self.numbers(index) if self.given(index) else self.attribute(name, default)
 
     def unread(self) -> Iterator[str]:
-        """What the operation was given and nobody looked at, but for attributes that change nothing."""
+        """Yields the inputs and attributes that were not read and may change the result."""
         from onnx import defs, helper
 
         node, opset, names = self.node, self.graph.opset, sorted({*self.node.attributes} - self.read - IDLE)
         schema = defs.get_schema(node.op, opset) if names and not node.domain and defs.has(node.op, opset) else None
         for name in names:
-            value, nothing = node.attributes[name], [0, -1, 0.0, b"", b"NONE", []]  # as onnxruntime's own have it
+            # An attribute with its default value changes nothing.
+            value, nothing = node.attributes[name], [0, -1, 0.0, b"", b"NONE", []]  # defaults of onnxruntime's own
             if schema is not None and name in schema.attributes:
                 default = schema.attributes[name].default_value
                 nothing = [helper.get_attribute_value(default)] if default.name else []
@@ -122,7 +123,10 @@ class Step:
 
 
 def of_torch(function: Callable[..., Result], inputs: int = 1, **attributes: Any) -> Operation:
-    """An operator that is a function of its first inputs and of some attributes, whose defaults are given."""
+    """Returns an operation that calls `function` with the first `inputs` and the attributes, in that order.
+
+    The values of `attributes` are the defaults.
+    """
 
     def run(step: Step) -> Result:
         tensors = (step.tensor(0), *(step.optional(index) for index in range(1, inputs)))
@@ -132,10 +136,11 @@ def of_torch(function: Callable[..., Result], inputs: int = 1, **attributes: Any
 
 
 def binary(function: Callable[[Any, Any], Tensor], left: Any, right: Any) -> Any:
-    """A function of two operands, of which one may be a number."""
+    """Returns `function(left, right)`, where one operand or both may be Python numbers."""
     if not isinstance(left, Tensor) and not isinstance(right, Tensor):
         return function(torch.tensor(left), torch.tensor(right)).item()
     if not isinstance(left, Tensor):
+        # 1 - x as rsub(x, 1), 2 * x as mul(x, 2): torch's functions take a number only on the right.
         if function is torch.sub:
             return torch.rsub(right, left)
         if function in (torch.add, torch.mul, torch.eq):

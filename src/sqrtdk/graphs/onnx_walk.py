@@ -1,8 +1,8 @@
-"""An ONNX graph walked as torch operations: on tensors that have shapes and no values, or on values.
+"""Walks an ONNX graph as torch operations, on the meta device or on values.
 
-It is walked twice. The first time for shapes, and for what is computed of few constants (sizes, axes, a scale); the
-second time under the caller's trace, with these numbers in their places. On values the first walk is in float64: it
-says what the graph computes but for rounding.
+Each graph is walked twice. The first walk finds shapes and folds small constants (sizes, axes, a scale) into numbers.
+The second walk uses these numbers and runs under the caller's trace. On values the first walk is in float64, which
+gives the result of the graph without the rounding of its own dtypes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,18 @@ from sqrtdk.graphs.quantised import without_quantisation
 from sqrtdk.models.modules import is_finite
 from sqrtdk.models.records import LoadedModel
 
-MOST_FOLDED = 2**12  # elements of a constant that is computed with in the first walk
-MOST_LOOKED_AT = 2**28  # elements of a weight that is looked at for NaN
-MOST_ELEMENTS = 2**40  # of a tensor without values
+MOST_FOLDED = 2**12  # largest constant folded in the first walk, in elements
+MOST_LOOKED_AT = 2**28  # largest weight searched for NaN, in elements
+MOST_ELEMENTS = 2**40  # largest tensor on the meta device, in elements
 Tensors = dict[str, Tensor]
 
 
 def walkable(file: Graph) -> Graph:
-    """A graph of a file as it is walked: in floating-point numbers, of operators that the installed onnx knows."""
+    """Returns the graph of a file without quantised operators.
+
+    Raises:
+        ModelError: The graph is too large, or of an opset that the installed onnx does not know.
+    """
     from onnx.defs import onnx_opset_version
 
     refuse_many(len(file.nodes))
@@ -49,7 +53,7 @@ def walkable(file: Graph) -> Graph:
 
 
 def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> places.Walked:
-    """An ONNX graph as a model whose forward walks it on the meta device; see `sqrtdk.graphs.opening.open_graph`."""
+    """Returns an ONNX graph as a model whose forward walks it on the meta device. Called by `open_graph`."""
     walk = Walk(walkable(load_graph(path)), larger=larger)
     walk.first()
     root = places.class_of(walk.graph.root_class, places.GraphRoot)(walk.again, config)
@@ -69,37 +73,37 @@ def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> places
 
 @dataclass(eq=False)
 class Walk:
-    """The two walks of a graph in floating-point numbers: on the meta device, or on values of the inputs.
+    """Both walks of a graph in floating-point numbers, on the meta device or on `values` of the inputs.
 
-    `wanted` are names of tensors to keep; with `larger` what the graph leaves free gets other sizes than otherwise.
+    `wanted` names the tensors to keep. With `larger`, free sizes get other numbers than without it.
     """
 
     graph: Graph
     larger: bool = False
     values: Mapping[str, Tensor] | None = None
     wanted: Collection[str] = ()
-    exact: Tensors = field(default_factory=dict)  # what is wanted, by the first walk: in float64 where it is on values
-    made: Tensors = field(default_factory=dict)  # the same by the second walk, in the dtypes of the file
-    inputs: Tensors = field(default_factory=dict)  # of the graph, and constants that are queries
-    masks: Tensors = field(default_factory=dict)  # inputs that are taken as ones, without values
-    sizes: dict[str, int] = field(default_factory=dict)  # numbers for what the graph leaves free
+    exact: Tensors = field(default_factory=dict)  # wanted tensors of the first walk, in float64 if it is on values
+    made: Tensors = field(default_factory=dict)  # wanted tensors of the second walk, in the dtypes of the file
+    inputs: Tensors = field(default_factory=dict)  # inputs of the graph, and constants that are queries
+    masks: Tensors = field(default_factory=dict)  # padding masks, assumed to be ones; on the meta device
+    sizes: dict[str, int] = field(default_factory=dict)  # numbers chosen for free sizes
     missing: list[Missing] = field(default_factory=list)  # attentions that are not read
-    unread: set[str] = field(default_factory=set)  # operators that are not
+    unread: set[str] = field(default_factory=set)  # operators that are not read
     learned: set[str] = field(default_factory=set)  # names of constants that are weights
     folded: set[str] = field(default_factory=set)  # names of constants that are queries
-    _names: dict[str, str] = field(default_factory=dict)
-    _env: Tensors = field(default_factory=dict)  # tensors of the walk that is going on
-    _known: Tensors = field(default_factory=dict)  # values of constants of few elements
-    _empty: Tensors = field(default_factory=dict)  # constants of the file, without values
-    _constants: Tensors = field(default_factory=dict)  # what the model holds
-    _lost: dict[str, str] = field(default_factory=dict)  # tensors that are not known, and what made them so
+    _names: dict[str, str] = field(default_factory=dict)  # parameter names of weights that the file renamed
+    _env: Tensors = field(default_factory=dict)  # tensors of the current walk
+    _known: Tensors = field(default_factory=dict)  # values of small constants
+    _empty: Tensors = field(default_factory=dict)  # constants of the file, on the meta device
+    _constants: Tensors = field(default_factory=dict)  # tensors that the model's modules hold
+    _lost: dict[str, str] = field(default_factory=dict)  # unreadable tensors, each with the reason
     _modules: dict[str, nn.Module] = field(default_factory=dict)
     _readable: list[Node] = field(default_factory=list)
 
     # -- the first walk ------------------------------------------------------------------------------------------------
 
     def first(self) -> None:
-        """Shapes, numbers, and what is not read."""
+        """Runs the first walk: finds shapes, folds constants and lists the operators that are not read."""
         self.learned, self.folded, self._names = find_weights(self.graph)
         for value in self.graph.inputs:
             self._input(value)
@@ -120,11 +124,15 @@ class Walk:
                 self._fold(node)
             else:
                 self._lose(node, lost)
+            # On values, memory is freed after the last use. On the meta device it costs nothing.
             for name in left.get(node, ()) if self.values is not None else ():
                 self._env.pop(name, None)
 
     def _declared(self, what: str, name: str, shape: list[int], data_type: int) -> Tensor | None:
-        """A tensor of a shape and dtype that the file says, without values; None, and lost, without such a dtype."""
+        """Returns a meta tensor of the declared shape and dtype.
+
+        Returns None, and notes the tensor as lost, if torch has no such dtype.
+        """
         if data_type not in DTYPES:
             self._lost[name] = f"tensors of ONNX's type {data_type}"
             return None
@@ -145,7 +153,7 @@ class Walk:
             (self.masks if MASK.search(name) and tensor.dim() == 2 else self.inputs)[name] = self._env[name] = tensor
 
     def _sized(self, node: Node) -> str | None:
-        """Why an operation is not read; None if it is, and `_env` has what it makes."""
+        """Adds the outputs of an operation to `_env`. Returns the reason if it is not read, else None."""
         if (node.domain, node.op) not in OPERATIONS or node.inner:
             self.unread.add(f"{node.domain}::{node.op}"[:60] if node.domain else node.op[:60])
             return node.op
@@ -153,7 +161,7 @@ class Walk:
             made = self._made(node, self._env, wide=self.values is not None)
         except (*INTERRUPTS, ModelError):
             raise
-        except Exception as error:  # whatever torch raises of shapes that do not fit
+        except Exception as error:  # torch raises many types for shapes that do not fit
             lost = str(error) if isinstance(error, UnsupportedError) else f"{node.op}: {kind_and_text(error, 120)}"
             self.unread.add(lost[:80])
             return lost
@@ -170,7 +178,8 @@ class Walk:
             self.missing.append(Missing(node.site, f"{node.op} comes after what is not read: {why}"))
 
     def _fold(self, node: Node) -> None:
-        """Compute what is made of few constants."""
+        """Adds the outputs of an operation to `_known` if it has only known inputs, or reads only a shape."""
+        # 1 / sqrt(q.shape[-1]) may be exported as Shape, Slice, Cast, Sqrt, Div: all of it folds to one number.
         constant = node.op in ("Shape", "Size") or all(name in self._known for name in node.inputs if name)
         large = any(self._env[name].numel() > MOST_FOLDED for name in node.outputs if name in self._env)
         if not constant or large or node.op.startswith("Random") or (node.domain, node.op) in ATTENTIONS:
@@ -179,13 +188,13 @@ class Walk:
             self._known |= self._made(node, self._known, folds=True)
         except INTERRUPTS:
             raise
-        except Exception:  # a dtype that the CPU has no kernel for
+        except Exception:  # the CPU may have no kernel for the dtype
             return
 
     # -- the second walk -----------------------------------------------------------------------------------------------
 
     def place(self, root: nn.Module) -> dict[str, Tensor]:
-        """Put modules and constants below the root; the values of those that are looked at, by their names there."""
+        """Adds modules and constants to the root. Returns the values of small constants by their names in it."""
         self._env = {}
         classes = {node.scope: node.kind for node in self._readable if node.scope is not None}
         names = [self._names.get(name, name) for name in self.graph.initializers]
@@ -210,13 +219,13 @@ class Walk:
 
     @property
     def sick(self) -> tuple[str, ...]:
-        """Names of weights that hold NaN or infinity, among those that are read and lie in memory once more."""
+        """Names of weights that hold NaN or infinity. Only weights small enough to be loaded are searched."""
         used = {name for node in self._readable for name in node.inputs if name in self.learned}
         small = [name for name in used if name in self._empty and self._empty[name].numel() <= MOST_LOOKED_AT]
         return tuple(sorted(self._names.get(name, name) for name in small if not is_finite(self.graph.tensor(name))))
 
     def operators(self) -> dict[str, tuple[str, ...]]:
-        """By site the operators that attend there, in order: "Softmax", or one that is an attention by itself."""
+        """Returns the attention operators of each site in order: "Softmax", or the name of a fused attention."""
         found: dict[str, tuple[str, ...]] = {}
         for node in self._readable:
             if attends(node.domain, node.op):
@@ -226,11 +235,11 @@ class Walk:
         return found
 
     def again(self, *inputs: Tensor) -> dict[str, Tensor]:
-        """Walk the graph; its outputs are of no use, `made` has what is wanted."""
+        """Runs the second walk. It returns no outputs; the wanted tensors are in `made`."""
         self._env = {**self._constants, **dict(zip(self.inputs, inputs, strict=True))}
         left = _last_uses(self._readable)
         for node in self._readable:
-            if all(name in self._constants or not name for name in node.outputs):
+            if all(name in self._constants or not name for name in node.outputs):  # folded in the first walk
                 continue
             at = (node.scope or "", node.stack, node.number + 1)
             made = places.run_inside(self._modules, *at, self._made, node, self._env)
@@ -246,13 +255,17 @@ class Walk:
     def _made(
         self, node: Node, sources: Mapping[str, Tensor], *, folds: bool = False, wide: bool = False
     ) -> dict[str, Tensor]:
-        """What an operation gives, by name; of constants alone where it `folds`, and in float64 where it is `wide`."""
+        """Returns the outputs of an operation by name.
+
+        With `folds` all inputs are constants and the operation runs on the CPU. With `wide` it runs in float64.
+        """
         given = tuple(sources[n] if n in sources else self._tensor(n) if n else None for n in node.inputs)
         first = given[0] if given else None
+        # In the float64 walk, a Cast between floating-point dtypes would round: it is left out.
         rounds = wide and node.op == "Cast" and dtype_of(node.attributes["to"]).is_floating_point
         if rounds and first is not None and first.is_floating_point():
             return {node.outputs[0]: first}
-        if wide and node.op != "Gather":  # of a table few rows are taken
+        if wide and node.op != "Gather":  # a lookup takes a few rows, so the whole table is not widened
             given = tuple(None if tensor is None else _wide(tensor) for tensor in given)
         device = "cpu" if folds or self.values is not None else "meta"
         step = Step(node, self.graph, given, self._known, device, self.learned, as_numbers=not folds)
@@ -260,7 +273,7 @@ class Walk:
         return {name: _wide(tensor) for name, tensor in made.items()} if wide else made
 
     def _tensor(self, name: str) -> Tensor:
-        """A tensor of the walk, or a constant of the file: its values, or none on the meta device."""
+        """Returns a tensor of the walk or a constant of the file, on the meta device unless the walk has values."""
         if name in self._env:
             return self._env[name]
         if self.values is None:
@@ -273,12 +286,12 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def attends(domain: str, op: str) -> bool:
-    """Whether an operator is a softmax, or an attention by itself."""
+    """Returns whether an operator is a softmax or a fused attention."""
     return op in ("Softmax", "BiasSoftmax") or (domain, op) in ATTENTIONS or op.endswith("Attention")
 
 
 def _last_uses(nodes: Sequence[Node]) -> dict[Node, list[str]]:
-    """By node the tensors that no later one takes."""
+    """Returns for each node the tensors that no later node uses, which can be freed after it."""
     last = {name: node for node in nodes for name in (*node.inputs, *node.outputs) if name}
     left: dict[Node, list[str]] = {}
     for name, node in last.items():

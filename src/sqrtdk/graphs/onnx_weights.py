@@ -1,4 +1,4 @@
-"""Which constants of an ONNX graph are weights of the model, by their names and by the operators that take them."""
+"""Finds the constants of an ONNX graph that are weights, by their names and by the operators that use them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ _WEIGHT_INPUTS = {"MatMul": (1,), "Gemm": (1,), "Conv": (1,), "ConvTranspose": (
                   "FusedGemm": (1,), "FusedMatMul": (1,), "LayerNormalization": (1, 2),
                   "RMSNormalization": (1,), "SimplifiedLayerNormalization": (1,), "Gather": (0,),
                   "Attention": (1,)}  # fmt: skip
-_MOST_WHOLE = 2**16  # a width of which a scale may be a root
+_MOST_WHOLE = 2**16  # largest width whose root a scale may be
 _MOVED = ("Transpose", "Cast", "Identity", "Reshape", "Mul", "Div", "Unsqueeze", "Squeeze", "Expand")
 _FLOATING = (1, 10, 11, 16)  # ONNX's numbers of the floating-point dtypes that torch has
 
 
 def find_weights(graph: Graph) -> tuple[set[str], set[str], dict[str, str]]:
-    """Find the weights: operands of projections, and floating-point constants that have the name of a parameter.
+    """Returns the names of the weights, of constant queries, and parameter names for renamed weights.
 
-    Names of queries that the exporter has worked out, which are the same for all inputs, are second; parameters' names
-    of weights that the file calls otherwise are third: "onnx::MatMul_31" is "attn.q_proj.weight".
+    Weights are operands of projections, and floating-point constants with the name of a parameter. A constant query is
+    one that the exporter computed because it is equal for all inputs, such as a learned query times its projection.
+    The last result maps a name in the file to a parameter's: "onnx::MatMul_31" to "attn.q_proj.weight".
     """
     initializers = graph.initializers
     named = {name: proto for name, proto in initializers.items() if "." in name and fits(name)}
@@ -39,6 +40,7 @@ def find_weights(graph: Graph) -> tuple[set[str], set[str], dict[str, str]]:
                 if "." not in source and node.scope and fits(node.scope):
                     names.setdefault(source, f"{node.scope}.weight")
     constant = _constants(graph)
+    # MatMul(q, k.T) with a constant on the left and a computed tensor on the right: q does not depend on the inputs.
     folded = {
         source
         for node in graph.nodes
@@ -51,7 +53,7 @@ def find_weights(graph: Graph) -> tuple[set[str], set[str], dict[str, str]]:
 
 
 def _constants(graph: Graph) -> set[str]:
-    """Tensors that are the same for all inputs: computed of constants alone, or of shapes."""
+    """Returns the tensors that are equal for all inputs: computed from constants or shapes alone."""
     found = {*graph.initializers, ""}
     for node in graph.nodes:
         random = node.op.startswith("Random") or node.op in ("Bernoulli", "Multinomial")
@@ -61,17 +63,18 @@ def _constants(graph: Graph) -> set[str]:
 
 
 def _places(graph: Graph, floating: Mapping[str, int]) -> set[str]:
-    """Paths of modules: those that the exporter noted at operations, those of weights, and all above them."""
+    """Returns the paths of modules, from the scopes of operations and the names of weights, with all parents."""
     paths = {name.rpartition(".")[0] for name, size in floating.items() if size > 1}
     paths |= {node.scope for node in graph.nodes if node.scope}
     return {".".join(path.split(".")[:depth]) for path in paths for depth in range(1, path.count(".") + 2)}
 
 
 def _is_learned_number(graph: Graph, name: str, places: set[str]) -> bool:
-    """Whether one number is a parameter, a temperature: it has the name of one, in a module that there is.
+    """Returns whether a single number is a parameter, such as a temperature.
 
-    "auto.cast.74" is a name that an optimiser made up. One that is a root of a whole number to the last bit, or that
-    number, was written in the code (64 ** -0.5 as "attn.scale"), or was never trained.
+    Its name must be that of a parameter of an existing module; "auto.cast.74" is a name that an optimiser invented.
+    A number that equals an integer or a root of one to the last bit was written in the code (64 ** -0.5 as
+    "attn.scale") or never trained, and does not count.
     """
     path, _, last = name.rpartition(".")
     if not last.isidentifier() or path not in places:
@@ -82,14 +85,14 @@ def _is_learned_number(graph: Graph, name: str, places: set[str]) -> bool:
 
 
 def _roots(value: float) -> Iterable[float]:
-    """Whole numbers, and their roots, that a number may be, each to the last bit of float64."""
+    """Yields the integers, their roots and their inverses that are nearest to a number, exact in float64."""
     for power in (1.0, 2.0, 4.0, -1.0, -2.0, -4.0):
         if 1 / _MOST_WHOLE < value < _MOST_WHOLE and value**power < _MOST_WHOLE and round(value**power):
             yield round(value**power) ** (1 / power)
 
 
 def _source(graph: Graph, name: str, through: tuple[str, ...] = ("Transpose", "Cast", "Identity")) -> str:
-    """The constant that is moved to a tensor."""
+    """Returns the name of the constant behind a tensor, followed back through the operators in `through`."""
     while (node := graph.made_by.get(name)) is not None and node.op in through:
         data = [i for i in node.inputs if i not in graph.initializers or len(graph.initializers[i].dims) > 1]
         name = (data or [*node.inputs])[0]

@@ -1,4 +1,4 @@
-"""An exported graph as a model that can be traced without running it, and the config.json beside its file."""
+"""Opens an exported graph as a model that can be traced without running it, and the config.json beside its file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from sqrtdk.models.names import graph_kind
 def open_graph(
     path: str | os.PathLike[str], config: Any = None, *, trust_remote_code: bool = False, larger: bool = False
 ) -> Walked:
-    """Read the graph of an .onnx or .pt2 file; with `larger` what it leaves free gets other sizes than otherwise.
+    """Returns the graph of an .onnx or .pt2 file as a model.
+
+    With `larger`, free sizes get larger numbers. Comparing both readings shows what depends on a size.
 
     Raises:
         MissingExtraError: onnx is not installed.
-        ModelError: the file can't be read, or would run code of its author and `trust_remote_code` is not given.
+        ModelError: The file can't be read, or it would run code of its author and `trust_remote_code` is False.
     """
     try:
         if graph_kind(os.fspath(path)) == ".pt2":
@@ -30,7 +32,7 @@ def open_graph(
         return walk_onnx(path, config, larger)
     except (*INTERRUPTS, SqrtdkError):
         raise
-    except Exception as error:  # whatever onnx, numpy and torch make of a damaged file
+    except Exception as error:  # onnx, numpy and torch raise many types for a damaged file
         raise ModelError(
             f"the graph {str(path)[:200]!r} can't be read: {kind_and_text(error)}",
             hint="The file is damaged: export it again.",
@@ -38,10 +40,12 @@ def open_graph(
 
 
 def config_beside(path: str | os.PathLike[str]) -> tuple[Any, tuple[str, ...]]:
-    """The config beside a graph, and notes on it: transformers' own, where it knows the type, else a mapping, or None.
+    """Returns the config beside a graph and notes on it.
+
+    The config is an object of transformers if it knows the model type, else a mapping, or None without a file.
 
     Raises:
-        ModelError: the file is a link out of the folder, or can't be read.
+        ModelError: The file is a link out of the folder, or can't be read.
     """
     folder = folder_of(path)
     if not os.path.lexists(folder / CONFIG):

@@ -1,7 +1,7 @@
-"""The modules that an exported graph names: paths, class names, weights without values, and a config. Nothing runs.
+"""Builds empty modules at the paths that an exported graph names, with their class names, meta weights and config.
 
-A graph is read by walking its operations on torch's meta device, each inside the module that the exporter noted at it,
-so that a trace, and the audit after it, see what they see of a module that is built without weights.
+A graph is read by running its operations on torch's meta device, each inside the module that the exporter noted for it.
+A trace and the audit then see the same as for a model that was built without weights.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from sqrtdk.graphs.graph import Missing
 from sqrtdk.models.records import LoadedModel
 from sqrtdk.tracing.tape.graph import LARGEST
 
-MOST_LEARNED = 2**12  # elements of a weight whose values are looked at: gains, temperatures
+MOST_LEARNED = 2**12  # largest weight whose values are read, in elements: gains, temperatures
 MAX_DEPTH = 32  # names in a module path
-MAX_NAME = 200  # characters of one
-_MOST_STACK = 2**14  # characters of a traceback that are looked at
+MAX_NAME = 200  # characters of one name
+_MOST_STACK = 2**14  # characters of a traceback that are searched
 _FRAME = re.compile(r'File "([^"\n]{1,300})", line (\d{1,6}), in')
 _LIBRARIES = ("site-packages", "dist-packages", "/torch/")
 _CLASS = re.compile(r"[A-Za-z_]\w{0,100}")
@@ -32,13 +32,13 @@ _CLASS = re.compile(r"[A-Za-z_]\w{0,100}")
 class Walked:
     """A graph as a model whose forward walks it on the meta device."""
 
-    loaded: LoadedModel  # the model, its inputs without values, and values of its constants
+    loaded: LoadedModel  # the model, its inputs on the meta device, and values of its constants
     missing: tuple[Missing, ...] = ()  # attentions that are not read
-    # numbers that stand for the sizes which the graph leaves free
+    # numbers chosen for the sizes that the graph leaves free
     sizes: Mapping[str, int] = field(default_factory=dict)
-    # of ONNX by site, in order: "Softmax", or one that is an attention by itself
+    # attention operators of an ONNX graph by site, in order: "Softmax", or the name of a fused attention
     operators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    unread: tuple[str, ...] = ()  # operators, and attributes of operators, that are not read
+    unread: tuple[str, ...] = ()  # operators and attributes that are not read
     sick: tuple[str, ...] = ()  # names of weights that hold NaN or infinity
 
 
@@ -46,32 +46,32 @@ class Place(nn.Module):
     """A module of the graph's model."""
 
     def forward(self, run: Callable[..., Any], *args: Any) -> Any:
-        """Call `run` as a part of this module."""
+        """Calls `run` inside this module, so that a trace names the module as its site."""
         return run(*args)
 
 
 class GraphRoot(nn.Module):
-    """The whole of a graph; its forward walks it, from the inputs on the meta device."""
+    """The root module of a graph, whose forward walks the graph."""
 
     def __init__(self, walk: Callable[..., Any], config: Any) -> None:
         super().__init__()
-        self._walk = (walk,)  # in a tuple, so that it is no module of this one
+        self._walk = (walk,)  # in a tuple, so that nn.Module does not register it as a submodule
         if config is not None:
             self.config = config
 
     def forward(self, *inputs: Tensor) -> Any:
-        """Walk."""
+        """Walks the graph from its inputs."""
         return self._walk[0](*inputs)
 
 
 def class_of(name: str, base: type[nn.Module] = Place) -> type[nn.Module]:
-    """An empty class of a module's own name, the last of a dotted one; `base` where the name is none."""
+    """Returns an empty subclass of `base` with the last part of a dotted class name, or `base` for an invalid name."""
     last = name.rpartition(".")[2]
     return type(last, (base,), {}) if _CLASS.fullmatch(last) else base
 
 
 def fits(path: str) -> bool:
-    """Whether a path can be one of modules.
+    """Returns whether a path is a valid module path.
 
     Example:
         >>> fits("model.layers.0.attn"), fits(""), fits("a..b"), fits("x" * 300)
@@ -82,9 +82,10 @@ def fits(path: str) -> bool:
 
 
 def place_modules(root: nn.Module, classes: Mapping[str, str]) -> dict[str, nn.Module]:
-    """Put modules of these class names ("": not known) at paths, and at those above them; the root's path is "".
+    """Returns the modules by path after adding one at each path of `classes` and at all of its parents.
 
-    Paths that `fits` refuses are left out.
+    `classes` maps paths to class names, with "" for an unknown one. The root's path is "". Paths that `fits` refuses
+    are left out.
     """
     made: dict[str, nn.Module] = {"": root}
     for path in sorted(filter(fits, classes), key=lambda path: path.count(".")):
@@ -99,7 +100,10 @@ def place_modules(root: nn.Module, classes: Mapping[str, str]) -> dict[str, nn.M
 
 
 def place_tensor(modules: Mapping[str, nn.Module], name: str, tensor: Tensor) -> str:
-    """Let the module that a tensor's name begins with hold it, or the root under a name of its own; its name there."""
+    """Adds a tensor to the module named in front of its last dot, or to the root under a new name.
+
+    Returns the tensor's name in the model.
+    """
     path, _, last = name.rpartition(".")
     if path not in modules or not last or hasattr(modules[path], last) or not fits(name):
         number = len(modules[""]._buffers) + len(modules[""]._parameters)
@@ -110,7 +114,7 @@ def place_tensor(modules: Mapping[str, nn.Module], name: str, tensor: Tensor) ->
 
 
 def is_looked_at(tensor: Tensor) -> bool:
-    """Whether the values of a constant are read: of gains and temperatures, and of what a trace may compute with."""
+    """Returns whether the values of a constant are read: gains, temperatures, and constants that a trace may use."""
     return tensor.numel() <= (MOST_LEARNED if isinstance(tensor, nn.Parameter) else LARGEST)
 
 
@@ -120,18 +124,19 @@ def _here(run: Callable[..., Any], *args: Any) -> Any:
 
 @lru_cache(2**12)
 def _written_at(file: str, line: int) -> FunctionType:
-    """A function that calls another one, and whose own frame says that it is written there."""
-    code = _here.__code__.replace(co_filename=file, co_firstlineno=max(line - 1, 0))  # its call is on its second line
+    """Returns a function that calls its argument and whose stack frame shows the given file and line."""
+    # The call `run(*args)` is on the second line of `_here`, so the function begins one line earlier.
+    code = _here.__code__.replace(co_filename=file, co_firstlineno=max(line - 1, 0))
     return FunctionType(code, {})
 
 
 def run_inside(
     modules: Mapping[str, nn.Module], path: str, stack: str, number: int, run: Callable[..., Any], *args: Any
 ) -> Any:
-    """Run an operation so that a trace tells the module, and the line of the model's code, that it comes from.
+    """Runs an operation so that a trace reports its module and its line in the model's source code.
 
-    The root stands for a path without a module. Of the traceback that the exporter noted the last frame counts that is
-    no library's; where there is none, the number of the operation in the graph, from 1, is told.
+    The root is used for a path without a module. The line is the last frame of the exporter's traceback outside of
+    libraries. Without a traceback it is "<node>" and the number of the operation in the graph, counted from 1.
 
     Example:
         >>> import sys

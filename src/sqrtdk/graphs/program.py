@@ -1,7 +1,7 @@
-"""A program of torch.export in a file, as a model that can be traced: run like any other, or walked on shapes alone.
+"""Opens a torch.export program as a model that can be traced: run like any other, or walked on the meta device.
 
-Its modules are not called when it runs; where in the model an attention stood is told by the weights that project its
-q and k, whose names are the model's own. When it is walked, each operation stands in the module that it was noted at.
+A program that runs does not call its modules. The site of an attention then follows from the names of the weights that
+project its q and k. In a walk, each operation runs inside the module that the exporter noted for it.
 """
 
 from __future__ import annotations
@@ -40,25 +40,26 @@ _OUTPUTS = re.compile(r'type\\?": \\?"(transformers(?:\.[a-z]\w*)*\.(?:modeling_
 def read_exported(
     path: str | os.PathLike[str], inputs: Inputs | None = None, *, trust_remote_code: bool = False
 ) -> LoadedModel:
-    """Load a program that `torch.export.save` wrote.
+    """Loads a program that `torch.export.save` wrote.
 
     Args:
-        path: of the file.
-        inputs: tensors by the names of the exported forward's arguments, or in their order; those that the program was
-            exported with where it is None.
-        trust_remote_code: load it also where that could run code of its author; see `sqrtdk.graphs.program_file`.
+        path: The file.
+        inputs: Tensors by the argument names of the exported forward, or in their order. Default: the example inputs
+            that the program was exported with.
+        trust_remote_code: Load the file even if that could run code of its author; see `sqrtdk.graphs.program_file`.
 
     Returns:
-        Its module, with inputs that fit, as kind "exported".
+        The module with matching inputs, as kind "exported".
 
     Raises:
-        ModelError: the file can't be read, could run code, or is of another version of torch; the inputs are not those
-            of the exported forward.
+        ModelError: The file can't be read, could run code, or needs another version of torch; or the inputs do not
+            match those of the exported forward.
     """
     program, module, guards = _load_program(path, trust_remote_code)
     for parameter in module.parameters():
         parameter.requires_grad_(False)
     args, kwargs = program.example_inputs if program.example_inputs else ((), {})
+    # If the file does not name the arguments, the module's forward does.
     names = getattr(program.module_call_graph[0].signature, "forward_arg_names", None)
     if not names:
         parameters = [name for name in inspect.signature(module.forward).parameters if name not in kwargs]
@@ -81,7 +82,7 @@ def read_exported(
 
 @alone()
 def _load_program(path: str | os.PathLike[str], trust_remote_code: bool) -> tuple[Any, Any, Guards]:
-    """The program in a file, its module, and what it asks of free sizes: lines of code, which are never run."""
+    """Returns the program of a file, its module, and its guards on free sizes, which are parsed and never run."""
     if not trust_remote_code:
         refuse_code(path)
     logged: list[BaseException] = []
@@ -90,10 +91,10 @@ def _load_program(path: str | os.PathLike[str], trust_remote_code: bool) -> tupl
         with _silent(logged):
             program = torch.export.load(os.fspath(path))
             lines = [line for line in getattr(program, "_guards_code", None) or () if isinstance(line, str)]
-            module = program.module(check_guards=not lines)  # it would run them as code
+            module = program.module(check_guards=not lines)  # checked guards would be executed as Python
     except INTERRUPTS:
         raise
-    except BaseException as error:  # whatever torch, or a trusted file's own code, raises
+    except BaseException as error:  # torch, and the code in a trusted file, may raise anything
         raise ModelError(
             f"torch {torch.__version__} does not load the program {str(path)[:200]!r}: "
             f"{kind_and_text((*logged, error)[0])}",
@@ -104,7 +105,7 @@ def _load_program(path: str | os.PathLike[str], trust_remote_code: bool) -> tupl
 
 @contextlib.contextmanager
 def _silent(errors: list[BaseException]) -> Iterator[None]:
-    """Keep torch's log silent while a program is loaded, and the errors that it tells there alone."""
+    """Silences torch's loggers while a program is loaded, and collects the errors that torch only logs."""
 
     def keep(record: logging.LogRecord) -> bool:
         errors.extend(filter(None, (record.exc_info or (None, None))[1:2]))
@@ -120,9 +121,9 @@ def _silent(errors: list[BaseException]) -> Iterator[None]:
 
 
 def _import_outputs(path: str | os.PathLike[str]) -> None:
-    """Import the classes of transformers that a program puts its outputs into: torch knows them from then on.
+    """Imports the modules of transformers whose output classes a program uses, which registers them with torch.
 
-    The installed package's own modules alone; where it is not installed, loading says what is missing.
+    Only modules of the installed package are imported. If it is not installed, loading names the missing class.
     """
     with zipfile.ZipFile(path) as archive:
         graphs = [name for name in archive.namelist() if name.endswith(".json") and "/models/" in name]
@@ -133,7 +134,7 @@ def _import_outputs(path: str | os.PathLike[str]) -> None:
 
 
 def _fit(names: tuple[str, ...], examples: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
-    """Inputs by the names of the exported forward's arguments."""
+    """Returns inputs by the argument names of the exported forward."""
     shown = (
         f"{name[:60]} {tuple(value.shape)}" if isinstance(value := examples.get(name), Tensor) else name[:60]
         for name in names[:12]
@@ -141,7 +142,7 @@ def _fit(names: tuple[str, ...], examples: Mapping[str, Any], inputs: Inputs) ->
     takes = f"It was exported with {', '.join(shown)}."
     given = by_name("program", names, inputs, takes)
     extra = [str(name)[:100] for name, value in given.items() if name not in names and value is not None]
-    for name, value in examples.items():  # what is not a tensor was fixed when it was exported
+    for name, value in examples.items():  # arguments that are no tensors were fixed by the export
         if not isinstance(value, Tensor):
             given.setdefault(name, value)
     missing = [name for name in names if name not in given]
@@ -168,7 +169,7 @@ def _fit(names: tuple[str, ...], examples: Mapping[str, Any], inputs: Inputs) ->
 def walk_program(
     path: str | os.PathLike[str], config: Any = None, *, trust_remote_code: bool = False, larger: bool = False
 ) -> places.Walked:
-    """A program as a model whose forward walks it on the meta device; see `sqrtdk.graphs.opening.open_graph`."""
+    """Returns a program as a model whose forward walks it on the meta device. Called by `open_graph`."""
     program, module, guards = _load_program(path, trust_remote_code)
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
     refuse_many(len(nodes))
@@ -204,7 +205,7 @@ def walk_program(
 
 
 class _Walker(torch.fx.Interpreter):
-    """Every operation on the meta device, inside the module at which it was noted."""
+    """Runs every operation on the meta device, inside the module that the exporter noted for it."""
 
     def __init__(self, module: torch.fx.GraphModule, scopes: Mapping[torch.fx.Node, str]) -> None:
         super().__init__(module)
@@ -214,14 +215,14 @@ class _Walker(torch.fx.Interpreter):
         self._count = 0
 
     def walk(self, *inputs: Any) -> Any:
-        """Walk the program; what it gives."""
+        """Walks the program and returns its outputs."""
         return self.run(*inputs, enable_io_processing=False)
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        """One operation."""
+        """Runs one operation."""
         if n.op == "get_attr" and n.target in self.tensors:
             return self.tensors[str(n.target)]
-        if n.op == "call_module" and n.target == "_guards_fn":  # sizes that it was exported for
+        if n.op == "call_module" and n.target == "_guards_fn":  # checks the sizes that the program was exported for
             return None
         if n.op != "call_function":
             return super().run_node(n)
@@ -244,7 +245,7 @@ class _Walker(torch.fx.Interpreter):
 
 
 def _on_meta(value: Any) -> Any:
-    """Arguments with the meta device in the place of any other."""
+    """Returns arguments with every device replaced by the meta device: zeros(..., device="cpu") has it as one."""
     if isinstance(value, torch.device):
         return torch.device("meta")
     if isinstance(value, tuple | list):
@@ -253,7 +254,7 @@ def _on_meta(value: Any) -> Any:
 
 
 def _constants(module: torch.fx.GraphModule) -> dict[str, Tensor]:
-    """Tensors that are attributes of the module, and neither parameters nor buffers."""
+    """Returns the tensors that the graph reads as attributes of the module, by name."""
     found = {}
     for name in {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}:
         value: Any = module
@@ -265,12 +266,13 @@ def _constants(module: torch.fx.GraphModule) -> dict[str, Tensor]:
 
 
 def _scope(node: torch.fx.Node) -> list[tuple[str, str]]:
-    """Paths and class names of the modules around an operation, outermost first."""
+    """Returns paths and class names of the modules around an operation, outermost first."""
     stack = node.meta.get("nn_module_stack") or {}
     found = []
     for entry in stack.values() if isinstance(stack, dict) else ():
         path, kind = entry[0], entry[1] if len(entry) > 1 else ""
         name = kind if isinstance(kind, str) else getattr(kind, "__name__", "")
+        # "L['self'].layers.0.attn@1" is the second call of the module "layers.0.attn".
         found.append((str(path).removeprefix("L['self']").lstrip(".").partition("@")[0], str(name)))
     return found
 
@@ -278,7 +280,7 @@ def _scope(node: torch.fx.Node) -> list[tuple[str, str]]:
 def _inputs(
     program: Any, module: torch.fx.GraphModule, guards: Guards, larger: bool
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """What the program takes, without values, and numbers for the sizes that it leaves free."""
+    """Returns the program's inputs on the meta device, and the numbers chosen for its free sizes."""
     values = {str(n.target): n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"}
     tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     bounds: dict[str, Bounds] = {
@@ -305,7 +307,7 @@ def _inputs(
 
 
 def _number(size: Any, sizes: Mapping[str, int]) -> Any:
-    """A size as a number: what its symbols make; what is no such size as it is."""
+    """Returns a symbolic size as a number. Any other value is returned unchanged."""
     if not isinstance(size, torch.SymInt):
         return size
     expression = size.node.expr
@@ -313,5 +315,5 @@ def _number(size: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def _finite(edge: Any) -> int | None:
-    """The least, or the largest, number of a symbol, as `range_constraints` has it."""
+    """Returns a bound from `range_constraints` as an integer, or None if it is infinite or that large."""
     return int(edge) if getattr(edge, "is_Integer", False) and abs(edge) < 2**31 else None

@@ -1,18 +1,18 @@
-"""A file of torch.export from a stranger: what in it would run code when it is loaded, or run.
+"""Finds code in an untrusted file of torch.export that would run when the program is loaded or run.
 
-What torch 2.13 does with a .pt2 file, which is a zip of JSON and of tensors' bytes:
+A .pt2 file is a zip of JSON and raw tensors. torch 2.13 can execute code from it in these ways:
 
-- Tensors that are not plain, and TorchScript's and other objects among the constants, are unpickled without
-  restriction; the example inputs are, where the restricted reader refuses them.
-- The target of a node is any attribute below `torch`, `math` or `_operator`, and is called.
-- Sizes that are expressions are given to `sympy.sympify`, which evaluates them as Python.
-- Guards are Python code, which `program.module()` runs unless it is told not to: here it is, and `guards` reads them.
-  Names of nodes and arguments are written into the source of the module.
-- The description of the inputs' nesting may import a module by its name.
-- Compiled programs in the file are libraries that are loaded.
+- Special tensors, TorchScript objects and other constants are unpickled without restriction. So are example inputs
+  that the restricted unpickler refuses.
+- The target of a node may be any attribute below `torch`, `math` or `_operator`, and is called.
+- Symbolic sizes are passed to `sympy.sympify`, which evaluates them as Python.
+- Guards are Python code that `program.module()` runs by default. Our call switches that off, and `guards` parses them.
+- Names of nodes and arguments are written into the source of the module.
+- The description of nested inputs may import a module by name.
+- Compiled programs in the file are libraries, which are loaded.
 
-What `torch.export.save` writes of a usual model needs none of this beyond plain operators, sizes and names, and that is
-what is let through here: everything else is refused by name.
+A usual model needs only plain operators, sizes and names. These are accepted here, and everything else is refused by
+name.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _PLAIN_TARGETS = re.compile(
     r"|math\.(ceil|floor|sqrt|trunc)|torch\.sym_(int|float|not|max|min|ite|sum)"
     r"|torch\.ops\.higher_order\.(wrap_with_set_grad_enabled|wrap_with_autocast)"
 )
-_FILE_OPERATORS = ("from_file",)  # ATen's own that touch files
+_FILE_OPERATORS = ("from_file",)  # ATen operators that open files
 _NAME = re.compile(r"\w{0,1000}")
 _TEXT = re.compile(r"[\w.,:<>+\-/ ]{0,1000}")
-# Names of nodes and arguments are written into code; those of tensors have dots.
+# Names of nodes and arguments become source code, so they are identifiers. Names of tensors may contain dots.
 _NAMES = {"name": _NAME, "forward_arg_names": _NAME, "parameter_name": _TEXT, "buffer_name": _TEXT}
 _FUNCTIONS = {"Symbol", "Integer", "Float", "Rational", "Mul", "Add", "Pow", "Max", "Min", "Mod", "Abs", "FloorDiv",
               "CeilDiv", "ModularIndexing", "PythonMod", "CleanDiv", "CeilToInt", "FloorToInt", "TruncToInt", "ToFloat",
@@ -54,11 +54,11 @@ _VALUES = {"true", "false", "oo", "int_oo"}
 _GRAMMAR = (ast.Expression, ast.Call, ast.Name, ast.Load, ast.Constant, ast.keyword, ast.BinOp, ast.UnaryOp,
             ast.Compare, ast.operator, ast.unaryop, ast.cmpop)  # fmt: skip
 _PLAIN_NESTING = re.compile(r"__enum__|collections\.defaultdict")
-_OPEN_TEXT = {"metadata", "as_string", "as_strings", "torch_version", "guards_code"}  # never run, and not names
+_OPEN_TEXT = {"metadata", "as_string", "as_strings", "torch_version", "guards_code"}  # free text that is never executed
 
 
 def refuse_code(path: str | os.PathLike[str]) -> None:
-    """Refuse, by a `ModelError`, a file that would run other code than torch's operators when it is loaded or run."""
+    """Raises a `ModelError` if loading or running a file would execute anything but torch's operators."""
     shown = str(path)[:200]
     try:
         check_file(os.fspath(path), f"the program {shown!r}", MAX_BYTES)
@@ -68,7 +68,7 @@ def refuse_code(path: str | os.PathLike[str]) -> None:
         raise
     except OSError as error:
         raise ModelError(f"can't read the program {shown!r}: {short_text(error)}", hint="Check the path.") from error
-    except Exception as error:  # whatever zip, JSON and their nesting make of a damaged file
+    except Exception as error:  # zip and JSON raise many types for a damaged or deeply nested file
         raise ModelError(
             f"{shown!r} is not a file of torch.export.save: {kind_and_text(error)}",
             hint="Write it with torch.export.save(program, 'model.pt2').",
@@ -111,7 +111,10 @@ def _read(archive: zipfile.ZipFile, name: str) -> bytes:
 
 
 def _check_pickle(content: bytes) -> None:
-    """What the restricted reader takes is built of tensors and plain containers, whoever reads it then."""
+    """Raises a `ModelError` unless the restricted unpickler accepts the example inputs.
+
+    Accepted content holds only tensors and plain containers, so that the unrestricted one is safe with it as well.
+    """
     try:
         if content:
             torch.load(io.BytesIO(content), weights_only=True)
@@ -146,11 +149,12 @@ def _check_graph(program: Any) -> None:
 
 
 def _texts(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """All texts of a document with where they stand; the keys of its objects are texts too."""
+    """Yields every string of a JSON document, keys included, with its path."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict):
         for key, inner in value.items():
+            # The keys of `tensor_values` are names of tensors in the program's source.
             if "metadata" not in path and path[-1:] != ("treespec_namedtuple_fields",):
                 yield (*path, "name") if path[-1:] == ("tensor_values",) else (*path, "key"), key
             yield from _texts(inner, (*path, key))
@@ -171,7 +175,7 @@ def _check_target(target: str) -> None:
 
 
 def _check_expression(text: str) -> None:
-    """Sizes are calls of sympy's functions on numbers and symbols."""
+    """Raises a `ModelError` unless a size consists of sympy functions, numbers and symbols: "2*s0 + 1"."""
     tree = ast.parse(text, mode="eval")
     for node in ast.walk(tree):
         known = isinstance(node, _GRAMMAR)

@@ -1,14 +1,14 @@
-"""A quantised ONNX graph as the graph that was quantised: every integer tensor as the numbers that it stands for.
+"""Turns a quantised ONNX graph back into a floating-point graph.
 
-onnxruntime's quantiser writes three forms, all of which round and none of which scales:
+onnxruntime's quantiser writes three forms. All of them round, and none changes the scale of a tensor:
 
 - dynamic: `DynamicQuantizeLinear`, `MatMulInteger`, `Cast`, and `Mul` by the scales of both operands;
 - QDQ: `QuantizeLinear` and `DequantizeLinear` around each operator;
 - QOperator: `QLinearMatMul`, `QLinearConv`, `QLinearSoftmax` and others, with scales and zero points as inputs.
 
-Here a quantised activation is the activation itself, and a quantised weight is `(integers - zero point) * scale`, which
-is computed when it is asked for. So `MatMulInteger(x_q, w_q)` times `x_scale * w_scale` is `MatMul(x, w)`: the scales
-are those of rounding, and no factor on q.
+Here a quantised activation becomes the activation itself, and a quantised weight becomes
+`(integers - zero point) * scale`, computed on demand. So `MatMulInteger(x_q, w_q)` times `x_scale * w_scale` becomes
+`MatMul(x, w)`: these scales belong to the rounding and must not be read as factors on q.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from sqrtdk.graphs.rewriting import DOMAINS, PRODUCT, Array, Rewriting, Unread, 
 
 
 class _Row(NamedTuple):
-    """What an operator on integers is of floating-point numbers."""
+    """The floating-point operator that replaces an operator on integers, and the roles of its inputs by index."""
 
-    op: str  # the operator
-    # numbers of its inputs: one of a tensor, three of integers with their scale and zero point
+    op: str  # the floating-point operator
+    # one index for a plain tensor; three for integers, their scale and their zero point
     operands: tuple[int | tuple[int, int, int], ...]
-    # numbers of the inputs that are scale and zero point of the result; () where it is not rounded
+    # indices of the result's scale and zero point; () if the result is not quantised
     result: tuple[int, ...] = ()
-    axis: int = 0  # along which the scales of a weight differ
-    # numbers of the inputs that are a bias of integers, and the two scales in whose product it is counted
+    axis: int = 0  # axis along which the scales of a weight differ
+    # indices of an integer bias and of the two scales whose product is its unit
     bias: tuple[int, ...] = ()
 
 
@@ -59,15 +59,17 @@ _ROWS = {
 
 
 def without_quantisation(graph: Graph) -> Graph:
-    """The graph in floating-point numbers; the same object where nothing in it is quantised.
+    """Returns the graph in floating-point numbers, or the same object if nothing in it is quantised.
 
-    An operator that is not understood keeps its place under a name that no table of operators has, which says why.
+    An unsupported operator stays in place under a name that no operator has, such as "QLinearAdd of integers that are
+    computed", so that the walk reports it as not read.
     """
     if not any(node.op in _REWRITES and node.domain in DOMAINS for node in graph.nodes):
         return graph
     rewriting = Rewriting(graph, _REWRITES, dict(graph.initializers))
     for node in graph.nodes:
         rewriting.take(node)
+    # `x_scale * w_scale` is dropped where nothing uses it any more.
     taken = {name for node in rewriting.nodes for name in node.inputs}
     nodes = tuple(node for node in rewriting.nodes if node not in rewriting.of_scales or taken & {*node.outputs})
     return replace(graph, nodes=nodes, initializers=rewriting.initializers)
@@ -90,7 +92,7 @@ def _by_row(to: Rewriting, node: Node) -> None:
 
 
 def _summed_bias(to: Rewriting, names: list[str], factor: float) -> str:
-    """A bias of integers, in units of the scales of both operands of a product."""
+    """Returns the name of a dequantised bias: integers in units of the product of both operands' scales."""
     whole, first, second = (to.graph.array(name) if name else None for name in names)
     if whole is None:
         return ""
@@ -105,13 +107,13 @@ def _summed_bias(to: Rewriting, names: list[str], factor: float) -> str:
 
 
 def _quantize(to: Rewriting, node: Node) -> None:
-    """`QuantizeLinear(x, scale, zero point)` is x, rounded."""
+    """Replaces `QuantizeLinear(x, scale, zero point)` by x, rounded."""
     to.rounded(node, node.inputs[0], node.inputs[1:3])
     to.carry(node, node.input(1))
 
 
 def _dynamic(to: Rewriting, node: Node) -> None:
-    """`DynamicQuantizeLinear(x)` is x, rounded; its scale is 1 here, and its zero point 0."""
+    """Replaces `DynamicQuantizeLinear(x)` by x, rounded, with scale 1 and zero point 0."""
     to.rounded(node, node.inputs[0])
     to.carry(node, node.outputs[1])
     constants: tuple[tuple[int, Array], ...] = ((1, np.ones((), np.float32)), (2, np.zeros((), np.uint8)))
@@ -120,21 +122,22 @@ def _dynamic(to: Rewriting, node: Node) -> None:
 
 
 def _dequantize(to: Rewriting, node: Node) -> None:
-    """`DequantizeLinear` of a constant is a weight; of an activation it is the activation."""
+    """Replaces `DequantizeLinear` of a constant by a weight, and of an activation by the activation itself."""
     axis, block, kind = (
         int(node.attributes.get(*entry)) for entry in (("axis", 1), ("block_size", 0), ("output_dtype", 0))
     )
     name = node.inputs[0]
     if name not in to.carried and to.graph.array(name) is None:
-        to.nodes.append(node)  # integers that the caller gives: an image
+        to.nodes.append(node)  # the caller's integers, such as the pixels of an image
         return
     names = (to.floating((name, node.input(1), node.input(2)), axis, block),)
     to.add(node, "Cast" if kind else "Identity", names, {"to": kind} if kind else {})
 
 
 def _integer_product(to: Rewriting, node: Node) -> None:
-    """`MatMulInteger` and `ConvInteger`, whose scales are multiplied to the product afterwards."""
+    """Replaces `MatMulInteger` and `ConvInteger`, whose scales multiply the product in later nodes."""
     names, zeros = node.inputs[:2], (node.input(2), node.input(3))
+    # The product is later multiplied by x_scale * w_scale, of which only the scales of constants are needed.
     own = {to.carried[name] for name in names if name in to.carried}
     constants = [i for i, name in enumerate(names) if name not in to.carried]
     scales = to.weight_scale(node, own, len(constants))
@@ -148,20 +151,20 @@ def _integer_product(to: Rewriting, node: Node) -> None:
 
 
 def _concat(to: Rewriting, node: Node) -> None:
-    """`QLinearConcat(y scale, y zero, X, scale, zero, ...)`."""
+    """Replaces `QLinearConcat(y scale, y zero, X, scale, zero, ...)`."""
     to.add(node, "Concat", [to.floating(node.inputs[i : i + 3]) for i in range(2, len(node.inputs) - 2, 3)])
     to.requantised(node, node.input(0), node.input(1))
 
 
 def _dynamic_product(to: Rewriting, node: Node) -> None:
-    """`DynamicQuantizeMatMul(A, B, scale, zero, bias)`."""
+    """Replaces `DynamicQuantizeMatMul(A, B, scale, zero, bias)`."""
     left, right = f"{node.outputs[0]}::rounded", to.floating((*node.inputs[1:3], node.input(3)), -1)
     to.rounded(replace(node, outputs=(left,)), node.inputs[0])
     to.add(node, "MatMul", (left, right, node.input(4)))
 
 
 def _nbits(to: Rewriting, node: Node) -> None:
-    """`MatMulNBits(A, B, scales, zero points, group numbers, bias)`: a weight of few bits, in blocks along K."""
+    """Replaces `MatMulNBits(A, B, scales, zero points, group numbers, bias)`, whose weight has blocks along K."""
     attributes, packed = node.attributes, node.input(1)
     rows, columns = int(attributes.get("K", 0)), int(attributes.get("N", 0))
     arrays = [to.graph.array(name) if name else None for name in (packed, *(node.input(i) for i in (2, 3, 4)))]
@@ -175,13 +178,13 @@ def _nbits(to: Rewriting, node: Node) -> None:
         return few_bits(*arrays, rows=rows, columns=columns, bits=bits, block=block)
 
     weight = to.constant(packed, (rows, columns), to.dtype(node.input(2)), compute, (packed, node.input(2)))
-    read = ("K", "N", "bits", "block_size", "accuracy_level")  # the last is a bar for rounding
+    read = ("K", "N", "bits", "block_size", "accuracy_level")  # accuracy_level only limits rounding
     rest = {name: value for name, value in attributes.items() if name not in read}
     to.add(node, "MatMul", (node.inputs[0], weight, node.input(5)), rest)
 
 
 def _gather_blocks(to: Rewriting, node: Node) -> None:
-    """`GatherBlockQuantized(table, indices, scales, zero points)`."""
+    """Replaces `GatherBlockQuantized(table, indices, scales, zero points)`."""
     attributes = node.attributes
     axis, block = int(attributes.get("quantize_axis", 1)), int(attributes.get("block_size", 128))
     if int(attributes.get("bits", 4)) == 4 and getattr(to.graph.array(node.inputs[0]), "dtype", None) == np.uint8:

@@ -1,4 +1,4 @@
-"""The rewriting of a quantised graph: the nodes so far, which tensors stand for what, and the numbers of weights."""
+"""State and helpers for rewriting a quantised graph: the new nodes, the replaced tensors, and dequantised weights."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from sqrtdk.graphs.graph import Computed, Graph, Node
 
 Array = np.ndarray[Any, Any]
 DOMAINS = ("", "com.microsoft")
-ROUNDED = ("::", "Rounded")  # domain and name of an operator of no file
-PRODUCT = "::product"  # in place of the scale of a product of integers
+ROUNDED = ("::", "Rounded")  # domain and name of our own operator, which no file can hold
+PRODUCT = "::product"  # marks a product of integers, whose scale is applied by later nodes
 _MOVES = ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Split", "Concat", "Gather",
           "GatherElements", "GatherND", "Expand", "Tile", "MaxPool", "Pad", "DepthToSpace", "SpaceToDepth", "Resize",
           "ArgMax", "Shape", "Size")  # fmt: skip
-_MOST_STEPS = 4  # from a product of integers to the last of its scales
+_MOST_STEPS = 4  # nodes from a product of integers to the last multiplication by its scales
 
 
 class Unread(Exception):
-    """Why an operator on integers is not read."""
+    """The reason why an operator on integers is not read."""
 
 
 @dataclass(slots=True, eq=False)
 class Rewriting:
-    """The nodes so far."""
+    """A rewriting in progress."""
 
-    graph: Graph  # as it is in the file
-    rewrites: Mapping[str, Callable[[Rewriting, Node], None]]  # by operator, what it is of floating-point numbers
-    initializers: dict[str, Any]  # with the weights that were dequantised
-    nodes: list[Node] = field(default_factory=list)  # of the new graph
-    # names of integer tensors that are floating-point ones now, each with the name of its scale
+    graph: Graph  # the graph of the file
+    rewrites: Mapping[str, Callable[[Rewriting, Node], None]]  # adds the replacement of a node, by operator
+    initializers: dict[str, Any]  # constants of the file, and dequantised weights
+    nodes: list[Node] = field(default_factory=list)  # nodes of the new graph
+    # integer tensors that hold floating-point values in the new graph, each with the name of its scale
     carried: dict[str, str] = field(default_factory=dict)
-    # multiplications by scales of rounding alone, and whether it is the last of a product
+    # multiplications of a product by quantisation scales, and whether each is the last one of its product
     dropped: dict[Node, bool] = field(default_factory=dict)
-    of_scales: set[Node] = field(default_factory=set)  # products of scales
+    of_scales: set[Node] = field(default_factory=set)  # multiplications of scales with each other
     _weights: dict[tuple[str, ...], str] = field(default_factory=dict)
 
     def take(self, node: Node) -> None:
-        """Add what a node is to the new graph."""
+        """Adds the replacement of a node to the new graph."""
         rewrite = self.rewrites.get(node.op) if node.domain in DOMAINS else None
         source = next((name for name in node.inputs if name in self.carried), None)
         if node in self.dropped:
@@ -59,13 +59,13 @@ class Rewriting:
             self.carried |= {name: self.carried[source] for name in node.outputs if name and moves}
         else:
             self.nodes.append(node)
-            if source is not None:  # a Cast of a product of integers, whose scales come next
+            if source is not None:  # Cast(MatMulInteger(...)), followed by a Mul with the scales
                 self.carried[node.outputs[0]] = self.carried[source]
 
     # -- what the rewrites of operators are made of --------------------------------------------------------------------
 
     def add(self, node: Node, op: str, inputs: Sequence[str], attributes: dict[str, Any] | None = None) -> None:
-        """Put a floating-point operator in the place of a node; trailing inputs that are left out are dropped."""
+        """Adds a floating-point operator in place of a node. Omitted trailing inputs are dropped."""
         names = [*inputs]
         while names and not names[-1]:
             names.pop()
@@ -75,7 +75,7 @@ class Rewriting:
         self.nodes.append(replace(node, op=op, domain=domain, inputs=tuple(names), outputs=outputs, attributes=given))
 
     def rounded(self, node: Node, name: str, of: Sequence[str] = ()) -> None:
-        """Put what a node makes as `name`, rounded: to a scale and a zero point, or to those of its own values."""
+        """Adds a node that rounds `name` to a scale and zero point, or to the range of its own values without `of`."""
         from onnx.helper import tensor_dtype_to_np_dtype
 
         scale, zero = (self.graph.array(source) if source else None for source in (*of, "", "")[:2])
@@ -86,16 +86,16 @@ class Rewriting:
         self.nodes.append(replace(made, domain=ROUNDED[0], op=ROUNDED[1]))
 
     def requantised(self, node: Node, scale: str, zero: str) -> None:
-        """Round what the last operator makes, to the scale and the zero point that the node has for it."""
+        """Rounds the output of the last added operator to the scale and zero point of the quantised node."""
         exact = f"{node.outputs[0]}::exact"
         self.nodes[-1] = replace(self.nodes[-1], outputs=(exact, *self.nodes[-1].outputs[1:]))
         self.rounded(node, exact, (scale, zero))
         self.carry(node, scale)
 
     def floating(self, quantised: Sequence[str], axis: int = 0, block: int = 0) -> str:
-        """Name of the floating-point tensor that integers stand for, with the names of their scale and zero point.
+        """Returns the name of the floating-point tensor for (integers, scale, zero point).
 
-        Scales differ along an axis, in blocks of so many values; 0 where all of the axis share one.
+        Scales differ along `axis`, with one scale for each `block` values, or one for each index if `block` is 0.
         """
         name, scale, zero = quantised
         if name in self.carried:
@@ -115,7 +115,7 @@ class Rewriting:
     def constant(
         self, name: str, dims: Sequence[int], dtype: int, compute: Callable[[], Array], key: tuple[str, ...]
     ) -> str:
-        """Name of a new constant; that of the weight before it was quantised, where the quantiser kept it."""
+        """Returns the name of a new constant: "w" for "w_quantized" if it is free, so that reports name the weight."""
         if key not in self._weights:
             before = name.removesuffix("_quantized").removesuffix("_Q4").removesuffix("_Q8").removesuffix("_quant")
             free = before if before not in self.initializers and before not in self.graph.made_by else f"{name}::float"
@@ -124,16 +124,19 @@ class Rewriting:
         return self._weights[key]
 
     def dtype(self, name: str) -> int:
-        """ONNX's number for the dtype of a scale, which is that of what it scales; float32 where it is not known."""
+        """Returns ONNX's dtype number of a scale, which is also that of the dequantised tensor. Default: float32."""
         proto = self.graph.initializers.get(name)
         return int(proto.data_type) if proto is not None else 1
 
     def carry(self, node: Node, scale: str) -> None:
-        """Note that what a node makes is of integers in the file, and of floating-point numbers here."""
+        """Notes that the first output of a node holds integers in the file and floating-point numbers here."""
         self.carried |= {name: scale for name in node.outputs[:1] if name}
 
     def scales_of(self, name: str, own: set[str]) -> list[str] | None:
-        """Constants in a product of scales, but for those of activations; None where it is something else."""
+        """Returns the constants in a product of scales without the activations' scales in `own`.
+
+        Returns None if the tensor is not such a product.
+        """
         if name in own:
             return []
         node = self.graph.made_by.get(name)
@@ -146,8 +149,9 @@ class Rewriting:
         return None if self.graph.array(name) is None else [name]
 
     def weight_scale(self, node: Node, own: set[str], wanted: int) -> list[str]:
-        """Scales of the constants in a product of integers: found where the product is multiplied by them."""
+        """Returns the scales of the constants in a product of integers, found in the multiplications that follow it."""
         found: list[str] = []
+        # Cast(MatMulInteger(x_q, w_q)) * (x_scale * w_scale), or * x_scale * w_scale in two steps.
         name, dropped = node.outputs[0], []
         for _ in range(_MOST_STEPS):
             taker, *more = self.graph.taken_by.get(name) or (None,)
@@ -173,16 +177,16 @@ class Rewriting:
 
 
 def integers(array: Any) -> Array:
-    """Whole numbers of any width, of 4 bits as well, as 32 bits; floating-point ones of 8 bits as float32."""
+    """Returns integers of any width, 4 bits included, as int32, and float8 numbers as float32."""
     array = np.asarray(array)
     made: Array = array.astype(np.float32 if "float" in array.dtype.name else np.int32)
     return made
 
 
 def blocks(values: Array, scale: Any, zero: Any, axis: int, block: int) -> Array:
-    """`(values - zero) * scale`; zero is of the scale's shape, or 0.
+    """Returns `(values - zero) * scale`, where zero has the shape of the scale or is 0.
 
-    The scale is one number; (n,) for an axis of n; of the weight's rank where `block` values of the axis share one.
+    The scale is one number, or (n,) for an axis of size n, or has the weight's rank if `block` values share a scale.
     """
     factor, offset = (_placed(np.asarray(part), values.shape, axis, block) for part in (scale, zero))
     made: Array = (values - offset) * factor
@@ -203,10 +207,11 @@ def _placed(part: Array, shape: tuple[int, ...], axis: int, block: int) -> Array
 def few_bits(
     packed: Any, scales: Any, zeros: Any, groups: Any, *, rows: int, columns: int, bits: int, block: int
 ) -> Array:
-    """The weight (K, N) of a `MatMulNBits`: 2, 4 or 8 bits a number, the lowest bits of a byte first.
+    """Returns the weight (K, N) of a `MatMulNBits`, with 2, 4 or 8 bits per number, lowest bits of a byte first.
 
-    `packed` is (N, blocks, bytes of a block), with one scale a column and block. Zero points are packed alike, or of
-    the scales' dtype; None is the middle of the range. `groups` is the block of each row, None where they follow.
+    `packed` is (N, blocks, bytes per block), with one scale per column and block. Zero points are packed in the same
+    way or have the scales' dtype; None means the middle of the range. `groups` gives the block of each row; None means
+    consecutive blocks.
     """
     count = -(-rows // block)
     values = _unpacked(np.asarray(packed).reshape(columns, count, -1), bits)[..., :block]
@@ -224,7 +229,7 @@ def few_bits(
 
 
 def _unpacked(array: Array, bits: int) -> Array:
-    """Bytes as numbers of few bits, along the last axis."""
+    """Returns bytes split into numbers of `bits` bits, along the last axis."""
     if bits == 8:
         return array
     each = [(array >> (bits * i)) & (2**bits - 1) for i in range(8 // bits)]

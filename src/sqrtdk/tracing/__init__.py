@@ -1,8 +1,8 @@
-"""Tracing: which attentions ran in a model, and the formula that reached each softmax. The way in is `sqrtdk.trace`.
+"""Tracing: records which attentions ran in a model, and the formula of each softmax. Users call `sqrtdk.trace`.
 
-`tape` writes down what runs, `lower` says what each operation was, `spine` walks back from a softmax to the
-projections, `probe` runs parts of the tape again on other values, `steps` are what can lie between, and `tell` puts a
-reading into a record. What other packages use of them is listed here.
+`tape` records operations as they run, `lower` classifies each of them, `spine` walks back from a softmax to the
+projections, `probe` reruns parts of the tape on other values, `steps` holds the kinds of steps on the logits, and
+`tell` turns a reading into a record. The names that other packages use are re-exported here.
 """
 
 from sqrtdk.tracing.records import AttentionCall as AttentionCall

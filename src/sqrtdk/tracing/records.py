@@ -1,4 +1,4 @@
-"""What a trace yields: frozen records, one `AttentionCall` for every attention that ran.
+"""The results of a trace: frozen records, one `AttentionCall` for every attention that ran.
 
 Shapes follow torch: query (B, Hq, L, E), key (B, H, S, E), value (B, H, S, Ev). Logits are in natural-log units.
 """
@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from sqrtdk._shown import Shown
 from sqrtdk.stats.heads import HeadStats
 
-BY_DATA = "by indices of the data"  # detail of a stage "gather": rows in an order that is not known
-WITHOUT_PRODUCT = ("additive", "distance")  # scores that are no product of q and k: there is no scale to judge
-ROWS = "rows"  # source of a factor of one number for each row, or key: log n of the keys that it sees
-BLOCKS = "blocks"  # source of a factor that differs from one block of keys to the next
-DATA = "data"  # source of a factor on the logits that is computed from the inputs: no constant of the model
+BY_DATA = "by indices of the data"  # detail of a stage "gather": the order of the rows is unknown
+WITHOUT_PRODUCT = ("additive", "distance")  # scores without a product of q and k, which have no scale to judge
+ROWS = "rows"  # source of a factor with a number for each row or key, such as log n of the visible keys
+BLOCKS = "blocks"  # source of a factor that differs between blocks of keys
+DATA = "data"  # source of a factor on the logits that is computed from the inputs, not a constant of the model
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One multiplication on the way from the projections to the softmax.
+    """One multiplication between the projections and the softmax.
 
-    `value` is the number, or None if it could not be read (no data on the meta device) or where there are several
-    (a factor of the data, one a sequence). `per_head` holds one
-    number a head when they differ; `value` is then their geometric mean. `at` is file and line of the multiplication.
+    `value` is None if it could not be read (the meta device has no data), or if it differs between rows or sequences.
+    If heads differ, `per_head` holds one number per head and `value` is their geometric mean. `at` is the file and line
+    of the multiplication.
     """
 
     value: float | None
@@ -34,16 +34,16 @@ class Factor:
     at: str | None = None
 
     def text(self) -> str:
-        """In few characters: the number, and its source unless it is a number of the code."""
+        """Returns the number, followed by its source unless it is a literal in the code."""
         number = "?" if self.value is None else f"{self.value:.4g}"
         return number if self.source == "number" else f"{number} ({self.source})"
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One step between projection and values, in order: `where` is "q", "k", "logits" or "weights".
+    """One step between the projections and the product with the values.
 
-    `at` is file and line, "myport.py:14"; None if they are not known.
+    `where` is "q", "k", "logits" or "weights". `at` is the file and line, such as "myport.py:14", or None if unknown.
     """
 
     where: str
@@ -54,12 +54,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The effective scale: slope of the logits against q_proj(x) . k_proj(x), by two independent readings.
+    """The effective scale, which is the slope of the logits against q_proj(x) . k_proj(x), read in two ways.
 
-    `symbolic` multiplies the factors along the lineage; `numeric` regresses the real logits on the projections'
-    product. `effective` is the symbolic value where there is one, else the numeric one, else None; it is None if an
-    operation could not be followed. `ratio` is effective * sqrt(head_dim). `reason` says why something could not be
-    read, or that the readings disagree.
+    `symbolic` is the product of the factors along the lineage. `numeric` is the slope of a regression of the logits on
+    the product of the projections. `effective` is the symbolic value, else the numeric one; it is None if neither is
+    known or an operation could not be followed. `ratio` is effective * sqrt(head_dim). `reason` explains a missing
+    value or a disagreement.
     """
 
     effective: float | None
@@ -68,40 +68,40 @@ class Scale:
     numeric: float | None
     r_squared: float | None
     factors: tuple[Factor, ...]
-    per_head: tuple[float, ...] | None = None  # effective scale of each query head where heads differ
+    per_head: tuple[float, ...] | None = None  # effective scale of each query head, if heads differ
     agree: bool | None = None  # None when only one reading exists
     reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class KeyBlock:
-    """Keys whose logits were computed by a product of their own, and its scale."""
+    """A block of keys whose logits come from a separate product, and the scale of that product."""
 
-    first: int  # 0-based number of its first key
-    last: int  # of its last key
+    first: int  # 0-based index of the first key
+    last: int  # index of the last key
     scale: Scale
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What hides keys, and what came of it. Counts are over (batch, head, query) rows.
+    """The mask of an attention and its effect. Counts are over (batch, head, query) rows; None means not known.
 
-    `kind`: "causal" (upper-left), "causal_lower_right", "window", "padding", "mask" (any other pattern or unread).
-    `form`: "bool", "float", or "implicit" (is_causal of a fused call). None if the values cannot be read.
-    A row i sees keys j from `i - greatest` to `i - least`; `band` says that it sees all of those between.
+    `kind` is "causal" (upper-left), "causal_lower_right", "window", "padding", or "mask" (any other pattern, or values
+    that could not be read). `form` is "bool", "float", or "implicit" (is_causal of a fused call). Row i sees keys j
+    from `i - greatest` to `i - least`; `band` says that it sees all keys between these.
     """
 
     kind: str
     form: str
     blind_rows: int | None = None  # rows that see no key
-    uniform_rows: int | None = None  # rows whose every key is at finfo.min: softmax averages masked keys
-    masked_weight: float | None = None  # largest total weight that a seeing row gives to masked keys
+    uniform_rows: int | None = None  # rows with every key at finfo.min: the softmax averages over masked keys
+    masked_weight: float | None = None  # largest total weight on masked keys among rows that see a key
     fill: float | None = None  # value that marks a hidden key, e.g. -inf, finfo.min, -1e4
-    scaled_by: float | None = None  # factor that multiplied the mask, when one did
-    least: int | None = None  # least i - j of a visible key: -1 where a row sees the key after its own
+    scaled_by: float | None = None  # factor that multiplied the mask; None if there was none
+    least: int | None = None  # least i - j of a visible key: -1 if a row sees the key after its own
     greatest: int | None = None  # greatest i - j of a visible key
-    band: bool | None = None  # every row sees all keys between, but for padding
-    ahead_by_one: int | None = None  # (batch, head) masks in which every row sees the key after its own and no later
+    band: bool | None = None  # every row sees all keys between these, except padding
+    ahead_by_one: int | None = None  # (batch, head) masks in which every row sees exactly one key past its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class AttentionCall(Shown):
     """One attention: what ran, where, and the formula that reached its softmax."""
 
     site: str  # module path, e.g. "model.layers.0.self_attn"; "" is the root
-    index: int  # 0-based count of the attentions at this site, in order of running
+    index: int  # 0-based index among the attentions at this site, in order of execution
     module_class: str  # class name of the module at `site`
     # "sdpa", "eager", "flex", "compiled" (our kernels), "native" (nn.MultiheadAttention's fast path), "kernel" (an
     # operator of another library), "edge softmax"
@@ -120,14 +120,14 @@ class AttentionCall(Shown):
     heads: int
     kv_heads: int
     head_dim: int  # E of the query without zero padding
-    padded_head_dim: int  # E as the product saw it
+    padded_head_dim: int  # E of the product, with zero padding
     value_dim: int
     model_dim: int | None  # input features of the query projection
     query_len: int
     key_len: int
     self_attention: bool | None  # q and k come from the same hidden states
     dtype: str  # of q at the product, e.g. "float32"
-    logits_dtype: str  # in which the logits were stored (the accumulator's for a fused kernel)
+    logits_dtype: str  # of the stored logits; of the accumulator in a fused kernel
     device: str
     stages: tuple[Stage, ...]
     formula: str
@@ -137,58 +137,57 @@ class AttentionCall(Shown):
     rope: bool = False
     softcap: float | None = None
     bias: str | None = None  # "alibi", "relative", "bias"
-    bias_scaled_by: float | None = None  # factor that multiplied the bias, when one did
+    bias_scaled_by: float | None = None  # factor that multiplied the bias; None if there was none
     mask: Mask | None = None
     sinks: bool = False
     dropout: float = 0.0
-    future_weight: float | None = None  # mean weight on keys j > i, where L == S and nothing hides them all
-    max_product: float | None = (
-        None  # largest |product| as it was stored: before the scale, where the scale comes after
-    )
+    future_weight: float | None = None  # mean weight on keys j > i, if L == S and no mask hides all of them
+    max_product: float | None = None  # largest |product| as stored; it excludes a scale that is applied afterwards
     output_rms: float | None = None  # root mean square of the weights . v product
     unknown: tuple[str, ...] = ()  # operations that the lineage could not follow
     stats: HeadStats | None = None
     stats_reason: str | None = None  # why stats is None
-    norm_gain: bool = False  # a gain for each channel, an operation of its own, followed the normalisation of q or k
-    shared_qk: bool = False  # q and k are one and the same projection (Reformer), as far as it could be followed
-    padding_seen: int | None = None  # (batch, key) of padding that the row of a token sees; None: none, or not known
-    tokens_hidden: int | None = None  # (batch, key) of tokens that no row of a token sees; None as above
+    norm_gain: bool = False  # q or k was multiplied by a gain per channel after a separate normalisation
+    shared_qk: bool = False  # q and k are the same projection (Reformer), as far as it could be followed
+    padding_seen: int | None = None  # (batch, key) pairs of padding seen by a token's row; None: no padding known
+    tokens_hidden: int | None = None  # (batch, key) pairs of tokens hidden from every token's row; None as above
     axis: str = "positions"  # what keys are: "positions", "windows" (each query has its own), "channels" of q and k
     product_at: str | None = None  # file and line of q . k, or of the kernel's call: "myport.py:14"
-    softmax_at: str | None = None  # of the softmax, or of the kernel's call
-    blocks: tuple[KeyBlock, ...] = ()  # keys with a product of their own each; none where one product gave all logits
+    softmax_at: str | None = None  # file and line of the softmax, or of the kernel's call
+    blocks: tuple[KeyBlock, ...] = ()  # blocks of keys with separate products; () if one product gave all logits
 
     def __repr__(self) -> str:
         return f"AttentionCall({self.in_short})"
 
     @property
     def in_short(self) -> str:
-        """Site, formula and scale ratio, their text with escapes in place of what has no glyph."""
+        """Site, formula and scale ratio, with unprintable characters escaped."""
         site = repr(self.site) + (f" #{self.index}" if self.index else "")
         ratio = "unknown" if self.scale.ratio is None else f"{self.scale.ratio:.4g}"
         return f"{site}, {self.formula!r}, scale ratio {ratio}"
 
     @property
     def unlike_blocks(self) -> bool:
-        """Whether blocks of keys are scaled by unlike numbers; the call has no one scale then."""
+        """Whether blocks of keys have different scales, so that the call has no single scale."""
         return any(factor.source == BLOCKS for factor in self.scale.factors)
 
 
 ONE_PROJECTION = "its logits come from one projection: a router or a pooling"
 SEPARABLE = "a softmax over the positions of one projection, as in separable attention: a pooling, without q and k"
 APART = "a softmax of q, and one of k, apart: efficient attention, without a product of q and k"
-NEVER_USED = "its weights never reach a value product"  # they were dropped, or only reduced
-NOT_SEEN = "its weights were not seen to reach a value product"  # they met what is not followed
+NEVER_USED = "its weights never reach a value product"  # the weights were dropped, or only reduced
+NOT_SEEN = "its weights were not seen to reach a value product"  # they entered an operation that is not followed
 LOST_SIGHT = "its logits are a product of activations, and its weights were not seen to reach values"
 LOST_ADDITIVE = "its logits are an additive score of q and k, and its weights were not seen to reach values"
-DOUBTFUL = (LOST_SIGHT, LOST_ADDITIVE)  # it may be an attention
+DOUBTFUL = (LOST_SIGHT, LOST_ADDITIVE)  # reasons with which a softmax may still be an attention
 
 
 @dataclass(frozen=True, slots=True)
 class NotAttention:
     """A softmax whose weights never reached a value product, or whose logits are no product of q and k.
 
-    `formula` is what was seen up to the weights, `at` file and line: where they were lost, else the softmax's own.
+    `formula` covers the operations up to the weights. `at` is the file and line where the weights were lost, else that
+    of the softmax.
     """
 
     site: str
@@ -201,9 +200,9 @@ class NotAttention:
 
 @dataclass(frozen=True, slots=True)
 class NotMeasured:
-    """Something that could not be measured, and why.
+    """An attention, or a part of one, that could not be measured, and the reason.
 
-    `formula` is what was seen up to the point where it was lost, `at` file and line of that point.
+    `formula` covers the operations up to the point where the reading stopped; `at` is file and line of that point.
     """
 
     site: str

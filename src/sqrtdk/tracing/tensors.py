@@ -1,7 +1,7 @@
-"""What an attention computed with: its tensors, in one layout whatever the layout of the code was.
+"""The tensors of an attention, in one layout whatever layout the model's code uses.
 
-q (B, Hq, L, E), k (B, H, S, E), v (B, H, S, Ev), output (B, Hq, L, Ev); where H is less than Hq, query head i reads key
-head i // (Hq / H). A reading in the records tells what ran; the tensors here let it be computed again.
+q (B, Hq, L, E), k (B, H, S, E), v (B, H, S, Ev), output (B, Hq, L, Ev). If H is less than Hq, query head i reads key
+head i // (Hq / H). The records describe what ran; with the tensors here it can be computed again.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from sqrtdk.tracing.records import AttentionCall
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-TOKENS = 64  # that norms and projections are compared on
+TOKENS = 64  # tokens on which norms and projections are compared
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Projection:
-    """input @ weight.T + bias, of one of q, k and v, as its heads have it.
+    """The projection of q, k or v, input @ weight.T + bias, with its features arranged by head.
 
     Attributes:
-        name: of the weight, "layers.0.self_attn.q_proj.weight"; "" where it is no parameter.
-        input: (B, L, D), what was projected.
-        weight: (H, E, D), of its own dtype; None if it is not known.
-        bias: (H, E); None if there is none, or it is not known.
-        features: (H, E), the number of each feature in what the projection gave: those of a fused one are apart, those
-            of a repeated head the same.
-        part: the weight, and the features in it, are those that this rank has of it (tensor parallel).
+        name: Name of the weight, such as "layers.0.self_attn.q_proj.weight"; "" if it is no parameter.
+        input: (B, L, D), the projected tensor.
+        weight: (H, E, D), in its own dtype; None if unknown.
+        bias: (H, E); None if absent or unknown.
+        features: (H, E), index of each feature in the projection's output. In a fused projection q, k and v have
+            different indices; repeated heads have equal ones.
+        part: Whether the weight and its features are this rank's share of a tensor-parallel weight.
     """
 
     name: str
@@ -45,13 +45,13 @@ class Projection:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waypoint:
-    """What a vector was after one step between projection and product.
+    """The values of a vector after one step between its projection and the product.
 
     Attributes:
-        name: "norm", "rope", "rounded" (to a lesser dtype), or "unknown" for a step that the trace could not follow.
-        detail: kind of the normalisation ("rms", "layer", "l2"), the dtype, or the operation.
-        values: (B, H, L, E); None if they are not known.
-        gain: name of the parameter that a "norm" multiplies by, "layers.0.self_attn.q_norm.weight"; "" without one.
+        name: "norm", "rope", "rounded" (to a dtype of fewer bits), or "unknown" for a step that could not be followed.
+        detail: Kind of the normalisation ("rms", "layer", "l2"), the dtype, or the operation.
+        values: (B, H, L, E); None if unknown.
+        gain: Name of a norm's gain, such as "layers.0.self_attn.q_norm.weight"; "" without one.
     """
 
     name: str
@@ -65,11 +65,11 @@ class Vector:
     """q, k or v of one attention.
 
     Attributes:
-        values: as they met: q and k in the product, v with the weights.
-        factor: by what they had been multiplied by then, a scale that was folded in, (H, 1, 1) or a number.
-        projected: as the projection gave them; None if that is not known.
-        steps: between projection and product, in order, but for factors.
-        projection: None if it is not known.
+        values: The operand of the product: q . k for q and k, weights . v for v.
+        factor: Factors already contained in `values`, such as a scale on q; a number or (H, 1, 1).
+        projected: The projection's output; None if unknown.
+        steps: Steps between projection and product, in order, without factors.
+        projection: The projection; None if unknown.
     """
 
     values: Tensor
@@ -84,13 +84,13 @@ class Term:
     """One step from the product to the softmax.
 
     Attributes:
-        name: "scale" (a factor), "softcap" (its number), "bias" (what is added), "mask" (True: visible), "sinks" (one
-            logit a head, (Hq,)), "unknown" (an operation that was not followed).
-        value: a number, or a tensor that broadcasts to (B, Hq, L, S); None if it is not known.
-        detail: of a mask, its kind; of a bias, its name; of what is unknown, the operation; of z * tanh(z / c) in place
-            of a softcap, that formula.
-        fill: of a mask: the number that was added to, or written over, the logits of hidden keys.
-        added: of a mask: it was added.
+        name: "scale" (a factor), "softcap" (its cap), "bias" (an addend), "mask" (True: visible), "sinks" (one logit
+            per head, (Hq,)), or "unknown" (an operation that was not followed).
+        value: A number, or a tensor that broadcasts to (B, Hq, L, S); None if unknown.
+        detail: The kind of a mask, the name of a bias, the name of an unknown operation, or the formula
+            z * tanh(z / c) that was used in place of a softcap.
+        fill: For a mask, the number that was added to, or written over, the logits of hidden keys.
+        added: For a mask, whether it was added.
     """
 
     name: str
@@ -105,22 +105,22 @@ class CallTensors:
     """The tensors of one attention.
 
     Attributes:
-        site: module path.
-        index: 0-based count of the attentions at this site.
+        site: Module path.
+        index: 0-based index among the attentions at this site.
         query: (B, Hq, L, E).
         key: (B, H, S, E).
         value: (B, H, S, Ev).
         output: weights . v, (B, Hq, L, Ev).
-        terms: from the product of `query.values` and `key.values` to the softmax, in order; None if they are not
-            known at all, as in a file whose writer saw no more than q, k, v and the output.
-        lse: log of the sum of exponentials of the logits, (B, Hq, L); None if it is not known.
+        terms: Steps from the product of `query.values` and `key.values` to the softmax, in order; None if all are
+            unknown, as in a file that holds only q, k, v and the output.
+        lse: Log of the sum of exponentials of the logits, (B, Hq, L); None if unknown.
         kept: True where dropout kept the weight, broadcasts to (B, Hq, L, S); None without dropout.
-        dropout: its rate.
-        dtype: of q at the product, "float32".
-        logits_dtype: in which the logits were stored (the accumulator's for a fused kernel).
-        weights_dtype: of the weights as they met v.
-        missing: why it can't be computed again from these; None if it can.
-        call: the record; None if there is none.
+        dropout: Dropout rate.
+        dtype: Dtype of q at the product, such as "float32".
+        logits_dtype: Dtype of the stored logits, or of the accumulator in a fused kernel.
+        weights_dtype: Dtype of the weights in the product with v.
+        missing: Reason why the output can't be computed again from these tensors; None if it can.
+        call: The record; None if there is none.
     """
 
     site: str
@@ -142,16 +142,16 @@ class CallTensors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallRows:
-    """The row statistics of one attention, on its device: what a watch sums up over batches and ranks.
+    """The row statistics of one attention, on its device. A watch merges them over batches and ranks.
 
     Attributes:
-        rows: (Hq, N), the rows of a head over batch and positions.
-        max_product: (), the largest |q . k| of a visible key before any scale; None if it was not measured.
-        of: rows a head that the call has, of which `rows` may be a sample.
-        padding: (), how many of `rows` are padding that a nested batch does not have; None: none.
-        query_nonfinite: (), how many numbers of q are NaN or infinite; None if q is not known.
-        key_nonfinite: (), of k.
-        stored_product: (), the largest |q . k| of any key as the code stored it; None of a kernel that stores none.
+        rows: (Hq, N), statistics of each head's rows over batch and positions.
+        max_product: (), largest |q . k| of a visible key before any scale; None if not measured.
+        of: Number of rows per head in the call; `rows` may be a sample of them.
+        padding: (), number of `rows` that pad a nested batch; None means zero.
+        query_nonfinite: (), number of NaN or infinite elements of q; None if q is unknown.
+        key_nonfinite: (), the same for k.
+        stored_product: (), largest |q . k| over all keys as stored by the code; None for a kernel that stores none.
     """
 
     rows: RowStats
@@ -164,7 +164,7 @@ class CallRows:
 
 
 def some_tokens(values: Float[Tensor, "B H L E"]) -> Float[Tensor, "1 H N E"]:
-    """Evenly chosen rows of all batches, `TOKENS` at most: enough to tell tensors apart.
+    """Returns at most `TOKENS` evenly spaced rows over all batches, which is enough to tell tensors apart.
 
     Example:
         >>> some_tokens(torch.zeros(8, 2, 100, 4)).shape

@@ -53,7 +53,7 @@ _HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "hea
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Record:
-    """All that is known of one attention."""
+    """Everything recorded about one attention."""
 
     call: AttentionCall
     rows: CallRows | None
@@ -63,18 +63,18 @@ class _Record:
 
 
 class Trace:
-    """What ran: filled while the `with` block runs, complete when it ends.
+    """A context manager that records attentions while its block runs. Its attributes are complete when the block ends.
 
     Attributes:
-        model: that is traced.
-        calls: one record for every attention, in order.
-        not_attention: softmaxes that are no attention.
-        not_measured: what could not be measured, and why.
-        unread: names of the model's parameters that no operation read.
-        tensors: with `keep`, those of every call, in the same order; with `projections` alone, sketches of them.
-        rows: with `rows`, the statistics of the rows of every call, in the same order; None if there are none.
-        projections: with `projections`, those of q and k of every call, without their inputs and weights.
-        roots: serial numbers of the nodes that q and k of every call come from, as `gradients` is told them.
+        model: The traced model.
+        calls: One record for every attention, in order.
+        not_attention: Softmaxes that are no attention.
+        not_measured: Attentions that could not be measured, with the reasons.
+        unread: Names of the model's parameters that no operation read.
+        tensors: With `keep`, the tensors of every call, in the same order; with only `projections`, sketches of them.
+        rows: With `rows`, the row statistics of every call, in the same order; None for a call without any.
+        projections: With `projections`, those of q and k of every call, without inputs and weights.
+        roots: Serial numbers of the nodes that q and k of every call come from, which `gradients` uses as keys.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Trace:
         self.roots: tuple[Roots, ...] = ()
         self.model = model
         self._stats = stats
-        self._numeric = numeric and enlarge is None
+        self._numeric = numeric and enlarge is None  # the slope would include the factor on q
         self._enlarge = enlarge or {}
         self._tokens = tokens
         self._values = values or {}
@@ -116,9 +116,10 @@ class Trace:
         self._most_rows = rows
         self._gradients = gradients
         self._offered: Counter[str] = Counter()
-        self._records: list[_Record | None] = []  # None if a block was merged into another record
+        self._records: list[_Record | None] = []  # None for a block that was merged into another record
         self._missed: list[NotMeasured] = []
-        self._follows = sites is None  # otherwise somebody else does: hooks can't be put or taken off within a call
+        # A caller that passes `sites` enters them itself: hooks can't be added or removed during a call of the model.
+        self._follows = sites is None
         self._sites = Sites(model) if sites is None else sites
         self._modules = self._sites.modules if model is None else dict(model.named_modules())
         self._scene: Scene | None = None
@@ -150,6 +151,7 @@ class Trace:
             scene.store.asked.attach()
         self._running.__exit__(kind, error, traceback)
         close(scene)
+        # Softmaxes whose weights are still alive: all others ended when their weights were freed.
         for weighing in list(scene.store.weighings):
             self._end(weighing)
         lost = [entry for entry in scene.entries if not entry.attention]
@@ -157,7 +159,7 @@ class Trace:
             NotAttention(entry.site, number, entry.shape, entry.reason, entry.formula, _where(entry))
             for entry, number in zip(lost, _numbers(entry.site for entry in lost), strict=True)
         )
-        self.not_measured = tuple(dict.fromkeys(self._missed))
+        self.not_measured = tuple(dict.fromkeys(self._missed))  # a layer that fails twice is listed once
         self.unread = scene.store.unread()
         scene.store.close()
         self._scene = None
@@ -176,16 +178,16 @@ class Trace:
 
     @property
     def so_far(self) -> int:
-        """How many attentions have run; those to blocks of keys, which become one, are counted by block."""
+        """Number of attentions so far. Attentions to blocks of keys count by block, though they become one record."""
         return len(self._records)
 
     def after(self, so_far: int) -> AttentionCall | None:
-        """The attention that ran when so many had run; None: no other one. Known once the trace has ended."""
+        """Returns the first attention that ran after `so_far` had that value, or None. Call it after the block."""
         before = sum(record is not None for record in self._records[:so_far])
         return self.calls[before] if before < len(self.calls) else None
 
     def node(self, tensor: Tensor) -> Node:
-        """The tape's node of a tensor, while the block runs: for those who look into the trace."""
+        """Returns the tape's node of a tensor while the block runs, for debugging a trace."""
         if self._scene is None:
             raise InvalidValueError("the trace is not running", hint="Ask inside of its `with` block.")
         return self._scene.store.node(tensor)
@@ -232,13 +234,14 @@ class Trace:
             self._missed.append(NotMeasured(site, reason, formula or self._formula(seen), places.text(place)))
 
     def _end(self, weighing: Weighing) -> None:
-        """The weights of a softmax are gone, or the trace ends: where they met no values, tell what was seen of it."""
+        """Describes a softmax whose weights met no values. Called when they are freed, and when the trace ends."""
         entry = weighing.entry
         if entry.attention or entry.told or entry.reason not in (NEVER_USED, LOST_SIGHT) or self._scene is None:
             return
         entry.told = True
         if entry.lost or entry.reason == LOST_SIGHT:
             entry.formula = self._formula(weighing)
+        # The weights entered an operation that is not followed. What the logits are decides how likely an attention is.
         if entry.reason == NEVER_USED and entry.lost:
             if entry.formula is not None:
                 entry.reason = LOST_ADDITIVE
@@ -250,15 +253,15 @@ class Trace:
                     entry.reason = SEPARABLE if pools_positions(weighing) else NOT_SEEN
 
     def _formula(self, seen: Lost | None) -> str | None:
-        """What was seen of what is lost; it may be asked for at any time, so no mode of the caller's is to see it."""
+        """Returns the formula up to the point of loss, or None. It may be called at any time, so modes are disabled."""
         with contextlib.suppress(Exception), _apart():
             return None if seen is None else tell_lost(seen)
         return None
 
     @contextlib.contextmanager
     def _guarded(self, site: str, seen: Lost | None, place: Place | None) -> Iterator[None]:
-        """A reading that fails must not stop the model: it is listed as not measured."""
-        default = torch.get_default_device()  # the mode of another one costs at every operation
+        """Lists a reading that raises as not measured, because a trace must not stop the model."""
+        default = torch.get_default_device()  # torch.device as a mode slows every operation, so CPU needs none
         on_cpu = contextlib.nullcontext() if default.type == "cpu" else torch.device("cpu")
         try:
             with torch.no_grad(), on_cpu, unseen():
@@ -288,7 +291,7 @@ class Trace:
         self._records.append(record)
 
     def _merge(self, numbers: Sequence[int]) -> None:
-        """Put attentions to blocks of keys, whose results were weighed by their sums, into one record."""
+        """Merges attentions to blocks of keys, whose outputs were weighted by their sums, into one record."""
         blocks = [record for number in numbers if (record := self._records[number]) is not None]
         merged = merge([block.call for block in blocks]) if len(blocks) == len(numbers) > 1 else None
         if merged is not None:
@@ -306,11 +309,11 @@ class Trace:
         return self._enlarge.get((site, index))
 
     def _heads(self, site: str) -> int | None:
-        """Heads as the module at `site`, or the nearest one above it, declares them."""
+        """Returns the number of heads declared by the module at `site` or its nearest parent with such an attribute."""
         while True:
             module = self._modules.get(site)
             for name in _HEADS:
-                with contextlib.suppress(Exception):  # the __getattr__ of any model may raise anything
+                with contextlib.suppress(Exception):  # a model's own __getattr__ may raise anything
                     heads = getattr(module, name, None)
                     if isinstance(heads, int) and heads > 0:
                         return heads
@@ -320,7 +323,7 @@ class Trace:
 
 
 def _numbers(sites: Iterable[str]) -> Iterator[int]:
-    """How often each site has come before."""
+    """Yields for each site how often it occurred before."""
     count: Counter[str] = Counter()
     for site in sites:
         yield count[site]
@@ -338,7 +341,7 @@ def _serials(reading: Reading) -> Roots:
 
 @contextlib.contextmanager
 def _apart() -> Iterator[None]:
-    """Computing that may come at any time: no mode and no default device of the caller's takes part."""
+    """Runs a block without the caller's torch modes and default device, because it may start at any time."""
     with torch.no_grad(), _disable_current_modes(), torch.device("cpu"):
         yield
 
@@ -351,22 +354,23 @@ def trace(
     enlarge: Mapping[tuple[str, int], float] | None = None,
     keep: bool = False,
 ) -> Trace:
-    """Record every attention that runs inside a `with` block, on any device, `meta` included.
+    """Records every attention that runs inside a `with` block, on any device, `meta` included.
 
-    The model runs as it is: outputs are bit-equal, and nothing is left behind, also when it raises. Only the
-    calling thread is seen. Backward passes and recomputed forwards are not counted. Compiled models run eagerly
+    The model runs unchanged: outputs are bit-equal, and hooks are removed at the end, even if the model raises. Only
+    the calling thread is traced. Backward passes and recomputed forwards are not counted. Compiled models run eagerly
     inside the block.
 
     Args:
-        model: whose module paths name the sites and whose parameters are told from activations; None names none.
-        stats: measure the statistics of every call, exactly, from the q, k, bias and mask it used.
-        numeric: read the scale from the logits as well.
-        enlarge: multiply q of the call at (site, index) by this number, to make small logits large. This changes
-            what the model computes, on purpose; `numeric` is off then.
-        keep: keep q, k, v, the output, and what else it takes to compute every call again, in `tensors`.
+        model: The module whose paths name the sites and whose parameters are told apart from activations. With None
+            there are no names.
+        stats: Measure exact statistics of every call, from its q, k, bias and mask.
+        numeric: Read the scale from the logits as well as from the code.
+        enlarge: Multiply q of the call at (site, index) by this number, to make small logits large. This changes the
+            model's outputs on purpose, and switches `numeric` off.
+        keep: Keep q, k, v, the output, and everything else needed to compute every call again, in `tensors`.
 
     Returns:
-        The context manager; after the block its `calls`, `not_attention` and `not_measured` are complete.
+        The context manager. Its `calls`, `not_attention` and `not_measured` are complete after the block.
 
     Raises:
         InvalidTypeError: `model` is not a module.

@@ -1,1 +1,1 @@
-"""Probes: what a part of the tape does, decided by running it again on other values."""
+"""Probes: find out what a part of the tape does by running it again on other values."""

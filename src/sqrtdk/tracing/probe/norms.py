@@ -1,9 +1,9 @@
-"""Normalisations of q and k, decided by values: what leaves each row one length, whatever its length was before.
+"""Recognises normalisations of q and k by their effect: the length of the output does not depend on the input's.
 
-Written by hand a norm is several operations, `x * rsqrt(mean(x^2) + eps)`, `x / x.norm(dim=-1, keepdim=True)` or
-`(x - x.mean(-1)) / x.std(-1)`. They all have one vector that every path goes through (the dominator), and what comes
-out for other vectors is those vectors with another length: unit vectors, centred ones for a LayerNorm, times a gain.
-The gain that is left over is a number or one number a channel. Few rows are enough to see it.
+A norm written by hand is several operations: `x * rsqrt(mean(x^2) + eps)`, `x / x.norm(dim=-1, keepdim=True)` or
+`(x - x.mean(-1)) / x.std(-1)`. All of them have one vector through which every path goes, the dominator. The operations
+after it are run on unit vectors of several lengths. A norm returns these vectors, centred for a LayerNorm, times a gain
+that is one number or one number per channel. A few rows are enough to see it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import ancestors, capacity, dominator, is_learned
 from sqrtdk.tracing.tape.node import Node
 
-_LONG, _SHORT = 1024.0, 1 / 8  # lengths of rows: eps does not show beside one, a clip at 1 leaves the other as it is
-_BROUGHT = 0.2  # of the length of a long row, that a short one must come to
-_SAME = 2.0**-8  # relative: a few roundings of float32 an operation
-_ONE = 1e-4  # a gain of 1, but for rounding
-_MEANS = frozenset({"mean", "var", "std"})  # of squares: what is divided by them has root mean square 1
-_PASSED = frozenset({"mul", "add", *ops.SAME})  # between a norm and the vector with its gain
+# Lengths of the test rows. eps is negligible beside the long ones; a clip, x / max(|x|, 1), keeps the short ones.
+_LONG, _SHORT = 1024.0, 1 / 8
+_BROUGHT = 0.2  # least length of a normalised short row, relative to a normalised long row
+_SAME = 2.0**-8  # relative tolerance: a few float32 roundings per operation
+_ONE = 1e-4  # relative tolerance for a gain of 1
+_MEANS = frozenset({"mean", "var", "std"})  # means of squares: dividing by their root leaves a root mean square of 1
+_PASSED = frozenset({"mul", "add", *ops.SAME})  # operations between a norm and the vector with gain and shift
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,12 +34,12 @@ class Norm:
     """A normalisation of the rows of `part.source`.
 
     Attributes:
-        part: its operations.
+        part: Its operations.
         kind: "rms", "layer", "l2" or "group".
-        by: how many times as long as its kind says the rows are; None where that is not known.
-        gain: each channel has a gain of its own, inside of the norm.
-        axis: of the vectors, counted from the end.
-        learned: a number that learns and is in `by`: its node and its value.
+        by: Length of the rows relative to what `kind` implies; None if unknown.
+        gain: Whether each channel has its own gain inside the norm.
+        axis: Axis of the vectors, counted from the end.
+        learned: Node and value of a learned number that is contained in `by`.
     """
 
     part: Part
@@ -50,7 +51,7 @@ class Norm:
 
 
 def norm_at(node: Node) -> Norm | None:
-    """The normalisation whose last operation is `node`."""
+    """Returns the normalisation whose last operation is `node`, or None."""
     if node.is_root or not node.act or not may_normalise(node):
         return None
     if node.op in ops.NORMS and (main := node.main()) is not None:
@@ -61,13 +62,17 @@ def norm_at(node: Node) -> Norm | None:
     found = None if part is None else norm_of(part)
     if found is None or found.kind == "layer" or source is None or source.op != "sub" or source.is_root:
         return found
-    whole = dominator(source)[0]  # the variance may be taken of what is centred already: c = x - mean(x); c / rms(c)
+    # c = x - mean(x); c / c.square().mean().sqrt(): the norm begins before the sub, so the part is extended to x.
+    whole = dominator(source)[0]
     part = None if whole is None else part_between(whole, node)
     return (None if part is None else norm_of(part)) or found
 
 
 def may_normalise(node: Node) -> bool:
-    """Whether it is an operator that normalises, or vectors met numbers of the data, one for several: their lengths."""
+    """Returns whether a node may end a norm: a norm operator, or vectors times or over a smaller activation.
+
+    The smaller activation of a norm holds the lengths: `x / x.norm(dim=-1, keepdim=True)`.
+    """
     if node.op not in ("mul", "div"):
         return node.op in ops.NORMS
     active = {parent for parent in node.parents() if parent.act}
@@ -75,7 +80,8 @@ def may_normalise(node: Node) -> bool:
 
 
 def norm_within(node: Node) -> tuple[Norm, tuple[Node, ...]] | None:
-    """The normalisation behind `node`, and `node` with the operations of its gain and its shift for each channel."""
+    """Returns the normalisation behind `node`, and the nodes of its gain and shift, from `node` backwards."""
+    # norm(x) * weight + bias: the operations after the norm are passed one by one.
     passed = [node]
     while (norm := norm_at(node)) is None:
         parents = [parent for parent in node.parents() if parent.act]
@@ -89,14 +95,15 @@ def norm_within(node: Node) -> tuple[Norm, tuple[Node, ...]] | None:
 
 
 def _is_gain(arg: object, node: Node) -> bool:
-    """Whether a constant operand has one number a channel, not one number for all."""
+    """Returns whether an operand is a constant with one number per channel."""
     return isinstance(arg, Node) and not arg.act and arg.shape[-1:] > (1,) and not is_computed_gain(arg, node)
 
 
 def is_computed_gain(other: Node, node: Node) -> bool:
-    """Whether it has a learned number for each channel, which is computed of a parameter and not one itself.
+    """Returns whether an operand holds a number per channel that is computed from a parameter.
 
-    TimesFM's softplus(p) * 1.44 / sqrt(E) holds the scale; the weight w of a norm, or its 1 + w, begins at 1.
+    TimesFM's softplus(p) * 1.44 / sqrt(E) contains the scale, so it is no plain gain. The weight w of a norm, or
+    Gemma's 1 + w, starts at 1 and is one.
     """
     if capacity(other) != node.shape[-1] or other.shape[-1:] != node.shape[-1:] or not is_learned(other):
         return False
@@ -109,7 +116,7 @@ def is_computed_gain(other: Node, node: Node) -> bool:
 
 
 def norm_of(part: Part) -> Norm | None:
-    """What a part of the graph normalises, by what it does to vectors that it has not seen."""
+    """Returns the normalisation that a part of the graph performs on test vectors, or None."""
     if part.source.shape != part.end.shape:
         return None
     for axis in (-1, -2)[: len(part.source.shape)]:
@@ -120,19 +127,20 @@ def norm_of(part: Part) -> Norm | None:
 
 
 def _along(part: Part, axis: int) -> Norm | None:
-    """The normalisation of vectors along an axis, tried on few rows where the operations allow it, else on all."""
+    """Returns the normalisation along an axis, tested on a few rows if the operations allow it, else on all rows."""
     for shape in (part.sampled(axis), *(() if part.is_large else (part.source.shape,))):
         for dtype in (torch.float64, torch.float32):
             rows = torch.randn((2, *shape), dtype=dtype, generator=torch.Generator().manual_seed(0)).to(part.device)
             try:
                 return _tried(part, axis, rows / rows.norm(dim=axis, keepdim=True))
-            except Exception:  # an operation that does not take the dtype, these numbers or a sample
+            except Exception:  # an operation may not accept the dtype, the numbers or a sample
                 continue
     return None
 
 
 def _tried(part: Part, axis: int, rows: Tensor) -> Norm | None:
-    """The normalisation of two lots of unit vectors: a gain that fits both is none of a single vector."""
+    """Returns the normalisation seen in two sets of unit vectors. A gain that fits both holds for any vector."""
+    # Rows of length 1024 and 2048 go in. A norm returns unit rows times one gain for both.
     units = torch.stack([rows[0], -rows[1]])
     learned = {arg: torch.ones(arg.shape) for arg, value in _learned(part) if value is None or value.is_meta}
     long = torch.stack([part.run(_LONG * units[0], learned), part.run(2 * _LONG * units[1], learned)])
@@ -142,7 +150,7 @@ def _tried(part: Part, axis: int, rows: Tensor) -> Norm | None:
     if not size or not math.isfinite(size):
         return None
     if bool((short.norm(dim=axis) < _BROUGHT * long[0].norm(dim=axis)).any()):
-        return None  # what only cuts off long vectors leaves short ones as they are
+        return None  # a clip, x / max(|x|, 1), which leaves short vectors short
     centred = units - units.mean(axis, keepdim=True)
     for kind, unit in ((_kind(part), units), ("layer", centred / centred.norm(dim=axis, keepdim=True))):
         others = [d for d in range(-unit.dim(), 0) if d != axis]
@@ -153,12 +161,12 @@ def _tried(part: Part, axis: int, rows: Tensor) -> Norm | None:
 
 
 def _with_gain(part: Part, gain: Tensor, axis: int, kind: str) -> Norm | None:
-    """The normalisation whose unit vectors were multiplied by a gain for each channel, or by one for all."""
+    """Returns the normalisation with its gain split into the kind's own length, a learned number and a rest."""
     learned = list(_learned(part))
     single = [(arg, value) for arg, value in learned if capacity(arg) == 1]
     channels = [arg for arg, _ in learned if len(arg.shape) >= -axis and arg.shape[axis] > 1]
     if part.is_meta and len(single) + len(channels) < len(learned):
-        return None  # a scale a head, of which no value is known
+        return None  # a learned scale per head, whose values are unknown
     low, high = (float(number) for number in torch.aminmax(gain))
     if channels or high - low > _SAME * max(abs(low), abs(high)):
         return Norm(part, kind, gain=True, axis=axis)
@@ -172,12 +180,13 @@ def _with_gain(part: Part, gain: Tensor, axis: int, kind: str) -> Norm | None:
     elif kind != "layer" and math.isclose(length, 1.0, rel_tol=_ONE):
         kind = "l2"
     by = length if kind == "l2" else length / root
+    # x / x.std() leaves a root mean square of sqrt((n - 1) / n), which counts as 1 as well.
     by = next((1.0 for usual in (1.0, _degree(part)) if math.isclose(by, usual, rel_tol=_ONE)), by)
     return Norm(part, kind, by, axis=axis, learned=single[0] if single else None)
 
 
 def _degree(part: Part) -> float:
-    """The length that `x.std()` leaves, which divides by n - 1 and not by n."""
+    """Returns the root mean square after dividing by `x.std()`, whose variance divides by n - 1 instead of n."""
     n = part.source.shape[-1]
     return math.sqrt((n - 1) / n) if any(node.op in ("std", "var") for node in part.order) else 1.0
 
@@ -187,7 +196,7 @@ def _kind(part: Part) -> str:
 
 
 def _learned(part: Part) -> Iterator[tuple[Node, Tensor | None]]:
-    """Operands of the part that are made of parameters."""
+    """Yields the operands of the part that are computed from parameters, each with its value if known."""
     for node in part.order:
         for i, arg in enumerate(node.args):
             if isinstance(arg, Node) and not arg.act and is_learned(arg):
@@ -195,7 +204,7 @@ def _learned(part: Part) -> Iterator[tuple[Node, Tensor | None]]:
 
 
 def name_of_gain(nodes: tuple[Node, ...]) -> str:
-    """Name of the one parameter, of several numbers, that a norm or one of the operations after it multiplies by."""
+    """Returns the name of the single vector parameter that a norm or a later operation multiplies by, or ""."""
     for node in nodes:
         if node.op in ops.NORMS or node.op == "mul":
             operands = [parent for parent in node.parents() if not parent.act and math.prod(parent.shape) > 1]

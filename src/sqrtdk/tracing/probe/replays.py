@@ -1,11 +1,11 @@
-"""Running a part of the recorded graph again, from some of its nodes to one that was made of them, on other values.
+"""Runs a part of the recorded graph again on other values, from a source node to a node computed from it.
 
-What an operation does to q, k or logits need not be known by its name where it can be asked: other values go in, and
-what comes out is looked at. Nothing of the model runs; operations that write in place get copies.
+This shows what unknown operations do to q, k or logits. No code of the model runs, and operations that write in place
+get copies.
 
-The first question is whether every entry of the result is one entry of the source times one factor. Numbers that tell
-where each entry went give the answer, and other numbers must come out as it says: so is a `flip`, a permutation by any
-operation, a Fourier transform with its inverse, a custom operator that doubles.
+`moved` asks whether every element of the result is one element of the source times a common factor. Running the part on
+1, 2, 3, ... shows where each element went, and random values check the answer. This finds a `flip`, a permutation by
+any operation, a Fourier transform followed by its inverse, or a custom operator that doubles its input.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ from sqrtdk.tracing.tape import graph, ops
 from sqrtdk.tracing.tape.graph import decided_by, dominator, evaluate
 from sqrtdk.tracing.tape.node import Node
 
-_LARGEST = 2**22  # numbers of one tensor
-_MOST = 2**11  # operations
+_LARGEST = 2**22  # elements of one tensor
+_MOST = 2**11  # operations of a part
 _CASTS = frozenset({"_to_copy", "to", "type_as", "_autocast_to_reduced_precision", "_autocast_to_full_precision"})
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias"})
-_BY_PLACE = frozenset({"index", "index_select", "gather", "as_strided", "repeat"})  # they need all entries
+# These address elements by position, so that a sample of the source would not do.
+_BY_PLACE = frozenset({"index", "index_select", "gather", "as_strided", "repeat"})
 _UNREPEATABLE = ops.RANDOM | {"native_dropout", "bernoulli", "dropout", "random"}
-_DEEPEST = 8  # operations inwards
-_ONE = 1e-4
-_NEAR = 0.02  # of a whole number, that it is one: numbers go up to 2^22, with rounding of float64
-# Relative, of the check by other numbers: a rounding of float32, in which a kernel may compute whatever it is given;
-# eight of them where operations run in float32.
+_DEEPEST = 8  # dominators to try, from `node` backwards
+_ONE = 1e-4  # relative tolerance for a factor of 1
+_NEAR = 0.02  # distance from an integer that counts as rounding: indices go up to 2^22 in float64
+# Relative tolerance of the check by random values: one float32 rounding if values are float64, because a kernel may
+# compute in float32 whatever its input is; sixteen if they are float32.
 _SAME = {torch.float64: 2.0**-24, torch.float32: 2.0**-20}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """The operations between a node and one that was made of it.
+    """The operations between a source node and a node computed from it.
 
     Attributes:
-        source: where values go in.
-        end: where they come out.
-        order: the operations, in the order of running.
-        device: of the run; the CPU's where it had no data.
+        source: Node whose value is replaced.
+        end: Node whose value is the result.
+        order: The operations, in order of execution.
+        device: Device of the recorded run, or the CPU if it had no data.
     """
 
     source: Node
@@ -55,29 +56,29 @@ class Part:
 
     @property
     def names(self) -> str:
-        """Of the operations that are no views, for a reader."""
+        """Names of the operations that are no views, for a reader."""
         return ", ".join(dict.fromkeys(node.op for node in self.order if node.op not in ops.PASSING))
 
     @property
     def effect(self) -> str:
-        """What a factor is said to come from that is known by what the operations do."""
+        """The source that a record gives for a factor found by running the operations."""
         return f"effect of {self.names}"
 
     @property
     def is_large(self) -> bool:
-        """Whether it takes more than a moment to run it on a value of the source's shape."""
+        """Whether a tensor of the part is too large to run it on a value of the source's full shape."""
         return any(math.prod(node.shape) > _LARGEST for node in (self.source, *self.order))
 
     @property
     def is_meta(self) -> bool:
-        """Whether the run had no values of what the operations met."""
+        """Whether the values of the operands are unknown because the model ran on the meta device."""
         return any(value.is_meta for node in self.order for value in node.operands.values())
 
     def sampled(self, axis: int, known: Collection[Node] = (), most: int = 2) -> tuple[int, ...]:
-        """The source's shape with `most` entries along each axis on which all entries fare alike.
+        """Returns the source's shape, cut to `most` elements along each axis whose elements are all treated alike.
 
-        The operations leave such an axis in its place, and no operand but those in `known` varies along it. The last
-        axis and `axis` stay whole.
+        The operations keep such an axis in place, and no operand except those in `known` varies along it. The last
+        axis and `axis` keep their full size.
         """
         shape, inside = self.source.shape, {self.source, *self.order, *known}
         alike = set(range(len(shape) - 1)) - {axis % len(shape)}
@@ -91,14 +92,14 @@ class Part:
         return tuple(min(n, most) if a in alike else n for a, n in enumerate(shape))
 
     def run(self, value: Tensor, known: Mapping[Node, Tensor] | None = None) -> Tensor:
-        """What comes out for a value of the source's shape, or of that of a sample.
+        """Returns the result for another value of the source, of its shape or that of `sampled`.
 
         Args:
-            value: goes in at the source.
-            known: values of operands that the run did not have.
+            value: Value of the source.
+            known: Values of operands that the recorded run did not have.
 
         Raises:
-            Exception: of an operation, for a dtype or numbers that it does not take, or for a sample.
+            Exception: An operation does not accept the dtype, the numbers or the sampled shape.
         """
         values = {self.source: value, **(known or {})}
         for node in self.order:
@@ -109,13 +110,13 @@ class Part:
         return values[self.end]
 
     def _sizes(self, node: Node, value: Tensor) -> list[int]:
-        """The shape of what a node gives, where `value` may be a sample of the source."""
+        """Returns the shape of a node's result, reduced like `value` if that is a sample of the source."""
         taken = {a: n for a, n in enumerate(value.shape) if n != self.source.shape[a]}
         return [taken.get(a, n) for a, n in enumerate(node.shape)]
 
 
 def inwards(node: Node) -> Iterator[Part]:
-    """Parts that end in `node`, the shortest first: each begins where all paths meet farther in."""
+    """Yields parts that end in `node`, shortest first. Each begins at the next dominator, where all paths meet."""
     source, _ = dominator(node)
     for _ in range(_DEEPEST):
         found = None if source is None else part_between(source, node)
@@ -128,7 +129,7 @@ def inwards(node: Node) -> Iterator[Part]:
 
 
 def part_between(source: Node, end: Node) -> Part | None:
-    """The operations from `source` to `end`; None where they can't be run again, or are too many."""
+    """Returns the operations from `source` to `end`, or None if they can't be run again or are too many."""
     order: list[Node] = []
     device = torch.device("cpu")
     queue, known = [end], {source}
@@ -145,27 +146,28 @@ def part_between(source: Node, end: Node) -> Part | None:
         for value in node.operands.values():
             device = device if value.is_meta else value.device
         for parent in node.parents():
-            fixed = _is_operand(node, parent) and not parent.products & source.products  # z / z.std() is no factor
+            # The recorded value of an operand is used, unless it depends on the same product: z / z.std() is no factor.
+            fixed = _is_operand(node, parent) and not parent.products & source.products
             if not fixed if parent.act else decided_by(parent, source):
                 queue.append(parent)
     return Part(source, end, tuple(sorted(order, key=lambda node: node.serial)), device)
 
 
 def _is_operand(node: Node, parent: Node) -> bool:
-    """Whether the values of an activation were kept as it met the lineage: it takes no part in the change."""
+    """Returns whether the tape kept the values of `parent` as an operand, so that it need not be recomputed."""
     return any(i in node.operands for i, arg in enumerate(node.args) if arg is parent)
 
 
 def _ran(node: Node, known: dict[Node, Tensor], dtype: torch.dtype, sizes: list[int]) -> Tensor:
-    """An operation with other values in the places of nodes."""
-    if node.op == "copy":  # y[..., :n] = x into an empty y: what stood there is not known, and does not matter
+    """Returns the result of one operation with the known values in place of its argument nodes."""
+    if node.op == "copy":  # y[..., :n] = x into an empty y: the previous content is unknown and does not matter
         written: Tensor = _argument(node, 1, node.args[1], known)
         return written.expand(sizes)
     args = [_argument(node, i, arg, known) for i, arg in enumerate(node.args)]
-    if node.op in _CASTS:
+    if node.op in _CASTS:  # left out, so that the test values keep their precision
         cast: Tensor = args[0]
         return cast
-    if node.op in _RESHAPES:
+    if node.op in _RESHAPES:  # a sample has other sizes than the recorded arguments
         whole: Tensor = args[0]
         return whole.reshape(sizes)
     if node.op == "expand":
@@ -180,7 +182,7 @@ def _ran(node: Node, known: dict[Node, Tensor], dtype: torch.dtype, sizes: list[
 
 
 def _in_dtype(arg: Any, dtype: torch.dtype) -> Any:
-    """Constants of half precision meet values of more: what they are in it they are in any."""
+    """Returns an argument with its floating-point tensors in `dtype`, so that constants match the test values."""
     if isinstance(arg, list):
         return [_in_dtype(item, dtype) for item in arg]
     return arg.to(dtype) if isinstance(arg, Tensor) and arg.is_floating_point() else arg
@@ -204,10 +206,10 @@ def _value(node: Node, place: int | tuple[int, int], arg: Node, known: dict[Node
 
 
 def _overwritten(node: Node, known: dict[Node, Tensor]) -> Tensor:
-    """A tensor of which a part was written."""
+    """Returns a tensor after a write into a part of it: y[..., :n] = x."""
     old, write = node.args
     before = known[old] if old in known else evaluate(old)
-    if before is None and "empty" in old.op and write in known:  # what is not written later is no number
+    if before is None and "empty" in old.op and write in known:  # NaN marks elements that are never written
         before = known[write].new_full(old.shape, math.nan)
     if before is None or write not in known:
         raise RuntimeError("what was written to is not known")
@@ -221,12 +223,12 @@ def _overwritten(node: Node, known: dict[Node, Tensor]) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moved:
-    """Every entry of `part.end` is one of `part.source`, times `by`.
+    """A part that permutes or selects elements of `part.source` and multiplies all of them by `by`.
 
     Attributes:
-        part: the operations.
-        by: the factor.
-        order: for each entry of the end the number of its entry in the source, flat.
+        part: The operations.
+        by: The factor.
+        order: Flat index in the source of each element of the end.
     """
 
     part: Part
@@ -234,29 +236,29 @@ class Moved:
     order: Tensor
 
     def factor(self, where: str) -> Factor | None:
-        """What it multiplies by, for the record; None where that is 1, but for the rounding of what gave it."""
+        """Returns the factor for the record, or None if it is 1 within rounding."""
         return None if math.isclose(self.by, 1.0, rel_tol=_ONE) else Factor(self.by, where, self.part.effect)
 
     @property
     def in_place(self) -> bool:
-        """Whether each entry is where it was."""
+        """Whether every element stays in place."""
         same = self.part.source.shape == self.part.end.shape
         return same and torch.equal(self.order, torch.arange(len(self.order), device=self.order.device))
 
     def place(self, value: Tensor) -> Tensor:
-        """Values of the source in the places of the end, without the factor."""
+        """Returns values of the source moved to their places in the end, without the factor."""
         return value.reshape(-1)[self.order.to(value.device)].reshape(self.part.end.shape)
 
 
 def moved(node: Node) -> Iterator[Moved]:
-    """The parts that end in `node` and only move entries and multiply them by one number, the shortest first."""
+    """Yields the parts that end in `node` and only move and scale elements, shortest first."""
     for part in inwards(node):
         if part.is_large:
             return
         for dtype in (torch.float64, torch.float32):
             try:
                 found = _moved(part, dtype)
-            except Exception:  # an operation that does not take the dtype, or these numbers
+            except Exception:  # an operation may not accept the dtype or the numbers
                 continue
             if found is not None:
                 yield found
@@ -270,8 +272,9 @@ def _random(part: Part, dtype: torch.dtype) -> Tensor:
 def _moved(part: Part, dtype: torch.dtype) -> Moved | None:
     count = math.prod(part.source.shape)
     numbers = torch.arange(1.0, count + 1.0, dtype=dtype, device=part.device).reshape(part.source.shape)
-    if not count or (dtype == torch.float32 and count > 2**12):  # whole numbers must survive its rounding
+    if not count or (dtype == torch.float32 and count > 2**12):  # float32 must tell the indices apart
         return None
+    # Ones give the factor; 1, 2, 3, ... divided by it give the place of each element.
     ones = part.run(torch.ones_like(numbers))
     if ones.is_complex() or not ones.is_floating_point() or not ones.numel() or tuple(ones.shape) != part.end.shape:
         return None
@@ -285,7 +288,7 @@ def _moved(part: Part, dtype: torch.dtype) -> Moved | None:
         return None
     found = Moved(part, by, order.long().flatten() - 1)
     other = _random(part, dtype)
-    for scale in (1.0, 64.0, 2.0**20):  # a condition that holds of small numbers may not hold of large ones
+    for scale in (1.0, 64.0, 2.0**20):  # a clamp acts on large values only
         gap = part.run(scale * other).double() - by * scale * found.place(other).double()
         if bool((gap.abs() > 16 * rounding * scale).any()):
             return None

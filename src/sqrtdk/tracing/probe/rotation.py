@@ -1,17 +1,17 @@
-"""A rotary embedding, fitted to the values before and after it.
+"""Fits a rotary embedding to the values before and after it.
 
-A pair of channels is a complex number; what it was multiplied by is that of least squares over heads, and over batches
-where their tables are one. The pairs are those of the layout that gives the values after: pairs of "half" are R / 2
-apart, and each distance is tried; those of "interleaved" are neighbours. An amplitude that is the same everywhere is
-part of the table; only where that fails is one left free for each pair and row.
+A pair of channels is a complex number, and its multiplier is fitted by least squares over heads, and over batches if
+they share a table. Both layouts are tried: in "half" the channels of a pair are R / 2 apart, for each possible R; in
+"interleaved" they are neighbours. The fit first assumes one amplitude for the whole table. If that fails, each pair and
+row gets its own.
 
-Where no pairs turn so, cos and sin may be laid over the channels in the order of the other layout:
-`x * cos + rotate_half(x) * sin` with angles of neighbours. It changes lengths, so that it is no rotation, and is told
-by a `spread` that is not the layout.
+If neither layout fits, cos and sin may be spread over the channels in the order of the other layout:
+`x * cos + rotate_half(x) * sin` with cos and sin repeated for neighbours. This changes lengths, so it is a mistake and
+no rotation. It is reported by a `spread` that differs from the layout.
 
-What can't be told from values: at R = 2 both layouts are one ("half" is said); a pair that turns by less than rounding
-does not show. Of neighbours such pairs at the end are counted as turning where, by the frequencies of those before,
-they would not show, and the base is a usual one with them.
+Two things can't be told from values. At R = 2 both layouts are equal, and "half" is reported. A pair that turns by less
+than rounding is invisible. Such pairs at the end of an interleaved rotation are counted as turning if the frequencies
+of the other pairs predict that they are invisible and the base is then a usual one.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch import Tensor
 
 from sqrtdk.tracing.probe.tables import LOOSE_LAW, frequencies, law_of
 
-LIMIT = 12.0  # roundings: two products, their sum, two numbers of the table, and what the amplitude's own adds
-ROWS = 64  # rows by which layout and width are searched, evenly spaced
-USUAL = (1e4, 1e6, 5e5, 5e6, 1e7, 1.6e5, 1e5, 1e3, 1e2)  # bases, the likeliest first
-NEAR = 0.1  # of a base, as well as half precision tells it
-STILL = 3.0  # roundings that a channel which does not turn may be off by
+LIMIT = 12.0  # roundings: two products, their sum, two table entries, and the rounding of the amplitude
+ROWS = 64  # rows used to search for layout and width, evenly spaced
+USUAL = (1e4, 1e6, 5e5, 5e6, 1e7, 1.6e5, 1e5, 1e3, 1e2)  # usual bases, the likeliest first
+NEAR = 0.1  # relative error of a base that is read from half-precision values
+STILL = 3.0  # largest change, in roundings, of a channel that does not turn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,10 +35,10 @@ class Rotation:
     """A rotary embedding, with the amplitude of its table.
 
     Attributes:
-        table: (B or 1, L, R / 2) complex: by what pair i at row l is multiplied.
-        layout: "half": channel i with channel i + R / 2; "interleaved": 2 i with 2 i + 1.
-        first: the first channel that turns; R channels do from there on.
-        spread: the layout by whose pairs the table is laid over the channels; "" for that of the pairs themselves.
+        table: (B or 1, L, R / 2) complex, the multiplier of pair i at row l.
+        layout: "half" pairs channel i with channel i + R / 2; "interleaved" pairs 2 i with 2 i + 1.
+        first: First channel that turns. R channels turn from there on.
+        spread: Layout in which cos and sin are spread over the channels; "" means the same as `layout`.
     """
 
     table: Tensor
@@ -48,12 +48,12 @@ class Rotation:
 
     @property
     def width(self) -> int:
-        """R, the channels that turn."""
+        """R, the number of channels that turn."""
         return 2 * self.table.shape[-1]
 
 
 def apply_rotation(rotation: Rotation, values: Tensor) -> Tensor:
-    """Values (B, H, L, E) after a rotary embedding; channels outside `first : first + width` stay.
+    """Returns values (B, H, L, E) after a rotary embedding. Channels outside `first : first + width` are unchanged.
 
     Example:
         >>> quarter = Rotation(torch.full((1, 1, 1), 1j), "half")
@@ -69,7 +69,7 @@ def apply_rotation(rotation: Rotation, values: Tensor) -> Tensor:
 
 
 def halves(channels: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """Views of the first and of the second channels of all pairs, of channels in the last axis.
+    """Returns views of the first and the second channels of all pairs in the last axis.
 
     Example:
         >>> [halves(torch.arange(4), layout)[1].tolist() for layout in ("half", "interleaved")]
@@ -81,12 +81,12 @@ def halves(channels: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 
 def over_channels(pairs: Tensor, layout: str) -> Tensor:
-    """One number a pair, (..., R / 2), at both of its channels, (..., R)."""
+    """Returns one number per pair, (..., R / 2), repeated for both channels, (..., R)."""
     return torch.cat([pairs, pairs], -1) if layout == "half" else pairs.repeat_interleave(2, -1)
 
 
 def _beside(channels: Tensor, layout: str) -> Tensor:
-    """What the sines multiply: (a, b) of each pair as (-b, a)."""
+    """Returns the operand of the sines, with each pair (a, b) replaced by (-b, a): rotate_half(x)."""
     result = torch.empty_like(channels)
     for place, part, sign in zip(halves(result, layout), reversed(halves(channels, layout)), (-1.0, 1.0), strict=True):
         place.copy_(sign * part)
@@ -98,12 +98,12 @@ def _beside(channels: Tensor, layout: str) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RotationFit:
-    """A rotation that gives the values after from those before.
+    """A rotation that maps the values before to those after.
 
     Attributes:
-        rotation: the step.
-        amplitude: of its table; None where it is not the same everywhere.
-        residual: largest difference from the values after, in roundings of the pair's length.
+        rotation: The rotation.
+        amplitude: Amplitude of the table; None if it varies.
+        residual: Largest difference from the values after, in roundings of the pair's length.
     """
 
     rotation: Rotation
@@ -112,12 +112,12 @@ class RotationFit:
 
 
 def fit_rotation(before: Tensor, after: Tensor, *, dtype: torch.dtype | None = None) -> RotationFit | None:
-    """The rotation between two tensors (B, H, L, E); None where there is none, or nothing turned.
+    """Returns the rotation between two tensors (B, H, L, E), or None if none fits or nothing turned.
 
     Args:
-        before: values before it.
-        after: values after it.
-        dtype: in which it was computed; None: that of the values after.
+        before: Values before the rotation.
+        after: Values after the rotation.
+        dtype: Dtype in which it was computed. Default: the dtype of `after`.
 
     Example:
         >>> x, angles = torch.randn(2, 4, 16, 8), torch.arange(16.0)[:, None] * torch.tensor([1.0, 0.1])
@@ -138,13 +138,13 @@ def fit_rotation(before: Tensor, after: Tensor, *, dtype: torch.dtype | None = N
 
 
 def _turning(x: Tensor, y: Tensor, u: float) -> list[int]:
-    """Channels that differ from what they were by more than rounding."""
+    """Returns the channels that changed by more than rounding."""
     beside = ((x - y).abs() > STILL * u * x.abs()).flatten(0, 2).any(0)
     return [int(i) for i in beside.nonzero()[:, 0]]
 
 
 def _search(x: Tensor, y: Tensor, u: float, turning: list[int]) -> tuple[str, int, int, str] | None:
-    """Layout, first channel, width and spread of the least residual, on a sample of rows; of equals the first."""
+    """Returns layout, first channel, width and spread with the least residual on a sample of rows."""
     features, first, last = x.shape[-1], turning[0], turning[-1]
     rows = _informative(x, y)
     x, y = x[:, :, rows], y[:, :, rows]
@@ -154,6 +154,7 @@ def _search(x: Tensor, y: Tensor, u: float, turning: list[int]) -> tuple[str, in
     if width > 2 or first % 2 or last % 2 == 0:
         tried.append(("interleaved", even, width))
     tried += [("half", begin, 2 * half) for begin, half in _halves(turning, features)]
+    # A true rotation is preferred: the mistaken spread is tried only if no candidate fits without it.
     for spread in ({}, {"half": "interleaved", "interleaved": "half"}):
         fits = {}
         for layout, begin, wide in dict.fromkeys(tried):
@@ -166,7 +167,7 @@ def _search(x: Tensor, y: Tensor, u: float, turning: list[int]) -> tuple[str, in
 
 
 def _halves(turning: list[int], features: int) -> list[tuple[int, int]]:
-    """First channel and half width where the first pairs, or the last ones, turn too little to show."""
+    """Returns first channels and half widths that are possible if the first or last pairs turn invisibly little."""
     first, last = turning[0], turning[-1]
     return [
         (begin, half)
@@ -177,7 +178,7 @@ def _halves(turning: list[int], features: int) -> list[tuple[int, int]]:
 
 
 def _informative(x: Tensor, y: Tensor) -> Tensor:
-    """Rows that turned most among evenly spaced ones, and at most ROWS."""
+    """Returns at most `ROWS` rows: those that turned most among evenly spaced ones."""
     length = x.shape[2]
     if length <= ROWS:
         return torch.arange(length)
@@ -187,15 +188,15 @@ def _informative(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _fit(x: Tensor, y: Tensor, u: float, layout: str, first: int, width: int, spread: str = "") -> RotationFit | None:
-    """The table of one layout: of one amplitude or of many, of all batches or of each."""
+    """Returns the fit of one layout. A table shared by all batches and one amplitude are tried first."""
     order, (before, after) = spread or layout, (values[..., first : first + width] for values in (x, y))
     beside = _beside(before, layout)
 
     def over_pairs(one: Tensor, other: Tensor) -> Tensor:
-        """Sums over heads and the two channels that have one number of the table, (B, L, R / 2)."""
+        """Returns sums over heads and over the two channels that share a table entry, (B, L, R / 2)."""
         return sum(halves(one * other, order)).sum(1)  # type: ignore[union-attr]
 
-    # least squares of after = cos * before + sin * beside; of pairs that turn `crossed` is 0
+    # Least squares of after = cos * before + sin * beside. `crossed` is 0 for a true rotation.
     squares = over_pairs(before, before), over_pairs(beside, beside)
     crossed, along, across = over_pairs(before, beside), over_pairs(before, after), over_pairs(beside, after)
     overdetermined = x.shape[0] * x.shape[1] > 1
@@ -203,6 +204,7 @@ def _fit(x: Tensor, y: Tensor, u: float, layout: str, first: int, width: int, sp
         sums = [part.sum(0, keepdim=True) if together else part for part in (*squares, crossed, along, across)]
         free = _solved(*sums)
         for one in (True, False):
+            # A free amplitude fits anything unless several heads or batches share the table.
             if not one and (spread or not (overdetermined and (together or x.shape[1] > 1))):
                 continue
             amplitude = _amplitude(free, sums[0])
@@ -215,7 +217,7 @@ def _fit(x: Tensor, y: Tensor, u: float, layout: str, first: int, width: int, sp
 
 
 def _solved(xx: Tensor, rr: Tensor, xr: Tensor, xy: Tensor, ry: Tensor) -> Tensor:
-    """The table, cos + i sin, of the normal equations; 1 where nothing is known."""
+    """Returns the table cos + i sin that solves the normal equations, and 1 where they are singular."""
     size = xx * rr - xr * xr
     known = size > 0
     size = size.masked_fill(~known, 1.0)
@@ -223,7 +225,7 @@ def _solved(xx: Tensor, rr: Tensor, xr: Tensor, xy: Tensor, ry: Tensor) -> Tenso
 
 
 def _amplitude(table: Tensor, weight: Tensor) -> float:
-    """That of least squares: of the lengths of all pairs, by their weight; 1 where it is 1 in float32."""
+    """Returns the weighted mean of the multipliers' lengths, rounded to 1 if it equals 1 in float32."""
     amplitude = float((table.abs() * weight).sum() / weight.sum().clamp(min=1e-300))
     return 1.0 if abs(amplitude - 1.0) < torch.finfo(torch.float32).eps else amplitude
 
@@ -239,15 +241,19 @@ def _residual(x: Tensor, y: Tensor, rotation: Rotation, u: float) -> float:
 
 
 def _whole(x: Tensor, y: Tensor, u: float, layout: str, first: int, width: int, spread: str = "") -> RotationFit | None:
-    """The fit on all rows; of neighbours, of the width whose base is a usual one, if the rest would not show."""
+    """Returns the fit on all rows.
+
+    An interleaved rotation is widened to a width with a usual base, if the added pairs turn invisibly little.
+    """
     fit = _fit(x, y, u, layout, first, width, spread)
     rest = (x.shape[-1] - first) // 2 * 2
     if fit is None or layout == "half" or spread or width == rest:
         return fit
     rows = fit.rotation.table.shape[1]
     law = law_of(frequencies(fit.rotation.table), rows, LOOSE_LAW)
-    if law is None or law.factor / law.base * (rows - 1) >= u * STILL:  # the pair after the last would show
+    if law is None or law.factor / law.base * (rows - 1) >= u * STILL:  # the next pair would turn visibly
         return fit
+    # Models rotate a quarter, half, three quarters or all of the head's channels.
     quarters = [q for q in (x.shape[-1] * share // 4 for share in (4, 3, 2, 1)) if q % 2 == 0 and width <= q <= rest]
     for usual in USUAL:
         for wider in quarters:

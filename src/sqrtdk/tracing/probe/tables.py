@@ -1,8 +1,9 @@
-"""A rotary table taken apart: angle = position * frequency, an amplitude, and the law that the frequencies follow.
+"""Decomposes a rotary table into positions, frequencies, an amplitude, and the law that the frequencies follow.
 
-The table gives angles up to whole turns, so that frequencies are found first, from rows one position apart (the step
-that most rows make), over ever longer distances; then each run of such rows has one place, which is searched for.
-Position and frequency are known up to a common factor: the commonest step is one position.
+angle = position * frequency, but the table gives angles only modulo a full turn. So frequencies come first: from rows
+one position apart, over ever longer distances. Then each run of consecutive rows has one unknown start, which is
+searched for. Positions and frequencies are defined up to a common factor: the commonest step between rows counts as one
+position.
 """
 
 from __future__ import annotations
@@ -15,64 +16,64 @@ import torch
 from torch import Tensor
 
 SAMPLE = 128  # steps among which the commonest is searched
-MOST_RUNS = 256  # of rows one position apart: more are no positions
+MOST_RUNS = 256  # runs of consecutive rows; a table with more has no positions
 FAR = 2**17  # largest position that is searched for
-MOST_LOST = 32  # places that are searched for so far: more are no positions
-WHOLE = 2e-3  # a position that near to a whole number is one
-FITS = 0.1  # angle in radians: nine tenths of a table must fit that well
-LEAST_IN_RUNS = 0.25  # of the rows follow the one before: else there is no commonest step, and no frequency
-CHUNK = 2**12
-CHANCE = 0.01  # far places that fit by chance alone: with more of them none is said
-ANGLES = 1e-4  # radians that angles of float32 are off by at far places
-KEPT = 16  # tables that stay taken apart: each cause asks for the same ones
-LARGEST = 2**24  # numbers of which a quantile is taken
-STANDS = 0.25  # of the usual step: what is less is a row that does not move
-LAW = 1e-3  # of a frequency, relative: as far as one may be from the law that it follows
-LOOSE_LAW = 0.03  # the same, where values of half precision were turned
-UNSEEN = 0.05  # angle in radians over all positions: a frequency that turns less is not known well enough to judge
+MOST_LOST = 32  # runs that are searched for up to FAR; a table with more has no positions
+WHOLE = 2e-3  # distance from an integer within which a position is rounded to it
+FITS = 0.1  # error in radians that nine tenths of a table must stay within
+LEAST_IN_RUNS = 0.25  # least share of rows in runs; with fewer there is no commonest step, so no frequency
+CHUNK = 2**12  # positions tried at a time
+CHANCE = 0.01  # expected number of far positions that fit by chance; with more, none is reported
+ANGLES = 1e-4  # error in radians of float32 angles at far positions
+KEPT = 16  # cached decompositions: several causes ask for the same tables
+LARGEST = 2**24  # size limit of torch.quantile, in elements
+STANDS = 0.25  # share of the usual step; a row with a smaller step does not move
+LAW = 1e-3  # largest relative distance of a frequency from its law
+LOOSE_LAW = 0.03  # the same for frequencies read from half-precision values
+UNSEEN = 0.05  # radians over all positions; a frequency that turns less is too uncertain to judge
 
 
 def phase(angles: Tensor) -> Tensor:
-    """What turns a pair by an angle in radians: exp(i angle)."""
+    """Returns exp(i angle), which turns a pair by an angle in radians."""
     return torch.polar(torch.ones_like(angles), angles)
 
 
 def unit(table: Tensor) -> Tensor:
-    """The table without its amplitude, in complex128; 1 where that is 0."""
+    """Returns the table without its amplitude in complex128, and 1 where the amplitude is 0."""
     table = table.to(torch.complex128)
     size = table.abs()
     return torch.where(size > 0, table / size.clamp_min(torch.finfo(torch.float64).tiny), 1.0)
 
 
 def angle_gap(table: Tensor, other: Tensor) -> float:
-    """Radians that the angles of two tables are apart, at most."""
+    """Returns the largest distance between the unit phases of two tables, about the angle in radians if small."""
     return float((unit(table) - unit(other)).abs().max())
 
 
 def nearly_whole(positions: Tensor) -> Tensor:
-    """Positions, whole numbers where they are so near to them."""
+    """Returns positions, rounded where they are within `WHOLE` of an integer."""
     return torch.where((positions - positions.round()).abs() < WHOLE, positions.round(), positions)
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """frequency of pair c of P: factor * base^(-c / P); a factor of 1 / 4 is a linear scaling by 4."""
+    """The law frequency(c) = factor * base^(-c / P) for pair c of P. A factor of 1 / 4 is linear scaling by 4."""
 
     base: float
     factor: float = 1.0
 
     def frequencies(self, pairs: int, of: int = 0) -> Tensor:
-        """(pairs,), radians a position; the first ones of a law of `of` pairs, where that is given."""
+        """Returns (pairs,) frequencies in radians per position, the first ones of `of` pairs if that is given."""
         return self.factor * self.base ** (-torch.arange(pairs, dtype=torch.float64) / (of or pairs))
 
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """Positions, frequencies and amplitude of a table.
+    """The decomposition of a table.
 
     Attributes:
         positions: (B or 1, L).
-        frequencies: (P,), radians a position.
+        frequencies: (P,), radians per position.
         amplitude: (B or 1, L, P).
     """
 
@@ -87,40 +88,40 @@ class Turn:
 
     @cached_property
     def law(self) -> Law | None:
-        """The law of its frequencies; None where they follow none, as YaRN's."""
+        """The law of the frequencies; None if they follow none, as those of YaRN."""
         return law_of(self.frequencies, self.span)
 
     @property
     def sign(self) -> float:
-        """-1 where the pairs turn backwards, else 1."""
+        """-1 if the pairs turn backwards, else 1."""
         return -1.0 if float(self.frequencies.sum()) < 0 else 1.0
 
     def still(self, tolerance: float) -> Tensor:
-        """(P,), True for pairs that turn by no more than `tolerance`, radians, in all positions."""
+        """Returns (P,), True for pairs that turn by at most `tolerance` radians over all positions."""
         return self.frequencies.abs() * self.span <= tolerance
 
     def with_frequencies(self, frequencies: Tensor) -> Turn:
-        """The turn with other frequencies; for more pairs or fewer each row has the median of its amplitude."""
+        """Returns the turn with other frequencies. If their number differs, each row gets its median amplitude."""
         amplitude = self.amplitude
         if len(frequencies) != len(self.frequencies):
             amplitude = amplitude.median(-1, keepdim=True).values.expand(*amplitude.shape[:-1], len(frequencies))
         return Turn(self.positions, frequencies, amplitude)
 
     def table(self) -> Tensor:
-        """(B or 1, L, P), complex: the table again."""
+        """Returns the complex table (B or 1, L, P)."""
         return self.amplitude * phase(self.positions[..., None] * self.frequencies)
 
 
 @lru_cache(maxsize=KEPT)
 def take_apart(table: Tensor, known: Tensor | None = None) -> Turn | None:
-    """Positions, frequencies and amplitude of a table (B or 1, L, P).
+    """Returns positions, frequencies and amplitude of a complex table (B or 1, L, P).
 
     Args:
-        table: complex.
-        known: the frequencies where they are known, as of a table of one row; else they are found from it.
+        table: Complex table.
+        known: Frequencies, if known already, as for a table of one row. Default: found from the table.
 
     Returns:
-        None where its angles are no products of positions and frequencies, or it has too few rows.
+        The decomposition, or None if the angles are no products of positions and frequencies, or the rows are too few.
     """
     if known is None and table.shape[1] < 3:
         return None
@@ -131,6 +132,7 @@ def take_apart(table: Tensor, known: Tensor | None = None) -> Turn | None:
     rest = (turned * phase(-positions[..., None] * steps)).angle()
     if rest.numel() < LARGEST and float(rest.abs().flatten().quantile(0.9)) > FITS:
         return None
+    # The angles that remain, fitted by least squares over the positions, correct the frequencies.
     weight = (positions**2).sum()
     if float(weight) > 0:
         steps = steps + (positions[..., None] * rest).sum((0, 1)) / weight
@@ -141,9 +143,10 @@ def take_apart(table: Tensor, known: Tensor | None = None) -> Turn | None:
 
 
 def frequencies(table: Tensor) -> Tensor:
-    """Radians of the commonest step from one row to the next, of each pair, (P,); of a single row, its angles.
+    """Returns the angles of the commonest step between rows, (P,) in radians, or those of the row if there is one.
 
-    Each step is less than half a turn; those over 2, 4, 8 rows are known well enough by the last to count their turns.
+    One step is less than half a turn. Steps over 2, 4, 8, ... rows refine the angle: each estimate is precise enough to
+    count the full turns of the next.
 
     Example:
         >>> angles = torch.arange(64.0)[:, None] * torch.tensor([1.0, 0.01])
@@ -168,7 +171,7 @@ def frequencies(table: Tensor) -> Tensor:
 
 
 def _commonest(steps: Tensor) -> Tensor:
-    """(P,): the step that is nearest to most others, of those that move; 1 where none does."""
+    """Returns the step (P,) closest to most others, among the rows that move, or 1 if none does."""
     moves = (steps - 1).abs().mean(-1)
     moving = steps[moves > STANDS * float(moves.quantile(0.75) if moves.numel() < LARGEST else moves.max())]
     if not len(moving):
@@ -183,18 +186,20 @@ def _near(steps: Tensor, common: Tensor) -> Tensor:
 
 
 def law_of(frequencies: Tensor, span: float, tolerance: float = LAW) -> Law | None:
-    """The law that frequencies follow; None where they follow none, or fewer than two of them show.
+    """Returns the law of the frequencies, or None if they follow none or fewer than two of them are visible.
 
     Args:
-        frequencies: (P,), radians a position; of either sign.
-        span: positions over which they were seen: what turns little over them is known less well.
-        tolerance: relative, that a frequency may be off by.
+        frequencies: (P,), radians per position, of either sign.
+        span: Number of positions in the table. A frequency that turns little over them is known less precisely.
+        tolerance: Largest relative distance of a frequency from the law.
     """
     sizes = frequencies.abs().cpu()
     pairs, number_of = len(sizes), torch.arange(len(sizes), dtype=torch.float64)
     seen = sizes * span > UNSEEN
     if int(seen.sum()) < 2:
         return None
+    # A line through log(frequency) over c: its slope is -log(base) / P, its value at c = 0 is log(factor). Faster pairs
+    # weigh more, because their frequencies are known more precisely.
     c, logs, weight = number_of[seen], sizes[seen].log(), sizes[seen] ** 2
     mean_c, mean_log = (weight * c).sum() / weight.sum(), (weight * logs).sum() / weight.sum()
     slope = (weight * (c - mean_c) * (logs - mean_log)).sum() / (weight * (c - mean_c) ** 2).sum()
@@ -210,7 +215,7 @@ def law_of(frequencies: Tensor, span: float, tolerance: float = LAW) -> Law | No
 
 
 def _positions(turned: Tensor, steps: Tensor, least: float) -> Tensor | None:
-    """(B or 1, L): the place of each run of rows one position apart; None where `least` of the rows are in no run."""
+    """Returns positions (B or 1, L) of all rows, or None if fewer than the share `least` of the rows are in runs."""
     follows = _near(turned[:, 1:] * turned[:, :-1].conj(), phase(steps))
     begins = torch.cat([torch.ones(len(turned), 1, dtype=torch.bool), ~follows], 1).flatten()
     run, rows = begins.cumsum(0) - 1, torch.arange(len(begins))
@@ -223,15 +228,19 @@ def _positions(turned: Tensor, steps: Tensor, least: float) -> Tensor | None:
 
 
 def _places(turned: Tensor, steps: Tensor, rows: int) -> Tensor:
-    """(R,): the positions whose angles are those of each of `turned` (R, P): the nearest to 0 where several are."""
+    """Returns the position (R,) that fits the phases of each row of `turned` (R, P), and the nearest to 0 of several.
+
+    Half positions near the table are tried first, and integers up to `FAR` only for rows that none of them fits.
+    """
     best, fits = _best(turned, steps, torch.arange(-2 * rows - 64, 4 * rows + 64, dtype=torch.float64) / 2)
     lost = (fits < 1 - FITS**2).nonzero()[:, 0]
     if 0 < len(lost) <= MOST_LOST:
         far, far_fits = _best(turned[lost], steps, torch.arange(-CHUNK, FAR, dtype=torch.float64))
-        # how many of all far places fit any angles as well: two angles are met by some place among 100,000
+        # Expected number of far positions that fit random angles as well. Two angles are met by some of 100,000.
         apart = (2 * (1 - far_fits).clamp_min(0)).sqrt().clamp_min(ANGLES)
         by_chance = FAR * (apart / math.pi) ** int((steps.abs() * FAR > math.pi).sum())
         best[lost] = torch.where((far_fits > fits[lost]) & (by_chance < CHANCE), far, best[lost])
+    # Least squares on the angles that remain moves each position between the grid's points.
     for _ in range(3):
         rest = (turned * phase(-best[:, None] * steps)).angle()
         best = best + (steps * rest).sum(-1) / (steps**2).sum()
@@ -239,11 +248,11 @@ def _places(turned: Tensor, steps: Tensor, rows: int) -> Tensor:
 
 
 def _best(turned: Tensor, steps: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """The places that fit best, (R,), and how well: 1 is exactly."""
+    """Returns the positions that fit best, (R,), and the quality of the fit, where 1 is exact."""
     sizes = turned.abs().sum(-1).clamp_min(torch.finfo(torch.float64).tiny)
     best, most = torch.zeros(len(turned), dtype=torch.float64), torch.full((len(turned),), -math.inf).double()
     for some in torch.split(places, CHUNK):
-        # of places that fit alike the nearest to 0
+        # The small penalty prefers the position nearest to 0 among equal fits.
         fits = (phase(-some[:, None] * steps) @ turned.T).real / sizes - some.abs()[:, None] * 1e-9
         here, at = fits.max(0)
         best, most = torch.where(here > most, some[at], best), torch.maximum(here, most)

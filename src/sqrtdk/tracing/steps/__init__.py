@@ -1,7 +1,7 @@
-"""What can happen to the logits between the product of q and k and the softmax: one frozen class for each kind of step.
+"""The steps between the product of q and k and the softmax: one frozen class for each kind.
 
-A step is written into the formula (`write`, into an `Expression`), listed as a stage of the record (`stage`), and taken
-off the logits before the scale is read from them (`undo`, from a `Sample`).
+A step writes itself into the formula (`write`, into an `Expression`), describes itself as a stage of the record
+(`stage`), and is removed from the logits before the scale is read from them (`undo`, from a `Sample`).
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from sqrtdk.tracing.records import BLOCKS, DATA, ROWS, Factor, Stage
 from sqrtdk.tracing.steps.placed import Placed, Sample
 from sqrtdk.tracing.tape.node import Node
 
-ZERO_ONE = "zero-one mask"  # a bias of 0 and 1 where a mask has them: one that was meant to be bool
-ZERO_ONE_FACTOR = "mul by a 0/1 mask"  # an unknown step
-OWN = "a sum with a function of the logits"  # another one
-_ROUNDING = 0.05  # relative error of the unmixed logits at which their slope still stands, as it averages over hundreds
+ZERO_ONE = "zero-one mask"  # a bias of zeros and ones: `logits + mask` with a mask that was meant to be bool
+ZERO_ONE_FACTOR = "mul by a 0/1 mask"  # an unknown step: `logits * mask`
+OWN = "a sum with a function of the logits"  # an unknown step: `logits + logits.tanh()`
+_ROUNDING = 0.05  # largest relative error of unmixed logits: the slope stands, as it averages over hundreds of them
 
 
 def number(value: float) -> str:
-    """Four significant digits, no trailing zeros: 0.125, 0.08839, 1."""
+    """Returns a number with four significant digits and no trailing zeros: 0.125, 0.08839, 1."""
     return f"{value:.4g}"
 
 
 class Expression:
-    """What the steps have written so far.
+    """A formula under construction.
 
-    Masks are named last, as a reader expects them, unless a later step multiplies or caps them.
+    Masks are named last, as a reader expects, unless a later step multiplies or caps them.
 
     Example:
         >>> expression = Expression("q.k")
@@ -50,7 +50,7 @@ class Expression:
         self._unknown: list[str] = []
 
     def scale(self, factor: Factor) -> None:
-        """Multiply all that is written, the masks too."""
+        """Multiplies the whole expression, masks included."""
         self.settle(masks=True)
         if factor.source in (DATA, ROWS):
             self._symbols.append(factor.source)
@@ -66,30 +66,30 @@ class Expression:
             self._coefficient *= factor.value
 
     def add(self, term: str) -> None:
-        """Add a term."""
+        """Adds a term."""
         self.settle()
         self._inner = f"{self._written()} + {term}"
         self._coefficient, self._symbols, self._terms = 1.0, [], self._terms + 1
 
     def hide(self, mask: str) -> None:
-        """Add a mask."""
+        """Adds a mask."""
         self.settle()
         self._masks.append(mask)
 
     def wrap(self, function: str, *arguments: str) -> None:
-        """Put what is written into a function, as its first argument."""
+        """Makes the expression the first argument of a function."""
         self.settle()
         self._become(f"{function}({', '.join([self._written(), *arguments])})")
 
     def power(self, exponent: float) -> None:
-        """Raise what is written to a power."""
+        """Raises the expression to a power."""
         self.settle(masks=True)
         written = self._written()
         alone = written == self._inner and self._terms == 1 and not written.endswith("^2")
         self._become(f"{written}^{exponent:g}" if alone else f"({written})^{exponent:g}")
 
     def cap(self, cap: float | None, *, by_logits: bool = False) -> None:
-        """Put what is written, the masks too, through cap * tanh(. / cap), or through . * tanh(. / cap)."""
+        """Wraps the expression, masks included, in cap * tanh(. / cap), or in . * tanh(. / cap) if `by_logits`."""
         self.settle(masks=True)
         inner = self._written() if self._terms == 1 else f"({self._written()})"
         self._become(f"tanh({inner} / {number(cap)})" if cap not in (None, 1.0) else f"tanh({self._written()})")
@@ -101,16 +101,16 @@ class Expression:
             self._coefficient = cap
 
     def lose(self, operation: str) -> None:
-        """Note an operation that could not be followed; several in a row are written as one."""
+        """Notes an operation that could not be followed. Several in a row are written as one."""
         self._unknown.append(operation)
 
     def text(self, last: Iterable[str] = ()) -> str:
-        """The whole, with the masks and then `last` added, each once."""
+        """Returns the formula, with the masks and then `last` added, each once."""
         self.settle()
         return " + ".join([self._written(), *dict.fromkeys([*self._masks, *last])])
 
     def settle(self, *, masks: bool = False) -> None:
-        """End a run of operations that could not be followed; with `masks`, write the masks so far."""
+        """Writes pending operations that could not be followed and, with `masks`, the masks so far."""
         if self._unknown:
             self._become(f"unknown({', '.join(dict.fromkeys(self._unknown))})({self._written()})")
             self._unknown = []
@@ -130,19 +130,19 @@ class Expression:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step; a new kind overrides what it does."""
+    """One step. Each kind overrides the methods that apply to it."""
 
-    at: str | None = field(default=None, kw_only=True)  # file and line, where not those of the softmax or kernel
+    at: str | None = field(default=None, kw_only=True)  # file and line, if not those of the softmax or kernel
 
     def write(self, expression: Expression) -> None:
-        """Add the step to the formula, inside out; most that leave the softmax as it is are not written."""
+        """Adds the step to the formula. Steps are written from the product outwards."""
 
     def stage(self) -> Stage | None:
-        """The stage of the record, None where there is none."""
+        """Returns the stage for the record, or None if the step has none."""
         return None
 
     def undo(self, sample: Sample) -> Sample:
-        """The sampled logits without the step, as far as it is no factor; called from the softmax inwards."""
+        """Returns the sampled logits without the step. Called from the softmax inwards; factors are kept."""
         return sample
 
 
@@ -150,8 +150,8 @@ class Step:
 class Scale(Step):
     """The logits times a factor."""
 
-    factor: Factor  # as the record tells it
-    by: Placed | None = None  # its values, where they are no single number, and are known and needed: one a row, say
+    factor: Factor  # the factor as recorded
+    by: Placed | None = None  # values of a factor that is no single number, such as one per row, if known and needed
 
     def write(self, expression: Expression) -> None:
         expression.scale(self.factor)
@@ -167,12 +167,12 @@ class Scale(Step):
 class Bias(Step):
     """A tensor added to the logits: a position bias, or a further term of the score.
 
-    Entries that hide their key as well, a mask in the same tensor, are a `Hide` besides.
+    A tensor that is bias and mask at once is this step followed by a `Hide`.
     """
 
     name: str  # "alibi", "relative", "disentangled", `ZERO_ONE` or "bias"
-    addend: Placed | None  # None where the values are not known
-    content: int = 0  # how many products with the content of q or k it sums; it belongs to the score then
+    addend: Placed | None  # None if the values are unknown
+    content: int = 0  # number of products with q or k that it sums; if not 0, it belongs to the score
 
     def write(self, expression: Expression) -> None:
         expression.add(self.name)
@@ -186,22 +186,22 @@ class Bias(Step):
 
 @dataclass(frozen=True, slots=True)
 class Squares(Bias):
-    """|q|^2, |k|^2 or both, times `sign`: with -2 q.k they are the squared distance of q and k."""
+    """|q|^2, |k|^2 or both, times `sign`. With -2 q.k they make the squared distance |q - k|^2."""
 
     sign: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Hide(Step):
-    """A mask: keys hidden from rows by a number that was added, or written over their logits."""
+    """A mask: keys hidden from rows by adding a number to their logits, or by overwriting them."""
 
-    form: str  # "bool", "float", or "implicit" (a causal flag or a window that the operation was given)
-    fill: float | None  # the number that marks a hidden key; None where it is not known
-    visible: Placed | None = None  # True where the row sees the key; None where it is not known
-    name: str | None = None  # of its pattern ("causal", "padding", ...); None while unread, and if it hides nothing
-    beside_bias: bool = False  # the tensor that hides is a bias as well, a step of its own
-    causal: bool = False  # it is the causal flag, upper-left
-    source: Node | None = None  # the tensor that was added, where it is known to hide
+    form: str  # "bool", "float", or "implicit" (a causal flag or a window argument of the operation)
+    fill: float | None  # number that marks a hidden key; None if unknown
+    visible: Placed | None = None  # True where the row sees the key; None if unknown
+    name: str | None = None  # pattern ("causal", "padding", ...); None while unread, and if it hides nothing
+    beside_bias: bool = False  # the same tensor is also a bias, which is a separate step
+    causal: bool = False  # the causal flag of a fused call, upper-left
+    source: Node | None = None  # the added tensor, if it is known to hide keys
 
     def write(self, expression: Expression) -> None:
         if self.name is not None:
@@ -216,10 +216,10 @@ class Hide(Step):
 class Sink(Step):
     """Learned sinks, one more term in the softmax's denominator (gpt-oss, arXiv:2508.10925, section 2.2).
 
-    The sinks of Xiao et al. 2023 (arXiv:2309.17453) are tokens. The formula names them last, after the masks.
+    The sinks of Xiao et al. 2023 (arXiv:2309.17453) are tokens instead. The formula names sinks last, after the masks.
     """
 
-    column: bool = True  # they stand beside the logits, as a key would
+    column: bool = True  # `cat([logits, sinks], -1)`: they have a column of their own, like a key
 
     def stage(self) -> Stage | None:
         return Stage("logits", "sinks", "sinks") if self.column else None
@@ -227,9 +227,9 @@ class Sink(Step):
 
 @dataclass(frozen=True, slots=True)
 class Softcap(Step):
-    """cap * tanh(logits / cap) (Gemma 2, arXiv:2408.00118); `cap` is None where the number could not be read.
+    """cap * tanh(logits / cap) (Gemma 2, arXiv:2408.00118). `cap` is None if the number could not be read.
 
-    With `by_logits` it is logits * tanh(logits / cap), which caps nothing: a mistake.
+    With `by_logits` it is logits * tanh(logits / cap), a mistake that caps nothing.
     """
 
     cap: float | None = None
@@ -237,7 +237,7 @@ class Softcap(Step):
 
     @property
     def detail(self) -> str:
-        """What it is in place of a softcap: "z * tanh(z / 3)"; empty of one."""
+        """The formula used in place of a softcap, such as "z * tanh(z / 3)"; "" for a proper softcap."""
         return f"z * tanh(z / {self.cap or 1:.4g})" if self.by_logits else ""
 
     def write(self, expression: Expression) -> None:
@@ -249,12 +249,13 @@ class Softcap(Step):
     def undo(self, sample: Sample) -> Sample:
         if not self.cap or self.by_logits:
             return sample
+        # The clamp keeps atanh finite for logits that were rounded to the cap.
         return replace(sample, logits=self.cap * (sample.logits / self.cap).clamp(-1 + 1e-12, 1 - 1e-12).atanh())
 
 
 @dataclass(frozen=True, slots=True)
 class Clamp(Step):
-    """A clamp that can bite; `bounds` are lowest and largest, as text, and an empty one is none."""
+    """A clamp that can change logits. `bounds` is the text of its lower and upper bound; an empty one is missing."""
 
     bounds: str
 
@@ -267,7 +268,10 @@ class Clamp(Step):
 
 @dataclass(frozen=True, slots=True)
 class Offset(Step):
-    """A row's maximum, taken off before the softmax, which does not see it; None where the values are not known."""
+    """A row's maximum subtracted before the softmax, `logits - logits.amax(-1, keepdim=True)`, which cancels.
+
+    `addend` is None if the values are unknown.
+    """
 
     addend: Placed | None
 
@@ -275,7 +279,7 @@ class Offset(Step):
         return sample if self.addend is None else sample.without(self.addend)
 
     def varies(self, keys: int) -> bool:
-        """Whether it differs along the axis of the keys, as a maximum over the heads does: the softmax sees that."""
+        """Returns whether it differs between keys and so changes the softmax, as a maximum over the heads does."""
         if self.addend is None:
             return False
         line = self.addend.at_softmax().movedim(keys, -1)
@@ -284,7 +288,7 @@ class Offset(Step):
 
 @dataclass(frozen=True, slots=True)
 class Power(Step):
-    """A power of a distance: |q - k| squared, or the root of |q - k|^2."""
+    """A power of a distance: |q - k| squared, or the square root of |q - k|^2."""
 
     exponent: float
 
@@ -297,13 +301,13 @@ class Power(Step):
 
 @dataclass(frozen=True, slots=True)
 class Beside(Step):
-    """Logits of several products of the same scale, side by side before one softmax."""
+    """Logits of several products with the same scale, side by side: `cat([q @ k1.mT, q @ k2.mT], -1).softmax(-1)`."""
 
     products: int
 
     @property
     def text(self) -> str:
-        """What a reader is told."""
+        """The description for a reader."""
         return f"logits of {self.products} products side by side"
 
     def stage(self) -> Stage:
@@ -312,7 +316,7 @@ class Beside(Step):
 
 @dataclass(frozen=True, slots=True)
 class Blocks(Step):
-    """Blocks of keys, each with a product of its own, under one softmax."""
+    """Blocks of keys with separate products, under one softmax."""
 
     count: int
 
@@ -327,23 +331,26 @@ class Mix(Step):
     Head g of the mixed logits is the sum over h of matrix[g, h] times head h.
     """
 
-    matrix: Tensor | None = None  # (H mixed, H), float64; None where its values are not known
+    matrix: Tensor | None = None  # (H mixed, H), float64; None if its values are unknown
 
     def write(self, expression: Expression) -> None:
-        expression.settle(masks=True)  # what was hidden before is mixed as well
+        expression.settle(masks=True)  # masks that were applied before are mixed as well
         expression.wrap("mix")
 
     def stage(self) -> Stage:
         return Stage("logits", "mix", "over the heads")
 
     def undo(self, sample: Sample) -> Sample:
-        """Heads are the second axis of the sample; a number that was added to a whole head stays one."""
+        """Returns the sample, (B, H, M), multiplied by the inverse matrix along the heads.
+
+        A number that was added to a whole head remains a number per head.
+        """
         if self.matrix is None:
             return sample
         return replace(sample, logits=torch.einsum("hg,bgm->bhm", torch.linalg.inv(self.matrix), sample.logits))
 
     def fixed(self, heads: int, eps: float) -> str | None:
-        """Why it can't be undone in logits of `heads` heads that were rounded to `eps`; None where it can."""
+        """Returns why mixing can't be undone in logits of `heads` heads and relative rounding `eps`, or None."""
         if self.matrix is None:
             return "the matrix that mixes the heads is not known"
         if self.matrix.shape != (heads, heads):
@@ -355,7 +362,7 @@ class Mix(Step):
 
 @dataclass(frozen=True, slots=True)
 class Unknown(Step):
-    """An operation that could not be followed, by its name."""
+    """An operation that could not be followed, with its name."""
 
     name: str
 
@@ -367,7 +374,7 @@ class Unknown(Step):
 
 
 def scaled_by(steps: Sequence[Step], position: int) -> float | None:
-    """Product of the later factors, which multiply what the step at `position` added; None where it is 1."""
+    """Returns the product of the factors after `position`, which also multiply what that step added; None if 1."""
     factors = (step.factor.value for step in steps[position + 1 :] if isinstance(step, Scale))
     product = math.prod(value for value in factors if value is not None)
     return None if product == 1 else float(product)

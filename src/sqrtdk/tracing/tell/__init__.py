@@ -1,1 +1,1 @@
-"""Telling: what a reading means, in the words and numbers of a record."""
+"""Turns readings into the words and numbers of records."""

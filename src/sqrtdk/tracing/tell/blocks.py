@@ -1,7 +1,7 @@
-"""Attention in blocks of keys: the scale of each, what they come to together, and one record of many.
+"""Attention in blocks of keys: the scale of each block, the scale of all, and one record for several calls.
 
-Blocks are products before one softmax (`tell_blocks`), or attentions of their own, each with a softmax, whose results
-were weighed by their sums of exponentials (`merge`).
+Blocks are either separate products under one softmax (`tell_blocks`), or separate attentions, each with a softmax,
+whose outputs were weighted by their sums of exponentials (`merge`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from sqrtdk.tracing.tensors import CallRows
 
 _NO_STATS = "every block of keys had a softmax of its own; that of the whole was never computed"
 _MASKS = ("causal_lower_right", "causal", "window", "padding", "mask")
+# "softmax(0.125 * rope(q).rope(k))": the group is the formula without its number.
 _SCALED = re.compile(r"softmax\((?:[\d.e+-]+ \* )?((?:\w+\()*q\)*\..*)\)")
 
 
 def tell_blocks(reading: Reading, width: int, *, measure_slope: bool) -> tuple[KeyBlock, ...]:
-    """The scale of each block of keys, by both readings; rows computed apart count as one.
+    """Returns the scale of each block of keys, read in both ways. Blocks of rows are merged.
 
     Args:
-        reading: the attention.
+        reading: The attention.
         width: E of the query, without padding.
-        measure_slope: read the scale from the numbers as well.
+        measure_slope: Read the scale from the logits as well.
     """
     keys: dict[tuple[int, int], list[Cell]] = {}
     for cell in reading.blocks:
@@ -40,8 +41,8 @@ def tell_blocks(reading: Reading, width: int, *, measure_slope: bool) -> tuple[K
     blocks = []
     for (first, last), cells in sorted(keys.items()):
         scales: list[Scale] = []
-        # The numbers of one block of rows are enough. A causal mask hides least from the last rows; a rotation is the
-        # same for the rows and the keys of one place.
+        # One block of rows is enough to measure the slope. Blocks near the diagonal come first, because there rows and
+        # keys are rotated alike; then the last rows, from which a causal mask hides the fewest keys.
         for cell in sorted(cells, key=lambda cell: (abs(cell.reading.offset or 0), -cell.row)):
             wanted = measure_slope and all(scale.numeric is None for scale in scales)
             scales.append(tell_scale(cell.reading, cell.reading.steps, width, measure=wanted))
@@ -50,7 +51,7 @@ def tell_blocks(reading: Reading, width: int, *, measure_slope: bool) -> tuple[K
 
 
 def of_blocks(blocks: Sequence[KeyBlock]) -> Scale:
-    """The scale of a call from those of its blocks; none where they are unlike."""
+    """Returns the scale of a call from the scales of its blocks, without a value if they differ."""
     scales = [block.scale for block in blocks]
     if any(scale.effective is None or scale.agree is False for scale in scales) or _alike(scales):
         return _together(scales)
@@ -59,7 +60,7 @@ def of_blocks(blocks: Sequence[KeyBlock]) -> Scale:
 
 
 def _text(blocks: Sequence[KeyBlock]) -> str:
-    """The blocks with their scales, neighbours of one scale as one: "keys 0 to 3 are scaled by 1, key 4 by 2"."""
+    """Returns the scales as text, with equal neighbours joined: "keys 0 to 3 are scaled by 1, key 4 by 2"."""
     runs: list[KeyBlock] = []
     for block in blocks:
         if runs and runs[-1].last + 1 == block.first and _alike([runs[-1].scale, block.scale]):
@@ -75,7 +76,10 @@ def _text(blocks: Sequence[KeyBlock]) -> str:
 
 
 def _together(scales: Sequence[Scale]) -> Scale:
-    """One scale of parts that should have the same: that of the first that says least, agreeing where all do."""
+    """Returns one scale for blocks that should have the same one.
+
+    A block whose scale is unknown, or whose readings disagree, decides the result.
+    """
     if len(scales) == 1:
         return scales[0]
     for scale in scales:
@@ -101,7 +105,7 @@ def _alike(scales: Sequence[Scale]) -> bool:
 
 
 def merge(calls: Sequence[AttentionCall]) -> AttentionCall | None:
-    """The attention that blocks of keys are together, in the order of running; None if they do not go together."""
+    """Returns one record for attentions to consecutive blocks of keys, or None if they do not belong together."""
     first = calls[0]
     if any(_sizes(call) != _sizes(first) or call.blocks for call in calls):
         return None
@@ -128,13 +132,13 @@ def merge(calls: Sequence[AttentionCall]) -> AttentionCall | None:
 
 
 def merge_rows(blocks: Sequence[CallRows | None]) -> CallRows | None:
-    """The statistics of rows whose keys were met in blocks; None if those of a block are not known."""
+    """Returns row statistics merged over blocks of keys, or None if those of a block are missing."""
     known = [block for block in blocks if block is not None]
     if len(known) < len(blocks) or len({(block.of, block.rows.n.shape) for block in known}) > 1:
         return None
     keys = [block.key_nonfinite for block in known if block.key_nonfinite is not None]
     return replace(
-        known[0],  # every block has met the same q
+        known[0],  # all blocks share the same q
         rows=RowStats(*(torch.stack([getattr(block.rows, name) for block in known]) for name in FIELDS)).merged(0),
         max_product=_largest([block.max_product for block in known]),
         key_nonfinite=torch.stack(keys).sum() if len(keys) == len(known) else None,
@@ -155,11 +159,12 @@ def _sizes(call: AttentionCall) -> tuple[object, ...]:
 
 
 def _mask(calls: Sequence[AttentionCall], starts: Sequence[int]) -> Mask | None:
-    """What hides keys in any of the blocks, with what is known of how far the rows see over all of them."""
+    """Returns the mask of all blocks together, with the distances that rows see over all keys."""
     masks = [call.mask for call in calls if call.mask is not None]
     if not masks:
         return None
-    least: list[int | None] = []  # and greatest: i - j of each block's visible keys, j counted over all blocks
+    # Least and greatest i - j of each block's visible keys. j counts over all blocks, so a block's start is subtracted.
+    least: list[int | None] = []
     greatest: list[int | None] = []
     for call, start in zip(calls, starts, strict=True):
         whole = Mask("", "", least=1 - call.key_len, greatest=call.query_len - 1)  # every row sees every key
@@ -178,12 +183,12 @@ def _mask(calls: Sequence[AttentionCall], starts: Sequence[int]) -> Mask | None:
 
 
 def _extreme(choose: Callable[[list[Any]], Any], values: Sequence[Any]) -> Any:
-    """The least or the greatest; None if one of the values is not known."""
+    """Returns the chosen extreme, or None if one of the values is unknown."""
     return None if None in values else choose(list(values))
 
 
 def _formula(call: AttentionCall) -> str:
-    """That of the first block, with the masks of all as one."""
+    """Returns the formula of the first block, with the masks of all blocks as one."""
     text = call.formula
     for name in _MASKS:
         text = text.replace(f" + {name}", "")

@@ -1,4 +1,4 @@
-"""From a reading to a frozen record: the formula, the scale, the masks and the statistics."""
+"""Turns a reading into a frozen record with formula, scale, masks and statistics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PROGRAMS = (torch.fx.GraphModule, torch.jit.ScriptModule)
 
 
 class MostRows(NamedTuple):
-    """How many rows of a sequence are measured, evenly spread; None: all."""
+    """The largest number of rows of a sequence to measure, evenly spaced. None means all."""
 
     most: int | None
 
@@ -40,28 +40,27 @@ def finish(
     tokens: TokensOf | None = None,
     rows: MostRows | None = None,
 ) -> tuple[AttentionCall, CallRows | None]:
-    """Put a reading into a frozen record; its number at its site is known when the trace ends.
+    """Returns the record of a reading. Its `index` is set when the trace ends.
 
     Args:
-        reading: what a reader made of the attention.
-        module_class: of the module there.
-        measure_stats: measure the statistics.
-        measure_slope: read the scale from the numbers as well.
-        tokens: which rows and keys are no padding, where that is known.
-        rows: measure those of a sequence one by one, in place of the statistics, of what the mask hides, and of the
-            size of the output.
+        reading: The attention.
+        module_class: Class name of the module at its site.
+        measure_stats: Measure the statistics.
+        measure_slope: Read the scale from the logits as well.
+        tokens: Tells which rows and keys are no padding, if that is known.
+        rows: Measure single rows instead of the statistics, the counts of the mask and the size of the output.
 
     Returns:
-        The record, and the statistics of its rows, where these were asked for and could be measured.
+        The record, and the statistics of its rows if they were requested and could be measured.
     """
     sight = look(reading, counts=rows is None)
-    softmax_at = product_at = places.text(reading.place)  # of a kernel, that of its call twice
+    softmax_at = product_at = places.text(reading.place)  # a kernel has one place for both
     if reading.operands is None:
         product_at = None
     elif isinstance(reading.operands, Logits):
         product_at = places.text(reading.operands.product.place)
     if reading.without_data and sight.mask is not None:
-        # what the logits hide already can't be told from what the weights lose
+        # Without data, a mask on the weights can't be told from the one that the logits already have.
         reading = replace(reading, carried=replace(reading.carried, remasked=False))
     steps = tuple(replace(step, at=step.at or softmax_at) for step in sight.steps)
     layout, query, key = reading.layout, reading.query, reading.key
@@ -135,10 +134,12 @@ def _score(reading: Reading, content: Sequence[Bias]) -> str:
         return "distance"
     if content:
         return content[0].name
+    # F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT is the cosine of q and k.
     return "cosine" if reading.query.norm == reading.key.norm == "l2" else "dot"
 
 
 def _kv_heads(reading: Reading) -> int:
+    # k.repeat_interleave(4, dim=1) makes the keys grow by 4: the model has a quarter as many key heads.
     heads = reading.kv_heads or reading.layout.heads
     growth = reading.key.growth
     return heads // growth if heads % growth == 0 else heads
@@ -155,7 +156,7 @@ def _same_source(query: Side, key: Side) -> bool | None:
 
 
 def _shared(reading: Reading, width: int) -> bool:
-    """Whether q and k are the whole of one projection each: a fused one holds the other beside."""
+    """Returns whether q and k are the same projection, not two parts of a fused one, which would be larger."""
     root, layout = reading.query.root, reading.layout
     if root is None or root is not reading.key.root:
         return False
@@ -179,33 +180,34 @@ def _stages(reading: Reading, steps: Sequence[Step], product_at: str | None) -> 
 
 
 def _root_mean_square(output: Tensor | None) -> float | None:
-    """Size of the weights . v product; None without data."""
+    """Returns the root mean square of the output, or None without data."""
     if output is None or output.is_meta or not output.numel() or output.is_nested:
         return None
     return float(output.detach().to(torch.float32).square().mean().sqrt())
 
 
 def site_in_program(reading: Reading, modules: Mapping[str, nn.Module]) -> str:
-    """The module that holds the projections of q and k, where a program ran; else the site that was seen.
+    """Returns the path of the module that holds the projections of q and k if a program ran, else the recorded site.
 
-    The modules of a program (an exported or symbolically traced graph, TorchScript) are not called: it is one call, and
-    the weights that project its q and k tell where in the model an attention stood.
+    A program (an exported or symbolically traced graph, TorchScript) does not call its modules. The names of the
+    weights that project q and k show where in the model an attention belongs.
 
     Args:
-        reading: the attention.
-        modules: of the model, by path.
+        reading: The attention.
+        modules: Modules of the model, by path.
     """
     if not isinstance(modules.get(reading.site), _PROGRAMS):
         return reading.site
     pairs = zip(_holder(reading.query), _holder(reading.key), strict=False)
     shared = [left for left, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
     inside = reading.site.split(".") if reading.site else []
+    # layers.0.attn.q and layers.0.attn.k share layers.0.attn; a path that is no module is shortened.
     while shared and ".".join(shared) not in modules:
         shared.pop()
     return ".".join(shared) if shared[: len(inside)] == inside else reading.site
 
 
 def _holder(side: Side) -> list[str]:
-    """The path of the module around the projection: of `layers.0.attn.q.weight`, and of `layers.0.attn.in_proj`."""
+    """Returns the path around a projection: layers.0.attn for `layers.0.attn.q.weight` and `layers.0.attn.in_proj`."""
     path = side.root.label.split(".") if side.root is not None else [""]
     return path[:-2] if path[-1] == "weight" else path[:-1]

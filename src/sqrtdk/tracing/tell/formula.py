@@ -1,7 +1,7 @@
-"""Writing the formula that reached the softmax the way a person would: `softmax(0.125 * rope(q).rope(k) + causal)`.
+"""Writes the formula of an attention as a person would: `softmax(0.125 * rope(q).rope(k) + causal)`.
 
-Also of an attention that could not be followed to its end, up to the point where it was lost, and of one that has no
-softmax: linear, sigmoid, ReLU.
+It also covers attentions that could not be followed to their end, up to the point where they were lost, and attentions
+without a softmax: linear, sigmoid, ReLU.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _WRITTEN = ("norm", "rope", "xpos", "decay", "permuted")
 
 
 def write(reading: Reading, steps: Iterable[Step]) -> str:
-    """The whole formula.
+    """Returns the whole formula.
 
     Args:
-        reading: the score, and the factors on q and k.
-        steps: from the product outwards, the masks with their names.
+        reading: Supplies the score and the factors on q and k.
+        steps: Steps from the product outwards, with named masks.
     """
     softmax = f"softmax({_logits(reading, steps)})"
     return f"mask * {softmax}" if reading.carried.remasked else softmax
 
 
 def _logits(reading: Reading, steps: Iterable[Step]) -> str:
-    """What enters the softmax."""
+    """Returns the formula of the logits."""
     if reading.distance is None:
         scored = f"{reading.score}(q, k)" if reading.score else _product(reading.query, reading.key)
         expression = _scaled(scored, (*reading.query.factors, *reading.key.factors))
@@ -56,12 +56,12 @@ def _logits(reading: Reading, steps: Iterable[Step]) -> str:
 
 
 def _product(query: Side, key: Side) -> str:
-    """`q.k`, `rope(q).rope(k)`."""
+    """Returns the product, such as `q.k` or `rope(q).rope(k)`."""
     return f"{_side(query, 'q')}.{_side(key, 'k')}"
 
 
 def _operand(side: Side, name: str) -> str:
-    """`0.125 * rope(q)`: one operand of an operation, its factors included."""
+    """Returns one operand with its factors, such as `0.125 * rope(q)`."""
     return _scaled(_side(side, name), side.factors).text()
 
 
@@ -73,7 +73,7 @@ def _scaled(text: str, factors: Iterable[Factor]) -> Expression:
 
 
 def _side(side: Side, letter: str) -> str:
-    """`q`, `rms(q)`, `rope(q)`, `rope(l2(q))`, with unknown operations named."""
+    """Returns one operand without factors: `q`, `rms(q)`, `rope(l2(q))`, `unknown(sort)(q)`."""
     text = letter
     names = [stage.detail if stage.name == "norm" else stage.name for stage in side.stages if stage.name in _WRITTEN]
     for name in dict.fromkeys(names):
@@ -84,7 +84,7 @@ def _side(side: Side, letter: str) -> str:
 
 
 def unknown_of(reading: Reading) -> tuple[str, ...]:
-    """Operations that could not be followed, each once."""
+    """Returns the operations that could not be followed, each once."""
     on_logits = [step.name for step in reading.steps if isinstance(step, Unknown)]
     on_weights = [f"{name} on the weights" for name in reading.carried.changes]
     return tuple(dict.fromkeys([*reading.query.unknown, *reading.key.unknown, *on_logits, *on_weights]))
@@ -94,10 +94,10 @@ def unknown_of(reading: Reading) -> tuple[str, ...]:
 
 
 def tell_lost(seen: Lost) -> str | None:
-    """The formula of what was seen; None if there is no score of q and k in it.
+    """Returns the formula up to the point of loss, or None if it contains no score of q and k.
 
-    `softmax(0.125 * q.k)` of a softmax, `0.125 * q.k + causal` of logits that met values as they are,
-    `attend(0.125 * q, rope(k), v)` of an operation whose computation is not seen.
+    The result is `softmax(0.125 * q.k)` for a softmax, `0.125 * q.k + causal` for logits that were multiplied by the
+    values without one, and `attend(0.125 * q, rope(k), v)` for an opaque operation.
     """
     with unasked():
         if isinstance(seen, Operands):
@@ -110,7 +110,7 @@ def tell_lost(seen: Lost) -> str | None:
             logits = Weighing(seen.node, x, x, -1, "", entry, flex=False, stored=x.dtype)
         try:
             reading = read_eager(logits, logits.weights, logits.weights, heads_hint=None)
-        except Exception:  # a reading that fails is one of the ways to be lost
+        except Exception:  # a reading may fail for the same reason for which the attention was lost
             return _by_names(seen.node)
         if isinstance(reading, str) or (reading.operands is None and reading.score != "additive"):
             return None
@@ -118,7 +118,7 @@ def tell_lost(seen: Lost) -> str | None:
 
 
 def _by_names(node: Node) -> str | None:
-    """The operations between the product and the softmax by their names alone."""
+    """Returns a formula that only names the operations between the product and the softmax."""
     names: list[str] = []
     while node.product is None:
         main = node.main() if node.products else None
@@ -134,7 +134,7 @@ def _by_names(node: Node) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Curve(Step):
-    """A curve in the place of the softmax."""
+    """A function applied to the logits in place of the softmax: `sigmoid(q @ k.mT) @ v`."""
 
     name: str
 
@@ -143,6 +143,7 @@ class _Curve(Step):
 
 
 _CURVES = ("sigmoid", "relu", "erf", "gelu", "silu", "softplus")
+# With z = scale * q @ k.mT: sigmoid(z) @ v, relu(z) @ v, relu(z)**2 @ v, (1 + erf(z)) / 2 @ v and z @ v.
 _NAMES = {
     ("sigmoid",): "sigmoid attention",
     ("relu",): "ReLU attention",
@@ -153,7 +154,7 @@ _NAMES = {
 
 
 def without_softmax(seen: Unweighted) -> tuple[str, str | None]:
-    """What an attention is whose weights, made without a softmax, met values, and their formula, where it has one."""
+    """Returns the kind of an attention without softmax, and the formula of its weights if it has one."""
     with unasked():
         way = chain.read_chain(seen.node, _READERS)
         curves = tuple(step.name for step in way.steps if isinstance(step, _Curve))
@@ -171,7 +172,7 @@ def without_softmax(seen: Unweighted) -> tuple[str, str | None]:
                 step = replace(step, name=pattern(visible if seen.keys == -1 else visible.mT))
             step.write(expression)
         return f"{name}: {WITHOUT_SOFTMAX}", expression.text()
-    # which of q, k and v met first can't be told: the scale alone is
+    # (q @ k.mT) @ v equals q @ (k.mT @ v), so which of q, k and v met first is unknown: only the scale is reported.
     if not all(isinstance(step, (Scale, Hide)) for step in way.steps):
         return WITHOUT_SOFTMAX, None
     factors += [step.factor for step in way.steps if isinstance(step, Scale)]
@@ -189,7 +190,7 @@ def _raised(link: chain.Link) -> tuple[Step, ...]:
 
 
 def _multiplied(link: chain.Link) -> tuple[Step, ...]:
-    """A square written as z * z, the division by a row's sum; else what it is among logits."""
+    """Reads `z * z` as a square and ignores `z / z.sum(-1, keepdim=True)`; else reads the operation as on logits."""
     node = link.node
     other = node.args[1 if node.args[0] is link.main else 0]
     if node.op == "mul" and other is link.main:

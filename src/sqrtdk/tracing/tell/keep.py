@@ -1,4 +1,4 @@
-"""The tensors of an attention that was read, in one layout: what it takes to compute it again."""
+"""Collects the tensors of an attention in one layout, with all that is needed to compute it again."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from sqrtdk.tracing.tell.terms import lse_of, proven, terms_of
 from sqrtdk.tracing.tell.vectors import own, sharing, vector
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector, some_tokens
 
-_EVEN = 0.02  # a factor on rounded weights that is the same for all
-_ROUNDED = 2.0**-20  # a factor of float32 this near to 1 is 1
+_EVEN = 0.02  # relative tolerance for dropout's common factor 1 / (1 - rate) on rounded weights
+_ROUNDED = 2.0**-20  # distance from 1 that is rounding for a float32 factor
 _HALF = (torch.bfloat16, torch.float16)
-_ENOUGH = 32  # numbers, none of them 0 or 1, that would not all be those of a lesser dtype by chance
-_LOOKED_AT = 4096
+_ENOUGH = 32  # numbers other than 0 and 1 that would not all fit into half precision by chance
+_LOOKED_AT = 4096  # largest sample of numbers
 NATIVE = "one native operation computed it as a whole; torch.backends.mha.set_fastpath_enabled(False) shows its steps"
 ENLARGED = "its q was enlarged"
 BLOCKS_OF_KEYS = "it was computed in blocks of keys"
@@ -31,7 +31,7 @@ _DOUBT = "computed again, its tensors don't give its output"
 
 
 def without(call: AttentionCall, reason: str) -> CallTensors:
-    """No tensors of a call, and why."""
+    """Returns an empty result for a call, with the reason in `missing`."""
     nothing = Vector(torch.zeros(0))
     return CallTensors(
         call.site, call.index, nothing, nothing, nothing, nothing.values, None, missing=reason, call=call
@@ -39,11 +39,11 @@ def without(call: AttentionCall, reason: str) -> CallTensors:
 
 
 def keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTensors:
-    """The tensors of a reading; `missing` says what can't be laid out or is not known."""
+    """Returns the tensors of a reading, with a reason in `missing` if it can't be computed again from them."""
     try:
         kept = _keep(reading, used, call)
         return kept if kept.missing is not None or proven(kept) else without(call, _DOUBT)
-    except Exception as error:  # an unforeseen layout must not stop the model
+    except Exception as error:  # a trace must not stop the model, whatever the layout
         return without(call, f"its tensors could not be laid out: {kind_and_text(error)}")
 
 
@@ -61,7 +61,7 @@ def _keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTenso
     query, key, value = sharing([vector(place) for place in places])
     logits = reading.operands if isinstance(reading.operands, Logits) else None
     if reading.kind == "sdpa" and logits is not None:
-        # torch's own decomposition multiplies q and k by a root of the scale each: `terms` have the whole of it
+        # torch's math kernel computes (q * sqrt(scale)) @ (k * sqrt(scale)).mT, and `terms` contain the whole scale.
         root = math.sqrt(abs(next((s.factor.value or 1.0 for s in sight.steps if isinstance(s, Scale)), 1.0)))
         query, key = _unscaled(query, root), _unscaled(key, root)
     missing, terms = _changed(reading), None
@@ -97,7 +97,10 @@ def _keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTenso
 
 
 def _dropped(reading: Reading, used: Used) -> float | None:
-    """The rate at which weights were set to 0 before they met v, the others being enlarged; None if it is not so."""
+    """Returns the rate of a dropout on the weights, w * mask / (1 - rate), or None if they were changed otherwise.
+
+    It is read from values: some weights became 0, and all others grew by one factor.
+    """
     carried = reading.carried
     if not (carried.changes or carried.remasked or carried.thinned) or used.weights is None:
         return None
@@ -122,7 +125,7 @@ def _unscaled(vector: Vector, root: float) -> Vector:
 
 
 def _changed(reading: Reading) -> str | None:
-    """What the weights went through between the softmax and v, where that can't be computed again."""
+    """Returns a reason if the weights were changed after the softmax in a way that can't be computed again."""
     carried = reading.carried
     names = [*carried.changes, *(stage.detail or stage.name for stage in carried.stages)]
     if names or carried.remasked or carried.thinned or carried.combined:
@@ -131,7 +134,7 @@ def _changed(reading: Reading) -> str | None:
 
 
 def _fault(reading: Reading) -> str | None:
-    """Why it can't be computed again."""
+    """Returns the reason why the attention can't be computed again, or None."""
     if reading.without_data:
         return NO_DATA
     if reading.fault is not None:
@@ -141,20 +144,21 @@ def _fault(reading: Reading) -> str | None:
     if reading.axis != "positions":
         return f"its keys are {reading.axis}"
     if reading.kind == "native":
-        return NATIVE  # its output is that of the output projection
+        return NATIVE  # the fast path returns the result of the output projection
     if not isinstance(reading.operands, (Logits, Vectors)) or reading.output is None:
         return NO_OPERANDS
     return BLOCKS_OF_KEYS if reading.blocks else None
 
 
 def _held_in(numbers: Tensor, dtype: str) -> str:
-    """The name of the least dtype that numbers were held in on their way: `dtype`, or a half one where all are of it.
+    """Returns the name of `dtype`, or of a half-precision dtype if all numbers fit into it and so were rounded to it.
 
     Example:
         >>> x = torch.linspace(0.1, 0.9, 64)
         >>> _held_in(x, "float32"), _held_in(x.half().float(), "float32")
         ('float32', 'float16')
     """
+    # logits.half().float() is a float32 tensor of float16 numbers.
     if getattr(torch, dtype) in _HALF or not numbers.is_floating_point():
         return dtype
     some = numbers.detach().flatten()
@@ -171,7 +175,7 @@ def _held_in(numbers: Tensor, dtype: str) -> str:
 
 
 def projections_of(kept: CallTensors) -> tuple[Projection | None, Projection | None]:
-    """Where q and k come from: names of weights and numbers of features, and no tensor of the run."""
+    """Returns the projections of q and k with names and feature indices, but without inputs, weights and biases."""
     query, key = (
         None if one is None else replace(one, input=torch.zeros(0), weight=None, bias=None)
         for one in (kept.query.projection, kept.key.projection)
@@ -180,9 +184,9 @@ def projections_of(kept: CallTensors) -> tuple[Projection | None, Projection | N
 
 
 def sketch_of(kept: CallTensors) -> CallTensors:
-    """The call with some of its tokens, one row of each head's weights, and no outputs, masks or biases.
+    """Returns the call with a few tokens, one row of each head's weight, and no output, masks or biases.
 
-    What tells where q and k come from: little enough to keep while a model trains.
+    It shows where q and k come from, and is small enough to keep while a model trains.
     """
     return replace(
         kept,
@@ -201,7 +205,7 @@ def _without_tensor(term: Term) -> Term:
 
 
 def _sketched(vector: Vector) -> Vector:
-    if vector.values.dim() != 4:  # of a call whose tensors are not known
+    if vector.values.dim() != 4:  # the empty vector of a call whose tensors are missing
         return vector
     projection = vector.projection
     if projection is not None:
@@ -210,7 +214,7 @@ def _sketched(vector: Vector) -> Vector:
         projection = replace(projection, input=entering, weight=weight)
     return replace(
         vector,
-        values=some_tokens(vector.values).clone(),  # no view that would hold all of them
+        values=some_tokens(vector.values).clone(),  # a view would keep the whole tensor alive
         factor=1.0,
         projected=None if vector.projected is None else some_tokens(vector.projected).clone(),
         steps=tuple(s if s.values is None else replace(s, values=some_tokens(s.values).clone()) for s in vector.steps),

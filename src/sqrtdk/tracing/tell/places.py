@@ -1,4 +1,4 @@
-"""Where q, k and v of an attention are, how they are brought to (B, H, L, E), and its output with them."""
+"""Finds q, k and v of an attention, and arranges them as (B, H, L, E) and the output as (B, Hq, L, Ev)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ NO_OPERANDS = "its operands are not known"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Used:
-    """What met in an attention, beside what its reading has.
+    """The operands of weights . v, which a reading does not contain.
 
     Attributes:
-        value: v, as it met the weights.
-        node: its node.
-        weights: as they met it; None of a kernel.
-        kernel: the call, of a kernel whose arguments have the names of SDPA's.
+        value: v in the product with the weights.
+        node: Node of v.
+        weights: The weights in that product; None for a kernel.
+        kernel: The call, for a kernel whose arguments have SDPA's names.
     """
 
     value: Tensor
@@ -36,14 +36,14 @@ class Used:
 
 
 def of_kernel(call: KernelCall) -> Used | None:
-    """What met in a kernel whose arguments have the names of SDPA's; None of any other."""
+    """Returns the operands of a kernel whose arguments have SDPA's names, or None for any other kernel."""
     if not {"query", "key", "value"} <= call.nodes.keys():
         return None
     return Used(call.arguments["value"], call.nodes["value"], kernel=call)
 
 
 def places_of(reading: Reading, used: Used) -> tuple[Place, Place, Place] | str:
-    """Of q, k and v; a string says why it is not known."""
+    """Returns the places of q, k and v, or the reason why they are unknown."""
     if not isinstance(reading.operands, Vectors):
         assert isinstance(reading.operands, Logits)
         return _of_logits(reading, reading.operands, used)
@@ -53,7 +53,7 @@ def places_of(reading: Reading, used: Used) -> tuple[Place, Place, Place] | str:
     if reading.operands.exists is not None or reading.operands.keys is not None:
         return "its sequences lie end to end"
     given = used.kernel.arguments["query"]
-    plain = given.shape == query.shape and given.stride() == query.stride()  # or its axes are in another order
+    plain = given.shape == query.shape and given.stride() == query.stride()  # else its axes are in another order
     fits = query.shape[-2] == layout.rows and math.prod(query.shape[:-2]) == layout.batch * layout.heads
     if not plain or not fits or used.value.shape[:-1] != key.shape[:-1]:
         return "the layout of its operands is not known"
@@ -76,8 +76,9 @@ def _of_logits(reading: Reading, logits: Logits, used: Used) -> tuple[Place, Pla
     n, row, column = (logits.arrange(at) for at in coordinates(product, logits.views, reading.device))
     if n.shape != (layout.batch, layout.heads, layout.rows, layout.columns):
         return "the product does not hold all of the logits"
-    if axes.swapped:
+    if axes.swapped:  # k @ q.mT: the rows of the product are keys
         row, column = column, row
+    # In (B, H, L, S) the operand's row may depend on (B, H, L) only, and its column on (B, H, S) only.
     if bool((row != row[..., :1]).any()) or bool((column != column[..., :1, :]).any()) or bool((n != n[..., :1]).any()):
         return "its queries have keys of their own"
     values = _values(reading, logits, used)
@@ -91,7 +92,7 @@ def _of_logits(reading: Reading, logits: Logits, used: Used) -> tuple[Place, Pla
 
 
 def _indexed(entries: Tensor, at: Tensor, *, transposed: bool) -> Callable[[Tensor], Tensor]:
-    """Picks the rows of an operand of the product."""
+    """Returns a function that gathers the rows of a product's operand into (B, H, L or S, E)."""
 
     def place(tensor: Tensor) -> Tensor:
         tensor = tensor.mT if transposed else tensor
@@ -101,7 +102,7 @@ def _indexed(entries: Tensor, at: Tensor, *, transposed: bool) -> Callable[[Tens
 
 
 def _values(reading: Reading, logits: Logits, used: Used) -> Place | str:
-    """Where v is, by the layout of the output."""
+    """Returns the place of v, found from the layout of the output, or the reason why it is unknown."""
     layout, output, wide = reading.layout, reading.output, used.value
     assert output is not None
     matrices = layout.batch * layout.heads
@@ -112,7 +113,7 @@ def _values(reading: Reading, logits: Logits, used: Used) -> Place | str:
     if math.prod(output.shape[:-2]) == matrices:
         whole = (*output.shape[:-2], *wide.shape[-2:])
         return Place(used.node, wide, lambda tensor: _by_head(logits, tensor.expand(whole)))
-    shared = math.prod(wide.shape[:-2]) // layout.batch  # heads of v, each for a group of queries along the rows
+    shared = math.prod(wide.shape[:-2]) // layout.batch  # heads of v; each serves a group of query heads
     if layout.inner != 1 or not shared or layout.heads % shared:
         return "the layout of its values is not known"
     each = torch.arange(shared).repeat_interleave(layout.heads // shared)
@@ -121,7 +122,7 @@ def _values(reading: Reading, logits: Logits, used: Used) -> Place | str:
 
 
 def rows_of(reading: Reading, used: Used, output: Tensor) -> Tensor:
-    """(B, Hq, L, Ev) of the output."""
+    """Returns the output as (B, Hq, L, Ev)."""
     layout = reading.layout
     groups = math.prod(output.shape[:-2]) // layout.batch
     if isinstance(reading.operands, Logits) and math.prod(output.shape[:-2]) == layout.batch * layout.heads:
@@ -134,7 +135,7 @@ def rows_of(reading: Reading, used: Used, output: Tensor) -> Tensor:
 
 
 def _by_head(logits: Logits, tensor: Tensor) -> Tensor:
-    """(B, H, ...) of v or the output, whose leading axes are those of the softmax, in its order."""
+    """Returns v or the output as (B, H, ...), from leading axes that are those of the softmax in its order."""
     axes, shape = logits.axes, list(logits.values.shape)
     keys = axes.keys % len(shape)
     rest = [axis for axis in range(len(shape)) if axis != keys]
@@ -145,13 +146,13 @@ def _by_head(logits: Logits, tensor: Tensor) -> Tensor:
 
 
 def _grouped(tensor: Tensor, heads: int, order: tuple[bool, bool]) -> Tensor:
-    """(B, heads, L, ...) of (B, groups, heads of the group and rows, ...).
+    """Returns (B, groups, heads of a group * rows, ...) rearranged to (B, heads, L, ...).
 
     Args:
-        tensor: the weights that met v, or the output.
-        heads: how many.
-        order: whether in each row the heads of a group lie side by side, as in an einsum whose output begins with rows;
-            whether the logits have the number in the group first, where the output has the group first.
+        tensor: The weights in the product with v, or the output.
+        heads: Number of query heads.
+        order: Two flags. The first: each row's heads of a group lie side by side, as in an einsum whose output begins
+            with rows. The second: the logits have the index in the group before the group, unlike the output.
     """
     rows_first, turned = order
     each = heads // tensor.shape[1]
@@ -162,7 +163,10 @@ def _grouped(tensor: Tensor, heads: int, order: tuple[bool, bool]) -> Tensor:
 
 
 def _order(reading: Reading, used: Used) -> tuple[bool, bool]:
-    """The order that the weights had as they met v, by their values: rows that are equal have equal outputs."""
+    """Returns the order for `_grouped` in which the weights in the product with v equal the softmax's weights.
+
+    Orders that can't be told apart by values give equal outputs, so any of them is right.
+    """
     logits, layout, output = reading.operands, reading.layout, reading.output
     orders = [(False, False), (False, True), (True, False), (True, True)]
     if not isinstance(logits, Logits) or used.weights is None or output is None:

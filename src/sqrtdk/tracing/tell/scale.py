@@ -1,8 +1,8 @@
-"""The effective scale, by two readings: the product of the factors on the way, and the slope of the logits.
+"""Reads the effective scale in two ways: as the product of the factors, and as the slope of the logits.
 
-The slope regresses the logits that ran on the product of the projections, on a sample of entries. It is independent of
-the factors: it uses the projections' values, their layout, and the logits. A rotation of q and k cancels where both are
-turned alike, so with rotary embeddings only the diagonal is used.
+The slope is a regression of the logits on the product of the projections, over a sample of entries. It does not use the
+factors, only the values and layout of the projections and the logits. A rotation cancels where q and k are turned by
+the same position, so with rotary embeddings only the diagonal is used.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from sqrtdk.tracing.tape.graph import replay_all
 from sqrtdk.tracing.tell.formula import unknown_of
 from sqrtdk.tracing.tell.sight import NO_DATA, Sight, look
 
-AGREEMENT = 0.01  # the two readings of the scale agree within 1%
-LINEAR = 0.99  # below this R^2 a slope alone says nothing about the scale
-_SLOPE_ERROR = 0.003  # well inside the 1% to which the two readings must agree
-_ROWS, _COLUMNS, _BATCH, _DIAGONAL = 8, 24, 2, 128  # how much of the logits is sampled
+AGREEMENT = 0.01  # relative difference up to which the two readings agree
+LINEAR = 0.99  # least R^2 with which a slope alone counts as the scale
+_SLOPE_ERROR = 0.003  # largest relative error of a slope by rounding, well below `AGREEMENT`
+_ROWS, _COLUMNS, _BATCH, _DIAGONAL = 8, 24, 2, 128  # size of the sample of logits
 _NO_VARIATION = "the product of the projections does not vary"
 _OTHER_POSITIONS = "q and k are rotated by different positions"
 
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """Result of the regression; `per_head` has one slope a head."""
+    """Result of the regression. `per_head` has one slope per head."""
 
     value: float
     per_head: tuple[float, ...]
@@ -44,24 +44,25 @@ class Slope:
 def tell_scale(
     reading: Reading, steps: Iterable[Step], width: int, *, measure: bool, sight: Sight | None = None
 ) -> Scale:
-    """Bring the two readings together.
+    """Returns the scale from both readings.
 
-    Where the value of a factor could not be read, the slope tells the scale. Where an operation could not be followed
-    it does not: what it did to the other logits is not known.
+    If the value of a factor is unknown, the slope gives the scale. If an operation could not be followed, it does not,
+    because the effect on logits outside the sample is unknown.
 
     Args:
-        reading: the attention.
-        steps: from the product to the softmax.
+        reading: The attention.
+        steps: Steps from the product to the softmax.
         width: E of the query, without padding.
-        measure: read the slope.
-        sight: its masks, where they are known already.
+        measure: Read the slope.
+        sight: Masks of the attention, if known already.
     """
     on_logits = (replace(step.factor, at=step.factor.at or step.at) for step in steps if isinstance(step, Scaling))
     factors = (*reading.query.factors, *reading.key.factors, *on_logits)
     unknown = unknown_of(reading)
     reason = _unreadable(reading, factors, unknown)
     symbolic = None if reason is not None else math.prod(f.value for f in factors if f.value is not None)
-    if reading.distance is not None:  # its coefficient, where q and k have none of their own
+    # -c * |q - k|^2: `symbolic` is c. (a * q - k) has no single coefficient, so factors on q or k leave it unknown.
+    if reading.distance is not None:
         symbolic = None if reading.query.factors or reading.key.factors else symbolic
         reason = reason or "a distance score has no product of q and k to scale"
         return Scale(None, None, symbolic, None, None, factors, reason=reason)
@@ -100,7 +101,7 @@ def tell_scale(
 
 
 def each_head(factors: Sequence[Factor], heads: int) -> tuple[float, ...] | None:
-    """The product of the factors for each head. Returns None if one of them is not known."""
+    """Returns the product of the factors for each head, or None if a factor is unknown."""
     values = [factor.per_head or (factor.value,) for factor in factors]
     known = [[value for value in each if value is not None] for each in values]
     if any(len(each) < len(whole) for each, whole in zip(known, values, strict=True)):
@@ -109,7 +110,7 @@ def each_head(factors: Sequence[Factor], heads: int) -> tuple[float, ...] | None
 
 
 def _unreadable(reading: Reading, factors: Sequence[Factor], unknown: Sequence[str]) -> str | None:
-    """Why the factors do not tell the scale; None if they do."""
+    """Returns the reason why the factors do not determine the scale, or None."""
     if reading.score in WITHOUT_PRODUCT:
         article = "an" if reading.score == "additive" else "a"
         return f"{article} {reading.score} score has no product of q and k to scale"
@@ -123,7 +124,7 @@ def _unreadable(reading: Reading, factors: Sequence[Factor], unknown: Sequence[s
 
 
 def _why_no_slope(reading: Reading) -> str | None:
-    """Why the slope can't be read from the numbers; None if nothing speaks against it yet."""
+    """Returns a reason, known before measuring, why the slope can't be read; None if there is none."""
     if reason := reading.fault or reading.no_slope or (NO_DATA if reading.without_data else None):
         return reason
     eps = torch.finfo(reading.logits_dtype).eps
@@ -143,7 +144,7 @@ def _why_no_slope(reading: Reading) -> str | None:
 
 
 def _read_slope(reading: Reading, sight: Sight) -> Slope | str:
-    """The slope of the logits on the projections' product, or why there is none."""
+    """Returns the slope of the logits against the product of the projections, or the reason why there is none."""
     query, key, layout, operands = reading.query, reading.key, reading.layout, reading.operands
     if query.basis is None or key.basis is None or query.basis.is_complex():
         return "the projection's values could not be brought into the product's layout"
@@ -152,7 +153,7 @@ def _read_slope(reading: Reading, sight: Sight) -> Slope | str:
         return _OTHER_POSITIONS
     if isinstance(operands, Vectors):
         return _by_vectors(reading, operands, query.basis, key.basis) or _NO_VARIATION
-    if isinstance(operands, Edges):  # an edge leads from one position to another
+    if isinstance(operands, Edges):  # the ends of an edge have different positions, so a rotation does not cancel
         return _OTHER_POSITIONS if query.moves else _by_edges(reading, operands, query.basis, key.basis)
     assert operands is not None
     if not operands.axes.followed:
@@ -172,7 +173,7 @@ def _by_vectors(reading: Reading, operands: Vectors, query: Tensor, key: Tensor)
 
 
 def _products(query: Tensor, key: Tensor, layout: Layout, *, diagonal: bool) -> Tensor:
-    """Q . k in float64 on the sample, (B', H, M), for q (..., H, L, E) and k (..., Hkv, S, E)."""
+    """Returns q . k of the sample in float64, (B', H, M), for q (..., H, L, E) and k (..., Hkv, S, E)."""
     q = query.reshape(layout.batch, layout.heads, layout.rows, query.shape[-1])[:_BATCH]
     k = key.reshape(layout.batch, -1, layout.columns, key.shape[-1])[:_BATCH]
     if diagonal:
@@ -215,14 +216,15 @@ def _by_logits(reading: Reading, operands: Logits, sight: Sight, query: Tensor, 
     if sight.visible is not None:
         counted = sight.visible.expand(sizes)[at]
     if any(isinstance(step, Mix) for step in sight.steps):
-        counted = counted.all(1, keepdim=True).expand_as(counted)  # what one head hides, all that it was mixed into do
+        # A key that one head hides is hidden in all heads after mixing.
+        counted = counted.all(1, keepdim=True).expand_as(counted)
     rows = 1 if diagonal else min(layout.rows, _ROWS)
     eps = torch.finfo(reading.logits_dtype).eps
     return _regress(product, rest.logits, counted, eps=eps, rows=rows) or _NO_VARIATION
 
 
 def _sample(layout: Layout, offset: int, device: torch.device, *, diagonal: bool) -> tuple[Tensor, ...]:
-    """Indices (b, h, i, j), each (B', H, M): a grid of rows and columns, or the diagonal i = j + offset."""
+    """Returns indices (b, h, i, j), each (B', H, M): a grid of rows and columns, or the diagonal i = j + offset."""
     b, h = (torch.arange(n, device=device) for n in (min(layout.batch, _BATCH), layout.heads))
     if diagonal:
         first, last = max(0, -offset), min(layout.columns, layout.rows - offset)
@@ -242,15 +244,15 @@ def _spread(n: int, limit: int, device: torch.device) -> Tensor:
 
 
 def _regress(x: Tensor, y: Tensor, counted: Tensor, *, eps: float, rows: int = 1) -> Slope | None:
-    """Slope and R^2 of y on x; None if they vary too little to stand out from rounding.
+    """Returns the slope and R^2 of y on x, or None if either varies too little to stand out from rounding.
 
     Args:
-        x: product of the projections, (B', H, M).
-        y: logits, (B', H, M).
-        counted: entries that count, (B', H, M).
-        eps: relative rounding error of both.
-        rows: with M = rows * columns, an intercept for every row (the softmax does not see what a row has in
-            common); with 1, one for every head.
+        x: Products of the projections, (B', H, M).
+        y: Logits, (B', H, M).
+        counted: True for entries to use, (B', H, M).
+        eps: Relative rounding error of x and y.
+        rows: Number of rows, with M = rows * columns. Each row has its own intercept, because a constant of a row
+            cancels in the softmax. With 1 there is one intercept per head.
     """
     counted = counted & torch.isfinite(y) & torch.isfinite(x)
     shape = (*x.shape[:2], rows, x.shape[2] // (rows or 1))
@@ -270,6 +272,6 @@ def _centred(values: Tensor, weight: Tensor) -> Tensor:
 
 
 def _is_noise(values: Tensor, counted: Tensor, squares: Tensor, eps: float) -> bool:
-    """Whether rounding alone, eps * max |values| an entry, could move a slope by more than `_SLOPE_ERROR`."""
+    """Returns whether rounding, eps * max |values| per entry, could change a slope by more than `_SLOPE_ERROR`."""
     largest = float(values.abs().masked_fill(~counted, 0.0).max())
     return not bool((squares.sqrt() * _SLOPE_ERROR > eps * largest).all())

@@ -1,4 +1,4 @@
-"""Which keys every row sees, by all masks together, what the softmax made of the hidden ones, and of padding."""
+"""Combines the masks of an attention: which keys each row sees, and what weight hidden keys and padding get."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Beside, Hide, Step, Unknown, scaled_by
 
 NO_DATA = "no data on the meta device"
-_MUCH_LESS = 100.0  # of two numbers that hide, one this many times the other leaves it no weight
+# With two masks of different fills, -1e5 and -1e9, keys hidden by the weaker one keep weight if all others are hidden
+# by a fill this many times larger.
+_MUCH_LESS = 100.0
 
-# From site, batch, rows, columns and whether it is self-attention to rows (B, L) and keys (B, S), True at a token.
+# Maps (site, batch, rows, columns, is self-attention) to row and key masks (B, L) and (B, S), True at a token.
 TokensOf = Callable[[str, int, int, int, bool | None], tuple[Tensor, Tensor] | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sight:
-    """What the masks of an attention come to.
+    """The combined masks of an attention.
 
     Attributes:
-        steps: the reading's, every mask that hides a key with its name.
-        mask: for the record; None if nothing hides a key.
-        visible: True where the row sees the key, broadcasts to (B, H, L, S); None if every key is seen, where
-            nothing but the causal flag hides some, and where it is not known.
-        causal: nothing but the causal flag hides keys.
-        ahead: rows may see keys after their own: as many rows as keys, and no causal mask.
+        steps: Steps of the reading, with a name for every mask that hides a key.
+        mask: Mask for the record; None if nothing hides a key.
+        visible: True where the row sees the key, broadcasts to (B, H, L, S); None if every key is visible, if only the
+            causal flag hides keys, or if it is unknown.
+        causal: Whether only the causal flag hides keys.
+        ahead: Whether rows may see keys after their own: as many rows as keys, and no causal mask.
     """
 
     steps: tuple[Step, ...]
@@ -43,18 +45,18 @@ class Sight:
 
 
 def look(reading: Reading, *, counts: bool = True) -> Sight:
-    """Name the masks of a reading, and count what they hide.
+    """Returns the combined masks of a reading, with their names and counts.
 
     Args:
-        reading: the attention.
-        counts: of the mask: how many rows it leaves blind, how far they see, what weight hidden keys get. They cost
-            several passes over all pairs.
+        reading: The attention.
+        counts: Count the rows that see no key, how far rows see, and the weight of hidden keys. This takes several
+            passes over all pairs of rows and keys.
     """
     sight = _look(reading, counts)
     if not reading.reordered and reading.axis == "positions":
         causal = sight.mask is not None and sight.mask.kind in TRIANGLES
         return replace(sight, ahead=reading.layout.rows == reading.layout.columns and not causal)
-    # rows and keys in an unknown order: a mask has no pattern
+    # Rows and keys are in an unknown order, so the pattern of a mask means nothing.
     mask = sight.mask
     if mask is not None:
         mask = replace(mask, kind="mask", least=None, greatest=None, band=None, ahead_by_one=None)
@@ -66,6 +68,7 @@ def _look(reading: Reading, counts: bool) -> Sight:
     hides = {i: step for i, step in enumerate(steps) if isinstance(step, Hide)}
     if reading.fault is not None:
         return Sight(steps)
+    # Several products side by side: only the logits themselves show which keys are hidden.
     if isinstance(operands, Logits) and any(isinstance(step, Beside) for step in steps):
         return Sight(steps, visible=None if reading.without_data else operands.arrange(operands.values) > BOTTOM)
     if not hides:
@@ -75,6 +78,7 @@ def _look(reading: Reading, counts: bool) -> Sight:
         rows = reading.layout.rows
         seen = Mask("causal", "implicit", 0, 0, 0.0, -math.inf, least=0, greatest=rows - 1, band=True, ahead_by_one=0)
         return Sight(steps, seen, causal=True)
+    # Without values, as on the meta device, the mask gets a name and no counts.
     if not all(_is_known(hide, reading) for hide in hides.values()):
         named = _named(steps, lambda i, step: step.name or "mask")
         return Sight(named, _bare(steps, hides, next(iter(hides.values())).name or "mask"))
@@ -89,6 +93,7 @@ def _look(reading: Reading, counts: bool) -> Sight:
     if not masks:
         return Sight(named)
     visible = functools.reduce(torch.Tensor.__and__, masks.values())
+    # Masks of different kinds, such as causal and padding, are named by the pattern of both together.
     kinds = {names[i] or "mask" for i in masks}
     mask = _bare(steps, hides, kinds.pop() if len(kinds) == 1 else pattern(visible) or "mask")
     if counts:
@@ -98,20 +103,21 @@ def _look(reading: Reading, counts: bool) -> Sight:
 
 
 def _named(steps: tuple[Step, ...], name: Callable[[int, Hide], str | None]) -> tuple[Step, ...]:
-    """The steps, each mask with another name."""
+    """Returns the steps with new names for the masks."""
     return tuple(replace(s, name=name(i, s)) if isinstance(s, Hide) else s for i, s in enumerate(steps))
 
 
 def _bare(steps: tuple[Step, ...], hides: Mapping[int, Hide], kind: str) -> Mask:
-    """What hides keys, without what came of it."""
+    """Returns the mask for the record without counts."""
     first, hide = next(iter(hides.items()))
     return Mask(kind, hide.form, fill=hide.fill, scaled_by=scaled_by(steps, first))
 
 
 def _with_own_keys(visible: Tensor, masks: Mapping[int, tuple[float | None, Tensor]]) -> Tensor:
-    """The keys that rows see; one without any other sees its own, where that is hidden by less than the others are.
+    """Returns the visible keys, where a row without any other key sees its own if that is hidden by a smaller number.
 
-    Of q and k in one projection a row's own key is hidden so (Kitaev et al. 2020, Reformer).
+    Reformer (Kitaev et al. 2020), whose q and k share a projection, hides a row's own key in this way: with -1e5, while
+    other masks use -1e9.
     """
     least = max((fill for fill, _ in masks.values() if fill is not None), default=0.0)
     others = [mask for fill, mask in masks.values() if fill is None or fill < _MUCH_LESS * least]
@@ -122,7 +128,7 @@ def _with_own_keys(visible: Tensor, masks: Mapping[int, tuple[float | None, Tens
 
 
 def _is_known(hide: Hide, reading: Reading) -> bool:
-    """Whether it is known which keys are hidden, by the mask's values, or by the logits."""
+    """Returns whether the hidden keys are known, from the mask's values or from the logits."""
     operands = reading.operands
     if not isinstance(operands, Logits):
         return isinstance(operands, Vectors) and (hide.causal or hide.visible is not None)
@@ -130,13 +136,14 @@ def _is_known(hide: Hide, reading: Reading) -> bool:
 
 
 def visible_by(hide: Hide, reading: Reading) -> Tensor | None:
-    """True where the row sees the key, in the operands' layout; None if nothing is known of the mask."""
+    """Returns True where the row sees the key, in the operands' layout, or None if the mask is unknown."""
     operands, layout = reading.operands, reading.layout
     if hide.causal:
         return band(layout.rows, layout.columns, 0, reading.device)
     if isinstance(operands, Logits) and (hide.visible is None or not operands.axes.followed):
         if hide.visible is None and hide.fill is None:
             return None
+        # A hidden logit is about `fill`, so half of it separates hidden keys from visible ones.
         return operands.arrange(operands.values) > max(0.5 * (hide.fill or -math.inf), BOTTOM)
     assert isinstance(operands, (Logits, Vectors))
     assert hide.visible is not None
@@ -144,7 +151,7 @@ def visible_by(hide: Hide, reading: Reading) -> Tensor | None:
 
 
 def _counted(mask: Mask, reading: Reading, visible: Tensor, *, exact: bool) -> Mask:
-    """The mask with counts over (batch, head, row), also where it was given once for several of them."""
+    """Returns the mask with counts over all (batch, head, row), also if its values are broadcast over some of them."""
     layout, operands = reading.layout, reading.operands
     whole = visible.expand(*visible.shape[:-2], layout.rows, layout.columns)
     seeing = visible.any(-1).expand(whole.shape[:-1])
@@ -164,6 +171,7 @@ def _counted(mask: Mask, reading: Reading, visible: Tensor, *, exact: bool) -> M
     return replace(
         mask,
         blind_rows=blind,
+        # With a finite fill the softmax of a row without keys is a uniform average over masked keys.
         uniform_rows=blind if mask.fill is not None and math.isfinite(mask.fill) else 0,
         masked_weight=weight,
         **reach(whole, matrices // max(math.prod(whole.shape[:-2]), 1)),
@@ -171,7 +179,7 @@ def _counted(mask: Mask, reading: Reading, visible: Tensor, *, exact: bool) -> M
 
 
 def _hidden_weight(weights: Tensor, visible: Tensor, seeing: Tensor) -> float | None:
-    """The largest total weight that a seeing row gives to hidden keys."""
+    """Returns the largest total weight on hidden keys among rows that see a key."""
     if not weights.numel():
         return None
     hidden = weights.detach().masked_fill(visible[..., : weights.shape[-1]], 0.0).sum(-1)
@@ -184,9 +192,9 @@ def _hidden_weight(weights: Tensor, visible: Tensor, seeing: Tensor) -> float | 
 def against_padding(
     reading: Reading, sight: Sight, tokens: TokensOf | None, self_attention: bool | None
 ) -> tuple[int | None, int | None]:
-    """Keys of padding that the row of a token sees in some head, and keys of tokens that no such row sees in any.
+    """Returns how many padding keys a token's row sees in some head, and how many token keys no token's row sees.
 
-    (None, None) where no padding is known, or not all masks are.
+    Returns (None, None) if the padding of the inputs or one of the masks is unknown.
     """
     layout = reading.layout
     known = tokens and tokens(reading.site, layout.batch, layout.rows, layout.columns, self_attention)
@@ -200,7 +208,7 @@ def against_padding(
 
 
 def _all_visible(reading: Reading, sight: Sight) -> Tensor | None:
-    """(B, H, L, S), any of them 1: True where the row sees the key; None if that is not known."""
+    """Returns (B, H, L, S), any size may be 1, True where the row sees the key, or None if that is unknown."""
     if reading.fault is not None or reading.operands is None or reading.carried.remasked:
         return None
     for step in reading.steps:

@@ -1,4 +1,4 @@
-"""The statistics of an attention's logits, from the logits themselves or from q and k."""
+"""Measures the statistics of an attention's logits, from the logits themselves or from q and k."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from sqrtdk.tracing.tensors import CallRows
 
 
 def unmeasured(reading: Reading) -> str | None:
-    """Why the statistics can't be measured; None if they can."""
+    """Returns the reason why the statistics can't be measured, or None."""
     return reading.fault or (NO_DATA if reading.without_data else reading.no_stats)
 
 
 def measure(reading: Reading, sight: Sight) -> CallStats:
-    """Exact statistics of a reading that has data."""
+    """Returns the exact statistics of a reading that has data."""
     stats = call_stats(_source(reading, sight), future=sight.ahead)
     operands = reading.operands
     if isinstance(operands, Logits):
         stats = replace(stats, max_product=None if (largest := _stored(operands)) is None else float(largest))
     if isinstance(operands, Vectors) and operands.exists is not None:
-        # rows of padding were counted as blind; a nested batch does not have them
+        # A nested batch was padded to compute this. Its padding rows count as rows without a key, so subtract them.
         padding, heads = int((~operands.exists).sum()), stats.heads
         blind = tuple(count - padding for count in heads.blind_rows)
         stats = replace(stats, heads=replace(heads, rows=heads.rows - padding, blind_rows=blind))
-    # What a row gives to later keys is not what the softmax gave, where the weights were masked afterwards.
+    # A mask on the weights changes the weight of later keys, and the softmax does not show it.
     return replace(stats, future_weight=None) if reading.carried.remasked else stats
 
 
 def measure_rows(reading: Reading, sight: Sight, most: int | None) -> CallRows:
-    """The statistics of each row, of at most `most` rows a sequence, evenly spread; nothing leaves the device."""
+    """Returns the statistics of at most `most` evenly spaced rows per sequence. No value is copied off the device."""
     operands, source = reading.operands, _source(reading, sight)
     exists = operands.exists if isinstance(operands, Vectors) else None
     batch, _, length, _ = source.shape
-    if most is not None and most < length:  # the first and the last included
+    if most is not None and most < length:  # includes the first and the last row
         rows = torch.linspace(0, length - 1, most, device=source.device).round().long()
         source = source.sample(slice(None), rows)
         exists = None if exists is None else exists[:, :, rows]
@@ -67,10 +67,10 @@ def measure_rows(reading: Reading, sight: Sight, most: int | None) -> CallRows:
 
 
 def _unscaled(reading: Reading, found: AttentionRows) -> Tensor | None:
-    """The largest |q . k| of a visible key before any scale, that of q and k included; None if it is not known.
+    """Returns the largest |q . k| of a visible key without any scale, also without factors on q and k, or None.
 
-    Of logits it is known where nothing but factors and masks lies between: largest |logit| / factors. What the product
-    stored has hidden keys in it.
+    From logits it is the largest |logit| divided by the factors, if there are only factors, masks and offsets in
+    between. The stored product can't be used, because it includes hidden keys.
     """
     operands, heads = reading.operands, reading.layout.heads
     if reading.score is not None or reading.distance is not None:
@@ -90,7 +90,7 @@ def _unscaled(reading: Reading, found: AttentionRows) -> Tensor | None:
         factors += on_logits
     elif isinstance(operands, Vectors) and found.max_product is not None:
         largest = found.max_product
-        if not isinstance(operands.scale, Tensor):  # a kernel's one scale may be on q and k in parts
+        if not isinstance(operands.scale, Tensor):  # a kernel's single scale may be split between q and k
             largest, factors = largest * abs(operands.scale), factors + on_logits
     else:
         return None
@@ -103,14 +103,14 @@ def _unscaled(reading: Reading, found: AttentionRows) -> Tensor | None:
 
 
 def _nonfinite(vector: Tensor | None) -> Tensor | None:
-    """How many numbers of q, or of k, are NaN or infinite; None if that is not known."""
+    """Returns the number of NaN and infinite elements of q or k, or None if unknown."""
     if vector is None or vector.is_meta or vector.is_nested or vector.dtype.itemsize == 1:
         return None
-    return torch.count_nonzero(vector.detach() - vector.detach())  # NaN but for finite numbers, and no 0
+    return torch.count_nonzero(vector.detach() - vector.detach())  # x - x is 0 if x is finite, else NaN
 
 
 def _stored(operands: Logits) -> Tensor | None:
-    """The largest |q . k| of any key as the product stored it, factors that act before it included."""
+    """Returns the largest |q . k| over all keys as stored, which includes factors on q and k."""
     product = operands.product.product
     return None if product is None else product.largest
 
@@ -123,11 +123,11 @@ def _source(reading: Reading, sight: Sight) -> LogitSource | ProductSource:
     logits = operands.arrange(operands.values)
     followed = isinstance(operands, Edges) or operands.axes.followed
     for i, step in enumerate(sight.steps):
-        # what was taken off a row, its own maximum, is put back: the softmax does not see it, a largest logit does
+        # A row's maximum that was subtracted cancels in the softmax, but not in the largest logit: add it back.
         if isinstance(step, Offset) and step.addend is not None and followed:
             offset = operands.arrange(step.addend.at_softmax()).to(logits.device)
             logits = logits - offset * (scaled_by(sight.steps, i) or 1.0)
-    if isinstance(operands, Edges):  # a row for each node that has several edges
+    if isinstance(operands, Edges):  # one row for each node with several edges
         return logit_source(*operands.by_node(logits))
     return logit_source(logits, sight.visible)
 

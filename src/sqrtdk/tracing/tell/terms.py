@@ -1,7 +1,7 @@
-"""From the product to the softmax: the terms that a call keeps, what its exponentials add up to, and the proof of both.
+"""Collects the terms between product and softmax and the log-sum-exp of a call, and proves that they are right.
 
-`proven` computes some rows of a call again from what is kept of it. A layout that was read wrongly, or a step that was
-overlooked, does not give the output that the run had, within what rounding can make of it.
+`proven` computes some rows of a call again from the kept tensors. If a layout was read wrongly or a step was missed,
+the result differs from the recorded output by more than rounding can explain.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ _NAMES: dict[type[Step], str] = {
     Mix: "a mixing of the heads",
     Beside: "logits of several products",
 }
-_ROWS = 8
-_EXPONENTIALS = 16.0  # units in the last place that exp, log and tanh of a vector library may be off, all together
-_FEW_BITS = 2.0**-13  # what torch's kernels of half precision leave an exponential, which take one of few terms
-_SLACK = 4.0  # times the rounding that is derived: the order of sums, and what a compiler fuses
-_TF32 = 2.0**-11
+_ROWS = 8  # rows that are computed again
+_EXPONENTIALS = 16.0  # roundings that exp, log and tanh of a vector library may be off, all together
+_FEW_BITS = 2.0**-13  # error of the exponential in torch's half-precision kernels, which use a short polynomial
+_SLACK = 4.0  # factor on the derived rounding, for the order of sums and for operations that a compiler fuses
+_TF32 = 2.0**-11  # unit roundoff of TF32
 
 
 def terms_of(reading: Reading, sight: Sight, used: Used) -> tuple[Term, ...]:
-    """From the product to the softmax, in order; the value of one that is not known is None."""
+    """Returns the terms from the product to the softmax, in order, with the value None if it is unknown."""
     terms = (_term(step, reading, sight, used) for step in sight.steps)
     return tuple(term for term in terms if term is not None)
 
 
 def _term(step: Step, reading: Reading, sight: Sight, used: Used) -> Term | None:
+    # A row's maximum cancels in the softmax, and a mask without a name hides nothing.
     if isinstance(step, Offset) or (isinstance(step, Hide) and step.name is None):
         return None
     if isinstance(step, Scale):
@@ -62,7 +63,7 @@ def _term(step: Step, reading: Reading, sight: Sight, used: Used) -> Term | None
 
 
 def _factor(step: Scale, reading: Reading) -> Tensor | float | None:
-    """The number, one a head as (Hq, 1, 1), or one a row."""
+    """Returns a factor as one number, one per head as (Hq, 1, 1), or one per row; None if unknown."""
     factor, operands = step.factor, reading.operands
     if factor.per_head is not None:
         return torch.tensor(factor.per_head, dtype=torch.float64)[:, None, None]
@@ -75,13 +76,13 @@ def _factor(step: Scale, reading: Reading) -> Tensor | float | None:
 
 
 def _at_logits(reading: Reading, placed: Placed) -> Tensor:
-    """(B, H, L, S) of what met the logits at a step."""
+    """Returns the tensor of a step in the layout of the logits, (B, H, L, S)."""
     assert isinstance(reading.operands, (Logits, Vectors))
     return reading.operands.at_logits(placed)
 
 
 def _small(tensor: Tensor) -> Tensor:
-    """Without the axes that only repeat."""
+    """Returns a copy with size 1 on each axis along which the tensor only repeats."""
     tensor = distinct(tensor.detach())
     for axis in range(tensor.dim() - 2):
         if tensor.shape[axis] > 1 and bool((tensor == tensor.narrow(axis, 0, 1)).all()):
@@ -90,21 +91,21 @@ def _small(tensor: Tensor) -> Tensor:
 
 
 def _sinks(reading: Reading, sight: Sight, used: Used) -> Tensor | None:
-    """(Hq,), one logit a head: the middle of what each row tells."""
+    """Returns the sinks, (Hq,), one logit per head: the median of the values seen in the rows, or None if unknown."""
     logits, layout = reading.operands, reading.layout
     if not isinstance(logits, Logits):
         sinks = None if used.kernel is None else used.kernel.arguments.get("sinks")
         return None if sinks is None else sinks.detach().reshape(-1).to(torch.float64, copy=True)
     whole = logits.axes.apply(logits.values)
     beside = [at for at in (0, whole.shape[-1] - 1) if not 0 <= at - logits.first < layout.columns]
-    if beside:  # a column of their own, of which the row's maximum may have been taken
+    if beside:  # z = cat([logits, sinks], -1); (z - z.amax(-1, keepdim=True)).softmax(-1): read from the column
         sinks = layout.by_head(whole[..., beside[0] : beside[0] + 1]).to(torch.float64)[..., 0]
         for step in reading.steps:
             if isinstance(step, Offset):
                 if step.addend is None:
                     return None
                 sinks = sinks - _at_logits(reading, step.addend).to(torch.float64)[..., 0]
-    else:  # what the softmax kept from the keys
+    else:  # exp(z) / (exp(z).sum(-1, keepdim=True) + exp(sinks)): read from the weight that the keys lack
         weights = logits.arrange(logits.weights).to(torch.float64)
         of_keys = logits.arrange(logits.values).to(torch.float64)
         if sight.visible is not None:
@@ -115,9 +116,9 @@ def _sinks(reading: Reading, sight: Sight, used: Used) -> Tensor | None:
 
 
 def lse_of(reading: Reading, sight: Sight, used: Used) -> Tensor | None:
-    """Log of the sum of exponentials over the keys, sinks aside; minus infinity where a row sees none."""
+    """Returns log(sum(exp(logits))) over the keys without sinks, minus infinity for a row that sees no key, or None."""
     layout, logits, kernel = reading.layout, reading.operands, used.kernel
-    # of a kernel with sinks theirs is among the sums, and can't be taken off again exactly
+    # The sums of a kernel with sinks include theirs, which can't be subtracted exactly.
     if kernel is not None and kernel.lse is not None and kernel.arguments.get("sinks") is None:
         lse = kernel.lse.detach().clone().reshape(layout.batch, layout.heads, layout.rows)
         return lse if sight.visible is None else lse.masked_fill(~sight.visible.any(-1).expand(lse.shape), -math.inf)
@@ -130,7 +131,10 @@ def lse_of(reading: Reading, sight: Sight, used: Used) -> Tensor | None:
 
 
 def proven(call: CallTensors) -> bool:
-    """Whether some of the rows come out as they were; True as well where rounding alone may make them anything."""
+    """Returns whether some rows of the output can be computed again within rounding.
+
+    The tolerance is derived from the dtypes. Rows for which it is infinite are not judged.
+    """
     length = call.output.shape[2]
     rows = torch.linspace(0, length - 1, min(_ROWS, length)).long().to(call.output.device)
     heads, width = call.output.shape[1], call.query.values.shape[-1]
@@ -138,13 +142,13 @@ def proven(call: CallTensors) -> bool:
     key, value = (
         x.values.to(torch.float64).repeat_interleave(heads // x.values.shape[1], 1) for x in (call.key, call.value)
     )
-    least = _unit("float32")  # also of float64, whose softmax transformers computes in float32
+    least = _unit("float32")  # for float64 as well, because transformers computes its softmax in float32
     if query.is_cuda and call.dtype == "float32" and torch.backends.cuda.matmul.allow_tf32:
         least = _TF32
     step = max(_unit(call.logits_dtype), least)
     logits, sizes, sinks = query @ key.mT, query.abs() @ key.abs().mT, None
     visible = torch.ones_like(logits, dtype=torch.bool)
-    error = sizes * ((width + 2) * least + step)  # what each logit may be off by
+    error = sizes * ((width + 2) * least + step)  # largest rounding error of each logit
     for term in call.terms or ():
         by = _of_rows(term.value, rows, length)
         if term.name == "sinks" and isinstance(by, Tensor):
@@ -158,7 +162,7 @@ def proven(call: CallTensors) -> bool:
             logits, error = logits + by, error + _size(by) * step
         elif term.name == "softcap" and isinstance(by, float):
             bent = (logits / by).tanh()
-            # the slope of z * tanh(z / c) is 1.2 at most
+            # The slope of z * tanh(z / c) is at most 1.2, and that of c * tanh(z / c) at most 1.
             logits, error = (logits * bent, 1.2 * error) if term.detail else (by * bent, error)
             error = error + logits.abs() * 3 * step
         error = error + logits.abs().nan_to_num(posinf=0.0) * step
@@ -169,6 +173,7 @@ def proven(call: CallTensors) -> bool:
     error = _SLACK * torch.where(logits <= BOTTOM, 0.0, error) + _EXPONENTIALS * least
     error = error + (_FEW_BITS if call.dtype in ("bfloat16", "float16") else 0.0)
     weights = logits.softmax(-1).nan_to_num()
+    # An error e of the logits changes a weight by a factor of at most exp(e), and its row's sum by the weighted mean.
     off = weights * (error + (weights * error.expm1()).sum(-1, keepdim=True).log1p()).expm1()
     weights, off = weights[..., : key.shape[2]], off[..., : key.shape[2]]
     if call.kept is not None:
@@ -180,7 +185,7 @@ def proven(call: CallTensors) -> bool:
     )
     allowed = (off + _SLACK * rounded * weights) @ value.abs() + torch.finfo(call.output.dtype).tiny
     gap = (weights @ value - call.output[:, :, rows].to(torch.float64)).abs()
-    # a bias of minus infinity, or numbers that are none, leave nothing to judge
+    # A bias of minus infinity, or NaN in the tensors, leaves nothing to judge.
     judged = seeing[..., None] & allowed.isfinite() & gap.isfinite()
     return not bool((judged & (gap > allowed)).any())
 
@@ -190,12 +195,12 @@ def _size(value: Tensor | float) -> Tensor | float:
 
 
 def _unit(dtype: str) -> float:
-    """The largest relative error of one rounding."""
+    """Returns the largest relative error of one rounding."""
     return float(torch.finfo(getattr(torch, dtype)).eps) / 2
 
 
 def _of_rows(value: Tensor | float | None, rows: Tensor, length: int) -> Tensor | float | None:
-    """The rows of what broadcasts to (B, Hq, L, S)."""
+    """Returns the selected rows of a value that broadcasts to (B, Hq, L, S)."""
     if not isinstance(value, Tensor):
         return value
     if value.dim() > 1 and value.shape[-2] == length != 1:

@@ -1,7 +1,7 @@
-"""Q, k or v of an attention at every step from its projection to where it is used, in the layout that it is used in.
+"""The values of q, k or v at every step from the projection to its use, in the layout of its use.
 
-A norm or a rotation is one step of several operations (`_Span`). Values before or after a step are carried to the end
-by the views and pieces on the way; what else lies there keeps every number in its place.
+A norm or a rotation is one step of several operations (`_Span`). Values before and after a step are moved to the end by
+the later views and writes. All other operations keep every element in place.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from sqrtdk.tracing.tape.graph import dominator, part, written
 from sqrtdk.tracing.tape.node import Node
 from sqrtdk.tracing.tensors import Projection, Vector, Waypoint
 
-_SLACK = 8.0  # roundings of the dtype that a factor may have cost a number on its way
+_SLACK = 8.0  # roundings of the dtype within which one tensor counts as a multiple of another
 _LINEAR = frozenset({"mul", "div", "neg", *ops.SAME, *ops.VIEWS})
-# the last operation of a rotation
+# Operations that may end a rotation, such as the add of `x * cos + rotate_half(x) * sin`.
 _TURNS = frozenset({"add", "sub", "addcmul", "cat", "stack", "overwrite", "complex", "mul", "sum", ROTATION})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where a vector was used: its node, its values there, and how they are brought to (B, H, L, E)."""
+    """The use of a vector: its node, its values, and a function that arranges them as (B, H, L, E)."""
 
     node: Node
     values: Tensor
@@ -40,18 +40,18 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Span:
-    """Several operations that are one step: `end` is made from `source`; of a norm `gain` is the gain's name."""
+    """Several operations that form one step, from `source` to `end`. `gain` is the name of a norm's gain."""
 
     name: str
     detail: str
     source: Node
     end: Node
-    order: Tensor | None = None  # the number in `source` of each of the end's; None if each is in its place
+    order: Tensor | None = None  # flat index in `source` of each element of `end`; None if all stay in place
     gain: str = ""
 
 
 def vector(place: Place) -> Vector:
-    """A vector with all that is known of its way."""
+    """Returns a vector with its projection and steps, as far as they are known."""
     way = _Way(place)
     used, starts = way.used, {root: root.value for root in way.roots if root.value is not None}
     if len(starts) < len(way.roots):
@@ -59,7 +59,7 @@ def vector(place: Place) -> Vector:
     if way.shift is not None:
         if len(way.roots) > 1 or way.shift.value is None:
             return Vector(used)
-        starts = {way.shift: way.shift.value}
+        starts = {way.shift: way.shift.value}  # the projection's output includes a bias that is added separately
     projected = way.carried(starts)
     if projected is None:
         return Vector(used)
@@ -73,25 +73,26 @@ def vector(place: Place) -> Vector:
         by = None if before is None else _factor(last, before)
         if after is None or by is None:
             return Vector(used, projected=projected, steps=(*steps, Waypoint("unknown", span.detail, None)))
+        # A norm removes all factors before it.
         factor = torch.ones_like(factor) if span.name == "norm" else factor * by
         last = after
         plain = after if bool((factor == 1).all()) else (after.to(torch.float64) / factor).to(after.dtype)
         steps.append(Waypoint(span.name, span.detail, plain, span.gain))
     by = _factor(last, used)
-    if by is None and (dtype := _rounded(last, used)) is not None:
+    if by is None and (dtype := _rounded(last, used)) is not None:  # q.to(torch.bfloat16).to(torch.float32)
         steps.append(Waypoint("rounded", dtype, used))
         by = torch.ones_like(factor)
     if by is None:
         return Vector(used, projected=projected, steps=(*steps, Waypoint("unknown", "", None)))
     factor = factor * by
     if not steps and projected.dtype == used.dtype and torch.equal(projected, used):
-        projected = used  # kept once
+        projected = used  # one tensor is kept instead of two equal ones
     number = float(factor) if factor.numel() == 1 else factor
     return Vector(used, number, projected, tuple(steps), _projection(way, projected))
 
 
 def sharing(vectors: list[Vector]) -> list[Vector]:
-    """The same vectors: what several of them were projected from is kept once."""
+    """Returns the vectors with one shared tensor for equal inputs of their projections, to save memory."""
     inputs: list[Tensor] = []
     shared = []
     for one in vectors:
@@ -105,18 +106,22 @@ def sharing(vectors: list[Vector]) -> list[Vector]:
 
 
 def own(arranged: Tensor, tensor: Tensor) -> Tensor:
-    """Values that no later write of the model reaches: a copy, where they are a view of its tensor."""
+    """Returns values that later writes of the model can't change: a copy if they are a view of `tensor`."""
     if arranged.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
         return arranged.clone(memory_format=torch.contiguous_format)
     return arranged
 
 
 def _factor(before: Tensor, after: Tensor) -> Tensor | None:
-    """By what `after` is `before`, a number, one a head or one a row, (1 or B, 1 or H, 1 or L, 1); None otherwise."""
+    """Returns the factor from `before` to `after`, (1 or B, 1 or H, 1 or L, 1), or None if they differ otherwise.
+
+    One factor for all is tried first, then one per head, one per row, and one per batch, head and row.
+    """
     if before.dtype == after.dtype and torch.equal(before, after):
         return torch.ones(1, 1, 1, 1, dtype=torch.float64, device=after.device)
     x, y = before.to(torch.float64), after.to(torch.float64)
     eps = max(torch.finfo(t.dtype).eps for t in (before, after) if t.is_floating_point())
+    # The least-squares factor counts if every element matches within rounding.
     for axes in ((0, 1, 2, 3), (0, 2, 3), (0, 1, 3), (3,)):
         size = (x * x).sum(axes, keepdim=True)
         by = torch.where(size > 0, (x * y).sum(axes, keepdim=True) / size, torch.ones_like(size))
@@ -127,7 +132,7 @@ def _factor(before: Tensor, after: Tensor) -> Tensor | None:
 
 
 def _rounded(before: Tensor, after: Tensor) -> str | None:
-    """The lesser dtype that values went through."""
+    """Returns the dtype of fewer bits that `before` was rounded to on its way to `after`, or None."""
     for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2):
         if torch.equal(before.to(dtype).to(after.dtype), after):
             return str(dtype).removeprefix("torch.")
@@ -135,14 +140,14 @@ def _rounded(before: Tensor, after: Tensor) -> str | None:
 
 
 def _projection(way: _Way, projected: Tensor) -> Projection | None:
-    """The one projection that all of a vector came from, with a bias that was added by an operation of its own."""
+    """Returns the projection of a vector, with a bias that was added separately, or None if there is not just one."""
     root = way.roots[0]
     if len(way.roots) != 1 or root.root is None or root.root.multiplied is None or root.value is None:
         return None
     multiplied, (rows, features) = root.root.multiplied, root.value.shape[-2:]
     if math.prod(root.value.shape[:-2]) != 1:
         return None
-    # of a dtype that can be viewed as complex numbers
+    # The element numbers of the projection's output are moved like values. float64 can be viewed as complex.
     numbers = torch.arange(rows * features, dtype=torch.float64, device=root.value.device)
     numbered = way.carried({root: numbers.reshape(root.value.shape)})
     if numbered is None or bool(numbered.isnan().any()):
@@ -151,9 +156,9 @@ def _projection(way: _Way, projected: Tensor) -> Projection | None:
     row, feature = at // features, at % features
     if not bool((row == row[:, :1, :, :1]).all()) or not bool((feature == feature[:1, :, :1]).all()):
         return None
-    feature = feature[0, :, 0].clone()  # a view would hold the number of every entry
+    feature = feature[0, :, 0].clone()  # a view would keep the numbers of all elements alive
     weight, rows_of = multiplied.weight.detach(), feature.flatten()
-    side_by_side = weight.stride(-1) == 1  # a Conv1D's is read as it lies, which is several times faster
+    side_by_side = weight.stride(-1) == 1  # a Conv1D weight is read in memory order, which is several times faster
     weight = weight.index_select(1, rows_of).mT if side_by_side else weight.mT.index_select(0, rows_of)
     weight = weight.reshape(*feature.shape, -1)
     bias = None if multiplied.bias is None else multiplied.bias.expand(features)[feature].detach()
@@ -170,13 +175,13 @@ def _projection(way: _Way, projected: Tensor) -> Projection | None:
 
 
 class _Way:
-    """The steps on the way to a place.
+    """The steps between a vector's projection and its use.
 
     Attributes:
-        used: the values there, as they are kept.
-        spans: steps, nearest to the end first.
-        roots: where it begins.
-        shift: the first sum with a vector that is no activation: a bias that came late.
+        used: The values at the use, arranged.
+        spans: Steps, last one first.
+        roots: Nodes where the way begins, usually one projection.
+        shift: First sum with a vector that is no activation, such as a bias added separately: `x @ w.T + b`.
     """
 
     def __init__(self, place: Place) -> None:
@@ -193,7 +198,7 @@ class _Way:
                 queue += self._before(node)
 
     def _before(self, node: Node) -> list[Node]:
-        """What a node was made of; notes the step that it ends."""
+        """Returns the nodes before a node, and notes the step that it ends."""
         main = node.main()
         span = _rotation(node) if node.is_root or main is None else _span(node)
         if span is not None:
@@ -202,18 +207,18 @@ class _Way:
         if node.is_root or not node.act or main is None:
             self.roots.append(node)
             return []
-        if node.op in REJOINED:
+        if node.op in REJOINED:  # cat([x1, x2], -1): every part is followed
             return [parent for parent in node.parents() if parent.act]
         if (pieces := _pieces(node)) is not None:
             return [source for _, source in pieces]
         if node.op in ("add", "sub") and sum(parent.act for parent in node.parents()) == 1:
             self.shift = node
-        elif node.op not in _LINEAR:
+        elif node.op not in _LINEAR:  # relu(q): neither a factor nor a view
             self.spans.append(_Span("unknown", node.op, main, node))
         return [main]
 
     def carried(self, starts: Mapping[Node, Tensor]) -> Tensor | None:
-        """Values of some nodes on the way, as q, k or v are; None if they can't be carried there."""
+        """Returns values of nodes on the way, moved to the layout of the use, or None if they can't be moved."""
         ends = {span.end: span for span in self.spans}
 
         def start(node: Node) -> Tensor | None:
@@ -246,8 +251,8 @@ def _span(node: Node) -> _Span | None:
 
 
 def _rotation(node: Node) -> _Span | None:
-    """A rotation that ends in a node, by what the readers of q and k say of it and of what it was made from."""
-    if node.is_root:  # a product with matrices: a root of its own
+    """Returns the rotation that ends in a node, or None. The readers of q and k find one after it and none before."""
+    if node.is_root:  # a rotation written as a product with matrices, (x[..., None, :] @ R), is a root itself
         source = node.branches[0][0] if len(node.branches) == 1 and node.op != "convolution" else None
     else:
         source = dominator(node)[0]
@@ -263,7 +268,7 @@ def _rotation(node: Node) -> _Span | None:
 
 
 def _order(node: Node, source: Node) -> Tensor | None:
-    """Where each number of a rotated vector was, where the channels of a pair were put in another order."""
+    """Returns the flat index in the source of each element if a rotation also reordered channels, or None if not."""
     count = math.prod(source.shape)
     numbers = torch.arange(count, dtype=torch.float64).reshape(source.shape)
     moved = regrouped(node, lambda other: numbers if other is source else None)
@@ -275,7 +280,10 @@ def _order(node: Node, source: Node) -> Tensor | None:
 
 
 def _pieces(node: Node) -> list[tuple[Node, Node]] | None:
-    """Where pieces were written, and what; the first one first. None of what is no new tensor written whole."""
+    """Returns (target, source) of each write into a new tensor, in order, or None if the node is anything else.
+
+    Example of the pattern: `y = torch.empty_like(x); y[..., :n] = a; y[..., n:] = b`.
+    """
     base, writes = written(node)
     if not writes or base.act:
         return None
@@ -289,7 +297,7 @@ def _pieces(node: Node) -> list[tuple[Node, Node]] | None:
 
 
 def _written(node: Node, valued: Callable[[Node], Tensor | None]) -> Tensor | None:
-    """The values of pieces, each in its place; what was not written is no number, or -1."""
+    """Returns a tensor assembled from the values of its pieces. Elements that were not written are NaN, or -1."""
     whole: Tensor | None = None
     for write, source in _pieces(node) or ():
         value = valued(source)
