@@ -27,7 +27,7 @@ def _inverse(value: float) -> float:
 
 PLAIN: Form = ("{}", lambda value, head_dim: value)
 INVERSE: Form = ("1/{}", lambda value, head_dim: _inverse(value))
-EXP: Form = ("exp({})", lambda value, head_dim: math.exp(min(value, 700.0)))
+EXP: Form = ("exp({})", lambda value, head_dim: math.exp(min(value, 700.0)))  # exp(710) overflows
 OVER_SQRT: Form = ("{}/sqrt(head_dim)", lambda value, head_dim: value * inverse_root(head_dim))
 INVERSE_OVER_SQRT: Form = ("1/({} sqrt(head_dim))", lambda value, head_dim: _inverse(value) * inverse_root(head_dim))
 
@@ -82,6 +82,7 @@ class ScaleAttribute:
 def _read(raw: Any, heads: int) -> tuple[tuple[float, ...] | None, bool] | None:
     """Return the values of a Python number or of a 0-d or per-head tensor, and whether it is learned; else None."""
     if isinstance(raw, torch.Tensor):
+        # `self.scale = nn.Parameter(torch.ones(heads, 1, 1))` has one number for each head.
         if raw.numel() not in (1, heads) or not raw.is_floating_point():
             return None
         learned = isinstance(raw, nn.Parameter)
@@ -109,6 +110,7 @@ def _holds_scale(name: str, child: nn.Module) -> bool:
 
 def _stored(owner: nn.Module, name: str) -> tuple[Any, MutableMapping[str, Any] | None]:
     """Return the module's own (not its class's) value of a name and the dictionary that holds it, else (None, None)."""
+    # `self.scale = 0.125` is in the module's __dict__, a Parameter or a buffer in a dictionary of its own.
     for store in (held(owner), *(held(owner).get(kind) for kind in ("_parameters", "_buffers"))):
         if isinstance(store, MutableMapping) and store.get(name) is not None:
             return store[name], store
@@ -179,6 +181,7 @@ def enlarged(attributes: Iterable[ScaleAttribute], factor: float = FACTOR) -> It
     try:
         for attribute in attributes:
             store, key = attribute.store, (id(attribute.owner), attribute.name)
+            # Layers may share a module: its number is enlarged once.
             if attribute.learned or store is None or key in changed:
                 continue
             changed.add(key)

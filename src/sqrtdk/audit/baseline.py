@@ -116,6 +116,7 @@ def _kinds(findings: Iterable[Finding]) -> tuple[str, ...]:
 
 def _order(line: Line) -> tuple[Any, ...]:
     """Return a sort key that compares the numbers in a site as numbers: layer 9 before layer 10."""
+    # At most 18 digits: int() refuses the thousands that an untrusted site may hold.
     parts = re.split(r"([0-9]{1,18})", line.site)
     return [
         (int(part), "") if odd % 2 else (-1, part) for odd, part in enumerate(parts)
@@ -140,7 +141,7 @@ def compare(before: Ledger, report: CheckReport, file: str) -> Comparison:
         for key in sorted({*old, *new}, key=lambda key: _order(new.get(key) or old[key]))
         for change in _changes(old.get(key), new.get(key), report.fail_on)
     ]
-    loud = {(change.site, change.index) for change in changes if change.kind in CHANGES[:3]}
+    loud = {(change.site, change.index) for change in changes if change.kind in CHANGES[:3]}  # added, removed, changed
     attentions = [key for key, line in new.items() if line.verdict is not None]
     unchanged = sum(key in old and key not in loud for key in attentions)
     unjudged = sum(new[key].verdict == UNMEASURED for key in attentions)
@@ -179,6 +180,7 @@ def _changes(old: Line | None, new: Line | None, fail_on: str) -> Iterable[Chang
         if kind not in known:
             severity, rule = kind.split(" ", 1)
             yield Change("new finding", *line.key, "finding", None, kind, at_bar(fail_on, severity, rule))
+    # A removed line is reported as a whole, and not by its findings.
     for kind in known if new else ():
         if kind not in now:
             yield Change("gone finding", *line.key, "finding", kind, None, False)
@@ -231,6 +233,7 @@ def from_document(document: Any, what: str) -> Ledger:
     if not isinstance(document, dict) or "schema_version" not in document:
         raise BaselineError(f"{what} has no schema_version: it is no baseline", hint=_ANEW)
     version = document["schema_version"]
+    # Not isinstance: True is an int as well.
     if type(version) is not int or version != SCHEMA_VERSION:
         raise BaselineError(
             f"{what} is of version {shown(version)}; this sqrtdk reads version {SCHEMA_VERSION}",
@@ -261,6 +264,7 @@ def _read_line(entry: Any, what: str) -> Line:
         raise BaselineError(f"{what} is not an object", hint=_ANEW)
     _names(entry, {field.name for field in fields(Line)}, what)
     texts = {name: entry[name] for name in ("formula", "mistake")}
+    # JSON has no infinities, so they are written as texts.
     ratio = {"Infinity": float("inf"), "-Infinity": float("-inf")}.get(str(entry["ratio"]), entry["ratio"])
     index, verdict, findings = entry["index"], entry["verdict"], entry["findings"]
     for name, right, rule in (

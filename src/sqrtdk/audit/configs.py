@@ -10,6 +10,7 @@ from torch import nn
 
 from sqrtdk.errors import INTERRUPTS
 
+# The base classes' own methods: those of a subclass may be overridden.
 _READ: dict[type, Callable[[Any], Any]] = {float: float.__float__, int: int.__int__, str: str.__str__, list: list.copy}
 
 
@@ -98,7 +99,7 @@ def as_number(value: Any) -> float | None:
     (2.0, None, None)
     """
     value = _pythons(value)
-    if type(value) not in (int, float):
+    if type(value) not in (int, float):  # bool is a subclass of int
         return None
     try:
         return float(value) if math.isfinite(value) else None

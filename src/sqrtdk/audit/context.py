@@ -43,6 +43,7 @@ class Tokens:
         if not self.masks or _OTHER.search(site.lower()):
             return None
         across = self_attention is False or rows != columns
+        # The first word of the path says whose tokens the rows are: `model.decoder.layers.0.encoder_attn`.
         part = re.search(r"encoder|decoder|encdec", site.lower()) if self.two else None
         here = there = "decoder_attention_mask" if part is not None and part[0] == "decoder" else "attention_mask"
         if across:
@@ -52,6 +53,7 @@ class Tokens:
         keys, queries = self._mask(there, batch, columns), self._mask(here, batch, rows)
         if keys is None:
             return None
+        # Rows without a mask of their own count as tokens.
         return (keys.new_ones(batch, rows) if queries is None else queries), keys
 
     def keys(self, call: AttentionCall) -> Tensor | None:

@@ -56,6 +56,7 @@ def _usable(config: Any) -> bool:
 
 def _sub_config(config: Any, site: str) -> Any:
     """Return the sub-config whose stem ("vision", "text") is part of the path `site`, else the config itself."""
+    # "model.vision_tower.layers.0" has the part "vision", so vision_config governs it.
     parts = site.replace("_", ".").split(".")
     for name in config if isinstance(config, Mapping) else held(config):
         stem = name.removesuffix("_config") if isinstance(name, str) else ""

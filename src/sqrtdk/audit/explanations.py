@@ -117,7 +117,7 @@ def _unreadable(call: AttentionCall) -> str | None:
         return scale.reason or f"the readings disagree: symbolic {scale.symbolic}, numeric {scale.numeric}"
     if scale.effective is None or scale.ratio is None:
         return scale.reason or "the scale could not be read"
-    if not (abs(scale.effective) < float("inf")):
+    if not (abs(scale.effective) < float("inf")):  # NaN as well
         return scale.reason or f"the scale reads as {scale.effective}"
     return None
 

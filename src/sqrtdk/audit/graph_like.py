@@ -70,6 +70,7 @@ def _pairs(calls: Sequence[JudgedCall], others: Sequence[JudgedCall]) -> list[Ju
     """Return the model's call for each call of the graph: by site, or in order if the numbers of calls agree."""
     by_key = {other.key: other for other in others}
     found = [by_key.get(judged.key) for judged in calls]
+    # If sites do not match, the order decides, provided that the counts agree.
     if None in found and len(calls) == len(others):
         return [*others]
     return found
@@ -81,6 +82,7 @@ def _judged(judged: JudgedCall, other: JudgedCall, model: str) -> JudgedCall:
         reason = judged.reason or other.reason or "its scale, or that of the other model, could not be read"
         return replace(judged, verdict=UNMEASURED, mistake=None, declared_by=None, reason=reason)
     if len(here) == len(there) or len(there) == 1 or len(here) == 1:
+        # One value serves for all heads.
         wide = max(len(here), len(there))
         if matches(here * (wide // len(here)), there * (wide // len(there))):
             by = other.declared_by if other.verdict != "declared" else f"{model[:80]}: {other.declared_by}"

@@ -32,10 +32,11 @@ from sqrtdk.tracing.records import AttentionCall, NotMeasured
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import trace
 
+# Loading options that were settled when the graph was exported.
 _SETTLED = ("text", "input_file", "batch", "seq_len", "device", "dtype", "device_map", "offload_folder", "revision",
             "attn")  # fmt: skip
 _OPTIONS = {"input_file": "input", "seq_len": "seq-len", "device_map": "device-map", "offload_folder": "offload-folder"}
-_ON_FIGURES = (max_logit, range_forecast, saturation, entropy, flat)
+_ON_FIGURES = (max_logit, range_forecast, saturation, entropy, flat)  # rules on the logits of a run
 _FOLDED = (
     "a scale that was folded into a weight when the graph was exported can't be told from a trained weight: "
     "where one is missing, look at how it was exported"

@@ -109,6 +109,7 @@ def implementation(model: Any, name: str) -> Iterator[None]:
         UnsupportedError: The model can't run it, or fixes its implementation when it is built.
     """
     parts = _parts(model)
+    # set_attn_implementation changes sub-configs as well, so the private field of each is put back.
     configs = {id(c): c for part in parts for c in _sub_configs(part.config)}
     before = [(c, held(c)[_INTERNAL]) for c in configs.values() if _INTERNAL in held(c)]
     try:
@@ -128,6 +129,7 @@ def implementation(model: Any, name: str) -> Iterator[None]:
 def _switch(model: Any, name: str) -> None:
     choice: Any = name
     if field(model.config, _BACKBONE) is not None:
+        # transformers takes a dictionary: "" is the model, the other keys are its sub-configs.
         choice = {"": name} | {sub: name for sub in model.config.sub_configs if sub != _BACKBONE}
     try:
         with quiet_transformers():

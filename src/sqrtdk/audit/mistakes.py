@@ -45,6 +45,7 @@ class Mistake:
 
 def _padded_sizes(call: AttentionCall) -> tuple[int, ...]:
     d = call.head_dim
+    # Up to the next multiple, or to the next power of two.
     sizes = {-(-d // multiple) * multiple for multiple in PAD_MULTIPLES} | {1 << max(d - 1, 0).bit_length()}
     return tuple(sorted(size for size in sizes if size > d))
 
@@ -180,6 +181,7 @@ def name_mistake(
         for mistake in _BY_RANK
         if any(close(target, value) for target in targets for value in mistake.values(call))
     ]
+    # 1/head_dim is one number with two causes, which the factors along the lineage tell apart.
     if "twice" in alike:
         roots = root_factors(call)
         if roots >= 2:

@@ -123,6 +123,7 @@ class RopeBlock:
 
 def _yarn(block: RopeBlock) -> float:
     factor = block.extension
+    # transformers divides DeepSeek's two temperatures if both are stated.
     if block.mscale and block.all_dim:
         return yarn_mscale(factor, block.mscale) / yarn_mscale(factor, block.all_dim)
     return yarn_mscale(factor)
@@ -210,6 +211,7 @@ def _by_transformers(block: RopeBlock, call: AttentionCall, config: Any) -> Mult
         text += f", mscale_all_dim {block.all_dim:g}: x{softmax:.4g}"
     elif gain != 1.0:
         text += f", {_attention_factor(gain, sides)}"
+    # Channels that are not rotated lack the factor, so the scale lies between the two values.
     between = block.partial and gain != 1.0
     return Multiplier((softmax, whole) if between else (whole,), text, "length", between)
 
@@ -248,7 +250,8 @@ def _by_rotation(block: RopeBlock, call: AttentionCall) -> Multiplier | None:
 
 BASE_LENGTHS = ("base_sequence_length", "base_seqlen")  # names for b in diffusers and Lumina-T2X
 SINGLE = 2.0**-23  # relative rounding of a factor that was held in float32
-LEAST_BASE = 16  # nobody trains on fewer tokens; a scale off by 2 would read as the fourth root of a real base
+# Nobody trains on fewer tokens; a scale that is twice too large would read as the fourth root of a real base.
+LEAST_BASE = 16
 BLUR = 0.05  # largest error of a base that still identifies a whole number
 
 
@@ -262,7 +265,7 @@ def by_base_length(call: AttentionCall, module: nn.Module | None, config: Any) -
     for holder, kind in ((config, "config."), (module, "attribute ")):
         for name in BASE_LENGTHS:
             base = number(holder, name)
-            if base is None or base <= 1 or call.query_len < 2:
+            if base is None or base <= 1 or call.query_len < 2:  # log 1 = 0
                 continue
             switch = field(holder, "proportional_attn")
             if switch is False:
@@ -286,6 +289,7 @@ def by_argument(call: AttentionCall, module: nn.Module | None) -> str | None:
     applied = math.prod(values)
     if call.scale.effective is None or not matches(scales_of(call), (applied,)):
         return None
+    # A mistake's value may give back a whole number by chance: it stays a mistake.
     signatures = (value for mistake in MISTAKES.values() for value in mistake.values(call))
     if any(close(applied, value, 4 * SINGLE) for value in signatures):
         return None
@@ -298,7 +302,7 @@ def by_argument(call: AttentionCall, module: nn.Module | None) -> str | None:
 def _whole_base(ratio: float, length: int) -> int | None:
     """Return the whole number b for which `ratio` is `sqrt(log_b(length))`, or None."""
     log_base = math.log(length) / ratio**2 if ratio > 0 else math.inf
-    if log_base > 50:
+    if log_base > 50:  # nobody trains on e^50 tokens, and exp() of much more overflows
         return None
     base = math.exp(log_base)
     error = base * log_base * 2 * SINGLE  # d b = b log(b) 2 d r / r

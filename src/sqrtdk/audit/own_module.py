@@ -91,6 +91,7 @@ def _to_meta(model: nn.Module) -> nn.Module:
         known = tensor.dim() == 0 and tensor.is_floating_point() and not tensor.is_meta
         return tensor.detach().cpu().clone() if known else torch.empty_like(tensor, device="meta", requires_grad=False)
 
+    # deepcopy takes the tensors in `memo` in place of the originals, so that no weight is copied.
     attributes = (value for module in model.modules() for value in held(module).values() if isinstance(value, Tensor))
     memo: dict[int, Any] = {id(tensor): twin_of(tensor) for tensor in (*attributes, *model.buffers())}
     for parameter in model.parameters():
@@ -147,6 +148,7 @@ def from_module(model: nn.Module, inputs: Inputs | None, options: LoadOptions) -
             made, notes = guess_inputs(model, batch=options.rows, seq_len=options.seq_len, seed=options.seed)
     masks: dict[str, Tensor] = {}
     module, weights = model, [parameter.is_meta for parameter in model.parameters()]
+    # A model that is on meta already needs no copy.
     wanted = options.static and not any(weights)
     if wanted or without_numbers(model, made):
         made = _moved(_without_full_masks(made, model))

@@ -140,7 +140,7 @@ def shape(call: AttentionCall, declared: float, tokens: int) -> Fault | None:
         return None
     if call.self_attention is False or rows != call.key_len or rows < LEAST_ROWS:
         return None
-    ends = (rows - 1, tokens - 1)
+    ends = (rows - 1, tokens - 1)  # the last row sees all keys, or all but padding
     least, greatest = mask.least, mask.greatest
     ahead = _inverted(mask, least, greatest, tokens) or _ahead(mask, least, rows, ends, declared)
     return ahead or _behind(mask, least, ends)

@@ -119,6 +119,7 @@ def model_type_line(lines: Lines, parts: list[str] | None = None) -> int | None:
 def _line(lines: Lines, field: KeyPath, parts: list[str]) -> int | None:
     """Return the line of a field: in the sub-config that a site's parts name, else the outermost."""
 
+    # Sub-configs that the path names come first, then the shortest path.
     def rank(path: KeyPath) -> tuple[bool, int]:
         return not any(key.removesuffix("_config") in parts for key in path[: -len(field)]), len(path)
 

@@ -15,7 +15,7 @@ from sqrtdk.audit.records import JudgedCall
 from sqrtdk.audit.tolerance import close, inverse_root, scales_of
 from sqrtdk.tracing.records import AttentionCall
 
-LEAST_LAYERS = 3  # two ratios always fit some c / (layer + 1) or c * (layer + 1)
+LEAST_LAYERS = 3  # two ratios fit c / (layer + 1) or c * (layer + 1) by chance
 
 
 def template(site: str) -> str:

@@ -94,6 +94,7 @@ def _asked(subject: Subject, content: Content, about: str, own: dict[str, Any]) 
             raise NotAsked("the inputs have a cache of their own")
         caches = _static(subject, tokens, own)
     answer = _compared(whole, tokens, caches, about)
+    # Forwards differ in what a step takes: each form is tried, and one that works is enough.
     if answer.state == BROKEN and about == "dynamic" and _takes_the_whole(subject, tokens, caches):
         return kept(LAW, about, "each step takes the tokens before it as well, and cuts them off")
     if answer.state == BROKEN and (offset := offset_argument(subject)) is not None:

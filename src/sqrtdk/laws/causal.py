@@ -95,6 +95,7 @@ def _said(subject: Subject, calls: list[AttentionCall], outputs: Outputs, batch:
     for owner in (subject.module, subject.config):
         if field(owner, "is_causal") is True or field(owner, "causal") is True:
             return "the model says that it is causal"
+    # Keys of a cache are (B, H, n, E): positions are axis 2.
     keys = (x for name, x in outputs.items() if _CACHE.search(name) and position_axis(x, batch, length) == 2)
     return None if next(keys, None) is None else "the keys of every position are cached"
 

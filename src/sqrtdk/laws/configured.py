@@ -35,7 +35,7 @@ from sqrtdk.tracing.tensors import CallTensors, Vector
 CHANNELS, FREQUENCIES = "channels that turn", "frequencies"
 SOURCE = "the config of the model; Su et al. 2021, section 3.2.2: channel pair i turns by base^(-2i/R) a position"
 LEAST_ROWS = 3
-STILL = 8.0  # times the noise: from this frequency on a pair visibly turns, unless it stands still
+STILL = 8.0  # times the noise: a pair that should turn by more, and does not, stands still
 ANEW = 0.2  # radians by which a step is off if positions jump; in half precision it is off by less
 NEAR = 0.01  # relative error of a frequency; tables in half precision are off by 0.4%
 _FIX = "build the rotary embedding from this field of the config"
@@ -145,7 +145,7 @@ def _in_order(turning: _Turning) -> bool:
     table = turning.fit.rotation.table.to(torch.complex128)
     turned = (table[:, 1:] * table[:, :-1].conj()).angle()
     off = turned - frequencies(table)
-    off = off - 2 * torch.pi * (off / (2 * torch.pi)).round()
+    off = off - 2 * torch.pi * (off / (2 * torch.pi)).round()  # equal up to whole turns
     return bool((off.abs() <= ANEW).all(-1).double().mean() >= 0.5)
 
 
@@ -156,6 +156,7 @@ def _channels(turning: _Turning, said: Declared, head_dim: int) -> Iterator[LawA
     if said.width is None:
         return
     width = turning.fit.rotation.width
+    # An odd number of channels rotates one pair more: 5 channels make 3 pairs.
     if any(width == wanted + wanted % 2 for wanted in said.widths) or _would_not_show(turning, said, head_dim):
         yield kept(LAW, CHANNELS)
         return

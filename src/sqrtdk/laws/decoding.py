@@ -23,7 +23,9 @@ from sqrtdk.models.returned import tensors_of, walk
 from sqrtdk.models.signature import forward_arguments
 from sqrtdk.tracing.trace import trace
 
+# past_key_values, cache_params, mems.
 _CACHE = re.compile(r"(^|_)(past|caches?|mems?|states?|kv|presents?|buckets)(_|$)")
+# Arguments of these words that hold no keys: use_cache, cache_position, past_values.
 _NO_CACHE = re.compile(
     r"^(use|return|output|no|update|encoder)_|position|hidden|implementation|length|len$|size|mask|config|dtype|offset|"
     r"past_(values|time|observed|sequence|input)|index|step"

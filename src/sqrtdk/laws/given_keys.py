@@ -50,6 +50,7 @@ def _given(subject: Subject, content: Content) -> LawAnswer:
     new = int(content.tensor.shape[1])
     axis, keys = _as_cached(step, pair, step.key.values.shape[2] - new)
     cached = int(pair[0].shape[axis])
+    # Any earlier tokens will do, as long as their number is right.
     earlier = content.tensor[:, torch.arange(cached) % new]
     earlier = other(subject, Content(content.name, earlier), torch.ones(earlier.shape[:2], dtype=torch.bool))
 

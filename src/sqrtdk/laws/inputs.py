@@ -20,6 +20,7 @@ from sqrtdk.laws.subject import Subject
 LEAST_TOKENS = 4  # with fewer tokens there is no earlier and later half to compare
 MASK = re.compile(r"mask|keep|pad(?!ded)|valid")
 _LENGTHS = re.compile(r"(^|_)(lengths?|lens?|seqlens?)$")
+# Arguments that go along with content and are none: position_ids, labels, bbox.
 _BESIDE = re.compile(
     r"position|type_id|segment|label|target|cache|past|step|time|thw|bbox|boxes|shape|grid|index|indices|sigma|"
     r"embeddings|cos|sin|cu_seqlens|scale|bias|edge|adj"
@@ -27,7 +28,7 @@ _BESIDE = re.compile(
 _HIDES_TRUE = re.compile(r"key_padding_mask$|padding_mask$|pad_mask$")  # torch's masks that are True at padding
 DECODER = re.compile(r"decoder|tgt|trg")
 ENCODER = re.compile(r"encoder|memory|context|src|source")
-_IDS = re.compile(r"_token_id$|_token_index$|_token_ids$")
+_IDS = re.compile(r"_token_id$|_token_index$|_token_ids$")  # pad_token_id, image_token_index
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +72,7 @@ def contents(subject: Subject) -> list[Content]:
     for name, value in subject.tensors.items():
         if MASK.search(name) or _BESIDE.search(name) or value.is_nested or value.dtype is torch.bool:
             continue
+        # Axis 1 of pixels is channels, and may be 1.
         dims = (2, 3, 4, 5) if value.is_floating_point() else (2,)
         if value.dim() in dims and value.shape[0] and value.shape[1] >= (1 if value.dim() > 3 else LEAST_TOKENS):
             kept.append(Content(name, value))
@@ -98,6 +100,7 @@ def masks(subject: Subject) -> Iterator[MaskInput]:
         if _BESIDE.search(name) or value.dim() < 2:
             continue
         zero_one = value.dtype is torch.bool or bool(((value == 0) | (value == 1)).all())
+        # A square mask is one of rows and keys.
         if value.dim() == 2 and zero_one and value.shape[0] != value.shape[1]:
             inverted = _hides_true(name, value.bool())
             yield MaskInput(name, value, value.bool() if inverted else ~value.bool(), inverted)

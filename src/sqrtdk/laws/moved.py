@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-ROUNDINGS = 2.0**10
-IN_HALF = 4.0
+ROUNDINGS = 2.0**10  # times eps
+IN_HALF = 4.0  # times eps, between two runs on the same shapes
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -48,8 +48,8 @@ def any_moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool
 def position_axis(output: Tensor, batch: int, length: int) -> int | None:
     """Return the axis of positions of an output, or None if it has none.
 
-    (B, n), (B, n, V) and a cache of keys (B, H, n, E) have one axis of n positions. Logits of rows and keys (B, H, n,
-    n) have two such axes, so they give None.
+    (B, n), (B, n, V) and a cache of keys (B, H, n, E) have one axis of n positions. Logits of rows and keys have two
+    such axes, (B, H, n, n), so they give None.
 
     Example:
         >>> position_axis(torch.ones(2, 5, 9), 2, 5), position_axis(torch.ones(2, 4, 5, 3), 2, 5)

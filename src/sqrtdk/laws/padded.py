@@ -95,6 +95,7 @@ def padded(subject: Subject, content: Content, *, last_sample: bool = False) -> 
     pad = _pad_id(subject)
     if content.ids and pad is not None:
         filled[content.name] = content.tensor.masked_fill(hidden, pad)
+    # False sorts before True: sorted by `hidden`, tokens come first and padding is on the right.
     arranged = [
         _arranged(subject, filled, mask, hidden, content, order)
         for order in (hidden.long().argsort(dim=1, stable=True), (~hidden).long().argsort(dim=1, stable=True))

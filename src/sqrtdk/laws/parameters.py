@@ -158,6 +158,7 @@ def _changed(subject: Subject, one: _Held, run: Traced) -> Iterator[None]:
         one.parameter.data.copy_(kept_as)
 
     def entering(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Every number moves by at least half of its size, and a 0 by at least a half.
         one.parameter.data.copy_(kept_as + (1 + kept_as.abs()) * (0.5 + noise))
 
     def leaving(output: Any) -> Any:

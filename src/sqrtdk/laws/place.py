@@ -109,7 +109,7 @@ def _split(subject: Subject, calls: list[CallTensors]) -> Iterator[LawAnswer]:
 
 
 def _entrance(subject: Subject, call: CallTensors) -> _Entrance | None:
-    """Return the innermost module that takes (B, N, D), (N, B, D) or (N, D), with enough numbers to hold q.
+    """Return the innermost module that takes (B, N, D), (N, B, D) or (N, D), with a quarter of q's numbers or more.
 
     For the model itself, ids are accepted as well.
     """

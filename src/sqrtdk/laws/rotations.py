@@ -34,6 +34,7 @@ _OTHER_BASES = (
     "rotary_base",
 )  # ends of names: `local_rope_theta` for one kind of layer
 _ROTARY = re.compile(r"rope|rotary")
+# Fields of sizes, which do not change frequencies.
 _OF_WIDTH = re.compile(r"dim|elem|width|size|head|len|layer|start|kind|section")
 ORIGINAL = "original_max_position_embeddings"
 

@@ -62,6 +62,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         if path in other.base and bool(moved(x, other.base[path], roundings).any()) and not _of_cache(path, x)
     ]
     if not unlike:
+        # Stretched positions must move something, or the argument does nothing.
         apart = named.run({name: positions * 2})
         if not any(path in apart and bool(moved(x, apart[path]).any()) for path, x in one.base.items()):
             raise NotAsked(f"{name} changes nothing")

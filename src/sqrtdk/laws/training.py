@@ -56,8 +56,9 @@ class _NoDropout(TorchFunctionMode):
             place, rate = _RATES[name]
             if len(args) > place:
                 args = (*args[:place], 0.0, *args[place + 1 :])
-            elif rate in kwargs or place == 1:
+            elif rate in kwargs or place == 1:  # F.dropout(x) has a rate of 0.5
                 kwargs[rate] = 0.0
+        # Operations that write: `out=`, `x.add_`, `x += y` (__iadd__), `x[i] = y` (__setitem__).
         elif "out" in kwargs or (name.endswith("_") and name[:2] != "__") or name[:3] in ("__i", "__s"):
             self._save((*args[:1], kwargs.get("out")))
         return func(*args, **kwargs)
@@ -139,7 +140,7 @@ def rates_off(module: nn.Module) -> Iterator[None]:
                 held.append((fields, name, value))
     try:
         for fields, name, _ in held:
-            fields[name] = 1.0 if "keep" in name.lower() else 0.0
+            fields[name] = 1.0 if "keep" in name.lower() else 0.0  # keep_prob
         yield
     finally:
         for fields, name, value in held:

@@ -138,6 +138,7 @@ def clean_config_dict(raw: dict[str, Any], *, trust_remote_code: bool = False) -
             return [walk(item, path, key) for item in value]
         if isinstance(value, int) and not isinstance(value, bool):
             check_size(value, path, key)
+        # A pretrained backbone would be downloaded.
         return False if key == "use_pretrained_backbone" else value
 
     def keep(name: str, item: Any, path: str) -> bool:
@@ -152,6 +153,7 @@ def clean_config_dict(raw: dict[str, Any], *, trust_remote_code: bool = False) -
         return name not in DROPPED_QUIETLY and not name.startswith("__")
 
     def check_size(value: int, path: str, key: str) -> None:
+        # The last pattern matches every key.
         limit, counts = next((limit, counts) for pattern, limit, counts in LIMITS if pattern.search(key))
         if abs(value) > limit:
             raise ModelError(
@@ -187,7 +189,7 @@ def load_config(home: Path, *, trust_remote_code: bool = False) -> tuple[Any, tu
     hf = import_transformers()
     raw = read_config_dict(home)
     file = config_path(home)
-    trust_remote_code &= file != home
+    trust_remote_code &= file != home  # a config file alone has no directory with code
     clean, notes = clean_config_dict(raw, trust_remote_code=trust_remote_code)
     if raw.get("quantization_config"):
         notes.append("quantization_config was ignored: the model is built in plain precision")

@@ -131,6 +131,7 @@ class DemoModel(nn.Module):
         self.head.weight = self.embed.weight
         for name, weight in self.named_parameters():
             if weight.ndim == 2:
+                # As in GPT-2, what is added to the residual stream starts smaller, by sqrt(2 LAYERS).
                 branch_end = name.endswith(("o_proj.weight", "down.weight"))
                 nn.init.normal_(weight, std=(weight.shape[1] * (2 * LAYERS if branch_end else 1)) ** -0.5)
 

@@ -129,7 +129,7 @@ def _file_names(model: str, revision: str | None, seconds: float) -> list[str]:
         except BaseException as error:
             answer.set_exception(error)
 
-    Thread(target=request, daemon=True).start()
+    Thread(target=request, daemon=True).start()  # a request that hangs must not keep the program alive
     try:
         return answer.result(seconds)
     except TimeoutError as error:

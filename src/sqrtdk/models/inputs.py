@@ -160,6 +160,7 @@ def _beyond_window(config: Any) -> int:
     for name in names:
         with contextlib.suppress(Exception):  # transformers' configs raise on fields that differ between layers
             widths.append(getattr(part, name, None))
+    # Eight rows see less than all keys before them, which shows the window's end.
     return max([DEFAULT_SEQ_LEN, *(n + 8 for n in widths if type(n) is int and n <= LONGEST_WINDOW)])
 
 

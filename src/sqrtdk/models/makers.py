@@ -139,6 +139,7 @@ def _values(request: Request) -> Tensor:
         return _steps("input_values", request, "hidden_size")
     stride = _first(request.config, "conv_stride", None)
     if stride is not None:
+        # 400 samples are what the first frame of Wav2Vec2 sees.
         return _normal("input_values", request, (request.batch, 50 * math.prod(stride) + 400))
     length, mel = _first(request.config, "max_length", 1024), _first(request.config, "num_mel_bins", 0)
     if mel:

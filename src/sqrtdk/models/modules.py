@@ -40,6 +40,7 @@ def is_finite(tensor: Tensor) -> bool:
         values = values._values()
     elif values.layout is not torch.strided:
         values = values.values()
+    # isfinite is not implemented for float8.
     return bool(torch.isfinite(values.float() if values.dtype.itemsize == 1 else values).all())
 
 

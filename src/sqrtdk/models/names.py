@@ -92,6 +92,7 @@ def find_local(model: str) -> Path | None:
         raise ModelError(f"{model!r} names a file, not a module", hint=named)
     if model and os.path.lexists(name):
         raise ModelError(f"{model!r} is not a directory", hint=WANTED)
+    # A hub id has one slash at most.
     if model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1:
         raise ModelError(f"there is no directory {model!r}", hint="Check the path; a hub id looks like org/name.")
     if model.lower().endswith(FILE_SUFFIXES):

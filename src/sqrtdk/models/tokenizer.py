@@ -68,7 +68,7 @@ def tokenize(directory: Path, text: str, *, most: int) -> Tokens:
     }
     try:
         done = subprocess.run(
-            [sys.executable, "-P", tokenizer_process.__file__],
+            [sys.executable, "-P", tokenizer_process.__file__],  # -P keeps the program's own folder off sys.path
             input=json.dumps(request).encode(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -79,7 +79,7 @@ def tokenize(directory: Path, text: str, *, most: int) -> Tokens:
         raise _too_slow() from None
     except OSError as error:
         raise TokenizerError(f"no process for it: {short_text(error)}") from error
-    if hasattr(signal, "SIGALRM") and done.returncode == -signal.SIGALRM:
+    if hasattr(signal, "SIGALRM") and done.returncode == -signal.SIGALRM:  # ended by its own alarm
         raise _too_slow()
     try:
         answer: dict[str, Any] = json.loads(done.stdout)

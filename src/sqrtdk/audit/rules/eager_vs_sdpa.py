@@ -58,6 +58,7 @@ def difference(eager: AttentionCall, sdpa: AttentionCall, *, outputs: bool) -> t
     one, two = eager.scale.effective, sdpa.scale.effective
     if one and two and not close(two, one):
         return f"effective scale {one:.6g} against {two:.6g}", abs(two / one - 1.0), SCALE_TOLERANCE
+    # A softcap may be among the steps that were not followed.
     if (eager.softcap is None) != (sdpa.softcap is None) and not eager.unknown and not sdpa.unknown:
         return f"softcap {eager.softcap} against {sdpa.softcap}", sdpa.softcap, eager.softcap or 0.0
     if eager.softcap and sdpa.softcap and not close(sdpa.softcap, eager.softcap):
@@ -69,7 +70,7 @@ def difference(eager: AttentionCall, sdpa: AttentionCall, *, outputs: bool) -> t
     first, second = eager.output_rms, sdpa.output_rms
     if not outputs or first is None or second is None:
         return None
-    relative = abs(first - second) / max(abs(first), abs(second), 1e-30)
+    relative = abs(first - second) / max(abs(first), abs(second), 1e-30)  # both may be 0
     if relative > tolerance:
         return f"output root mean square {first:.6g} against {second:.6g}", relative, tolerance
     return None

@@ -46,9 +46,9 @@ from sqrtdk.tracing.records import AttentionCall, Mask
 PADDING_SOURCE = (
     "transformers: attention_mask is 1 at tokens and 0 at padding; torch: key_padding_mask is True at padding"
 )
-UNIFORM = 1.0
+UNIFORM = 1.0  # share of rows from which on it fails
 ZERO_ONE = "zero-one mask"  # the trace's name for such a bias
-HARMLESS_FILL = 1e30
+HARMLESS_FILL = 1e30  # still hides after any scale
 SDPA_SOURCE = "torch scaled_dot_product_attention: a float mask is added, a bool mask is True where a key takes part"
 BIAS_SOURCE = "Press et al. 2021 (ALiBi), Raffel et al. 2019 (T5): the bias is added to the scaled product"
 
@@ -100,6 +100,7 @@ def _of_rows(call: AttentionCall, *, shaped: bool, own: bool) -> Iterable[Fault]
             message = f"masked keys get up to {mask.masked_weight:.3g} of a row's weight (fill {mask.fill})"
             yield "fail", mask.masked_weight, WEIGHT, message, fix, SOURCE
         return
+    # `cap * tanh((logits + mask) / cap)` turns a mask of -inf into a logit of -cap.
     order = [stage.name for stage in call.stages if stage.where == "logits" and stage.name in ("mask", "softcap")]
     cap = call.softcap if "mask" in order and "softcap" in order[order.index("mask") :] else None
     if cap is not None and math.exp(-abs(cap)) > WEIGHT:  # weight of logit -cap beside logit 0

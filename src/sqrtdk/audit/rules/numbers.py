@@ -72,6 +72,7 @@ def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
     if meant and not (reached or sick or lost):
         return
     first = None if origin is None else origin.name.removeprefix(PARAMETER)
+    # The parameter that the run met first is named first.
     if first in sick:
         sick = [first, *(name for name in sick if name != first)]
     if origin is not None and first not in sick:
@@ -82,7 +83,7 @@ def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
         return
     if origin is None and not sick:
         yield _of_rows(reached)
-        reached = reached[1:]
+        reached = reached[1:]  # the first has a finding of its own
     if (sick or origin is not None or reached) and (reached or context.spoiled):
         yield _of_reached(reached, context)
 
@@ -159,6 +160,7 @@ def _finding(
 def _product(judged: JudgedCall) -> float | None:
     """Return the largest unscaled product that was stored before a scale shrank it, or None."""
     call = judged.call
+    # `(q * scale) @ k.mT` has no factor after the product, and stores no large product.
     after = math.prod(factor.value for factor in call.scale.factors if factor.where == "logits" and factor.value)
     if call.stats is None or call.kind != "eager" or after >= 1.0 or after <= 0.0 or call.softcap is not None:
         return None

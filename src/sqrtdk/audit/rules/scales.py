@@ -89,6 +89,7 @@ def scale_ledger(context: Context) -> Iterable[Finding]:
 
 def _size(call: AttentionCall) -> str:
     """Return a text that compares the scale with the textbook's."""
+    # A factor of the data is no part of the fixed scale.
     call = without_input_gains(call) or call
     ratio, textbook = call.scale.ratio, inverse_root(call.head_dim)
     if call.scale.effective is not None and call.scale.per_head is None and close(call.scale.effective, textbook):

@@ -27,17 +27,17 @@ LEVELS: tuple[tuple[str, float, str], ...] = (  # bars for the largest logit, hi
     ("warn", 100.0, "Kimi K2 technical report 2025: QK-clip acts at 100"),
     ("note", 50.0, "chosen: half of where QK-clip acts (Kimi K2 technical report 2025)"),
 )
-SATURATED_ROWS = 0.5
-SATURATED_HEADS = 0.5
+SATURATED_ROWS = 0.5  # share of a head's rows
+SATURATED_HEADS = 0.5  # share of the model's heads
 PEAK_SOURCE = "p(1 - p) < 0.01 at peak 0.99 (Vaswani et al. 2017, section 3.2.1); sinks: Xiao et al. 2023"
-NOTE_FRACTION = 0.25
-WARN_FRACTION = 0.75
+NOTE_FRACTION = 0.25  # share of the heads whose entropy is low
+WARN_FRACTION = 0.75  # the same
 SLACK = 1.5  # on the declared deviation: directions of q and k are not quite isotropic, and norms have gains
 SPREAD = "check the scale; where the model is still trained, watch the entropy: if it falls, normalise q and k"
 ENTROPY_SOURCE = "Zhai et al. 2023 (entropy collapse); bar: Gaussian logits of deviation sqrt(2 log keys), Derrida 1981"
-FLAT_FRACTION = 0.999
-FLAT_STD = 0.1
-FLAT_SHARE = 0.5
+FLAT_FRACTION = 0.999  # entropy of a row over log(keys)
+FLAT_STD = 0.1  # standard deviation of a row's logits
+FLAT_SHARE = 0.5  # share of the heads that are flat
 FLAT_SOURCE = "H = log n - sigma^2/2 for Gaussian logits: 0.999 log n at n = 64 is sigma = 0.09"
 
 
@@ -92,7 +92,7 @@ def saturation(context: Context) -> Iterable[Finding]:
     heads = 0
     saturated: list[tuple[float, int, int]] = []
     for place, call, stats in _measured(context):
-        if call.key_len > 1:
+        if call.key_len > 1:  # the weight on a single key is always 1
             heads += stats.heads
             saturated += [(share, place, head) for head, share in enumerate(stats.saturated) if share > SATURATED_ROWS]
     if not saturated:

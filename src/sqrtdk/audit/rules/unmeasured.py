@@ -58,6 +58,7 @@ def silences(
     ]
     idle = [entry for entry in silent if entry.reason == IDLE]
     unfound = [entry for entry in silent if entry.reason != IDLE]
+    # The finding on an unfound module shows the softmax inside it already.
     inside_unfound = tuple(f"{entry.site}." for entry in unfound)
     doubtful = [
         NotMeasured(entry.site, entry.reason, entry.formula, entry.at)

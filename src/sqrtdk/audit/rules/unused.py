@@ -44,6 +44,7 @@ def watch_norms(model: nn.Module) -> Iterator[set[str]]:
     ran: set[str] = set()
     handles = []
     try:
+        # A norm that layers share has a path in each of them.
         for path, module in model.named_modules(remove_duplicate=False):
             if path.rpartition(".")[2] not in NORM_NAMES:
                 continue
@@ -60,11 +61,15 @@ def watch_norms(model: nn.Module) -> Iterator[set[str]]:
 def unused(context: Context) -> Iterable[Finding]:
     """Report a QK normalisation, a gain or a softcap that is built but that no call shows.
 
-    Formula, any of: a module at the site, named like a QK norm, whose forward never ran; a parameter of such a norm, or
-    one named like a gain on the logits, that no operation read though others of the same module were read; a softcap in
-    the config or on the module with a call that has none, or another value (1%), or the logits in place of the cap: z *
-    tanh(z / c). Threshold: any. Fail if the config declares it, because the weights were trained with it, else warn. A
-    call with steps that the lineage could not follow is left out: one of them may be the cap.
+    Formula: any of these cases.
+
+    - A module at the site that is named like a QK norm, and whose forward never ran.
+    - A parameter of such a norm, or one named like a gain on the logits, that no operation read, though others of the
+      same module were read.
+    - A softcap in the config or on the module, and a call that has none, or another value (1%), or the logits in place
+      of the cap: z * tanh(z / c). A call with steps that were not followed is left out: one of them may be the cap.
+
+    Threshold: any. Fail if the config declares it, because the weights were trained with it, else warn.
     """
     for judged in context.calls:
         site, actual = judged.call.site, judged.call.softcap
@@ -107,6 +112,7 @@ def _idle_norm(context: Context, judged: JudgedCall) -> str | None:
         return None
     for name, norm in module.named_children():
         path = f"{site}.{name}" if site else name
+        # `self.q_norm = nn.Identity()` is a norm that is switched off.
         if name in NORM_NAMES and not isinstance(norm, nn.Identity) and path not in context.ran:
             return name
     return None
@@ -194,8 +200,7 @@ def _tried(context: Context) -> tuple[dict[Key, tuple[JudgedCall, ScaleAttribute
         actual = call.scale.effective if judged.verdict in ("exact", "declared") else None
         right = [x for x in (inverse_root(call.head_dim), judged.expected, actual) if x is not None]
         holding_it = (pair for value in right for pair in holders(own, (value,), call.head_dim))
-        # A 1 that is read as the scale only over sqrt(head_dim) is no evidence: `alpha = 1.0` in `alpha /
-        # sqrt(head_dim)`.
+        # A 1 that gives the scale only over sqrt(head_dim) is no evidence: `self.alpha = 1.0`.
         held = next(
             (a for a, text in holding_it if "head_dim" not in text or not matches(a.values or (), (1.0,))), None
         )

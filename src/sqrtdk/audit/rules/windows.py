@@ -133,7 +133,7 @@ def sliding_window(context: Context) -> Iterable[Finding | NotMeasured]:
 def _judge(call: AttentionCall, window: Window) -> Finding | None:
     """Return the finding of one call whose rows are long enough to show the window, or None."""
     mask, length = call.mask, call.key_len
-    before = length - call.query_len
+    before = length - call.query_len  # keys of a cache before the first row
     sides = [length]
     if mask is not None and mask.least is not None and mask.greatest is not None:
         if not mask.band:
