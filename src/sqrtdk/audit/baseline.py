@@ -87,7 +87,7 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """1 when a change fails, else 0."""
+        """1 if a change fails, else 0."""
         return int(any(change.fails for change in self.changes))
 
 

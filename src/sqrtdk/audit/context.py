@@ -129,11 +129,11 @@ class Context:
         return f" (call {index + 1} of {calls} here)" if calls > 1 else ""
 
     def module(self, site: str) -> nn.Module | None:
-        """The module at a site."""
+        """Return the module at a site, or None."""
         return module_at(self.model, site)
 
     def config(self, site: str) -> Any:
-        """The config that governs a site."""
+        """Return the config that governs a site."""
         return config_at(self.model, site)
 
 

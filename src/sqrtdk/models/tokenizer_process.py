@@ -49,7 +49,7 @@ def _unknown(tokenizer: Any) -> tuple[int | None, str]:
 
 
 def main() -> None:
-    """Answer one request."""
+    """Answer one request, with an error as an answer too."""
     answer = os.dup(1)
     os.dup2(2, 1)  # what a library prints must not reach stdout
     request = json.load(sys.stdin)
