@@ -36,8 +36,8 @@ def norm_sigma(ratio: float | None, size: int) -> float:
 def norm_size(call: AttentionCall) -> int:
     """Return the divisor of the scale ratio in `norm_sigma`.
 
-    It is the head dimension if q and k have length 1, 1 if each of their channels has size 1, and 0 if they are not
-    normalised.
+    It is the head dimension if q and k have length 1, and 1 if each of their channels has size 1. Without a
+    normalisation it is 0.
     """
     norm = normalised(call)
     return 0 if norm is None else call.head_dim if norm == "l2" else 1

@@ -66,8 +66,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: 
     """Run a model under a trace with the attention asked for, judge its calls and apply the rules.
 
     `attn` is "eager" or "sdpa"; any other value leaves the choice to the model. `seed` is set before every forward
-    pass. `compare` says when to run eager against sdpa, see `Context`. `keep` keeps the floating-point tensors that it
-    returns.
+    pass. `compare` says when to run eager against sdpa, see `Context`. `keep` keeps its floating-point outputs.
 
     Raises:
         ModelError: The forward raises, no attention runs in it, or the inputs have no row or no token.
@@ -143,8 +142,7 @@ def without_verdicts(
 ) -> ModelRun:
     """Return the run of a graph without the verdicts on some calls.
 
-    `reasons` maps the key of such a call to the reason. `finding_of` makes the finding that replaces those on its
-    scale.
+    `reasons` maps the key of such a call to the reason. `finding_of` makes a finding in place of those on its scale.
     """
 
     def without(judged: JudgedCall) -> JudgedCall:

@@ -259,8 +259,7 @@ def by_base_length(call: AttentionCall, module: nn.Module | None, config: Any) -
     """Return the factor of proportional attention: the scale is `sqrt(log_b(n) / head_dim)` for n tokens, trained on b.
 
     Jin et al. 2023, "Training-free Diffusion Model Adaptation for Variable-Sized Text-to-Image Synthesis"; Lumina-T2X.
-    `proportional_attn` switches it on for self-attention. If that field is not set, the textbook's scale is right as
-    well.
+    `proportional_attn` switches it on for self-attention. If the field is missing, the textbook's scale is right too.
     """
     for holder, kind in ((config, "config."), (module, "attribute ")):
         for name in BASE_LENGTHS:

@@ -149,8 +149,7 @@ def _static(subject: Subject, content: Content, own: dict[str, Any]) -> dict[str
         config = subject.config.get_text_config(decoder=True)
         cache = library.StaticCache(config=config, max_cache_len=content.tensor.shape[1] + _SPARE)
         if isinstance(own[name], library.EncoderDecoderCache):
-            # The encoder's keys are all written at once: no slots, and no window, which T5Gemma has in its decoder
-            # only.
+            # The encoder's keys are all written at once: no slots, and no window (T5Gemma's is the decoder's alone).
             cache = library.EncoderDecoderCache(cache, library.DynamicCache())
     except (AttributeError, TypeError, ValueError) as error:
         raise NotAsked(f"no StaticCache can be made for its config: {error}") from error

@@ -1,7 +1,7 @@
 """Law `configured`: layers follow the config: the rotation of q and k, the window of a mask, and its direction.
 
 Nothing is changed. One run with a trace gives q and k before and after the rotation of each layer, and a rotation is
-fitted to them. Its frequencies are in radians per row. Over L rows they are known up to 2^10 roundings of a cosine.
+fitted to them. Its frequencies are in radians per row. Over L rows they are known to 2^10 eps / (L - 1).
 Compared: the rotated channels with `partial_rotary_factor`, `rotary_dim` and alike; the frequencies with those of
 `rope_theta` and of the law that `rope_parameters` or `rope_scaling` names. A frequency counts as the config's if the
 inputs are too short to tell them apart. Not asked: what the config does not state, a law that is not known, and rows

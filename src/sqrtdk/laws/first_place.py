@@ -192,7 +192,7 @@ def taken_by(subject: Subject, site: str, batch: int, length: int) -> Tensor | N
 
 
 def _any_moved(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    """Compare tensors by name; those of only one run, or of different shapes (masks of other keys), are skipped."""
+    """Return whether any tensor moved; those of only one run, or of other shapes (masks of other keys), are skipped."""
     return any(
         name in other and x.shape == other[name].shape and bool(moved(x, other[name]).any()) for name, x in one.items()
     )

@@ -138,7 +138,7 @@ def _unlike(full: Outputs, step: Outputs, content: Content, cached: int) -> Tens
 
 
 def empty_slots(subject: Subject) -> LawAnswer | None:
-    """Return whether rows see slots of keys that were never written, or None if keys have no slots."""
+    """Return the answer for empty slots: rows must not see keys that were never written. None if keys have no slots."""
     if not any(_has_slots(judged.call) for judged in subject.calls):
         return None
     with trace(subject.module, stats=False, numeric=False, keep=True) as traced:

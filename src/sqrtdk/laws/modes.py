@@ -57,7 +57,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
 
 
 def _of_one(subject: Subject) -> LawAnswer:
-    """Return whether a sample has the same outputs alone as in a batch."""
+    """Return the answer for a batch of one: a sample must have the same outputs alone as in a batch."""
     found = batches(subject)
     if found.mixed:
         raise NotAsked("its samples see one another")
@@ -128,7 +128,7 @@ def _runs(subject: Subject) -> _Runs:
 
 
 def _of_train(subject: Subject) -> LawAnswer:
-    """Return whether train mode without dropout gives the outputs of eval mode."""
+    """Return the answer for train mode: without dropout, it must give the outputs of eval mode."""
     module = subject.module
     runs = _runs(subject)
     if subject.steady_in_train_mode:

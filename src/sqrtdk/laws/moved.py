@@ -84,8 +84,8 @@ def position_axes(outputs: Mapping[str, Tensor], batch: int, length: int) -> dic
 def is_logits(tensor: Tensor, length: int) -> bool:
     """Return whether the tensor may hold logits before their mask, (B, H, n, n): a row has a number for every key.
 
-    x-transformers returns them as `pre_softmax_attn`. Attention weights are never negative, so they are not taken for
-    logits.
+    x-transformers returns them as `pre_softmax_attn`. A tensor without negative numbers
+    is not taken for logits: it may hold attention weights.
     """
     return tensor.dim() == 4 and tensor.shape[2:] == (length, length) and bool((tensor < 0).any())
 

@@ -17,7 +17,7 @@ from sqrtdk.models.signature import forward_arguments
 from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.trace import trace
 
-_SHARE = 4  # this share of positions becomes padding if the inputs have none
+_SHARE = 4  # one in so many positions becomes padding if the inputs have none
 _POSITIONS = "position_ids"
 
 
@@ -34,8 +34,8 @@ class Padded:
 def mask_name(subject: Subject, content: Content) -> str | None:
     """Return the argument that hides padding among the tokens, of the inputs or of a Hugging Face forward, or None.
 
-    The decoder of an encoder-decoder model begins with one token, so nobody pads before it unless the inputs have a
-    mask.
+    The decoder of an encoder-decoder model begins with one token. Nobody pads before it, unless the inputs have a mask
+    for it.
     """
     for mask in masks(subject):
         if mask.hidden is not None and any(one.name == content.name for one in content_of(subject, mask)):

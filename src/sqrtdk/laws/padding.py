@@ -26,7 +26,7 @@ from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 
 LAW = "padding"
 SOURCE = "transformers: attention_mask is 1 at tokens and 0 at padding; torch: key_padding_mask is True at padding"
-_SHARE = 3  # this share of positions is hidden if the mask hides none
+_SHARE = 3  # one in so many positions is hidden if the mask hides none
 _CAUSAL_KINDS = ("causal", "causal_lower_right", "window")
 
 

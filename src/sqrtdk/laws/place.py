@@ -250,8 +250,8 @@ def _merged(subject: Subject, calls: list[CallTensors]) -> Iterator[LawAnswer]:
 def _merging(call: CallTensors, seed: int) -> _Merging:
     """Change four rows, each of one head.
 
-    A view keeps rows of one head together, far from their right place. Rows that are only in another order are still
-    four.
+    A view keeps rows of one head together, far from their right place. If rows are only in another
+    order, there are still four.
     """
     output = call.output
     batch, heads, length, _ = output.shape

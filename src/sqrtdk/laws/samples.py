@@ -44,8 +44,8 @@ class Batches:
         size: Number of samples.
         stays: Number of the sample that `single` has.
         names: Names of the outputs with one entry for each sample.
-        known: Whether the first axis is known to be that of samples, rather than guessed because nothing moves along
-        it. mixed: Whether its outputs moved with the other samples.
+        known: Whether the first axis is known to be that of samples, rather than guessed because nothing moves.
+        mixed: Whether its outputs moved with the other samples.
     """
 
     many: Subject

@@ -27,8 +27,7 @@ def call_factory(model: str, *, static: bool = False, seed: int = 0) -> tuple[nn
 
     Raises:
         ModelError: There is no such module or name (the text may name a file instead), the factory raises, or it
-        returns
-            neither a module nor (module, inputs).
+            returns neither a module nor (module, inputs).
     """
     module_name, _, attribute = model.partition(":")
     here = os.getcwd()

@@ -65,8 +65,7 @@ def ask(model: str, revision: str | None = None, before: Callable[[], None] = la
 
     Raises:
         ModelError: The id is invalid; or the model is not cached and the hub does not have it, can't be reached, or
-        does
-            not answer within `HF_HUB_ETAG_TIMEOUT` seconds (10 if unset).
+            does not answer within `HF_HUB_ETAG_TIMEOUT` seconds (10 if unset).
         MissingExtraError: huggingface_hub is missing.
     """
     if not REPO_ID.fullmatch(model) or ".." in model:

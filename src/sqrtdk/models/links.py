@@ -27,8 +27,7 @@ def refuse_stray_files(directory: Path, *, trust_remote_code: bool = False) -> N
 
     Raises:
         ModelError: A link leads to itself, to nothing, or out of the directory and of the hub cache's repository that
-        it
-            belongs to; an entry is a pipe, socket or device; or a name is not UTF-8.
+            it belongs to; an entry is a pipe, socket or device; or a name is not UTF-8.
     """
     try:
         str(directory).encode()

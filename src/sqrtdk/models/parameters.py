@@ -26,8 +26,7 @@ def count_parameters(
 
     Args:
         target: A preset, a directory with config.json, a config, a hub id, `package.module:factory`, or demo; None
-        takes
-            all presets.
+            takes all presets.
         revision: Branch, tag or commit of a hub id.
         trust_remote_code: Run the Python code that comes with the model.
         seed: Seed of the factory.

@@ -45,9 +45,8 @@ def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
     gives such a number. One finding names that place and the cause, a second one what it reaches. Causes:
 
     - A parameter, a buffer or an input holds NaN or infinity.
-    - Rows of a softmax see no key: with every logit at -inf it is exp(-inf) / 0. Rows of padding can be such rows. One
-    NaN
-      in them becomes NaN in all rows of the sequence at the next attention, because 0 * NaN is NaN.
+    - Rows of a softmax see no key: with every logit at -inf it is exp(-inf) / 0. Rows of padding may be such rows. One
+      NaN in them becomes NaN in all rows of the sequence at the next attention, because 0 * NaN is NaN.
     - q . k, or another operation, overflows its dtype (65504 in float16).
     - An operation has no answer: inf - inf, 0 * inf, 0 / 0.
     """

@@ -157,8 +157,7 @@ def softmax_axis(context: Context) -> Iterable[Finding]:
 def _is_meant(call: AttentionCall) -> bool:
     """Return whether the words of the module's class or path say that the rows compete for the keys.
 
-    Whole words are compared: `GroupedQueryAttention` groups no tokens, and `MemoryEfficientAttention` writes to no
-    memory.
+    Whole words are compared: `GroupedQueryAttention` groups no tokens, `MemoryEfficientAttention` writes no memory.
     """
     words = {word.lower() for word in _WORD.findall(f"{call.module_class} {call.site}")}
     return bool(words & _MEANT) or any(words & one and words & other for one, other in _MEANT_TOGETHER)

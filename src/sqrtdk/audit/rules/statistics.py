@@ -1,7 +1,6 @@
 """Rules on the logits of each head: too large, on one key, on too few keys, or the same for every key.
 
-One run shows a level and no trend. A trained model may have the level by design, so most findings are notes or
-warnings.
+One run shows a level and no trend, so levels that a trained model may have by design are notes or warnings.
 """
 
 from __future__ import annotations

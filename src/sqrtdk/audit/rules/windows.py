@@ -51,8 +51,8 @@ class Window:
     def sides(self, two: bool) -> tuple[int, ...]:
         """Return the numbers of keys that a row may see on one side, its own included.
 
-        With two sides, a side has `keys` without the own key (ModernBERT), with it (Gemma 3), or half of them (T5Gemma
-        2).
+        On two sides, one side has `keys` without the own key (ModernBERT), with it (Gemma 3), or half of them
+        (T5Gemma 2).
         """
         if self.left or not two:
             return (self.keys,)
