@@ -118,6 +118,7 @@ def ask(model: nn.Module | str, inputs: Any = None, laws: str | Sequence[str] = 
             f"model is a {type(model).__name__}", hint=hint_for(model, "Give a torch.nn.Module or a name.")
         )
     with by_default_of(loaded.module):
+        # A large model is not run again: the laws take the outputs of the audit's own run.
         keep = bool(names) and is_large(loaded.module)
         run = run_model(loaded, "own", seed=seed, compare="never", keep=keep)
         answers = answers_of(loaded, run, names, seed)
@@ -128,9 +129,11 @@ def _with_finding(answer: LawAnswer, run: ModelRun) -> LawAnswer:
     """Return the answer with the finding of the rule that says where and why the law is broken, if there is one."""
     if answer.state != BROKEN or answer.finding is not None:
         return answer
+    # An answer that repeats a rule's words names its site; `finite` has no site.
     if answer.site:
         found = [one for one in run.findings if (one.site, one.message) == (answer.site, answer.reason)]
     else:
         found = [one for one in run.findings if one.rule == _NONFINITE]
+    # The cause comes before its consequence.
     finding = next((one for one in found if not one.message.startswith(REACHES)), next(iter(found), None))
     return dataclasses.replace(answer, finding=finding, site=finding.site if finding is not None else "")

@@ -55,6 +55,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     try:
         yield from _of_steps(subject.by_name())
     except NotAsked:
+        # An answer on slots stands, even if no steps can be run.
         if slots is None:
             raise
 
@@ -67,6 +68,7 @@ def _of_steps(named: Subject) -> Iterator[LawAnswer]:
     if next(lengths(named), None) is not None:
         raise NotAsked("it takes lengths of the samples, which may count cached tokens or not")
     own = filled_caches(cache_arguments(named), named.returned(switches(named)))
+    # It returns no cache, and has no cache object among its inputs that it could fill.
     if not own and not any(not isinstance(value, Tensor | tuple) for value in _given_caches(named).values()):
         if not _given_caches(named):
             raise NotAsked("it returns no cache")
@@ -169,6 +171,7 @@ def _compared(
     rows = [_unlike(base, step, batch, length) for step in steps]
     if all(row is None for row in rows[1:]):
         raise NotAsked("no output has a position for each token")
+    # In a static cache, a prefill that differs may see empty slots, which is a fault.
     if rows[0] is not None and bool(_real(subject, content, rows[0]).any()) and about != "static":
         raise NotAsked("the prefill alone gives other outputs: later tokens move earlier outputs, which no cache can")
     moved = [None if row is None else _real(subject, content, row) for row in rows]
@@ -209,7 +212,7 @@ def _broken(subject: Subject, content: Content, faulty: list[Step], marks: Tenso
     step, batch = faulty[0], marks.shape[0]
     protected = torch.zeros_like(marks)
     protected[:, step.first : step.last] = True
-    own = torch.ones(batch, step.last - step.first, dtype=torch.bool)
+    own = torch.ones(batch, step.last - step.first, dtype=torch.bool)  # a step's inputs hold its own tokens alone
     site = first_unlike(
         (subject, Protected(protected, rest="nothing")),
         (step.subject, Protected(own, rest="nothing")),

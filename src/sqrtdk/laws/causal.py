@@ -111,6 +111,7 @@ def _language_model(subject: Subject, content: Content, outputs: Outputs) -> boo
     """Return whether the model maps ids to logits over their vocabulary, and no config names its model type."""
     if not content.ids or (subject.config is not None and field(subject.config, "model_type") is not None):
         return False
+    # Logits over ids have as many channels as an embedding has rows.
     rows = {part.num_embeddings for part in subject.module.modules() if isinstance(part, nn.Embedding)}
     heads = [x for x in outputs.values() if x.dim() == 3 and x.shape[:2] == content.tensor.shape]
     return any(head.shape[2] in rows for head in heads) and field(subject.config, "is_causal") is not False

@@ -96,6 +96,7 @@ def by_field(answers: list[LawAnswer]) -> Iterator[LawAnswer]:
         for answer in of_field:
             if answer.state == BROKEN:
                 found.setdefault(answer.reason, answer)
+        # One layer that shows the field is enough.
         order = [answer for state in (KEPT, NOT_ASKED) for answer in of_field if answer.state == state]
         yield from found.values() or order[:1]
 
@@ -108,6 +109,7 @@ def _turnings(call: CallTensors) -> Iterator[_Turning]:
             if fit is None:
                 continue
             rows = fit.rotation.table.shape[1]
+            # A step is the turn over all rows divided by their number, and so is its error.
             noise = ROUNDINGS * torch.finfo(after.dtype).eps / (rows - 1)
             yield _Turning(call, fit, frequencies(fit.rotation.table).abs().cpu(), noise)
 
@@ -199,6 +201,7 @@ def _frequencies(turning: _Turning, said: Declared, head_dim: int, longest: floa
         return not_asked(LAW, FREQUENCIES, f"what {said.law} makes of them is not known")
     if any(_same(turning, table) for table in _and_of_widths(said, tables, width, head_dim, length, longest)):
         return kept(LAW, FREQUENCIES)
+    # Frequencies of one axis fall from pair to pair.
     if not bool((turning.steps[1:] <= turning.steps[:-1] + turning.noise).all()) or _still(
         turning, tables[0], said.scaled
     ):
@@ -231,6 +234,7 @@ def _message(turning: _Turning, said: Declared, table: Tensor, width: int) -> st
     assert said.base is not None
     law = turning.law
     if said.scaled:
+        # If the plain frequencies of the base fit, the law was not applied.
         unscaled = Declared(said.base, said.bases, None, (), "default", {}).tables(width, width, 1, None)
         if unscaled and any(_same(turning, one) for one in unscaled):
             return f"rotates with unscaled frequencies, the config says {said}"
@@ -238,6 +242,7 @@ def _message(turning: _Turning, said: Declared, table: Tensor, width: int) -> st
         return f"rotates with base {plain(law.base)}, {said.base}"
     elif law is not None:
         return f"rotates with base {plain(law.base)} and positions times {law.factor:.4g}, {said.base}, no scaling"
+    # The pair that is off by most.
     pair = int(((turning.steps - table).abs() / (NEAR * table + turning.noise)).argmax())
     told = f"{float(turning.steps[pair]):.4g} a position"
     by = f"by {said} of {said.base} " if said.law != "default" else f"by {said.base} "

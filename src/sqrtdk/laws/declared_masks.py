@@ -45,6 +45,7 @@ def _window(subject: Subject, call: AttentionCall, module: nn.Module | None, con
     window, mask = declared_window(call.site, module, config), call.mask
     if window is None or mask is None or mask.greatest is None or mask.least is None:
         return
+    # Rows that are not longer than the window do not show it.
     if window.keys and call.key_len > window.keys and mask.greatest + 1 in window.sides(mask.least < 0):
         yield kept(LAW, WINDOW)
     elif not window.keys and mask.kind == "window" and mask.band and call.self_attention is not False:

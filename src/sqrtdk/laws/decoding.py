@@ -31,7 +31,7 @@ _NO_CACHE = re.compile(
     r"past_(values|time|observed|sequence|input)|index|step"
 )
 _SWITCH = re.compile(r"^(use|return)_(kv_?|new_?|key_values?_?)?(caches?|past|kv|presents?|mems?)$")
-_POSITIONS = re.compile(r"position|^pos(_ids?)?$")
+_POSITIONS = re.compile(r"position|^pos(_ids?)?$")  # position_ids, cache_position, pos
 _OFFSET = re.compile(r"^((pos(ition)?|seq|start|cache)_)?offset$|^start_pos(ition)?$|^(past|cache)_len(gth)?$")
 
 
@@ -91,6 +91,7 @@ def decoded(
     for last in ends:
         inputs = {**switches(subject), **_inputs(subject, content, 0 if whole else first, last), **held}
         step = subject.over(inputs if offset is None else {**inputs, offset: first})
+        # Forward may fill a cache in place, and `step` keeps it as it was before.
         given = {name: _copy(value) for name, value in held.items()}
         returned = step.returned(given, shared=tuple(given))
         yield Step(first, last, step, tensors_of(returned))
@@ -124,12 +125,14 @@ def filled_caches(arguments: list[str], returned: Any) -> dict[str, Any]:
         return {arguments[0]: others[0]}
     if not isinstance(returned, tuple | list) or len(returned) < 2 or not arguments:
         return {}
+    # (output, cache): one structure of tensors behind the output.
     structures = [x for x in returned[1:] if not isinstance(x, Tensor) and _holds(x)]
     if len(structures) == 1:
         whole = structures[0]
         if len(arguments) > 1 and isinstance(whole, tuple | list) and len(whole) == len(arguments):
             return dict(zip(arguments, whole, strict=True))
         return {arguments[0]: whole}
+    # (output, k, v): a tensor for each argument behind the output.
     tensors = [x for x in returned[1:] if isinstance(x, Tensor) and x.dim() > 2]
     return dict(zip(arguments, tensors, strict=True)) if not structures and len(tensors) == len(arguments) else {}
 
@@ -137,6 +140,7 @@ def filled_caches(arguments: list[str], returned: Any) -> dict[str, Any]:
 def _fields(returned: Any) -> dict[str, Any] | None:
     if isinstance(returned, Mapping):
         return {str(name): value for name, value in returned.items()}
+    # A namedtuple or a dataclass.
     names = getattr(returned, "_fields", None) or getattr(returned, "__dataclass_fields__", None)
     return None if names is None else {name: getattr(returned, name, None) for name in names}
 
@@ -166,9 +170,8 @@ def _inputs(subject: Subject, content: Content, first: int, last: int) -> dict[s
     pixels = {other.name for other in contents(subject) if other.length is None}
     caches = cache_arguments(subject)
     for name, value in subject.inputs.items():
-        if name in caches or (
-            first and name in pixels and goes_with(name, content)
-        ):  # images were read with the tokens before
+        # Images are read once, with the first tokens.
+        if name in caches or (first and name in pixels and goes_with(name, content)):
             continue
         inputs[name] = _cut(name, value, content, first, last) if goes_with(name, content) else value
     return inputs

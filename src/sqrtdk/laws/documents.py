@@ -71,6 +71,7 @@ def _documents(subject: Subject) -> Tensor:
     positions = tensors.get("position_ids")
     if positions is not None and positions.dim() == 2 and positions.shape[1] > 1:
         documents = restarts(positions)
+        # Positions of one row serve for all samples.
         if documents.shape[0] == 1:
             batch = max((content.tensor.shape[0] for content in contents(subject)), default=1)
             documents = documents.expand(batch, -1)
@@ -78,6 +79,6 @@ def _documents(subject: Subject) -> Tensor:
             return documents
     offsets = next((tensors[name] for name in _OFFSETS if name in tensors), None)
     if offsets is not None and offsets.dim() == 1 and offsets.numel() > 2:
-        sizes = offsets.diff().long()
+        sizes = offsets.diff().long()  # cu_seqlens = [0, 3, 8]: documents of 3 and 5 tokens
         return torch.repeat_interleave(torch.arange(len(sizes), device=offsets.device), sizes)[None]
     raise NotAsked("every row is one document: no position_ids restart")

@@ -136,6 +136,7 @@ def first_of_modes(subject: Subject, modes: Sequence[Callable[[], AbstractContex
                 subject.run({})
         except NotAsked:
             return None
+        # A module may run several times in a pass.
         counts: Counter[str] = Counter()
         runs.append({})
         for step in steps:

@@ -62,6 +62,7 @@ def _given(subject: Subject, content: Content) -> LawAnswer:
             else {names[0]: type(subject.inputs[names[0]])(parts)}
         )
 
+    # One pass over earlier and new tokens has a cache of length 0.
     empty = caches(step.key.values[:, :, :0], step.value.values[:, :, :0])
     whole = {**subject.inputs, content.name: torch.cat((earlier, content.tensor), 1), **empty}
     full, seen = _traced(subject.over(whole))
@@ -87,6 +88,7 @@ def _broken(behind: Subject, rows: Tensor, cached: int, seen: CallTensors, alone
     new, whole_new = keys[:, :, cached:], seen.key.values[:, :, cached:]
     message = f"{plural(count, 'new row')} behind {cached} given keys differ from those of one pass"
     fix = "compute positions and masks of new rows from the number of keys before them"
+    # New keys that are the same without a cache were rotated by positions from 0 on.
     if _equal(new, first) and not _equal(new, whole_new):
         message = f"new rows are turned from position 0 behind {cached} cached keys"
         fix = "give the rotation of new rows an offset: the number of cached keys"
@@ -168,6 +170,7 @@ def _empty_and_visible(tensors: CallTensors) -> int:
             visible = visible.to(term.value.device) & term.value
     key, value = tensors.key.values, tensors.value.values
     empty = ((key == 0).all(-1) & (value == 0).all(-1)).all(1)  # (B, S)
+    # A slot counts if it and all slots behind it are empty.
     at_the_end = empty.flip(1).long().cumprod(1).flip(1).bool()
     seen = at_the_end & visible.expand(key.shape[0], -1, -1, key.shape[2]).any(2).any(1).to(key.device)
     return int(seen.sum(1).max()) if bool(seen[:, -1].any()) else 0

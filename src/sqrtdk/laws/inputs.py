@@ -150,6 +150,7 @@ def other(subject: Subject, content: Content, where: Tensor, salt: int = 1, *, s
     marked = where.to(value.device).reshape(where.shape + (1,) * (value.dim() - where.dim())).expand_as(value)
     generator = torch.Generator().manual_seed(subject.seed + salt)
     if not content.ids:
+        # Noise with the mean and the spread of the content itself.
         plain = value.detach().double()
         spread = plain.std().nan_to_num().clamp_min(1e-3) if value.numel() > 1 else 1.0
         noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
@@ -165,6 +166,7 @@ def other(subject: Subject, content: Content, where: Tensor, salt: int = 1, *, s
     if pool.numel() < 2:
         return value
     place = torch.searchsorted(pool, value.clamp(int(pool[0]), int(pool[-1]))).clamp_max(pool.numel() - 1)
+    # A step of 1 or more, within the pool, never gives the same id.
     step = torch.randint(1, pool.numel(), value.shape, generator=generator).to(value.device)
     return torch.where(marked, pool[(place + step) % pool.numel()], value)
 

@@ -35,6 +35,7 @@ def moved(before: Tensor, after: Tensor, roundings: float = ROUNDINGS) -> Tensor
         bar = IN_HALF * torch.finfo(before.dtype).eps
     one, other = before.double(), after.double()
     size = torch.where(one.isfinite(), one, 0.0).abs().max() if one.numel() else 0.0
+    # Equal infinities differ by NaN, so they are compared by themselves.
     same = (one == other) | (one.isnan() & other.isnan())
     gap = (one - other).abs().nan_to_num(nan=torch.inf)
     return ~same & (gap > bar * size)

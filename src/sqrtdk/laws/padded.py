@@ -118,6 +118,7 @@ def _arranged(
     inputs[mask.name] = mask.hiding(hidden)
     if takes_positions(subject, content):
         positions = ((~hidden).long().cumsum(1) - 1).clamp_min(0)
+        # Qwen2-VL's position_ids are (3, B, n): time, height and width.
         own = subject.tensors.get(_POSITIONS)
         inputs[_POSITIONS] = positions.expand_as(own).clone() if own is not None and own.dim() == 3 else positions
     return subject.over(inputs), hidden

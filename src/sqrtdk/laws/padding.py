@@ -66,6 +66,7 @@ def _of_mask(subject: Subject, mask: MaskInput) -> LawAnswer:
     if not hidden.any():
         raise NotAsked("all of its tokens are special")
     hides, shows = mask.hiding(hidden), mask.hiding(torch.zeros_like(hidden))
+    # Two contents for the hidden positions: the outputs must not tell them apart.
     changes = [
         {mask.name: hides, content.name: other(subject, content, hidden, salt, specials=True)} for salt in (3, 4)
     ]
@@ -194,8 +195,10 @@ def _flipped(mask: Tensor) -> Tensor:
     columns = torch.arange(size, device=mask.device) >= size - max(size * of[0] // of[1], 1)
     if mask.dtype is torch.bool:
         return mask ^ columns
+    # An additive mask: 0 shows, a negative number hides.
     if mask.is_floating_point() and bool((mask < 0).any()):
         return torch.where(columns, torch.where(mask < 0, 0.0, mask.min()), mask)
+    # An additive mask of zeros hides nothing, so columns are hidden.
     if mask.is_floating_point() and not mask.any():
         return torch.where(columns, -1e4, mask)
     return torch.where(columns, 1 - mask, mask)
@@ -203,6 +206,7 @@ def _flipped(mask: Tensor) -> Tensor:
 
 def _of_lengths(subject: Subject, name: str) -> LawAnswer:
     value = subject.tensors[name]
+    # Rounded up: no length becomes 0.
     return _effect(subject, name, value / 2 if value.is_floating_point() else (value + 1) // 2)
 
 

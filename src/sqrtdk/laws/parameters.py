@@ -32,7 +32,7 @@ from sqrtdk.tracing.tensors import CallTensors
 
 LAW = "parameters"
 SOURCE = "softmax(z + c) = softmax(z); Xiao et al. 2023 and gpt-oss: a sink is one more logit, without a value"
-MOST_ROUNDS = 4
+MOST_ROUNDS = 4  # runs; each changes one parameter of every class of module
 _FIX_UNREAD = "pass it to the attention, or remove it"
 _FIX_ADDED = "append it to the logits as one more key, and drop its weight after the softmax"
 

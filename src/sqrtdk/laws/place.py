@@ -36,7 +36,7 @@ from sqrtdk.tracing.tensors import CallTensors
 LAW = "place"
 SPLIT, MERGE = "split", "merge"
 SOURCE = "Vaswani et al. 2017, section 3.2.2: each head is a projection of its own of every position"
-MOST_SITES = 8
+MOST_SITES = 8  # attentions that are asked, each of another class or layout
 LEAST_ROWS = 4  # with fewer rows a view and a transpose may give the same
 NOISE = 3.0  # times the root mean square of the changed tensor
 _SPLIT_FIX = "x.view(B, L, H, E).transpose(1, 2): tokens first, then heads"
@@ -151,6 +151,7 @@ def _entering(subject: Subject, entrance: _Entrance) -> Any:
         first = first_tensor((args, kwargs))
         if first is None:
             return args, kwargs
+        # Contiguous, so that `_token` gives a view that can be written to.
         changed = first.clone(memory_format=torch.contiguous_format)
         row = _token(changed, entrance)
         spread = float(first.double().square().mean().sqrt()) or 1.0
@@ -191,6 +192,7 @@ def _judged_split(before: CallTensors, after: CallTensors, entrance: _Entrance) 
             continue
         first = _own_heads(one)
         cells = moved(one, two)[:, first].any(-1).cpu()
+        # A single head of keys (multi-query attention) can't be split wrongly.
         if not cells.any() or len(first) == 1:
             continue
         by_view = split_by_view(cells, one.shape[-1], entrance.tokens, where)

@@ -28,11 +28,12 @@ from sqrtdk.positions import yarn_frequencies
 BASES = ("rope_theta", "rotary_emb_base", "rotary_base", "rope_base", "rope_freq_base")
 SHARES = ("partial_rotary_factor", "rotary_pct", "rotary_percentage")
 WIDTHS = ("qk_rope_head_dim", "rotary_dim")
+# Ends of names: `local_rope_theta` for one kind of layer.
 _OTHER_BASES = (
     "rope_theta",
     "rope_local_base_freq",
     "rotary_base",
-)  # ends of names: `local_rope_theta` for one kind of layer
+)
 _ROTARY = re.compile(r"rope|rotary")
 # Fields of sizes, which do not change frequencies.
 _OF_WIDTH = re.compile(r"dim|elem|width|size|head|len|layer|start|kind|section")
@@ -135,6 +136,7 @@ def declared(config: Any, module: nn.Module | None, layer: int | None, head_dim:
     widths = {int(head_dim * share.value)} if share is not None else set()
     widths |= {int(width.value)} if width is not None else set()
     law = block.get("rope_type", block.get("type", _by_parameters(block)))
+    # This law itself stops the pairs beyond the share, so their number is not asked.
     if law == "proportional":
         width, share, widths = None, None, set()
     return Declared(
@@ -224,6 +226,7 @@ def _llama3(asked: _Asked) -> Tensor | None:
         return None
     f = asked.plain
     turns = original * f / (2 * math.pi)  # number of turns within the original length
+    # 0 for pairs that turn seldom, 1 for those that turn often.
     share = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - share) * f / factor + share * f
 

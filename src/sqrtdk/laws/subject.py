@@ -128,6 +128,7 @@ class Subject:
         if unnamed := [name for name in self.positional if name not in takes]:
             raise NotAsked(f"forward does not name its {unnamed[0]}")
         named = self.over(self.inputs)
+        # The outputs are the same, so they are not run again.
         named.positional, named._base = (), self._base
         return named
 

@@ -100,6 +100,7 @@ def answers_of(loaded: LoadedModel, run: ModelRun, names: Sequence[str], seed: i
                 subject.take(run.outputs)
             if not subject.base:
                 raise NotAsked("the model returns no floating tensor")
+            # A steady run in train mode shows as well that the outputs are not random.
             random = not (large or (modes.LAW in names and modes.steady(subject))) and _random(subject)
         except NotAsked as reason:
             return tuple(not_asked(name, "", reason) for name in names)

@@ -94,7 +94,7 @@ def first_tensor(value: Any) -> Tensor | None:
 @contextmanager
 def exchanged(module: nn.Module, entering: Entering | None, leaving: Leaving | None) -> Iterator[None]:
     """Replace the inputs or outputs of a module in its first call within the block."""
-    calls = [0]
+    calls = [0]  # how often the module was called
 
     def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
         calls[0] += 1
@@ -121,6 +121,7 @@ def restored(output: Any, before: Any) -> Any:
     """Replace an output's tensors by those of another run of the same module, if it is a plain structure of tensors."""
     if isinstance(output, Tensor) and isinstance(before, Tensor):
         return before.clone()
+    # Exact types: a namedtuple can't be made from an iterator.
     if type(output) in (tuple, list) and type(before) is type(output) and len(before) == len(output):
         return type(output)(restored(one, other) for one, other in zip(output, before, strict=True))
     if type(output) is dict and type(before) is dict and before.keys() == output.keys():

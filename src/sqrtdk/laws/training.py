@@ -75,7 +75,7 @@ def _address(tensor: Tensor) -> int | None:
     if tensor.is_meta or tensor.is_nested or tensor.layout is not torch.strided:
         return None
     try:
-        return tensor.untyped_storage().data_ptr() or None
+        return tensor.untyped_storage().data_ptr() or None  # 0 for a tensor without elements
     except (RuntimeError, NotImplementedError):  # a subclass without storage
         return None
 
@@ -106,6 +106,7 @@ def without_dropout(module: nn.Module, trains: Callable[[nn.Module], bool]) -> I
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
+    # NaN that stayed is no change.
     return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
 
 
@@ -167,7 +168,7 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(seed % 2**32)
+        numpy.random.seed(seed % 2**32)  # numpy takes 32 bits
 
 
 def draws() -> tuple[Any, ...]:

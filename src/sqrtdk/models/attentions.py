@@ -53,6 +53,7 @@ def silent_attentions(
         'an attention module ran, and no attention was found in it'
     """
     attentions = {path: module for path, module in model.named_modules() if _is_attention(module)}
+    # An attention that holds another is a wrapper: the inner one is judged.
     parents = {parent for path in attentions for parent in _above(path)}
     for path, module in attentions.items():
         if path in parents:

@@ -290,6 +290,7 @@ def _build_hint(error: BaseException) -> str:
     text = text_of(error)
     if isinstance(error, ImportError):
         return "Install the package that the message names, or audit another model."
+    # SafetensorError, or a text about a Safetensors or safetensors file.
     if "afetensor" in type(error).__name__ + text or "header" in text.lower():
         return "A weight file is damaged or incomplete: download the model again, or pass --static."
     return "Check config.json and the weight files; --static builds without weights."

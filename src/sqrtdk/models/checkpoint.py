@@ -82,6 +82,7 @@ def _index_shards(path: Path) -> list[str]:
             f"{path.name} is not a valid index of weight files: {short_text(error)}", hint="Download the model again."
         ) from error
     for shard in shards:
+        # A path would lead out of the directory: {"lm_head.weight": "../../secrets.safetensors"}.
         if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
             raise ModelError(
                 f"the index names {str(shard)[:100]!r}, which is no safetensors file beside it",

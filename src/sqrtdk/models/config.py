@@ -44,6 +44,7 @@ LIMITS = (
     (re.compile(r""), 2**31, ""),
 )
 
+# These choose an implementation, which may be code from the hub, so the user is told.
 DROPPED_ALOUD = ("attn_implementation", "experts_implementation", "kernel_config", "use_kernels")
 DROPPED_QUIETLY = (
     "_name_or_path",
@@ -198,6 +199,7 @@ def load_config(home: Path, *, trust_remote_code: bool = False) -> tuple[Any, tu
         if clean.get("auto_map"):  # only with trust_remote_code
             _refuse_outside(clean["auto_map"])
             config = hf.AutoConfig.from_pretrained(home, trust_remote_code=True, local_files_only=True)
+            # The caller chooses the implementations, and not the config.
             config._attn_implementation = None
             config._experts_implementation = None
             return config, tuple(notes)

@@ -37,6 +37,7 @@ def call_factory(model: str, *, static: bool = False, seed: int = 0) -> tuple[nn
     try:
         target: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        # The module itself is missing, and not one that it imports.
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             raise ModelError(
                 f"there is no Python module {error.name!r} (for {model!r})",

@@ -74,11 +74,12 @@ def check_names(tensors: dict[str, Tensor], module: nn.Module) -> None:
     accepted = forward_arguments(module)
     listed = f"forward takes: {', '.join(accepted)}."
     kinds = {p.kind for p in inspect.signature(module.forward).parameters.values()}
-    is_open = not accepted and inspect.Parameter.VAR_KEYWORD in kinds
+    is_open = not accepted and inspect.Parameter.VAR_KEYWORD in kinds  # forward(**kwargs)
     unknown = [name for name in tensors if name not in accepted]
     if unknown and not is_open:
         raise ModelError(f"{type(module).__name__} takes no input named {unknown[0][:100]!r}", hint=listed)
     missing = [name for name, needed in accepted.items() if needed and name not in tensors]
+    # transformers' forwards declare all arguments optional, and raise without their main one.
     main = getattr(module, "main_input_name", None)
     if main in accepted and not {main, "inputs_embeds", "encoder_outputs"} & set(tensors):
         missing.append(main)

@@ -61,6 +61,7 @@ def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Input
     device_map = options.device_map
     if is_embedded or is_own:
         _refuse_spread(model, device_map=device_map, offload_folder=options.offload_folder)
+    # An offload folder without a device map means "auto".
     elif options.offload_folder is not None and device_map is None and not static:
         device_map = "auto"
     notes: tuple[str, ...] = ()
@@ -75,6 +76,7 @@ def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Input
         kind = "factory"
         module, ready = call_factory(model, static=static, seed=options.seed)
         refuse_odd(module)
+        # A factory may build its model on meta by itself.
         static = static or without_numbers(module, ready if inputs is None and options.input_file is None else None)
         config = config_of(module)
     else:
@@ -114,6 +116,7 @@ def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Input
         config=config,
         attn=name if isinstance(name, str) else None,
         notes=notes,
+        # The hub's files are in a cache, and not in a directory of the user.
         home=None if kind == "hub" else home,
     )
 

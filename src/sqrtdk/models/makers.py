@@ -101,7 +101,7 @@ def _is_patched(request: Request) -> bool:
 
 
 def _grid(request: Request) -> int:
-    return math.isqrt(_first(request.config, "num_patches", 256))
+    return math.isqrt(_first(request.config, "num_patches", 256))  # patches of a square image
 
 
 def _patch_mask(request: Request) -> Tensor:
@@ -120,7 +120,7 @@ def _features(request: Request) -> Tensor:
     positions, mel = _first(request.config, "max_source_positions", 0), _first(request.config, "num_mel_bins", 0)
     spec = _first(request.config, "spec_size", 0)
     if spec and mel:
-        channels = 4 if _first(request.config, "enable_fusion", False) else 1
+        channels = 4 if _first(request.config, "enable_fusion", False) else 1  # CLAP: the whole clip and three crops
         return _normal("input_features", request, (request.batch, channels, spec * spec // mel, mel))
     if positions and mel:
         return _normal("input_features", request, (request.batch, mel, 2 * positions))

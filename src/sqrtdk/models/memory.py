@@ -65,6 +65,7 @@ def _free_memory() -> int | None:
     except (OSError, ValueError, IndexError):
         pass
     try:
+        # Without /proc, as on macOS: all memory of the machine.
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None

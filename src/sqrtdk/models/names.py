@@ -76,6 +76,7 @@ def find_local(model: str) -> Path | None:
     """
     name = os.path.expanduser(model)
     path = Path(name)
+    # A config.json stands for its directory.
     if path.name == CONFIG and os.path.isfile(name):
         path = path.parent
     if model and os.path.isdir(path):

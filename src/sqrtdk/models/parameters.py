@@ -117,6 +117,7 @@ def _built(target: str, revision: str | None, trust_remote_code: bool, seed: int
     try:
         _, home = locate(target, revision, weights=False, trust_remote_code=trust_remote_code)
     except ModelError as error:
+        # A name without a slash may be meant for a preset.
         if "/" in target:
             raise
         raise ModelError(f"there is no preset {target!r}; {error}", hint=_either(error)) from error

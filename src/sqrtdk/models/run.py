@@ -34,6 +34,7 @@ class _Answers(EagerMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        # bool(tensor) reads the number by this operation.
         if func is aten._local_scalar_dense.default and args[0].is_meta and args[0].dtype is torch.bool:
             return not any(args[0] is tensor for tensor in self._any)
         out = func(*args, **(kwargs or {}))
