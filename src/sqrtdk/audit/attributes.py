@@ -1,6 +1,6 @@
-"""Numbers on a module that look like its scale: which reading of them gives a value, and whether the run follows them.
+"""Attributes of a module that look like its scale: how each name is read, and whether the run follows the number.
 
-They are weak declarations: `self.scale = num_heads ** -0.5` holds the mistake itself.
+They are weak declarations, because an attribute can hold the mistake itself: `self.scale = num_heads ** -0.5`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ def _inverse(value: float) -> float:
 
 PLAIN: Form = ("{}", lambda value, head_dim: value)
 INVERSE: Form = ("1/{}", lambda value, head_dim: _inverse(value))
-EXP: Form = ("exp({})", lambda value, head_dim: math.exp(min(value, 700.0)))
+EXP: Form = ("exp({})", lambda value, head_dim: math.exp(min(value, 700.0)))  # exp(710) overflows
 OVER_SQRT: Form = ("{}/sqrt(head_dim)", lambda value, head_dim: value * inverse_root(head_dim))
 INVERSE_OVER_SQRT: Form = ("1/({} sqrt(head_dim))", lambda value, head_dim: _inverse(value) * inverse_root(head_dim))
 
-# Name of the attribute -> the readings that its users give it (seen in transformers, timm, x-transformers, MPT, GPT-J).
+# Attribute name -> ways to read it, as seen in transformers, timm, x-transformers, MPT and GPT-J.
+# `self.norm_factor = sqrt(head_dim)`: GPT-J divides by it, so INVERSE is tried before PLAIN.
 SCALE_ATTRIBUTES: dict[str, tuple[Form, ...]] = {
     **dict.fromkeys(
         ("scale", "scaling", "softmax_scale", "attn_scale", "attention_scale", "sm_scale", "qk_scale", "q_scale",
@@ -47,26 +48,26 @@ SCALE_ATTRIBUTES: dict[str, tuple[Form, ...]] = {
 }  # fmt: skip
 
 
-# A child may hold the softmax's scale when its name or its class says that it attends, or scales what is attended to.
-# Words of something else say no: a LoRA layer's `scaling`, a FakeQuantize's `scale`, a norm's and an activation's own
-# numbers are 1 by default, and would declare any missing scale.
+# A child module may hold the softmax's scale if its name or class is about attention or scaling:
+# `self.inner_attn = ScaledDotProduct(...)`. The words of STRANGERS exclude children with a number of another meaning
+# (a LoRA layer's `scaling`, a FakeQuantize's `scale`): it is 1 by default, and would declare any missing scale.
 HOLDERS = ("attn", "attend", "attention", "softmax", "sdpa", "dot", "scale", "scaling", "temperature", "cosine")
 STRANGERS = (
     "norm", "lora", "adapter", "quant", "observer", "linear", "proj", "conv", "drop", "embed", "rotary", "rope",
     "layerscale", "layer_scale", "residual",
 )  # fmt: skip
 
-# Switches that say False where nothing is to be scaled (Keras, GPT-2, TFT's `scale=False`): they hold the value 1.
+# Switches whose False means "do not scale" (Keras, GPT-2, TFT's `scale=False`): read as the value 1.
 FLAGS = ("use_scale", "use_scaling", "use_attn_scale", "scale_attn_weights", "scale_attn", "scaling", "scaled", "scale")
 FLAG_TEXT = "{} = False"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaleAttribute:
-    """One scale-like number: `owner.name`, at `path` from the site; `values` is None on the meta device.
+    """One scale-like number, `owner.name`, at `path` from the site; `values` is None on the meta device.
 
-    `store` is the dictionary of the owner that holds it; None if it can't be changed there (TorchScript).
-    `flag`: it is a switch that says False, which is a scale of 1.
+    `store` is the owner's dictionary that holds the number, or None if it can't be changed there (TorchScript).
+    `flag` is True for a switch set to False, which stands for a scale of 1.
     """
 
     owner: nn.Module
@@ -79,8 +80,9 @@ class ScaleAttribute:
 
 
 def _read(raw: Any, heads: int) -> tuple[tuple[float, ...] | None, bool] | None:
-    """The values of a Python number, a 0-d or per-head tensor, and whether it is learned; else None."""
+    """Return the values of a Python number or of a 0-d or per-head tensor, and whether it is learned; else None."""
     if isinstance(raw, torch.Tensor):
+        # `self.scale = nn.Parameter(torch.ones(heads, 1, 1))` has one number for each head.
         if raw.numel() not in (1, heads) or not raw.is_floating_point():
             return None
         learned = isinstance(raw, nn.Parameter)
@@ -88,25 +90,27 @@ def _read(raw: Any, heads: int) -> tuple[tuple[float, ...] | None, bool] | None:
             return None, learned
         try:
             return tuple(raw.detach().double().flatten().tolist()), learned
-        except RuntimeError:  # sparse, quantised: nobody keeps a scale so
+        except RuntimeError:  # sparse or quantised: nobody stores a scale in such a tensor
             return None
     value = as_number(raw)
     return None if value is None else ((value,), False)
 
 
 def _holds_scale(name: str, child: nn.Module) -> bool:
-    """Whether a child of an attention is of the kind that holds the scale of its softmax."""
+    """Return whether a child of an attention module may hold the scale of its softmax."""
     kind = type(child)
     if kind is not nn.Module and kind.__module__.startswith(("torch.nn.", "torch.ao.")):
         return False
     words = f"{name} {field(child, 'original_name') or kind.__name__}".lower()  # TorchScript keeps the class's name
     if any(word in words for word in STRANGERS) or not any(word in words for word in HOLDERS):
         return False
+    # A child with a Linear projects as well: its numbers need not be about the softmax.
     return not any(isinstance(part, nn.Linear) for part in child.modules())
 
 
 def _stored(owner: nn.Module, name: str) -> tuple[Any, MutableMapping[str, Any] | None]:
-    """What a module itself (not its class) holds under a name, and the dictionary where; (None, None) for nothing."""
+    """Return the module's own (not its class's) value of a name and the dictionary that holds it, else (None, None)."""
+    # `self.scale = 0.125` is in the module's __dict__, a Parameter or a buffer in a dictionary of its own.
     for store in (held(owner), *(held(owner).get(kind) for kind in ("_parameters", "_buffers"))):
         if isinstance(store, MutableMapping) and store.get(name) is not None:
             return store[name], store
@@ -114,7 +118,7 @@ def _stored(owner: nn.Module, name: str) -> tuple[Any, MutableMapping[str, Any] 
 
 
 def scale_attributes(module: nn.Module | None, heads: int) -> tuple[ScaleAttribute, ...]:
-    """The scale-like attributes of a module, and of those direct children that may hold the softmax's scale."""
+    """Return the scale-like attributes of a module, and of the direct children that may hold the softmax's scale."""
     if module is None:
         return ()
     owners = [("", module), *((name, child) for name, child in module.named_children() if _holds_scale(name, child))]
@@ -133,7 +137,7 @@ def scale_attributes(module: nn.Module | None, heads: int) -> tuple[ScaleAttribu
 
 
 def readings(attribute: ScaleAttribute, head_dim: int) -> Iterator[tuple[str, tuple[float, ...]]]:
-    """Every reading of the attribute as an effective scale, with its text."""
+    """Yield every reading of the attribute as an effective scale, with its text."""
     if attribute.values is None:
         return
     if attribute.flag:
@@ -146,7 +150,7 @@ def readings(attribute: ScaleAttribute, head_dim: int) -> Iterator[tuple[str, tu
 def holders(
     attributes: tuple[ScaleAttribute, ...], effective: tuple[float, ...], head_dim: int
 ) -> Iterator[tuple[ScaleAttribute, str]]:
-    """Every attribute that has a reading equal to the effective scale, with the text of that reading."""
+    """Yield each attribute that has a reading equal to the effective scale, with the text of that reading."""
     for attribute in attributes:
         for text, values in readings(attribute, head_dim):
             if matches(effective, values):
@@ -155,12 +159,12 @@ def holders(
 
 
 def names_the_scale(attribute: ScaleAttribute) -> bool:
-    """Whether the attribute's name is one that nothing but the softmax's whole scale has."""
+    """Return whether the attribute's name can mean nothing but the whole scale of the softmax."""
     return not attribute.flag and SCALE_ATTRIBUTES[attribute.name] == (PLAIN,)
 
 
 def is_flag(text: str) -> bool:
-    """Whether the text of a reading is that of a switch that says False."""
+    """Return whether the text of a reading is that of a switch set to False."""
     return text.endswith(FLAG_TEXT.format(""))
 
 
@@ -171,12 +175,13 @@ Probe = Callable[[Mapping[Key, ScaleAttribute]], Mapping[Key, bool]]
 
 @contextmanager
 def enlarged(attributes: Iterable[ScaleAttribute], factor: float = FACTOR) -> Iterator[None]:
-    """Multiply numbers and buffers by `factor`, and turn switches, for the time of the block; they are put back."""
+    """Multiply numbers and buffers by `factor` and turn switches within the block; restore them afterwards."""
     restore: list[tuple[MutableMapping[str, Any], str, Any]] = []
     changed: set[tuple[int, str]] = set()
     try:
         for attribute in attributes:
             store, key = attribute.store, (id(attribute.owner), attribute.name)
+            # Layers may share a module: its number is enlarged once.
             if attribute.learned or store is None or key in changed:
                 continue
             changed.add(key)
@@ -191,7 +196,7 @@ def enlarged(attributes: Iterable[ScaleAttribute], factor: float = FACTOR) -> It
 
 
 def moves(before: Iterable[AttentionCall], after: Iterable[AttentionCall]) -> dict[Key, bool]:
-    """Whether the scale of each call is another one after a change; without those that were not read."""
+    """Return for each call whether its scale differs after a change; calls without a readable scale are left out."""
     scales = {(call.site, call.index): call.scale.effective for call in after}
     pairs = (((call.site, call.index), call.scale.effective) for call in before)
     return {key: not close(new, old) for key, old in pairs if old is not None and (new := scales.get(key)) is not None}
@@ -200,9 +205,10 @@ def moves(before: Iterable[AttentionCall], after: Iterable[AttentionCall]) -> di
 def followed(
     calls: Sequence[AttentionCall], run: Callable[[], Sequence[AttentionCall]], asked: Mapping[Key, ScaleAttribute]
 ) -> Mapping[Key, bool]:
-    """For the attribute asked of each call, whether the call's scale changes with it; with the others it is a `Probe`.
+    """Return for each call whether its scale changes with the attribute asked about.
 
-    It leaves out what it cannot tell: a learned number, one in TorchScript, a model that raises with another number.
+    With `calls` and `run` bound it is a `Probe`. The result leaves out what can't be told: a learned number, one in
+    TorchScript, or a model that raises with another number.
     """
     able = {key: a for key, a in asked.items() if not a.learned and a.store is not None}
     if not able:
@@ -210,6 +216,6 @@ def followed(
     try:
         with enlarged(able.values()):
             moved = moves(calls, run())
-    except Exception:  # the attribute was something else's number as well
+    except Exception:  # the attribute has another use too: a size, for instance
         return {}
     return {key: moved[key] for key in able if key in moved}

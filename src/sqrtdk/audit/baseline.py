@@ -1,8 +1,8 @@
-"""What a model's ledger says, kept in a file that is reviewed; a later run is held against it.
+"""A model's ledger, kept in a file that is reviewed; a later run is compared with it.
 
-A file has one line for each attention: its formula, its ratio, its verdict, and the kinds of findings there. What
-changes in formula, ratio or verdict, what is added and what is gone fails; a finding fails where it is new and at the
-bar. What the file already holds never fails.
+The file has one line for each attention: its formula, ratio, verdict, and kinds of findings. The comparison fails if a
+formula, ratio or verdict changes, if an attention is added or removed, or if a new finding reaches the bar. What the
+file already holds never fails.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One attention of the ledger, or a place without one where something was found."""
+    """One attention of the ledger, or a site without an attention that has a finding."""
 
     site: str
-    index: int | None  # of the call at its site; None without a call
+    index: int | None  # of the call at its site; None if there is no call
     formula: str | None
     ratio: float | None  # effective scale times sqrt(head_dim)
     verdict: str | None  # one of VERDICTS; None without an attention
@@ -42,7 +42,7 @@ class Line:
 
     @property
     def key(self) -> tuple[str, int | None]:
-        """What it is known by."""
+        """The pair that identifies the line."""
         return self.site, self.index
 
     @property
@@ -62,7 +62,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one line says now and did not say before; `fails` at the bar of the comparison."""
+    """One difference between a run and its baseline; `fails` is decided at the bar of the comparison."""
 
     kind: str  # one of CHANGES
     site: str
@@ -80,19 +80,19 @@ class Comparison:
     file: str
     model: str
     mode: str
-    changes: tuple[Change, ...]  # those that fail first
+    changes: tuple[Change, ...]  # the failing ones first
     unchanged: int  # attentions
     unjudged: int  # attentions of this run that could not be judged, known to the baseline or not
     fail_on: str
 
     @property
     def exit_code(self) -> int:
-        """1 when a change fails, else 0."""
+        """1 if a change fails, else 0."""
         return int(any(change.fails for change in self.changes))
 
 
 def ledger(report: CheckReport) -> Ledger:
-    """What a report says, in lines."""
+    """Return the lines of a report."""
     lines: list[Line] = []
     rest = {id(finding): finding for finding in report.findings}
     for judged in report.calls:
@@ -101,8 +101,9 @@ def ledger(report: CheckReport) -> Ledger:
         lines.append(Line(*judged.key, call.formula, ratio, judged.verdict, judged.mistake, _kinds(here)))
         for finding in here:
             rest.pop(id(finding), None)
-    for site in dict.fromkeys(finding.site for finding in rest.values()):  # an attention that was not read, or a place
-        kinds = _kinds(finding for finding in rest.values() if finding.site == site)  # that has none
+    # The rest are findings on an attention that was not read, or on a site without one.
+    for site in dict.fromkeys(finding.site for finding in rest.values()):
+        kinds = _kinds(finding for finding in rest.values() if finding.site == site)
         unread = any(kind.endswith(f" {UNMEASURED}") for kind in kinds)
         lines.append(Line(site, None, None, None, UNMEASURED if unread else None, None, kinds))
     return Ledger(report.model.id, report.mode, tuple(sorted(lines, key=_order)))
@@ -114,7 +115,8 @@ def _kinds(findings: Iterable[Finding]) -> tuple[str, ...]:
 
 
 def _order(line: Line) -> tuple[Any, ...]:
-    """By site, its numbers as numbers: layer 9 before layer 10."""
+    """Return a sort key that compares the numbers in a site as numbers: layer 9 before layer 10."""
+    # At most 18 digits: int() refuses the thousands that an untrusted site may hold.
     parts = re.split(r"([0-9]{1,18})", line.site)
     return [
         (int(part), "") if odd % 2 else (-1, part) for odd, part in enumerate(parts)
@@ -122,10 +124,10 @@ def _order(line: Line) -> tuple[Any, ...]:
 
 
 def compare(before: Ledger, report: CheckReport, file: str) -> Comparison:
-    """Hold a report against a baseline, at the report's own `fail_on`.
+    """Compare a report with a baseline, at the report's own `fail_on`.
 
     Raises:
-        BaselineError: One is of a static check and the other is not, or the run has two calls of one site and index.
+        BaselineError: Only one of the two is static, or the run has two calls with the same site and index.
     """
     now = ledger(report)
     if before.mode != now.mode:
@@ -139,7 +141,7 @@ def compare(before: Ledger, report: CheckReport, file: str) -> Comparison:
         for key in sorted({*old, *new}, key=lambda key: _order(new.get(key) or old[key]))
         for change in _changes(old.get(key), new.get(key), report.fail_on)
     ]
-    loud = {(change.site, change.index) for change in changes if change.kind in CHANGES[:3]}
+    loud = {(change.site, change.index) for change in changes if change.kind in CHANGES[:3]}  # added, removed, changed
     attentions = [key for key, line in new.items() if line.verdict is not None]
     unchanged = sum(key in old and key not in loud for key in attentions)
     unjudged = sum(new[key].verdict == UNMEASURED for key in attentions)
@@ -178,6 +180,7 @@ def _changes(old: Line | None, new: Line | None, fail_on: str) -> Iterable[Chang
         if kind not in known:
             severity, rule = kind.split(" ", 1)
             yield Change("new finding", *line.key, "finding", None, kind, at_bar(fail_on, severity, rule))
+    # A removed line is reported as a whole, and not by its findings.
     for kind in known if new else ():
         if kind not in now:
             yield Change("gone finding", *line.key, "finding", kind, None, False)
@@ -188,7 +191,7 @@ def _text(ratio: float | None) -> str | None:
 
 
 def same_formula(old: str | None, new: str | None) -> bool:
-    """Whether two formulas say the same: word for word, and number for number within the 1% of a scale.
+    """Return whether two formulas agree: the words exactly, the numbers within the 1% of a scale.
 
     Example:
         >>> same_formula("softmax(0.125 * q.k)", "softmax(0.1251 * q.k)")
@@ -208,7 +211,7 @@ def read(path: str | os.PathLike[str]) -> Ledger:
     """Read a baseline, which is an untrusted file.
 
     Raises:
-        BaselineError: It can't be read, is no baseline, is of another version, or breaks a rule of the format.
+        BaselineError: The file can't be read, is not a baseline, has another version, or breaks a rule of the format.
     """
     what = f"the baseline {shown(os.fspath(path))}"
     try:
@@ -222,7 +225,7 @@ def read(path: str | os.PathLike[str]) -> Ledger:
 
 
 def from_document(document: Any, what: str) -> Ledger:
-    """The ledger that a JSON document holds.
+    """Return the ledger that a JSON document holds.
 
     Raises:
         BaselineError: See `read`.
@@ -230,6 +233,7 @@ def from_document(document: Any, what: str) -> Ledger:
     if not isinstance(document, dict) or "schema_version" not in document:
         raise BaselineError(f"{what} has no schema_version: it is no baseline", hint=_ANEW)
     version = document["schema_version"]
+    # Not isinstance: True is an int as well.
     if type(version) is not int or version != SCHEMA_VERSION:
         raise BaselineError(
             f"{what} is of version {shown(version)}; this sqrtdk reads version {SCHEMA_VERSION}",
@@ -251,7 +255,7 @@ def _names(entry: Mapping[str, Any], wanted: set[str], what: str) -> None:
 
 
 def _is_whole(value: Any) -> bool:
-    """Whether it is a whole number that a float can hold."""
+    """Return whether the value is an int that fits a float."""
     return type(value) is int and abs(value) < 2**63
 
 
@@ -260,6 +264,7 @@ def _read_line(entry: Any, what: str) -> Line:
         raise BaselineError(f"{what} is not an object", hint=_ANEW)
     _names(entry, {field.name for field in fields(Line)}, what)
     texts = {name: entry[name] for name in ("formula", "mistake")}
+    # JSON has no infinities, so they are written as texts.
     ratio = {"Infinity": float("inf"), "-Infinity": float("-inf")}.get(str(entry["ratio"]), entry["ratio"])
     index, verdict, findings = entry["index"], entry["verdict"], entry["findings"]
     for name, right, rule in (

@@ -1,4 +1,4 @@
-"""How to read a field of a configuration, whatever object it is. Which object governs a module is `declared.py`'s."""
+"""Reading a field of any kind of configuration object. `declared.py` decides which object governs a module."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from torch import nn
 
 from sqrtdk.errors import INTERRUPTS
 
+# The base classes' own methods: those of a subclass may be overridden.
 _READ: dict[type, Callable[[Any], Any]] = {float: float.__float__, int: int.__int__, str: str.__str__, list: list.copy}
 
 
 def _pythons(value: Any) -> Any:
-    """A number, a text or a list of somebody's own class as Python's own: the methods of that may raise anything."""
-    kind = type(value)  # `__class__` need not be true
+    """Return a number, text or list of a user's subclass as Python's own type: its own methods may raise anything."""
+    kind = type(value)  # not `__class__`, which an object can fake
     if kind is bool or kind in _READ:
         return value
     return next((read(value) for cls, read in _READ.items() if issubclass(kind, cls)), value)
 
 
 def _safely(read: Callable[..., Any], *args: Any) -> Any:
-    """What is read, or None: a property, `__getattr__` or `__iter__` of somebody's class may raise anything."""
+    """Return what is read, or None: a property, `__getattr__` or `__iter__` of a user's class may raise anything."""
     try:
         return read(*args)
     except INTERRUPTS:
@@ -36,9 +37,9 @@ def _entry(config: Any, name: str) -> Any:
 
 
 def field(config: Any, path: str) -> Any:
-    """The value at a dotted path of a dict or of an object's attributes; None if it is absent or can't be read.
+    """Return the value at a dotted path of a dict or object, or None if it is absent or can't be read.
 
-    A number, a text or a list is of Python's own class.
+    Numbers, texts and lists are returned as Python's own types.
 
     >>> field({"attn_config": {"softmax_scale": 0.5}}, "attn_config.softmax_scale")
     0.5
@@ -51,25 +52,25 @@ def field(config: Any, path: str) -> Any:
 
 
 def mapping(config: Any, path: str) -> dict[str, Any] | None:
-    """A copy of the readable entries of the mapping at `path`, or None if there is no mapping."""
+    """Return a copy of the readable entries of the mapping at `path`, or None if there is no mapping."""
     entries = field(config, path)
     names = _safely(list, entries) if isinstance(entries, Mapping) else None
     return None if names is None else {name: field(entries, name) for name in names if isinstance(name, str)}
 
 
 def present(config: Any, name: str) -> bool:
-    """Whether an object has an attribute; False where looking for it raises."""
+    """Return whether an object has an attribute; False if looking for it raises."""
     return _safely(hasattr, config, name) is True
 
 
 def held(config: Any) -> Mapping[str, Any]:
-    """What an object holds in its own `__dict__`; empty where it has none."""
+    """Return an object's own `__dict__`, or an empty mapping if it has none."""
     attributes = field(config, "__dict__")
     return attributes if isinstance(attributes, Mapping) else {}
 
 
 def contexts(owner: Any) -> Iterator[tuple[str, Sequence[Any]]]:
-    """Names and values of fields that hold the keys before and after a row's own, as NeMo and flash attention do."""
+    """Yield names and values of fields that hold the keys before and after a row's own: `window_size = (255, 0)`."""
     for name in ("window_size", "att_context_size"):
         pair = field(owner, name)
         if isinstance(pair, list | tuple) and len(pair) == 2:
@@ -77,28 +78,28 @@ def contexts(owner: Any) -> Iterator[tuple[str, Sequence[Any]]]:
 
 
 def module_at(model: nn.Module, site: str) -> nn.Module | None:
-    """The module at a site, or None if the model has no such path (a site may be named after a call count)."""
+    """Return the module at a site, or None if the model has no such path (a site may be named after a call count)."""
     module: Any = model
     for name in site.split(".") if site else ():
-        module = field(module, name)  # get_submodule is refused by TorchScript
+        module = field(module, name)  # TorchScript refuses get_submodule
         if not isinstance(module, nn.Module):
             return None
     return module  # type: ignore[no-any-return]
 
 
 def number(config: Any, path: str) -> float | None:
-    """The finite number at `path`, else None; a bool is no number."""
+    """Return the finite number at `path`, else None; a bool does not count as a number."""
     return as_number(field(config, path))
 
 
 def as_number(value: Any) -> float | None:
-    """A Python number as a finite float, else None; a bool is no number, nor is an int beyond the floats.
+    """Return a Python number as a finite float, else None; bools and ints beyond the range of floats give None.
 
     >>> as_number(2), as_number(True), as_number(10**400)
     (2.0, None, None)
     """
     value = _pythons(value)
-    if type(value) not in (int, float):
+    if type(value) not in (int, float):  # bool is a subclass of int
         return None
     try:
         return float(value) if math.isfinite(value) else None
@@ -107,11 +108,11 @@ def as_number(value: Any) -> float | None:
 
 
 def model_type(config: Any) -> str:
-    """`config.model_type`, or the empty string."""
+    """Return `config.model_type`, or the empty string."""
     value = field(config, "model_type")
     return value if isinstance(value, str) else ""
 
 
 def is_transformers(config: Any) -> bool:
-    """Whether the config is of a class that transformers itself ships, whose code is known."""
+    """Return whether transformers itself ships the config's class, so that its code is known."""
     return type(config).__module__.startswith("transformers.")

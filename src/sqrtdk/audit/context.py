@@ -1,4 +1,4 @@
-"""What a rule sees: the judged calls, the model, the padding of its inputs, and a way to run it once more."""
+"""The input of a rule: the judged calls, the model, the padding of its inputs, and a function that runs it again."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from sqrtdk.models.signature import forward_arguments
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
 from sqrtdk.tracing.tape.nonfinite import Origin
 
-_TRUE_IS_PADDING = {  # torch's, in place of transformers' name for the same
+_TRUE_IS_PADDING = {  # torch's names -> transformers' names; in torch True marks padding
     "key_padding_mask": "attention_mask",
     "src_key_padding_mask": "attention_mask",
     "tgt_key_padding_mask": "decoder_attention_mask",
     "memory_key_padding_mask": "encoder_attention_mask",
 }
 _TRUE_IS_TOKEN = ("attention_mask", "decoder_attention_mask", "encoder_attention_mask")
-# parts that see no text: a length that is the text's by chance says nothing
+# Modules that read no text. A length that equals the text's by chance says nothing about their padding.
 _OTHER = re.compile(r"vision|visual|image|audio|speech|video|pixel|patch|backbone|qformer|perceiver|resampler")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """Masks with padding, True at a token, by transformers' names; `two`: an encoder and a decoder."""
+    """Masks of padded inputs by transformers' names, True at a token; `two` if there is an encoder and a decoder."""
 
     masks: Mapping[str, Tensor] = default(default_factory=dict)
     two: bool = False
@@ -39,10 +39,11 @@ class Tokens:
     def of(
         self, site: str, batch: int, rows: int, columns: int, self_attention: bool | None
     ) -> tuple[Tensor, Tensor] | None:
-        """Tokens of the rows (B, L) and of the keys (B, S) of a call, or None if no padding is known."""
+        """Return the token masks of a call's rows (B, L) and keys (B, S), or None if no padding is known."""
         if not self.masks or _OTHER.search(site.lower()):
             return None
         across = self_attention is False or rows != columns
+        # The first word of the path says whose tokens the rows are: `model.decoder.layers.0.encoder_attn`.
         part = re.search(r"encoder|decoder|encdec", site.lower()) if self.two else None
         here = there = "decoder_attention_mask" if part is not None and part[0] == "decoder" else "attention_mask"
         if across:
@@ -52,15 +53,16 @@ class Tokens:
         keys, queries = self._mask(there, batch, columns), self._mask(here, batch, rows)
         if keys is None:
             return None
+        # Rows without a mask of their own count as tokens.
         return (keys.new_ones(batch, rows) if queries is None else queries), keys
 
     def keys(self, call: AttentionCall) -> Tensor | None:
-        """Tokens of a call's keys (B, S), or None if no padding is known."""
+        """Return the token mask of a call's keys (B, S), or None if no padding is known."""
         both = self.of(call.site, call.batch, call.query_len, call.key_len, call.self_attention)
         return None if both is None else both[1]
 
     def longest(self, call: AttentionCall) -> int:
-        """Keys of the sequence with the fewest keys of padding."""
+        """Return the number of keys of the sequence with the least padding."""
         keys = self.keys(call)
         return call.key_len if keys is None else int(keys.sum(-1).max())
 
@@ -70,7 +72,7 @@ class Tokens:
 
 
 def tokens_of(module: nn.Module, inputs: Inputs) -> Tokens:
-    """The padding in a model's inputs. A mask that hides nothing, or holds numbers beside 0 and 1, is left out."""
+    """Return the padding masks of a model's inputs; masks that hide nothing or hold more than 0 and 1 are left out."""
     named = inputs if isinstance(inputs, dict) else dict(zip(forward_arguments(module), inputs, strict=False))
     masks: dict[str, Tensor] = {}
     for name, value in named.items():
@@ -83,19 +85,19 @@ def tokens_of(module: nn.Module, inputs: Inputs) -> Tokens:
 
 
 def _zero_one(value: Any) -> Tensor | None:
-    """A mask of (B, L) as bool; None for anything else, and without values."""
+    """Return a (B, L) mask as bool, or None if the value is no such mask or holds no numbers."""
     if not isinstance(value, Tensor) or value.dim() != 2 or value.is_meta or value.is_nested:
         return None
-    square = 1 < value.shape[0] == value.shape[1]  # it may as well be one of (queries, keys)
+    square = 1 < value.shape[0] == value.shape[1]  # B == L: it may as well be a mask of (queries, keys)
     return value.bool() if not square and bool(((value == 0) | (value == 1)).all()) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """One more run of the same model on the same inputs."""
+    """Another run of the same model on the same inputs."""
 
     calls: tuple[AttentionCall, ...]
-    outputs: tuple[Any, ...]  # the floating-point tensors that it returned
+    outputs: tuple[Any, ...]  # the floating-point tensors that the model returned
     missed: int = 0  # attentions that could not be read
 
 
@@ -106,32 +108,32 @@ class Context:
     model: nn.Module
     calls: tuple[JudgedCall, ...]
     mode: str  # "static" or "dynamic"
-    # Runs the model again under a trace, with q of these calls enlarged; None in static mode.
+    # Runs the model again under a trace, with the q of these calls enlarged; None in static mode.
     rerun: Callable[[Mapping[tuple[str, int], float] | None], Rerun] | None = None
-    ran: frozenset[str] | None = None  # module paths whose forward ran, None when that was not watched
+    ran: frozenset[str] | None = None  # paths of modules whose forward ran; None if nobody watched
     compare: str = "auto"  # when to run eager against sdpa: "auto" unless it is costly, "always", or "never"
     dtype: str = ""
     lost: tuple[NotMeasured, ...] = ()  # attentions that ran and could not be read
-    idle_or_doubtful: tuple[NotMeasured, ...] = ()  # those that did not run, and softmaxes that may be attentions
+    idle_or_doubtful: tuple[NotMeasured, ...] = ()  # attentions that did not run, and softmaxes that may be attentions
     unread: frozenset[str] = frozenset()  # parameters that nothing read
-    tokens: Tokens = default(default_factory=Tokens)  # positions of the inputs that are no padding
+    tokens: Tokens = default(default_factory=Tokens)  # which positions of the inputs are tokens
     spoiled: tuple[str, ...] = ()  # outputs of the model that hold NaN or infinity
-    infinite: tuple[str, ...] = ()  # those of them that hold no NaN
-    # Searches one more run for the first number that is not finite; raises a `SqrtdkError` where that run fails.
+    infinite: tuple[str, ...] = ()  # those of `spoiled` without a NaN
+    # Runs the model once more to find the first number that is not finite; raises a `SqrtdkError` if that run fails.
     origin: Callable[[], Origin | None] | None = None
 
     def which(self, judged: JudgedCall) -> str:
-        """Which of several calls at its site it is, in brackets: layers of one module, as ALBERT's; else nothing."""
+        """Return e.g. " (call 2 of 12 here)" if several calls share the site, as ALBERT's layers do; else ""."""
         site, index = judged.call.site, judged.call.index
         calls = sum(other.call.site == site for other in self.calls)
         return f" (call {index + 1} of {calls} here)" if calls > 1 else ""
 
     def module(self, site: str) -> nn.Module | None:
-        """The module at a site."""
+        """Return the module at a site, or None."""
         return module_at(self.model, site)
 
     def config(self, site: str) -> Any:
-        """The config that governs a site."""
+        """Return the config that governs a site."""
         return config_at(self.model, site)
 
 

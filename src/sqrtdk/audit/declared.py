@@ -1,4 +1,4 @@
-"""What effective scale does a model declare for a call, and which object is the config that declares it?
+"""The effective scale that a model declares for a call, and the config object that declares it.
 
 The declared scale is a base (a config's field, else the family's rule, else 1/sqrt(head_dim)) times every declared
 multiplier (`multipliers.py`). Module attributes, which are weak declarations, are in `attributes.py`.
@@ -19,15 +19,15 @@ from sqrtdk.audit.multipliers import BASE_LENGTHS, FIXED, GROWING, LAYER_SWITCH,
 from sqrtdk.audit.tolerance import close, inverse_root
 from sqrtdk.tracing.records import AttentionCall
 
-# What released code calls it: transformers, litgpt; Hydra, fairseq, TransformerLens; argparse, DeepSeek; Llama;
-# Lightning; Time-Series-Library; OpenNMT. On one module the first that says something counts.
+# Attribute names of a config in released code: transformers, litgpt; Hydra, fairseq, TransformerLens; argparse,
+# DeepSeek; Llama; Lightning; Time-Series-Library; OpenNMT. On one module the first with a known field counts.
 CONFIG_NAMES = (
     "config", "cfg", "args", "params", "hparams", "configs", "conf", "opt", "model_args", "model_config",
 )  # fmt: skip
 
 # Gemma 2's attn_logit_softcapping, litgpt's attention_logit_softcapping, MaxText's attn_logits_soft_cap,
 # TransformerLens' attn_scores_soft_cap, Keras' attention_logit_soft_cap, praxis' atten_logit_cap, Gemma 3n's audio.
-# A cap without a word of attention is that of the vocabulary's logits, of a router, or of an MLP's gate.
+# A cap whose name does not mention attention belongs to the vocabulary's logits, to a router, or to an MLP's gate.
 _CAPPED = (
     "attn", "attn_logit", "attn_logits", "attn_score", "attn_scores", "atten_logit", "atten_logits", "attention",
     "attention_logit", "attention_logits", "attention_score", "attention_scores", "conf_attention_logit", "qk_logit",
@@ -36,7 +36,7 @@ _CAPPED = (
 _CAPS = ("softcapping", "soft_capping", "softcap", "soft_cap", "capping", "cap")
 SOFTCAP_FIELDS = tuple(f"{logits}_{cap}" for logits in _CAPPED for cap in _CAPS)
 
-# On the module of an attention itself that word is left out: `softcap`, `logit_cap`.
+# An attention module's own attributes need not mention attention: `self.softcap`, `self.logit_cap`.
 _OWN = ("logit", "logits", "score", "scores")
 SOFTCAP_ATTRIBUTES = (
     *SOFTCAP_FIELDS,
@@ -55,7 +55,8 @@ def _usable(config: Any) -> bool:
 
 
 def _sub_config(config: Any, site: str) -> Any:
-    """The sub-config of a composite that governs `site`: the one whose stem ("vision", "text") is in the path."""
+    """Return the sub-config whose stem ("vision", "text") is part of the path `site`, else the config itself."""
+    # "model.vision_tower.layers.0" has the part "vision", so vision_config governs it.
     parts = site.replace("_", ".").split(".")
     for name in config if isinstance(config, Mapping) else held(config):
         stem = name.removesuffix("_config") if isinstance(name, str) else ""
@@ -67,7 +68,7 @@ def _sub_config(config: Any, site: str) -> Any:
 
 
 def _says(config: Any) -> bool:
-    """Whether a config names its model's type, or holds a field of known meaning."""
+    """Return whether a config names its model's type or holds a field of known meaning."""
     if model_type(config):
         return True
     for path in (*KNOWN_FIELDS, *SOFTCAP_FIELDS):
@@ -78,22 +79,22 @@ def _says(config: Any) -> bool:
 
 
 def _configs(module: nn.Module) -> Iterator[Any]:
-    """The objects on a module that are configs by their name, as something to read fields of."""
+    """Yield a module's attributes that are configs by name, as objects or mappings to read fields from."""
     for name in CONFIG_NAMES:
         config = held(module).get(name, field(type(module), name))
-        if isinstance(config, property):  # diffusers' and Lightning's
+        if isinstance(config, property):  # of diffusers and Lightning
             config = field(module, name)
         if not _usable(config) or isinstance(config, type):
             continue
-        # One that answers to any name says nothing by it: what it holds itself counts.
+        # A config that answers to any name would seem to declare every field, so only its own `__dict__` is read.
         yield held(config) if not isinstance(config, Mapping) and present(config, UNUSED_NAME) else config
 
 
 def config_at(model: nn.Module, site: str) -> Any:
-    """The config that governs the module at `site`: the nearest that says something about a scale or its model's type.
+    """Return the config that governs `site`: the nearest that says something about a scale or its model's type.
 
-    Its own config comes first, then its parents'. If no config says anything, the nearest is returned.
-    A composite (text_config, vision_config, decoder, ...) gives way to the part that the path names.
+    The module's own config comes first, then its parents'. If no config says anything, the nearest is returned.
+    In a composite config (text_config, vision_config, decoder, ...) the part that the path names is used.
     """
     parts = site.split(".") if site else []
     nearest = None
@@ -113,9 +114,9 @@ def config_at(model: nn.Module, site: str) -> Any:
 class Declaration:
     """A declared effective scale.
 
-    `values`: any of them is right; with `interval` anything between the least and the greatest is right as well;
-    empty: learned, any value. `length` is the part of it that a length extension (YaRN, longrope) contributes and
-    `layer_factor` the part of a per-layer rule; both are 1.0 by default.
+    Any of `values` is right; with `interval`, so is anything between the smallest and the largest. Empty `values` stand
+    for a learned scale, where any value is right. `length` is the factor that comes from a length extension (YaRN,
+    longrope) and `layer_factor` the factor that comes from a per-layer rule; both are 1.0 by default.
     """
 
     values: tuple[float, ...]
@@ -152,11 +153,12 @@ BASE_SWITCHES: tuple[tuple[str, bool, Callable[[AttentionCall, Any], float], str
     ),
 )
 
-# Switches that mean no scale on one config and something else on another (a forecaster's inputs): they explain a run
-# without a scale, and promise nothing about one with it. transformers' own configs have them for the inputs alone.
+# Switches that mean "no scale" in some configs and something else in others (a forecaster's `scaling = True` of its
+# inputs). They explain a run without a scale, but do not make one with a scale wrong. In transformers' own configs
+# they always concern the inputs.
 LOOSE_SWITCHES = ("scaling",)
 
-# What a config has to hold to be the one that governs, see `config_at`.
+# A config with one of these fields says something, see `config_at`.
 KNOWN_FIELDS: tuple[str, ...] = (
     *(path for path, *_ in BASE_FIELDS), *(path for path, *_ in BASE_SWITCHES), *LOOSE_SWITCHES,
     *ROPE_FIELDS, *BASE_LENGTHS, LAYER_SWITCH, *FIXED, *GROWING,
@@ -187,16 +189,16 @@ def _base(call: AttentionCall, config: Any) -> tuple[tuple[float, ...], str] | N
 def declared(
     call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None = None
 ) -> Declaration | None:
-    """The effective scale that config and family declare for a call: a base times every multiplier.
+    """Return the effective scale that config and family declare for a call: a base times every multiplier.
 
-    None when they say nothing usable. A loose switch looks at the scale of the call, which is else what is explained;
-    of the module its layer type and the length that it was trained on count, `layer` is its 0-based number.
+    Returns None if they declare nothing usable. The scale that ran matters only for loose switches. Of the module, its
+    layer type and the length that it was trained on are read; `layer` is its 0-based number.
     """
     if call.head_dim <= 0:
         return None
     try:
         base, factors = _base(call, config), list(multipliers(call, module, config, layer))
-    except (ArithmeticError, ValueError):  # numbers of the config overflow, divide by zero, or have no logarithm
+    except (ArithmeticError, ValueError):  # the config's numbers overflow, divide by zero, or have no logarithm
         return None
     values, by = base if base is not None else ((inverse_root(call.head_dim),), "")
     for factor in factors:

@@ -1,18 +1,18 @@
-"""Why a scale is what it is: every explanation of a ratio in one ordered table. The first that applies is the verdict.
+"""Why a scale is what it is: all explanations of a ratio in one ordered table. The first that applies is the verdict.
 
 The order of `EXPLANATIONS`, and why:
 
-1. What has no scale to explain, or one that can't be read, comes first: no later row may look at a number that is not
-   there. A factor that is computed from the data is taken out, and what stands beside it is judged by the whole table.
+1. Calls without a scale, or with one that can't be read, come first, so that no later row looks at a missing number.
+   A factor that is computed from the data is taken out, and the whole table judges the remaining factors.
 2. Config and family come before the textbook: a model that declares `query_pre_attn_scalar = 144` and runs
-   `1/sqrt(128)` contradicts itself, though the textbook would call it exact. A learned gain may have left a declared
-   value, so that beside one the declaration is not contradicted.
+   `1/sqrt(128)` contradicts itself, though the textbook would call it exact. Beside a learned gain the declaration is
+   not contradicted, because training may have moved the gain away from the declared value.
 3. The textbook comes before a learned gain, which may be 1. A cosine has another textbook: `q.k / |q||k| / sqrt(d)` is
-   at most `1/sqrt(d)`, and nearly uniform.
-4. Rules of the computation itself (normalised q and k, a length, channels) come before attributes of the module, which
-   are weak: `self.scale = heads ** -0.5` holds the very mistake.
-5. An attribute comes before the cosine's gain, as it has a name to report. A mistake comes last: it is named only
-   where nothing else explains the number.
+   at most `1/sqrt(d)`, and the softmax nearly uniform.
+4. Rules of the computation (normalised q and k, a length, channels) come before attributes of the module, which
+   are weak: `self.scale = heads ** -0.5` holds the mistake itself.
+5. An attribute comes before the cosine's gain, because it has a name to report. A mistake comes last: it is named
+   only if nothing else explains the number.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from sqrtdk.audit.records import UNMEASURED, JudgedCall
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, heads_agree, inverse_root, matches, scales_of
 from sqrtdk.tracing.records import WITHOUT_PRODUCT, AttentionCall
 
-Follows = Callable[[ScaleAttribute], bool | None]  # whether the call's scale changes with it; None: not known
+Follows = Callable[[ScaleAttribute], bool | None]  # whether the scale changes with the attribute; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of one call: what `judge` takes, and what follows from it."""
+    """The facts about one call: the arguments of `judge`, and what follows from them."""
 
     call: AttentionCall
     module: nn.Module | None
     config: Any
     layer: int | None
-    layered: str | None  # None of the first layer, whose factor 1/(layer + 1) is 1
+    layered: str | None  # None for the first layer, whose factor 1/(layer + 1) is 1
     follows: Follows
     declaration: Declaration | None  # of config or family
     problem: str | None  # why the scale can't be read
@@ -71,11 +71,11 @@ class Evidence:
 
     @property
     def runs_textbook(self) -> bool:
-        """Whether that is the scale that ran."""
+        """Whether the scale that ran is 1/sqrt(head_dim)."""
         return matches(self.effective, (self.textbook,))
 
     def unexplained(self, mistake: str, reason: str | None, attribute: str | None = None) -> JudgedCall:
-        """The verdict that the scale should have been the textbook's."""
+        """Return the verdict that the scale should have been the textbook's."""
         return JudgedCall(self.call, "unexplained", mistake, None, self.textbook, reason, attribute)
 
 
@@ -93,11 +93,12 @@ def judge(
 ) -> JudgedCall:
     """Judge the scale of one call by the first of `EXPLANATIONS` that applies.
 
-    `module` is the one at its site, `config` what governs that, `layer` its 0-based number; `layered` says how the
-    scale follows the number (`layer_pattern`), `follows` whether the run's scale changes with an attribute.
+    `module` is the module at the call's site, `config` the config that governs it, and `layer` its 0-based number.
+    `layered` says how the scale follows the layer number (`layer_pattern`), and `follows` returns whether the run's
+    scale changes with an attribute.
 
     Returns:
-        Verdict `exact` (ratio 1 within 1%, and no mere cosine), `declared`, `unexplained` with a mistake, or
+        Verdict `exact` (ratio 1 within 1%, and not of a cosine), `declared`, `unexplained` with a mistake, or
         `unmeasured` with the reason.
     """
     declaration = declared(call, module, config, layer)
@@ -107,7 +108,7 @@ def judge(
 
 
 def _unreadable(call: AttentionCall) -> str | None:
-    """Why the scale of a call can't be read, or None."""
+    """Return why the scale of a call can't be read, or None."""
     scale = call.scale
     if call.head_dim < 1:
         reason = scale.reason if call.unknown or call.score in WITHOUT_PRODUCT else None
@@ -116,7 +117,7 @@ def _unreadable(call: AttentionCall) -> str | None:
         return scale.reason or f"the readings disagree: symbolic {scale.symbolic}, numeric {scale.numeric}"
     if scale.effective is None or scale.ratio is None:
         return scale.reason or "the scale could not be read"
-    if not (abs(scale.effective) < float("inf")):
+    if not (abs(scale.effective) < float("inf")):  # NaN as well
         return scale.reason or f"the scale reads as {scale.effective}"
     return None
 
@@ -128,7 +129,7 @@ def _unlike_blocks(e: Evidence) -> JudgedCall | None:
 
 
 def _data_factor(e: Evidence) -> JudgedCall | None:
-    """A factor of the data: no mistake is named on it, only on what stands beside it."""
+    """Judge the factors beside one computed from the data; no mistake is named on that factor itself."""
     call = e.call
     if not gained_by_inputs(call):
         return None
@@ -148,7 +149,7 @@ def _data_factor(e: Evidence) -> JudgedCall | None:
 
 
 def _learned_gain_without_value(e: Evidence) -> JudgedCall | None:
-    """A learned gain is a rule even if its value is not known, as on the meta device."""
+    """Accept a learned gain as the rule even if its value is unknown, as on the meta device."""
     gain, scale = learned_gain(e.call), e.call.scale
     if e.problem is None or gain is None or gain.value is not None:
         return None
@@ -180,7 +181,7 @@ def _as_declared(e: Evidence) -> JudgedCall | None:
 
 
 def _against_declaration(e: Evidence) -> JudgedCall | None:
-    """The run does not apply what was declared; the part of the declaration that was dropped is named if one fits."""
+    """Report that the run does not apply the declaration, and name the part that was dropped if one fits."""
     if e.declaration is None or not e.declaration.values or learned_gain(e.call) is not None:
         return None
     effective, values, length = e.effective, e.declaration.values, e.declaration.length
@@ -218,12 +219,12 @@ def _learned_gain(e: Evidence) -> JudgedCall | None:
 
 
 def _learned_family(e: Evidence) -> JudgedCall | None:
-    """A family whose scale is learned: it names no value, and a declaration with values was settled above."""
+    """Accept a family whose scale is learned. It has no values; a declaration with values was settled above."""
     return None if e.declaration is None else JudgedCall(e.call, "declared", declared_by=e.declaration.by)
 
 
 def _by_rule(rule: Callable[[Evidence], str | None]) -> Explanation:
-    """The explanation that a rule admits the scale; the rule says how it is called, or None."""
+    """Return the explanation that accepts what a rule admits; the rule returns its own name, or None."""
 
     def explain(e: Evidence) -> JudgedCall | None:
         by = rule(e)
@@ -239,15 +240,15 @@ def _normalised(e: Evidence) -> str | None:
 def _channels(e: Evidence) -> str | None:
     """Attention over channels: rows and keys are features of q and k, and the product sums over positions.
 
-    No scale is the textbook's there. XCiT (El-Nouby et al. 2021, arXiv:2106.09681) and Restormer (Zamir et al. 2022,
-    arXiv:2111.09881) take cosines times a learned temperature, which other rows explain.
+    No scale is the textbook there. XCiT (El-Nouby et al. 2021, arXiv:2106.09681) and Restormer (Zamir et al. 2022,
+    arXiv:2111.09881) multiply cosines by a learned temperature, which other rows explain.
     """
     if e.call.axis != "channels":
         return None
     bare = "attention over channels: no scale (Fu et al. 2019, DANet)"
     rules = {
         1.0: bare,
-        -1.0: bare,  # the row's maximum less the product
+        -1.0: bare,  # DANet's softmax(max(energy) - energy): the row's maximum minus the product
         inverse_root(e.call.query_len): "attention over channels: 1/sqrt(channels of a head) (Ding et al. 2022, DaViT)",
         1.0 / e.call.head_dim: "attention over channels: the mean over positions",
     }
@@ -255,7 +256,7 @@ def _channels(e: Evidence) -> str | None:
 
 
 def _holder(e: Evidence) -> tuple[ScaleAttribute | None, str | None, str | None]:
-    """The attribute that holds the scale, the text of that reading, and a note if the scale does not follow it."""
+    """Return the attribute that holds the scale, its reading as text, and a note if the scale does not follow it."""
     holding = list(holders(scale_attributes(e.module, e.call.heads), e.effective, e.call.head_dim))
     held, text = next((pair for pair in holding if e.follows(pair[0]) is not False), (None, None))
     idle = f"attribute {holding[0][1]} holds that value, but the scale does not follow" if holding else None
@@ -263,12 +264,12 @@ def _holder(e: Evidence) -> tuple[ScaleAttribute | None, str | None, str | None]
 
 
 def _named(e: Evidence) -> tuple[str, str | None]:
-    """The mistake that gives the scale, and how it was distinguished from its look-alikes."""
+    """Return the mistake that gives the scale, and how it was distinguished from its look-alikes."""
     return name_mistake(e.call, e.effective[0], layered=e.layered)
 
 
 def _attribute(e: Evidence) -> JudgedCall | None:
-    """An attribute that the run follows, unless its value is that of a mistake which it does not excuse."""
+    """Accept an attribute that the run follows, unless its value is a mistake that the attribute does not excuse."""
     held, text, _ = _holder(e)
     if held is None or min(e.effective) <= 0:
         return None
@@ -283,11 +284,11 @@ def _attribute(e: Evidence) -> JudgedCall | None:
 
 
 def _excused(e: Evidence, mistake: str, held: ScaleAttribute) -> bool:
-    """Whether the attribute that holds the value of a mistake declares it."""
+    """Return whether an attribute that holds a mistake's value declares that value."""
     excuse = MISTAKES[mistake].excuse
     if excuse == "one factor":
         return root_factors(e.call) < 2
-    if excuse == "its name":  # T5's way; alpha and temperature are 1 by default, False is written
+    if excuse == "its name":  # T5's `scaling = 1.0`; `alpha = 1` says nothing, but False is written on purpose
         return held.flag or (e.follows(held) is True and names_the_scale(held))
     return excuse == "any attribute"
 
@@ -331,7 +332,7 @@ EXPLANATIONS: dict[str, Explanation] = {
     # no scale to explain, or one that can't be read
     "unlike_blocks": _unlike_blocks,  # unexplained
     "no_dimensions": lambda e: JudgedCall(e.call, UNMEASURED, reason=e.problem) if e.call.head_dim < 1 else None,
-    "factor_of_the_data": _data_factor,  # that of what stands beside it
+    "factor_of_the_data": _data_factor,  # the verdict of the other factors
     "learned_gain_without_a_value": _learned_gain_without_value,  # declared
     "not_read": _not_read,  # unmeasured
     # config and family

@@ -1,8 +1,8 @@
-"""Families whose released weights were trained with a scale that no config field names: one literal table.
+"""Families whose released weights were trained with a scale that no config field names, in one literal table.
 
-Each rule is the effective scale as a function of the call and the config. A list of values: any of them is right.
-An empty list: the value is learned and any will do. Families that declare theirs in a config field are in
-`declared.py`; families with 1/sqrt(head_dim) need no entry. Surveyed: transformers 5.23, every `modeling_*.py`.
+Each rule gives the effective scale from the call and the config. If it gives several values, any of them is right; if
+it gives none, the scale is learned and any value is right. Families that declare the scale in a config field are in
+`declared.py`; families with 1/sqrt(head_dim) need no entry. Surveyed: every `modeling_*.py` of transformers 5.23.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sqrtdk.audit.tolerance import inverse_root
 from sqrtdk.tracing.records import AttentionCall
 
 Values = tuple[float, ...]
-Rule = tuple[str, Callable[[AttentionCall, Any], Values]]  # in words, and the values that it admits
+Rule = tuple[str, Callable[[AttentionCall, Any], Values]]  # the rule in words, and the values that it admits
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`rule` in words, the values it admits, its source, and the modules it holds for ("" for all)."""
+    """A rule in words, the values that it admits, its source, and the modules that it covers ("" for all)."""
 
     rule: str
     values: Callable[[AttentionCall, Any], Values]
@@ -102,7 +102,7 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 # Families whose code multiplies the softmax scale itself by the square of YaRN's mscale_all_dim, as DeepSeek does
-# (deepseek-ai/DeepSeek-V2, modeling_deepseek.py). Others read rope_parameters for the rotation only.
+# (deepseek-ai/DeepSeek-V2, modeling_deepseek.py). Other families read rope_parameters for the rotation only.
 MLA_YARN: frozenset[str] = frozenset({
     "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "kimi_k2", "mistral4", "mistral_large4_text",
     "axk1", "axk2", "longcat_flash", "youtu", "bailing_hybrid", "hy_v4", "glm4_moe_lite", "glm_moe_dsa", "minicpm3",
@@ -114,6 +114,6 @@ SCALED_BIAS: frozenset[str] = frozenset({"falcon", "RefinedWeb", "RefinedWebMode
 
 
 def family(call: AttentionCall, config: Any) -> Family | None:
-    """The family's rule for this call, or None."""
+    """Return the family's rule for this call, or None."""
     rule = FAMILIES.get(model_type(config))
     return rule if rule is not None and rule.module in call.module_class else None

@@ -1,9 +1,8 @@
 """Factors and norms that explain a scale: normalised q and k, a gain that is a parameter, a factor of the data.
 
-After a normalisation of both q and k their size is known, and other scales than 1/sqrt(d) are rules. With one of them
-as it comes from its projection, the product still grows with d. What stands beside a gain is judged all the same:
-`(tau q.k + delta) / sqrt(d)` of de-stationary attention by its `1/sqrt(d)`, and `exp(logit_scale) q.k / d` as a scale
-that was applied twice.
+If both q and k are normalised, their size is known, and rules other than 1/sqrt(d) apply. If only one is, the product
+still grows with d. The factors beside a gain are judged as well: the `1/sqrt(d)` of de-stationary attention's
+`(tau q.k + delta) / sqrt(d)` is the textbook's, and `exp(logit_scale) q.k / d` is a scale that was applied twice.
 """
 
 from __future__ import annotations
@@ -16,36 +15,36 @@ from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN, name_mistake, root_factors
 from sqrtdk.audit.tolerance import close, heads_agree, inverse_root, matches
 from sqrtdk.tracing.records import DATA, ROWS, AttentionCall, Factor, Scale
 
-# Classes of released code whose tensor factor is tau, wherever the caller had it from (Time-Series-Library, PyPOTS).
+# Classes of released code whose tensor factor is tau, wherever it is computed (Time-Series-Library, PyPOTS).
 DE_STATIONARY = ("DSAttention", "DeStationaryAttention")
 
 
 def normalised(call: AttentionCall) -> str | None:
-    """The normalisation of q and k ("rms", "layer", "l2", ...), or None if q and k are not both normalised."""
+    """Return the normalisation of q and k ("rms", "layer", "l2", ...), or None if q and k are not both normalised."""
     sides = {stage.where for stage in call.stages if stage.name == "norm"} & {"q", "k"}
     return None if len(sides) == 1 else call.norm
 
 
 def norm_sigma(ratio: float | None, size: int) -> float:
-    """Standard deviation that a scale ratio (times sqrt(head_dim)) gives to logits of normalised q and k.
+    """Return the logits' standard deviation under a scale ratio (scale times sqrt(head_dim)), for normalised q and k.
 
-    `size` is the `norm_size` of the call. 0 where nothing sets it.
+    `size` is the call's `norm_size`. Returns 0 if q and k are not normalised.
     """
     return abs(ratio) / size if ratio is not None and size else 0.0
 
 
 def norm_size(call: AttentionCall) -> int:
-    """By what a scale ratio is divided in `norm_sigma`.
+    """Return the divisor of the scale ratio in `norm_sigma`.
 
-    The head dimension where q and k are of length 1, 1 where each of their channels is; 0 where they are not
-    normalised.
+    It is the head dimension if q and k have length 1, and 1 if each of their channels has size 1. Without a
+    normalisation it is 0.
     """
     norm = normalised(call)
     return 0 if norm is None else call.head_dim if norm == "l2" else 1
 
 
 def _dropped(call: AttentionCall, attributes: tuple[ScaleAttribute, ...]) -> bool:
-    """Whether the module holds the textbook scale in an attribute, and no factor of the run is it."""
+    """Return whether an attribute of the module holds the textbook scale, but no factor of the run is that scale."""
     if root_factors(call):
         return False
     textbook = {PLAIN: (inverse_root(call.head_dim),), INVERSE: (math.sqrt(call.head_dim),)}
@@ -59,7 +58,7 @@ def _dropped(call: AttentionCall, attributes: tuple[ScaleAttribute, ...]) -> boo
 
 
 def _gains(call: AttentionCall, effective: tuple[float, ...]) -> str | None:
-    """Gains of the norms themselves, written out beside a scale of 1 or 1/sqrt(d)."""
+    """Return the sides with a gain of their norm ("q and k"), if the other factors make 1 or 1/sqrt(d); else None."""
     gains = [f for f in call.scale.factors if f.where in ("q", "k") and f.source.startswith(("tensor", "parameter"))]
     if not gains or any(factor.value is None for factor in call.scale.factors):
         return None
@@ -68,13 +67,14 @@ def _gains(call: AttentionCall, effective: tuple[float, ...]) -> str | None:
     if not close(rest, 1.0) and not close(rest, inverse_root(call.head_dim)):
         return None
     excuse = MISTAKES[name_mistake(call, effective[0])[0]].excuse if heads_agree(effective) else "any attribute"
-    if len(sides) == 1 and excuse in ("nothing", "one factor"):  # a scale that was written on q, and no gain of a norm
+    # `q * head_dim**-0.5` after a norm is a scale that was written on q, and no gain of the norm.
+    if len(sides) == 1 and excuse in ("nothing", "one factor"):
         return None
-    return " and ".join(sides)  # RMS norm with a gain of d^-1/2 on both sides is the l2 norm
+    return " and ".join(sides)  # an RMS norm with gain d^-1/2 on both sides is the l2 norm
 
 
 def norm_rule(call: AttentionCall, effective: tuple[float, ...], attributes: tuple[ScaleAttribute, ...]) -> str | None:
-    """The rule that admits a scale after q/k normalisation, or None."""
+    """Return the rule that admits a scale after q/k normalisation, or None."""
     norm = normalised(call)
     if norm is None:
         return None
@@ -88,14 +88,14 @@ def norm_rule(call: AttentionCall, effective: tuple[float, ...], attributes: tup
 
 
 def divided_cosine(call: AttentionCall) -> bool:
-    """Whether the product is a cosine: q and k have unit length, and no channel a gain of its own."""
+    """Return whether the product is a cosine: q and k have unit length, and no channel has a gain of its own."""
     return normalised(call) == "l2" and not call.norm_gain
 
 
 def cosine_gain(call: AttentionCall, effective: tuple[float, ...]) -> str | None:
-    """The rule that admits a fixed gain on the cosine of q and k, or None.
+    """Return the rule that admits a fixed gain on the cosine of q and k, or None.
 
-    A cosine is at most 1, so the gain is what lets the softmax choose; one below 1 would only flatten it.
+    A cosine is at most 1, so it takes a gain above 1 to let the softmax choose; one below 1 would only flatten it.
     """
     low, high = min(effective), max(effective)
     if normalised(call) != "l2" or low < 1.0:
@@ -110,22 +110,22 @@ def _from_inputs(call: AttentionCall, factor: Factor) -> bool:
 
 
 def gained_by_inputs(call: AttentionCall) -> bool:
-    """Whether a factor of the call is computed from the data (Liu et al. 2022: `(tau q.k + delta) / sqrt(d)`)."""
+    """Return whether a factor of the call comes from the data (Liu et al. 2022: `(tau q.k + delta) / sqrt(d)`)."""
     return any(_from_inputs(call, factor) for factor in call.scale.factors)
 
 
 def gained_by_rows(call: AttentionCall) -> bool:
-    """Whether all of these factors are the model's own, one number for each row."""
+    """Return whether all factors of the data are the model's own, one number for each row."""
     return all(factor.source == ROWS for factor in call.scale.factors if _from_inputs(call, factor))
 
 
 def without_input_gains(call: AttentionCall) -> AttentionCall | None:
-    """The call with its other factors alone; None if no factor is of the data, or if one of them was not read."""
+    """Return the call without factors of the data; None if it has none of these, or if one of them was not read."""
     if not gained_by_inputs(call) or call.unknown or call.scale.agree is False:
         return None
     factors = tuple(factor for factor in call.scale.factors if not _from_inputs(call, factor))
     values = [factor.value for factor in factors if factor.value is not None]
-    effective = math.prod(values) if len(values) == len(factors) else None  # a learned gain has none on meta
+    effective = math.prod(values) if len(values) == len(factors) else None  # a learned gain on meta has no value
     several = [factor.per_head for factor in factors if factor.per_head is not None]
     same = math.prod(factor.value for factor in factors if factor.per_head is None and factor.value is not None)
     per_head = tuple(same * math.prod(each[h % len(each)] for each in several) for h in range(call.heads))
@@ -137,15 +137,15 @@ def without_input_gains(call: AttentionCall) -> AttentionCall | None:
 
 
 def learned_gain(call: AttentionCall) -> Factor | None:
-    """The first factor of the call that is a parameter, or None."""
+    """Return the first factor of the call that is a parameter, or None."""
     return next((factor for factor in call.scale.factors if factor.learned), None)
 
 
 def mistake_beside_gain(call: AttentionCall) -> str | None:
-    """The mistake in the fixed factors that stand beside a learned gain, or None.
+    """Return the mistake in the fixed factors beside a learned gain, or None.
 
-    Twice and inverted are mistakes beside any gain. A gain that is 1 explains nothing: beside it every mistake that
-    nobody intends is named.
+    "twice" and "inverted" are mistakes beside any gain. A gain of 1 explains nothing: beside it, every mistake without
+    an excuse is named.
     """
     fixed, idle = 1.0, True
     for factor in call.scale.factors:
@@ -165,5 +165,5 @@ def mistake_beside_gain(call: AttentionCall) -> str | None:
 
 
 def gain_text(gain: Factor) -> str:
-    """The name of a gain, as reports have it."""
+    """Return the name of a gain as reports show it."""
     return gain.source if gain.source.startswith("parameter") else f"parameter {gain.source}"

@@ -1,4 +1,4 @@
-"""What a GGUF file declares of its attentions, against its family's rule. What is applied is in an engine's code."""
+"""Judges the scale that a GGUF file declares. The scale that is applied is in an engine's code, and is not seen."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ _MOST_SIZE = 2**24
 
 
 def audit_gguf(path: str, model: str) -> tuple[ModelRun, tuple[NotMeasured, ...], tuple[Finding, ...]]:
-    """Judge what a GGUF file declares: `ARCH.attention.scale` and its softcap, by the sizes that it names.
+    """Judge what a GGUF file declares: `ARCH.attention.scale` and its softcap, given the head sizes that it names.
 
     Raises:
-        ModelError: it is no GGUF file, or names no sizes of heads.
+        ModelError: The file is not GGUF, or does not name its head sizes.
     """
     entries = read_metadata(path)
     config, notes = config_beside(path)
     family = str(entries.get("general.architecture", ""))[:100]
     call, said = _declared(entries, family, model)
     if call is not None and config is None:
-        config = {"model_type": family}  # what the family's own field would say: Granite's files declare the scale
+        # Granite's config would declare the same scale under another name.
+        config = {"model_type": family}
         config |= {"attention_multiplier": call.scale.effective} if family.startswith("granite") else {}
     judged = () if call is None else (judge(call, None, config),)
     findings = tuple(on_scales(nn.Module(), judged, "static"))
@@ -48,9 +49,9 @@ def audit_gguf(path: str, model: str) -> tuple[ModelRun, tuple[NotMeasured, ...]
 
 
 def _declared(entries: Mapping[str, Value], family: str, model: str) -> tuple[AttentionCall | None, str]:
-    """The attention that the file declares, where it names a scale; and what it says, in words."""
+    """Return the attention that the file declares, or None if it names no scale, and a description in words."""
 
-    def read(name: str) -> float | None:  # 0 stands for none
+    def read(name: str) -> float | None:  # GGUF writes 0 for a field that is not set
         return as_number(entries.get(f"{family}.{name}")) or None
 
     def size(name: str) -> int | None:

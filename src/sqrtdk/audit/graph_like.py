@@ -1,12 +1,12 @@
-"""What is declared for a graph that has no config.json: the attentions of the model that it is like, or its family.
+"""What stands in for a graph's missing config.json: another model's attentions, or the rule of its family.
 
-`--like MODEL`: what MODEL's own attentions do is what is declared for a graph of it. Both are read without values.
-Where the scales are the same within 1% the graph has MODEL's verdict, as MODEL has the attributes that a graph lacks.
+`--like MODEL`: MODEL's own attentions are taken as the declaration for a graph of it. Both are read without values.
+If the scales agree within 1%, the graph gets MODEL's verdict, because MODEL has the attributes that a graph lacks.
 
-Without it, a graph of a family whose scale is not 1/sqrt(head_dim) asks for the config. The scale of T5 is 1 because
-the factor was folded into the initialisation of q; nothing in an exported graph says so, and judged by itself each of
-its attentions lacks a scale. The names of modules and classes that exporters keep tell the family, and `families.py`
-its rule. A scale that is not the family's stays a mistake.
+Without `--like`, a graph of a family whose scale is not 1/sqrt(head_dim) asks for the config. T5's scale is 1 because
+its factor was folded into the initialisation of q. Nothing in an exported graph says so, and each attention, judged by
+itself, would lack a scale. The names of modules and classes that exporters keep identify the family, and `families.py`
+has its rule. A scale that is not the family's stays a mistake.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from sqrtdk.models.options import LoadOptions
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
 
 FIX = "put the model's config.json beside the graph, or name the model with --like"
-# Families whose config declares a scale of its own as a rule: which one, the graph does not say.
+# Families whose config always declares a scale. The graph does not say which, so any scale may be right.
 _DECLARING = ("gemma2", "gemma3", "gemma3_text", "t5gemma", "t5gemma2", "vaultgemma", "granite", "granitemoe",
               "granitemoeshared", "granitemoehybrid", "granite4", "hyperclovax", "helium", *MLA_YARN)  # fmt: skip
 _WORDS = r"(Text|Vision|Audio)?(For\w+|PreTrained\w*|\w*(Model|Attention|Layer|Block|Stack|Encoder|Decoder)\w*)"
 
-# Names that show a family when the graph keeps no class names: what the paths of its attentions end with, and what the
-# names of its weights contain; "" for any.
+# How a family is recognised if the graph keeps no class names: a pattern for the end of the attentions' paths, and one
+# for the names of weights ("" matches any).
 _BY_NAMES = (
     ("t5", r"(SelfAttention|EncDecAttention)$", "relative_attention_bias"),  # block.0.layer.0.SelfAttention
     ("gpt_neo", r"\bh\.\d+\.attn\.attention$", ""),  # transformer.h.0.attn.attention
@@ -45,12 +45,12 @@ _PARTS = ("softcap", "norm", "rope", "sinks")
 
 
 def as_like(run: ModelRun, module: nn.Module, model: str, options: LoadOptions) -> ModelRun:
-    """The run of a graph of `module`, judged by what `model` does.
+    """Return the run of a graph of `module`, judged by what `model` does.
 
-    `model` is what `sqrtdk.models.load.resolve` takes; of the options of loading, seed and trust count.
+    `model` is an argument of `sqrtdk.models.load.resolve`. Of the loading options only seed and trust are used.
 
     Raises:
-        ModelError: the model can't be built, or no attention of it can be read.
+        ModelError: The model can't be built, or none of its attentions can be read.
     """
     own = LoadOptions(static=True, seed=options.seed, trust_remote_code=options.trust_remote_code)
     other = run_model(resolve(model, own), "own", seed=options.seed, compare="never")
@@ -67,9 +67,10 @@ def as_like(run: ModelRun, module: nn.Module, model: str, options: LoadOptions) 
 
 
 def _pairs(calls: Sequence[JudgedCall], others: Sequence[JudgedCall]) -> list[JudgedCall | None]:
-    """For each call of the graph the one of the model: by site, by the end of it, or by order where all fit."""
+    """Return the model's call for each call of the graph: by site, or in order if the numbers of calls agree."""
     by_key = {other.key: other for other in others}
     found = [by_key.get(judged.key) for judged in calls]
+    # If sites do not match, the order decides, provided that the counts agree.
     if None in found and len(calls) == len(others):
         return [*others]
     return found
@@ -81,6 +82,7 @@ def _judged(judged: JudgedCall, other: JudgedCall, model: str) -> JudgedCall:
         reason = judged.reason or other.reason or "its scale, or that of the other model, could not be read"
         return replace(judged, verdict=UNMEASURED, mistake=None, declared_by=None, reason=reason)
     if len(here) == len(there) or len(there) == 1 or len(here) == 1:
+        # One value serves for all heads.
         wide = max(len(here), len(there))
         if matches(here * (wide // len(here)), there * (wide // len(there))):
             by = other.declared_by if other.verdict != "declared" else f"{model[:80]}: {other.declared_by}"
@@ -93,7 +95,7 @@ def _judged(judged: JudgedCall, other: JudgedCall, model: str) -> JudgedCall:
 def _others(
     calls: Sequence[JudgedCall], pairs: Sequence[JudgedCall | None], others: Sequence[JudgedCall], model: str
 ) -> Iterator[Finding]:
-    """What differs beside the scale, and calls without a partner."""
+    """Yield a finding for each difference beside the scale, and for each call without a partner."""
     for judged, pair in zip(calls, pairs, strict=True):
         call = judged.call
         if pair is None:
@@ -115,7 +117,7 @@ def _others(
 
 
 def ask_for_config(run: ModelRun, model: nn.Module) -> ModelRun:
-    """The verdicts of a graph without a config, but for scales that would be right by the config of its family.
+    """Withdraw the verdicts on scales that would be right by the config of the graph's family.
 
     `model` holds the modules that the graph names.
     """
@@ -137,7 +139,7 @@ def ask_for_config(run: ModelRun, model: nn.Module) -> ModelRun:
 
 
 def _is_right(call: AttentionCall, rule: Family | None) -> bool:
-    """Whether a scale is the family's; any, where its configs differ."""
+    """Return whether a scale is the family's; always True if the family's configs differ."""
     if rule is None:
         return True
     values = rule.values(call, None)
@@ -145,7 +147,7 @@ def _is_right(call: AttentionCall, rule: Family | None) -> bool:
 
 
 def _family(run: ModelRun, model: nn.Module) -> tuple[str, Family | None] | None:
-    """Name and rule of the family: by the classes that the exporter noted, else by the names of modules and weights."""
+    """Return the family's name and rule, found by the exporter's class names, else by names of modules and weights."""
     classes = {type(module).__name__ for module in model.modules()}
     by_class = {re.sub("[_-]", "", name): name for name in (*FAMILIES, *_DECLARING)}
     for name in sorted(by_class, key=len, reverse=True):  # "T5Gemma" before "T5"

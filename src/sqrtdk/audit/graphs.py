@@ -1,4 +1,4 @@
-"""An exported graph as what `check` audits: walked on shapes, and run on the CPU where that is asked for."""
+"""Audits an exported graph: walked on shapes, and run on the CPU if that is asked for."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ from sqrtdk.tracing.records import AttentionCall, NotMeasured
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import trace
 
+# Loading options that were settled when the graph was exported.
 _SETTLED = ("text", "input_file", "batch", "seq_len", "device", "dtype", "device_map", "offload_folder", "revision",
             "attn")  # fmt: skip
 _OPTIONS = {"input_file": "input", "seq_len": "seq-len", "device_map": "device-map", "offload_folder": "offload-folder"}
-_ON_FIGURES = (max_logit, range_forecast, saturation, entropy, flat)
+_ON_FIGURES = (max_logit, range_forecast, saturation, entropy, flat)  # rules on the logits of a run
 _FOLDED = (
     "a scale that was folded into a weight when the graph was exported can't be told from a trained weight: "
     "where one is missing, look at how it was exported"
@@ -47,16 +48,16 @@ def audit_graph(
 ) -> tuple[ModelRun, tuple[NotMeasured, ...], tuple[Finding, ...]]:
     """Judge every attention of a graph without running it.
 
-    `model` is the path of an .onnx, .pt2 or .gguf file; of the last its metadata alone is read. Of the options of
-    loading those that a graph has settled are refused. `like` is a model whose attentions are what is declared; with
-    `run_it` the graph runs on the CPU as well, for the figures of its logits.
+    `model` is the path of an .onnx, .pt2 or .gguf file; of a .gguf file only the metadata is read. Loading options that
+    a graph has settled are refused. The attentions of `like`, another model, serve as the declaration. With `run_it`
+    the graph also runs on the CPU, for the figures of its logits.
 
     Returns:
-        What the walk of it yielded, and the attentions that were not read, with a finding on each.
+        The run, and the attentions that were not read, with a finding on each.
 
     Raises:
-        InvalidValueError: an option that a graph does not follow.
-        ModelError: the file, or the config beside it, can't be read; no attention was found.
+        InvalidValueError: An option does not apply to a graph.
+        ModelError: The file, or the config beside it, can't be read, or it has no attention.
         MissingExtraError: onnx is not installed.
     """
     taken = ("input_file",) if run_it else ()
@@ -106,7 +107,7 @@ def audit_graph(
 
 
 def _without(unread: tuple[str, ...]) -> str:
-    """What to do about operators that are not read, by their names."""
+    """Return the hint for operators that are not read."""
     if not unread:
         return "Export the model without branches and loops, or check the model itself."
     names = "; ".join(unread[:3]) + (f" and {len(unread) - 3} more" if len(unread) > 3 else "")
@@ -114,7 +115,7 @@ def _without(unread: tuple[str, ...]) -> str:
 
 
 def _at_file(run: ModelRun, path: str) -> ModelRun:
-    """The run, at the file of the graph, which has no lines, in place of the module that was made of it."""
+    """Return the run with the graph's file, which has no lines, in place of the module that was built from it."""
     stand_in, name = {file for file, _ in each(run.model.at)}, os.path.basename(path)
     others = (source for source in run.sources if source.file not in stand_in)
     sources = (*others, source_of(name, os.path.abspath(path), root()))
@@ -127,7 +128,7 @@ def _noted(run: ModelRun, *notes: str, first: bool = False) -> ModelRun:
 
 
 def _by_operator(calls: tuple[JudgedCall, ...], walked: Walked) -> tuple[JudgedCall, ...]:
-    """The calls, with the operators that they are; a site with more softmaxes than calls tells nothing."""
+    """Return the calls with their operators' names, unless a site has more softmaxes than calls."""
     counts = Counter(judged.call.site for judged in calls)
 
     def named(judged: JudgedCall) -> JudgedCall:
@@ -140,7 +141,7 @@ def _by_operator(calls: tuple[JudgedCall, ...], walked: Walked) -> tuple[JudgedC
 
 
 def _again(path: str, config: Any, options: LoadOptions) -> tuple[AttentionCall, ...] | None:
-    """The attentions, with other numbers for the sizes that the graph leaves free; None if these do not fit."""
+    """Return the attentions at other values for the graph's free sizes, or None if the graph does not accept them."""
     try:
         walked = open_graph(path, config, trust_remote_code=options.trust_remote_code, larger=True)
         with trace(walked.loaded.module, stats=False) as run:
@@ -151,7 +152,7 @@ def _again(path: str, config: Any, options: LoadOptions) -> tuple[AttentionCall,
 
 
 def _without_sizes(run: ModelRun, walked: Walked, again: tuple[AttentionCall, ...] | None) -> ModelRun:
-    """The verdicts, but for scales that follow a size which the graph leaves free."""
+    """Withdraw the verdicts on scales that change with a size which the graph leaves free."""
     if again is None:
         names = ", ".join(walked.sizes)[:200]
         note = f"read at one size of {names} alone: whether a scale follows one of them is not known"
@@ -172,7 +173,7 @@ def _without_sizes(run: ModelRun, walked: Walked, again: tuple[AttentionCall, ..
 
 
 def _run_program(path: str, config: Any, options: LoadOptions) -> ModelRun:
-    """A program of torch.export, run as a model is."""
+    """Run a program of torch.export as a model is run."""
     from sqrtdk.graphs.program import read_exported
 
     inputs = None if options.input_file is None else dict(read_tensors(options.input_file))
@@ -184,11 +185,11 @@ def _run_program(path: str, config: Any, options: LoadOptions) -> ModelRun:
 
 
 def _run_onnx(run: ModelRun, module: nn.Module, path: str, options: LoadOptions) -> ModelRun:
-    """The reading of an ONNX graph with the figures of its logits, from a run through onnxruntime.
+    """Return the reading of an ONNX graph with the figures of its logits, from a run through onnxruntime.
 
     Raises:
         MissingExtraError: onnxruntime is not installed.
-        ModelError: it refuses the graph or the inputs.
+        ModelError: onnxruntime refuses the graph or the inputs.
     """
     from sqrtdk.graphs.graph import load_graph
     from sqrtdk.graphs.inputs import made_up, told_inputs
@@ -219,7 +220,7 @@ def _run_onnx(run: ModelRun, module: nn.Module, path: str, options: LoadOptions)
 
 
 def _measured(judged: JudgedCall, ran: CallTensors | None, reason: str) -> JudgedCall:
-    """The judged call with the statistics of its run; with the reason where it did not run."""
+    """Return the judged call with the statistics of its run, or with the reason why it has none."""
     call = None if ran is None else ran.call
     if ran is None or call is None or call.stats is None:
         reason = reason if ran is None or call is None else ran.missing or call.stats_reason or reason

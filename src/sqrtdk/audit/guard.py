@@ -1,4 +1,4 @@
-"""What an audit changes for the time of a run and puts back: random state, training flags, the attention that runs."""
+"""Context managers that change a model for one run: random state, training flags, and the attention that runs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sqrtdk.errors import ModelError, UnsupportedError, kind_and_text
 from sqrtdk.models.extras import quiet_transformers
 
 _INTERNAL = "_attn_implementation_internal"
-_BACKBONE = "backbone_config"  # a convolutional tower of its own, which has no attention to choose
+_BACKBONE = "backbone_config"  # a separate convolutional model, which has no attention to choose
 
 
 @contextmanager
 def random_state(model: nn.Module) -> Iterator[None]:
-    """Restore the random state of Python, of numpy, of the CPU and of the model's CUDA devices."""
+    """Restore the random state of Python, numpy, the CPU and the model's CUDA devices after the block."""
     state, numpy = random.getstate(), sys.modules.get("numpy")
     of_numpy = None if numpy is None else numpy.random.get_state()
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
@@ -35,13 +35,13 @@ def random_state(model: nn.Module) -> Iterator[None]:
 
 
 def eval_mode(model: nn.Module) -> AbstractContextManager[None]:
-    """Evaluation mode for the time of the block, submodule by submodule."""
+    """Put every submodule in evaluation mode within the block."""
     return training_of(model, lambda _: False)
 
 
 @contextmanager
 def training_of(model: nn.Module, trains: Callable[[nn.Module], bool]) -> Iterator[None]:
-    """The training flag that is asked for, for the time of the block, submodule by submodule."""
+    """Set each submodule's training flag to what `trains` returns for it, within the block."""
     before = [(module, field(module, "training")) for module in model.modules()]
     before = [(module, training) for module, training in before if training is not None]  # frozen TorchScript has none
     changed: list[tuple[nn.Module, bool]] = []
@@ -58,7 +58,7 @@ def training_of(model: nn.Module, trains: Callable[[nn.Module], bool]) -> Iterat
 def _set_training(module: nn.Module, training: bool) -> None:
     try:
         module.training = training
-    except Exception as error:  # a user's __setattr__ or property
+    except Exception as error:  # of a user's __setattr__ or property
         raise ModelError(
             f"{type(module).__name__} can't be put in evaluation mode and back: {kind_and_text(error)}",
             hint="Leave `training` as nn.Module has it.",
@@ -74,41 +74,42 @@ def _sub_configs(config: Any) -> Iterator[Any]:
 
 
 def _parts(model: nn.Module) -> list[Any]:
-    """The transformers models in a model, itself included, without backbones."""
+    """Return the transformers models in a model, including itself, without backbones."""
     backbone = field(model, f"config.{_BACKBONE}")
     return [
         module
         for module in model.modules()
-        if present(type(module), "_supports_sdpa")  # a module may answer to any name
+        if present(type(module), "_supports_sdpa")  # asked of the type: an instance may answer to any name
         and present(field(module, "config"), "_attn_implementation")
         and field(module, "config") is not backbone
     ]
 
 
 def offers_choice(model: nn.Module) -> bool:
-    """Whether the model is one of transformers' with a choice of attention."""
+    """Return whether this is a transformers model that lets its attention be chosen."""
     return present(model, "set_attn_implementation") and bool(_parts(model))
 
 
 def current(model: nn.Module) -> str | None:
-    """The implementation that the model says it runs, or None."""
+    """Return the implementation that the model says it runs, or None."""
     name = field(model, "config._attn_implementation")
     return name if isinstance(name, str) else None
 
 
 def supports_sdpa(model: nn.Module) -> bool:
-    """Whether every part of a transformers model says that it has an sdpa implementation."""
+    """Return whether every part of a transformers model says that it supports sdpa."""
     return offers_choice(model) and all(part._supports_sdpa for part in _parts(model))
 
 
 @contextmanager
 def implementation(model: Any, name: str) -> Iterator[None]:
-    """Switch a transformers model to an attention implementation for the time of the block.
+    """Switch a transformers model to an attention implementation within the block.
 
     Raises:
         UnsupportedError: The model can't run it, or fixes its implementation when it is built.
     """
     parts = _parts(model)
+    # set_attn_implementation changes sub-configs as well, so the private field of each is put back.
     configs = {id(c): c for part in parts for c in _sub_configs(part.config)}
     before = [(c, held(c)[_INTERNAL]) for c in configs.values() if _INTERNAL in held(c)]
     try:
@@ -128,6 +129,7 @@ def implementation(model: Any, name: str) -> Iterator[None]:
 def _switch(model: Any, name: str) -> None:
     choice: Any = name
     if field(model.config, _BACKBONE) is not None:
+        # transformers takes a dictionary: "" is the model, the other keys are its sub-configs.
         choice = {"": name} | {sub: name for sub in model.config.sub_configs if sub != _BACKBONE}
     try:
         with quiet_transformers():
@@ -139,7 +141,7 @@ def _switch(model: Any, name: str) -> None:
 
 
 def refusal(model: nn.Module, name: str) -> str | None:
-    """Why the model can't be switched to an implementation, or None when it can."""
+    """Return why the model can't be switched to an implementation, or None if it can."""
     if not offers_choice(model):
         return f"{type(model).__name__} offers no choice of attention"
     try:

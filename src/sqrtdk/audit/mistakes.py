@@ -1,6 +1,6 @@
-"""The dictionary of mistakes, all that is said of each in one row, and how look-alikes are distinguished.
+"""The table of mistakes, one row for each, and how look-alikes are distinguished.
 
-d = head_dim, h = heads, r = effective scale * sqrt(d). One effective scale can have several causes; evidence decides
+d = head_dim, h = heads, r = effective scale * sqrt(d). Several causes can give the same scale, so evidence decides
 before value: zero padding that the product saw, a declared length factor, a pattern over the layers, and the factors
 along the lineage (a scale applied twice is two factors of d^-1/2, muP's 1/d is one).
 """
@@ -22,29 +22,30 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """All that is said of one mistake."""
+    """The name, texts and values of one mistake."""
 
-    name: str  # as records, reports and docs/en/check.md have it
-    table: tuple[str, str, str] | None = None  # of docs/en/check.md: scale, that over the textbook's, what happened
-    happened: str  # in a finding, in half a sentence
-    fix: str  # in one sentence
-    fix_declared: str | None = None  # the same where the run contradicts a declaration, if it is another
-    # The scales that it can give a call, by which it is known; empty if other evidence shows it.
+    name: str  # as in records, reports and docs/en/check.md
+    table: tuple[str, str, str] | None = None  # row of docs/en/check.md: scale, ratio to the textbook, cause
+    happened: str  # clause for a finding
+    fix: str  # one sentence
+    fix_declared: str | None = None  # replaces `fix` if the run contradicts a declaration
+    # The scales that it can give a call. Empty if it is recognised by other evidence than its value.
     values: Callable[[AttentionCall], tuple[float, ...]] = lambda call: ()
-    rank: int = 0  # its place among those that give a call the same scale, the first of which is named
-    # What makes its value a declared one. "any attribute": one that holds the value and that the run follows. "its
-    # name": such a one whose name can mean nothing else. "one factor": any, where the value is one factor and not two.
-    # "the config": no attribute. "nothing": an attribute that holds it holds the mistake.
+    rank: int = 0  # among mistakes that give the same scale, the lowest rank is named
+    # What turns its value into a declared one. "any attribute": an attribute with that value that the run follows. "its
+    # name": the same, but the attribute's name can mean nothing else. "one factor": any attribute, if the value is one
+    # factor and not two. "the config": no attribute does. "nothing": an attribute with that value holds the mistake.
     excuse: Excuse
 
     @property
     def known(self) -> bool:
-        """Whether it is one, and not the lack of an explanation."""
+        """Whether this is a mistake, rather than the lack of an explanation."""
         return self.name != UNKNOWN
 
 
 def _padded_sizes(call: AttentionCall) -> tuple[int, ...]:
     d = call.head_dim
+    # Up to the next multiple, or to the next power of two.
     sizes = {-(-d // multiple) * multiple for multiple in PAD_MULTIPLES} | {1 << max(d - 1, 0).bit_length()}
     return tuple(sorted(size for size in sizes if size > d))
 
@@ -150,7 +151,7 @@ _BY_RANK = sorted(MISTAKES.values(), key=lambda mistake: mistake.rank)
 
 
 def root_factors(call: AttentionCall) -> int:
-    """How many factors along the lineage are d^-1/2 each."""
+    """Return the number of factors along the lineage that are d^-1/2."""
     expected = inverse_root(call.head_dim)
     return sum(factor.value is not None and close(factor.value, expected) for factor in call.scale.factors)
 
@@ -158,13 +159,13 @@ def root_factors(call: AttentionCall) -> int:
 def name_mistake(
     call: AttentionCall, effective: float, length: float = 1.0, layered: str | None = None
 ) -> tuple[str, str | None]:
-    """The mistake that explains an effective scale, and how it was distinguished from its look-alikes.
+    """Return the mistake that explains an effective scale, and how it was distinguished from its look-alikes.
 
-    The evidence are sizes and factors of the call. `length` is a declared length multiplier (YaRN's mscale squared),
-    which the effective scale may contain as well; `layered` says how r follows the number of the layer, if it does.
+    The evidence is the call's sizes and factors. `length` is a declared length multiplier (YaRN's mscale squared),
+    which the effective scale may contain as well; `layered` says how r follows the layer number, if it does.
 
     Returns:
-        The name, one of `MISTAKES`, and a reason where there are look-alikes.
+        The name, a key of `MISTAKES`, and the reason for the choice if there are look-alikes.
     """
     if layered:
         return "layer_index", layered
@@ -180,6 +181,7 @@ def name_mistake(
         for mistake in _BY_RANK
         if any(close(target, value) for target in targets for value in mistake.values(call))
     ]
+    # 1/head_dim is one number with two causes, which the factors along the lineage tell apart.
     if "twice" in alike:
         roots = root_factors(call)
         if roots >= 2:

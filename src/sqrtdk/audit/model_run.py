@@ -1,7 +1,7 @@
-"""One run of a model under a trace: every attention in it judged, and every rule applied.
+"""Runs a model once under a trace, judges every attention in it, and applies every rule.
 
-The model is left as it was: training flags, hooks, devices, random state, and the attributes that the audit itself
-sets. What a forward pass changes by itself (a cache, a buffer that counts its calls) changes as with any forward pass.
+The audit restores what it sets: training flags, hooks, devices, random state, and attributes. Whatever a forward pass
+changes by itself (a cache, a buffer that counts calls) changes here too.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from sqrtdk.tracing.trace import trace
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelRun:
-    """What one run of the model yielded."""
+    """The result of one run of the model."""
 
-    attn: str  # "eager" or "sdpa" where it was chosen, else "own"
+    attn: str  # "eager" or "sdpa" if it was chosen, else "own"
     model: ModelInfo
     mode: str
     environment: dict[str, Any]
@@ -58,19 +58,19 @@ class ModelRun:
     findings: tuple[Finding, ...]
     sources: tuple[Source, ...] = ()
     laws: tuple[LawAnswer, ...] = ()
-    # Floating tensors that the run returned, by name, where they were asked for.
+    # Floating-point tensors that the run returned, by name, if they were asked for.
     outputs: dict[str, Tensor] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
 
 def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: bool = False) -> ModelRun:
     """Run a model under a trace with the attention asked for, judge its calls and apply the rules.
 
-    `attn` is "eager" or "sdpa"; anything else leaves the choice as it is. `seed` is that of every forward pass,
-    `compare` says when to run eager against sdpa, see `Context`; `keep` the floating tensors that it returns.
+    `attn` is "eager" or "sdpa"; any other value leaves the choice to the model. `seed` is set before every forward
+    pass. `compare` says when to run eager against sdpa, see `Context`. `keep` keeps its floating-point outputs.
 
     Raises:
-        ModelError: its forward raises, or no attention runs in it, or on inputs without a row or a token.
-        UnsupportedError: it can't be switched to `attn`.
+        ModelError: The forward raises, no attention runs in it, or the inputs have no row or no token.
+        UnsupportedError: The model can't be switched to `attn`.
     """
     module = loaded.module
     static = without_numbers(module, loaded.inputs)
@@ -140,9 +140,9 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: 
 def without_verdicts(
     run: ModelRun, reasons: Mapping[Key, str], finding_of: Callable[[JudgedCall], Finding]
 ) -> ModelRun:
-    """The run of a graph with calls that can't be judged after all.
+    """Return the run of a graph without the verdicts on some calls.
 
-    `reasons` say why, by the key of a call; `finding_of` makes what is said of it in place of findings on its scale.
+    `reasons` maps the key of such a call to the reason. `finding_of` makes a finding in place of those on its scale.
     """
 
     def without(judged: JudgedCall) -> JudgedCall:
@@ -159,7 +159,7 @@ def without_verdicts(
 
 
 def with_laws(run: ModelRun, answers: tuple[LawAnswer, ...]) -> ModelRun:
-    """The run with what laws answered; a broken one is a finding like any other, and counts for the calls there."""
+    """Return the run with the laws' answers; a broken law is a finding, and counts for the health of its calls."""
     findings = (*run.findings, *(answer.finding for answer in answers if answer.finding is not None))
     calls = with_health(run.calls, findings)
     return dataclasses.replace(run, laws=answers, findings=findings, calls=calls, outputs={})
@@ -177,10 +177,10 @@ def _traced(loaded: LoadedModel, seed: int, *, stats: bool, tokens: Tokens) -> t
 
 
 def _origin(loaded: LoadedModel, seed: int) -> Origin | None:
-    """The first number of a run that is not finite.
+    """Return where the first number of a run that is not finite comes from, or None.
 
     Raises:
-        ModelError: that run raises, though the first did not.
+        ModelError: This run raises, though the first did not.
     """
     inputs = loaded.inputs.items() if isinstance(loaded.inputs, dict) else enumerate(loaded.inputs)
     held: dict[str, Tensor] = {f"input {name}": value for name, value in inputs if isinstance(value, Tensor)}
@@ -195,12 +195,12 @@ def _origin(loaded: LoadedModel, seed: int) -> Origin | None:
         return find_origin(loaded.module, run, held)
     except (*INTERRUPTS, SqrtdkError):
         raise
-    except Exception as error:  # of a mode of torch, or of a tensor with operations of its own
+    except Exception as error:  # from a torch mode, or from a tensor subclass
         raise ModelError(f"the search for the first such number raised {kind_and_text(error, 200)}") from error
 
 
 def _refuse_silence(loaded: LoadedModel, run: Trace) -> None:
-    """Refuse a run without a row or a token, or in which no attention was read."""
+    """Raise if the run had no row or token, or if no attention was read."""
     if not any(call.batch and call.query_len and call.key_len for call in run.calls):
         refuse_empty(loaded.inputs)
     if run.calls:
@@ -221,13 +221,13 @@ def _with_place(entry: NotMeasured | NotAttention) -> str:
 
 
 def _reruns(loaded: LoadedModel, seed: int) -> Callable[[Mapping[Key, float] | None], Rerun]:
-    """What runs the module once more, for `Context`."""
+    """Return the function that runs the module once more, for `Context`."""
 
     def rerun(enlarge: Mapping[Key, float] | None) -> Rerun:
         torch.manual_seed(seed)
         with trace(loaded.module, stats=False, enlarge=dict(enlarge) if enlarge else None) as again:
             output = forward(loaded.module, loaded.inputs)
-        # no caches: what is compared here is the model's answer
+        # Caches are not walked: the model's answer is compared.
         tensors = tuple(tensor.detach() for _, tensor in walk(output, objects=False) if _has_numbers(tensor))
         return Rerun(again.calls, tensors, len(again.not_measured))
 
@@ -235,9 +235,9 @@ def _reruns(loaded: LoadedModel, seed: int) -> Callable[[Mapping[Key, float] | N
 
 
 def _spoiled(output: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the outputs that hold NaN or plus infinity, and of those among them without a NaN.
+    """Return the names of outputs that hold NaN or plus infinity, and of those among them without a NaN.
 
-    Minus infinity is how a class or a token is ruled out.
+    Minus infinity does not count: it is the usual way to rule out a class or a token.
     """
     spoiled, infinite = [], []
     for name, tensor in walk(output):

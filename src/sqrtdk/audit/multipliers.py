@@ -1,6 +1,7 @@
-"""Declared factors on a scale: gains, layer numbers, and what follows a length (YaRN, longrope, log n).
+"""Declared factors on a scale: gains, layer numbers, and factors that follow a length (YaRN, longrope, log n).
 
-A factor on cos and sin turns with q and k, and so enters the logits squared. DeepSeek's is on the softmax's scale.
+A factor on cos and sin multiplies both q and k, so the logits get its square. DeepSeek's factor multiplies the softmax
+scale.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sqrtdk.tracing.records import AttentionCall
 
 @dataclass(frozen=True, slots=True)
 class Multiplier:
-    """One declared factor on the base scale; several values: any is right, or the interval between them."""
+    """One declared factor on the base scale. Any of `values` is right, or with `interval` anything between them."""
 
     values: tuple[float, ...]
     by: str
@@ -31,7 +32,7 @@ class Multiplier:
     interval: bool = False
 
 
-LAYER_SWITCH = "scale_attn_by_inverse_layer_idx"  # GPT-2's
+LAYER_SWITCH = "scale_attn_by_inverse_layer_idx"  # of GPT-2
 FIXED = {  # field -> source
     "key_multiplier": "Falcon-H1: on the keys, muP",
     "qk_scale_factor": "gain on the normalised queries",
@@ -42,8 +43,8 @@ def _steps(strength: float, original: float, keys: int) -> float:
     return 1.0 + strength * math.log1p(keys // original)
 
 
-# Factors that grow with the position from 1 at the first rows: the field that switches one on -> field of its strength,
-# field of the length from which it grows, what it is at the last of n keys, what it is called.
+# Factors that grow with the position, from 1 at the first rows. The field that switches a factor on -> the field of its
+# strength, the field of the length from which it grows, its value at the last of n keys, and its name.
 GROWING: dict[str, tuple[str, str, Callable[[float, float, int], float], str]] = {
     "attn_temperature_tuning": ("attn_scale", "floor_scale", _steps, "attn_temperature_tuning (Llama 4)"),
     "rope_parameters.llama_4_scaling_beta": (
@@ -68,7 +69,7 @@ GROWING: dict[str, tuple[str, str, Callable[[float, float, int], float], str]] =
 
 
 def multipliers(call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None) -> Iterator[Multiplier]:
-    """Every factor that config and module declare for a call."""
+    """Yield every factor that config and module declare for a call."""
     block = rope_block(config, module, layer)
     if block is not None:
         stated = block.mscale is not None or block.all_dim is not None
@@ -91,37 +92,38 @@ def multipliers(call: AttentionCall, module: nn.Module | None, config: Any, laye
                 yield Multiplier((1.0, high), f"config.{text}", interval=True)
 
 
-# Names of the block of a config that holds the rotary embedding's parameters; the last is litgpt's.
+# Fields of a config that hold the rotary embedding's parameters; the last is litgpt's.
 ROPE_BLOCKS = ("rope_parameters", "rope_scaling", "rope_adjustments")
-BARE = "mscale"  # DeepSeek's own inference code keeps them on the arguments themselves, this one among them
+BARE = "mscale"  # DeepSeek's own inference code has flat arguments, with this one among them
 _BARE_FIELDS = {"factor": "rope_factor", "mscale": BARE, "mscale_all_dim": "mscale_all_dim"}
 ROPE_FIELDS = (*ROPE_BLOCKS, BARE)
 
 
 @dataclass(frozen=True, slots=True)
 class RopeBlock:
-    """What a config says of its rotary embedding; None stands for a field that is not set."""
+    """A config's statements about its rotary embedding; None stands for a field that is not set."""
 
     name: str  # of the config's field
-    rope_type: Any  # "yarn", "longrope", ..., or whatever stands there
+    rope_type: Any  # "yarn", "longrope", ..., or any value of a user's config
     factor: float | None  # by which the context was lengthened
     mscale: float | None  # YaRN's temperature, of q and k
     all_dim: float | None  # YaRN's `mscale_all_dim`
-    attention_factor: float | None  # on cos and sin, where it is stated
-    original: float | None  # length of the context before, in tokens
-    longest: float | None  # length of the context, in tokens
+    attention_factor: float | None  # on cos and sin, if stated
+    original: float | None  # context length before the extension, in tokens
+    longest: float | None  # context length, in tokens
     short: float | None  # Phi-3.5-MoE's factor on cos and sin up to the original length
-    long: float | None  # the same beyond it
-    partial: bool  # whether a part of the head is not rotated
+    long: float | None  # the same, beyond it
+    partial: bool  # whether part of the head is not rotated
 
     @property
     def extension(self) -> float:
-        """By how much the context was lengthened; 1 where nothing says so."""
+        """How many times longer the context became; 1 if no field says so."""
         return max(self.factor or (self.longest / self.original if self.longest and self.original else 1.0), 1.0)
 
 
 def _yarn(block: RopeBlock) -> float:
     factor = block.extension
+    # transformers divides DeepSeek's two temperatures if both are stated.
     if block.mscale and block.all_dim:
         return yarn_mscale(factor, block.mscale) / yarn_mscale(factor, block.all_dim)
     return yarn_mscale(factor)
@@ -132,8 +134,8 @@ def _longrope(block: RopeBlock) -> float:
     return math.sqrt(1 + math.log(factor) / math.log(block.original)) if factor > 1 and block.original else 1.0
 
 
-# Rope type -> reader of its factor on cos and sin, where the block does not state it: as transformers'
-# `modeling_rope_utils` computes it. The types that are not here have none.
+# Rope type -> function for its factor on cos and sin if the block does not state it, as transformers'
+# `modeling_rope_utils` computes it. Other types have no factor.
 LENGTH_FACTORS: dict[str, Callable[[RopeBlock], float]] = {
     "yarn": _yarn,
     "deepseek_yarn": _yarn,
@@ -143,7 +145,7 @@ LENGTH_FACTORS: dict[str, Callable[[RopeBlock], float]] = {
 
 
 def _on_logits(block: RopeBlock, *, states: bool) -> float:
-    """The square of the factor on cos and sin; with `states` one that the block states counts for every rope type."""
+    """Return the square of the factor on cos and sin; `states` lets a stated factor count for every rope type."""
     reader = LENGTH_FACTORS.get(block.rope_type) if isinstance(block.rope_type, str) else None
     if block.attention_factor is not None and (states or reader is not None):
         return block.attention_factor**2
@@ -151,7 +153,7 @@ def _on_logits(block: RopeBlock, *, states: bool) -> float:
 
 
 def rope_parameters(config: Any, module: nn.Module | None, layer: int | None) -> Mapping[str, Any] | None:
-    """The RoPE block of a config; where there is one for each layer type, that of this layer."""
+    """Return the RoPE block of a config; if the config has a block for each layer type, that of this layer's type."""
     for name in ROPE_BLOCKS:
         parameters = mapping(config, name)
         if parameters is None:
@@ -169,7 +171,7 @@ def rope_parameters(config: Any, module: nn.Module | None, layer: int | None) ->
 
 
 def rope_block(config: Any, module: nn.Module | None, layer: int | None) -> RopeBlock | None:
-    """What the config says of the rotary embedding of a layer, or None."""
+    """Return the config's statements about a layer's rotary embedding, or None."""
     parameters = rope_parameters(config, module, layer)
     if not parameters:
         return None
@@ -191,7 +193,7 @@ def rope_block(config: Any, module: nn.Module | None, layer: int | None) -> Rope
 
 
 def _by_transformers(block: RopeBlock, call: AttentionCall, config: Any) -> Multiplier | None:
-    """As transformers' own code applies it: on cos and sin, and in DeepSeek's family on the softmax's scale."""
+    """Return the factor of transformers' own code: on cos and sin, and in DeepSeek's family on the softmax scale."""
     softmax = yarn_mscale(block.extension, block.all_dim) ** 2 if block.factor and block.all_dim else 1.0
     if model_type(config) not in MLA_YARN or block.rope_type in (None, "default"):
         softmax = 1.0
@@ -209,23 +211,24 @@ def _by_transformers(block: RopeBlock, call: AttentionCall, config: Any) -> Mult
         text += f", mscale_all_dim {block.all_dim:g}: x{softmax:.4g}"
     elif gain != 1.0:
         text += f", {_attention_factor(gain, sides)}"
+    # Channels that are not rotated lack the factor, so the scale lies between the two values.
     between = block.partial and gain != 1.0
     return Multiplier((softmax, whole) if between else (whole,), text, "length", between)
 
 
 def _lengthened(call: AttentionCall) -> int:
-    """How many of q and k keep the length that a rotation gives: those that no normalisation follows."""
+    """Return how many of q and k keep the length that a rotation gives them: a norm after the rotation undoes it."""
     steps = [stage for stage in call.stages if stage.name in ("norm", "rope", "xpos")]
     return sum([stage.name for stage in steps if stage.where == side][-1:] != ["norm"] for side in ("q", "k"))
 
 
 def _attention_factor(gain: float, sides: int) -> str:
-    """The factor on cos and sin that makes this gain of the logits."""
+    """Return the text for the factor on cos and sin that multiplies the logits by this gain."""
     return f"attention factor {gain ** (1 / sides):.4g}{' squared' if sides == 2 else ''}"
 
 
 def _by_mscale(block: RopeBlock) -> Multiplier | None:
-    """As DeepSeek's own code applies it, and what follows that: on the softmax's scale, by either name."""
+    """Return the factor of DeepSeek's own code and its followers: on the softmax scale, by either name."""
     temperatures = [mscale for mscale in (block.all_dim, block.mscale) if mscale]
     squares = [yarn_mscale(block.extension, m) ** 2 if block.factor else m * m for m in temperatures]
     squares = [square for square in squares if square != 1.0]
@@ -236,7 +239,7 @@ def _by_mscale(block: RopeBlock) -> Multiplier | None:
 
 
 def _by_rotation(block: RopeBlock, call: AttentionCall) -> Multiplier | None:
-    """As any other code applies it: on cos and sin."""
+    """Return the factor of any other code: on cos and sin."""
     sides = _lengthened(call)
     gain = _on_logits(block, states=True) ** (sides / 2)
     if gain == 1.0:
@@ -245,22 +248,23 @@ def _by_rotation(block: RopeBlock, call: AttentionCall) -> Multiplier | None:
     return Multiplier((1.0, gain) if block.partial else (gain,), text, "length", interval=block.partial)
 
 
-BASE_LENGTHS = ("base_sequence_length", "base_seqlen")  # diffusers' and Lumina-T2X's names for b
+BASE_LENGTHS = ("base_sequence_length", "base_seqlen")  # names for b in diffusers and Lumina-T2X
 SINGLE = 2.0**-23  # relative rounding of a factor that was held in float32
-LEAST_BASE = 16  # nobody trains on fewer tokens; a wrong factor of 2 gives the fourth root of a real base
-BLUR = 0.05  # of a whole number: beyond it any value would be near one
+# Nobody trains on fewer tokens; a scale that is twice too large would read as the fourth root of a real base.
+LEAST_BASE = 16
+BLUR = 0.05  # largest error of a base that still identifies a whole number
 
 
 def by_base_length(call: AttentionCall, module: nn.Module | None, config: Any) -> Multiplier | None:
-    """Proportional attention: the scale `sqrt(log_b(n) / head_dim)` for n tokens, of a model trained on b tokens.
+    """Return the factor of proportional attention: the scale is `sqrt(log_b(n) / head_dim)` for n tokens, trained on b.
 
     Jin et al. 2023, "Training-free Diffusion Model Adaptation for Variable-Sized Text-to-Image Synthesis"; Lumina-T2X.
-    `proportional_attn` switches it on for self-attention; where that is not said the textbook's scale is right as well.
+    `proportional_attn` switches it on for self-attention. If the field is missing, the textbook's scale is right too.
     """
     for holder, kind in ((config, "config."), (module, "attribute ")):
         for name in BASE_LENGTHS:
             base = number(holder, name)
-            if base is None or base <= 1 or call.query_len < 2:
+            if base is None or base <= 1 or call.query_len < 2:  # log 1 = 0
                 continue
             switch = field(holder, "proportional_attn")
             if switch is False:
@@ -273,9 +277,9 @@ def by_base_length(call: AttentionCall, module: nn.Module | None, config: Any) -
 
 
 def by_argument(call: AttentionCall, module: nn.Module | None) -> str | None:
-    """What declares a proportional scale whose base is an argument of the attention, or None.
+    """Return what declares a proportional scale whose base is an argument of the attention, or None.
 
-    The base is a count of tokens, so the scale as it was read must give back a whole number: a constant does not.
+    The base is a count of tokens, so the scale must give back a whole number. A constant scale does not.
     """
     name = next((name for name in BASE_LENGTHS if name in _arguments(module)), None)
     values = [factor.value for factor in call.scale.factors if factor.value is not None]
@@ -284,6 +288,7 @@ def by_argument(call: AttentionCall, module: nn.Module | None) -> str | None:
     applied = math.prod(values)
     if call.scale.effective is None or not matches(scales_of(call), (applied,)):
         return None
+    # A mistake's value may give back a whole number by chance: it stays a mistake.
     signatures = (value for mistake in MISTAKES.values() for value in mistake.values(call))
     if any(close(applied, value, 4 * SINGLE) for value in signatures):
         return None
@@ -294,9 +299,9 @@ def by_argument(call: AttentionCall, module: nn.Module | None) -> str | None:
 
 
 def _whole_base(ratio: float, length: int) -> int | None:
-    """The whole number b for which `ratio` is `sqrt(log_b(length))`, or None."""
+    """Return the whole number b for which `ratio` is `sqrt(log_b(length))`, or None."""
     log_base = math.log(length) / ratio**2 if ratio > 0 else math.inf
-    if log_base > 50:
+    if log_base > 50:  # nobody trains on e^50 tokens, and exp() of much more overflows
         return None
     base = math.exp(log_base)
     error = base * log_base * 2 * SINGLE  # d b = b log(b) 2 d r / r
@@ -305,7 +310,7 @@ def _whole_base(ratio: float, length: int) -> int | None:
 
 
 def _arguments(module: nn.Module | None) -> set[str]:
-    """Names of the arguments of the module's forward and of the processor that it may call (diffusers)."""
+    """Return the argument names of the module's forward and of the processor that it may call (diffusers)."""
     names: set[str] = set()
     if module is None:
         return names

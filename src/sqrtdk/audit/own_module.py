@@ -1,4 +1,4 @@
-"""A module of the user's own, with or without inputs: made ready to run, on its device or on meta."""
+"""Prepares a user's own module for a run, with or without inputs, on its device or on meta."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sqrtdk.models.run import on_cpu_by_default
 from sqrtdk.models.signature import forward_arguments
 from sqrtdk.tracing.tape.graph import LARGEST
 
-_HIDES = -1e3  # a number below it, added to logits, hides
+_HIDES = -1e3  # an additive mask hides a key by a number below this
 
 
 def as_inputs(inputs: Any) -> Inputs:
-    """Inputs as a dict or a tuple."""
+    """Return inputs as a dict or a tuple."""
     if isinstance(inputs, Tensor):
         return (inputs,)
     if isinstance(inputs, Mapping):
@@ -35,7 +35,7 @@ def as_inputs(inputs: Any) -> Inputs:
 
 
 def refuse_empty(inputs: Inputs) -> None:
-    """Say which of the inputs holds nothing, where one does.
+    """Raise if an input is empty, and name it.
 
     Raises:
         ModelError: A tensor has no elements.
@@ -62,7 +62,7 @@ def _moved(inputs: Inputs) -> Inputs:
 
 
 def _without_full_masks(inputs: Inputs, model: nn.Module) -> Inputs:
-    """Without masks of ones that forward can do without: they hide nothing, and on meta that can't be seen."""
+    """Drop optional masks of ones: they hide nothing, which can't be seen once they are on meta."""
     if not isinstance(inputs, dict):
         return inputs
     needed = forward_arguments(model)
@@ -76,9 +76,9 @@ def _without_full_masks(inputs: Inputs, model: nn.Module) -> Inputs:
 
 
 def _to_meta(model: nn.Module) -> nn.Module:
-    """A copy of the model on the meta device, made without copying a weight.
+    """Copy the model to the meta device without copying its weights.
 
-    Floating buffers of no dimension keep their value, as a scale may lie in one: meta tensors take such a factor.
+    0-d floating-point buffers keep their value, because a scale may be stored in one: `register_buffer("scale", ...)`.
     """
     scripted = [path or "the model" for path, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)]
     if scripted:
@@ -91,6 +91,7 @@ def _to_meta(model: nn.Module) -> nn.Module:
         known = tensor.dim() == 0 and tensor.is_floating_point() and not tensor.is_meta
         return tensor.detach().cpu().clone() if known else torch.empty_like(tensor, device="meta", requires_grad=False)
 
+    # deepcopy takes the tensors in `memo` in place of the originals, so that no weight is copied.
     attributes = (value for module in model.modules() for value in held(module).values() if isinstance(value, Tensor))
     memo: dict[int, Any] = {id(tensor): twin_of(tensor) for tensor in (*attributes, *model.buffers())}
     for parameter in model.parameters():
@@ -102,11 +103,11 @@ def _to_meta(model: nn.Module) -> nn.Module:
             raise TypeError(f"its copy is a {type(twin).__name__}")
         choose: Any = field(twin, "set_experts_implementation")
         if choose is not None and field(model, "config._experts_implementation") is not None:
-            choose("batched_mm")  # the others route by values, which meta tensors lack
+            choose("batched_mm")  # other implementations route by values, which meta tensors lack
         return twin
     except INTERRUPTS:
         raise
-    except BaseException as error:  # whatever a user's __deepcopy__ raises
+    except BaseException as error:  # a user's __deepcopy__ may raise anything
         raise ModelError(
             f"{type(model).__name__} can't be copied to the meta device: {kind_and_text(error)}",
             hint="Build it under `with torch.device('meta')` and check that.",
@@ -114,7 +115,7 @@ def _to_meta(model: nn.Module) -> nn.Module:
 
 
 def _masks(model: nn.Module) -> dict[str, Tensor]:
-    """Tensors of a module that are masks by their values: 0 and 1, or 0 and a large negative number."""
+    """Return the tensors of a module whose values are those of a mask: 0 and 1, or 0 and a large negative number."""
 
     def is_mask(value: Any) -> bool:
         if not isinstance(value, Tensor) or isinstance(value, nn.Parameter) or value.is_meta or value.is_nested:
@@ -129,11 +130,11 @@ def _masks(model: nn.Module) -> dict[str, Tensor]:
 
 
 def from_module(model: nn.Module, inputs: Inputs | None, options: LoadOptions) -> LoadedModel:
-    """The module with its inputs, in the form that `resolve` gives to a name; with `static` its twin on meta.
+    """Return a module with its inputs as a `LoadedModel`; with `static`, a copy on meta.
 
     Raises:
-        InvalidValueError: An option that goes with a name alone; no inputs, and no config to make them from.
-        ModelError: No inputs can be made, or no twin.
+        InvalidValueError: An option applies to names only, or there are no inputs and no config to make them from.
+        ModelError: No inputs or no copy can be made.
     """
     if wrong := options.for_names:
         raise InvalidValueError(
@@ -147,17 +148,18 @@ def from_module(model: nn.Module, inputs: Inputs | None, options: LoadOptions) -
             made, notes = guess_inputs(model, batch=options.rows, seq_len=options.seq_len, seed=options.seed)
     masks: dict[str, Tensor] = {}
     module, weights = model, [parameter.is_meta for parameter in model.parameters()]
+    # A model that is on meta already needs no copy.
     wanted = options.static and not any(weights)
     if wanted or without_numbers(model, made):
         made = _moved(_without_full_masks(made, model))
-        if wanted or not weights or not all(weights):  # inputs without values want a model without
+        if wanted or not weights or not all(weights):  # inputs without values need a model without values
             module, masks = _to_meta(model), _masks(model)
     config = field(model, "config")
     return LoadedModel(module, made, type(model).__name__, "module", config, current(model), notes, masks)
 
 
 def choices(loaded: LoadedModel, attn: str | None) -> Iterator[AttnBuild]:
-    """What to run of a module: its own attention, the one asked for, or both; with the reason for what can't be."""
+    """Yield what to run of a module: its own attention, the one asked for, or both; or why one of them can't run."""
     if attn is None or not offers_choice(loaded.module):
         reason = None if attn is None else f"{type(loaded.module).__name__} offers no choice of attention"
         yield AttnBuild("own", loaded, reason)

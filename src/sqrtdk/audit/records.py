@@ -1,4 +1,4 @@
-"""What an audit yields: findings, judged calls with their health, and the report that holds them."""
+"""Records of an audit: findings, judged calls with their health, and the report that holds them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
 SCHEMA_VERSION = 1
 
 SEVERITIES = ("note", "warn", "fail", "critical")  # ascending
-UNMEASURED = "unmeasured"  # the rule, and the verdict, of what could not be judged
+UNMEASURED = "unmeasured"  # the rule and the verdict for what could not be judged
 FAIL_ON = ("note", "warn", UNMEASURED, "fail", "critical", "never")
 OK = "ok"
 HEALTH = (OK, *SEVERITIES, UNMEASURED)
@@ -25,12 +25,12 @@ FAILING = ("fail", "critical")
 OUTCOMES = ("failed", "findings", "incomplete", "warnings", "scales", "passed")
 BASES = ("root", "packages", "elsewhere")
 KEPT, BROKEN, NOT_ASKED = STATES = ("kept", "broken", "not asked")  # of a law
-_WHICH = re.compile(r"\(call (\d{1,9}) of \d+ here\)$")  # as `Context.which` says it
+_WHICH = re.compile(r"\(call (\d{1,9}) of \d+ here\)$")  # written by `Context.which`
 VERDICTS = ("exact", "declared", "unexplained", UNMEASURED)
 
 
 def at_bar(fail_on: str, severity: str, rule: str) -> bool:
-    """Whether a finding of a rule counts as a failure, see `CheckReport.fails`."""
+    """Return whether a finding of a rule counts as a failure, see `CheckReport.fails`."""
     if fail_on == "never":
         return False
     if fail_on == UNMEASURED:
@@ -40,9 +40,9 @@ def at_bar(fail_on: str, severity: str, rule: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that a rule found: what, where, against which threshold, and the fix in one sentence."""
+    """One fault that a rule found: the site, the value and its threshold, and the fix in one sentence."""
 
-    rule: str  # its name in `rules.RULES`, e.g. "scale_ledger"
+    rule: str  # a key of `rules.RULES`, e.g. "scale_ledger"
     severity: str  # one of SEVERITIES
     site: str
     value: float | str | None
@@ -50,34 +50,34 @@ class Finding:
     message: str
     fix: str
     source: str  # where the threshold comes from
-    at: str | None = None  # file and line of what is at fault, "myport.py:14"; several with commas
+    at: str | None = None  # file and line of the fault, "myport.py:14"; several are joined by commas
 
 
 @dataclass(frozen=True, slots=True)
 class LawAnswer:
-    """What a law (`sqrtdk.laws`) answered when it was asked of a model."""
+    """The answer of a law (`sqrtdk.laws`) about one model."""
 
     law: str
-    about: str  # the input that was changed; "" where there is one question
+    about: str  # the input that was changed; "" if the law asks only once
     state: str  # one of STATES
     reason: str = ""  # why it was not asked, or what moved
-    site: str = ""  # the first module where it is broken
+    site: str = ""  # the first module at which the law is broken
     moved: tuple[bool, ...] = ()  # which positions of a sample moved
     finding: Finding | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedCall(Shown):
-    """An attention call with the verdict on its scale; what the run showed of it is in `call`."""
+    """An attention call with the verdict on its scale; `call` is what the trace recorded."""
 
     call: AttentionCall
     verdict: str  # one of VERDICTS
-    mistake: str | None = None  # a name of `mistakes.MISTAKES`, when unexplained
+    mistake: str | None = None  # a key of `mistakes.MISTAKES` if unexplained
     declared_by: str | None = None  # e.g. "config.query_pre_attn_scalar = 256", "family t5: scale 1.0 (...)"
     expected: float | None = None  # the effective scale that was declared, or 1/sqrt(head_dim)
     reason: str | None = None  # why unmeasured, or how the mistake was distinguished from its look-alikes
-    attribute: str | None = None  # the module's attribute that holds the effective scale, as "1/temperature"
-    health: str = UNMEASURED  # one of HEALTH: the worst finding at the site; unmeasured: none, and no statistics
+    attribute: str | None = None  # reading of the module's attribute that holds the effective scale, "1/temperature"
+    health: str = UNMEASURED  # one of HEALTH; unmeasured: no finding, and no statistics
     declared_at: str | None = None  # file and line of the config's fields in `declared_by`, "models/x/config.json:12"
 
     @property
@@ -87,17 +87,17 @@ class JudgedCall(Shown):
 
     @property
     def key(self) -> tuple[str, int]:
-        """Site, and index of the call there."""
+        """Site, and 0-based index of the call at that site."""
         return self.call.site, self.call.index
 
     @property
     def formula(self) -> str:
-        """What reached the softmax, as "softmax(0.125 * q.k + causal)"."""
+        """What enters the softmax, e.g. "softmax(0.125 * q.k + causal)"."""
         return self.call.formula
 
     @property
     def sound_but_failing(self) -> bool:
-        """Whether the scale is as it should be, and something else at the call fails: its verdict is not green then."""
+        """Whether the scale is right but something else at the call fails; its verdict is then not shown in green."""
         return self.verdict in ("exact", "declared") and self.health in FAILING
 
     def __repr__(self) -> str:
@@ -107,30 +107,30 @@ class JudgedCall(Shown):
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What was audited."""
+    """The model that was audited."""
 
     id: str
     cls: str
     parameters: int
-    at: str | None = None  # file and line of what was named: the factory, the config's model type, the module's class
+    at: str | None = None  # file and line of what was named: the factory, the config's model type, or the class
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a file lies whose lines the report names.
+    """The place of a file whose lines the report names.
 
-    `base` is one of `BASES`: "root", `path` is relative to `CheckReport.root`; "packages", to an entry of Python's
-    import path; "elsewhere", it is absolute.
+    `base` is one of `BASES`: for "root" `path` is relative to `CheckReport.root`, for "packages" to an entry of
+    Python's import path, and for "elsewhere" it is absolute.
     """
 
-    file: str  # as `at` has it: "myport.py"
+    file: str  # as in `at`: "myport.py"
     path: str  # with "/"
     base: str
 
 
 @dataclass(frozen=True, slots=True)
 class CheckReport(Saved, Shown):
-    """The whole audit; `to_json`, `save` and a notebook show it as `sqrtdk.report` draws it."""
+    """A whole audit; `sqrtdk.report` draws it for `to_json`, `save` and a notebook."""
 
     model: ModelInfo
     mode: str  # "static" or "dynamic"
@@ -142,10 +142,10 @@ class CheckReport(Saved, Shown):
     command: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
     fail_on: str = "fail"
-    sources: tuple[Source, ...] = ()  # of the files that the report names, as far as they are known
-    root: str = ""  # the directory of the repository that the check ran in, else the working directory
+    sources: tuple[Source, ...] = ()  # files that the report names, as far as they are known
+    root: str = ""  # the repository in which the check ran, else the working directory
     laws: tuple[LawAnswer, ...] = ()
-    kv_cache: CacheForecast | None = None  # of a cache in fewer bits, where one was asked for
+    kv_cache: CacheForecast | None = None  # forecast of a cache in fewer bits, if asked for
 
     def __repr__(self) -> str:
         verdicts = Counter(judged.verdict for judged in self.calls)
@@ -157,17 +157,17 @@ class CheckReport(Saved, Shown):
 
     @property
     def schema_version(self) -> int:
-        """Of the JSON document."""
+        """Version of the JSON document."""
         return SCHEMA_VERSION
 
     @property
     def tool(self) -> dict[str, str]:
-        """What wrote the report: its name and version."""
+        """Name and version of the program that wrote the report."""
         return {"name": "sqrtdk", "version": importlib.metadata.version("sqrtdk")}
 
     @property
     def unjudged(self) -> tuple[Finding, ...]:
-        """The findings that say of an attention that it could not be judged."""
+        """The findings on attentions that could not be judged."""
         return tuple(finding for finding in self.findings if finding.rule == UNMEASURED)
 
     @property
@@ -177,7 +177,7 @@ class CheckReport(Saved, Shown):
 
     @property
     def outcome(self) -> str:
-        """The whole in a word of `OUTCOMES`: "scales" where nothing else was looked at, "passed" where all was."""
+        """One word of `OUTCOMES` for the report: "scales" if only scales were judged, "passed" if everything was."""
         if self.exit_code:
             return "failed"
         if self.worst in FAILING:
@@ -189,46 +189,46 @@ class CheckReport(Saved, Shown):
         return "passed" if all(judged.health != UNMEASURED for judged in self.calls) else "scales"
 
     def repeated(self, entry: NotAttention | NotMeasured) -> bool:
-        """Whether a finding says it of the same site, and more."""
+        """Return whether a finding at the same site already says this, and more."""
         return any(entry.site == f.site and f.message.startswith(entry.reason) for f in self.unjudged)
 
     def fails(self, finding: Finding) -> bool:
-        """Whether a finding is at `fail_on` or above.
+        """Return whether a finding is at `fail_on` or above.
 
-        "unmeasured" stands for "fail", and for every attention that could not be judged.
+        "unmeasured" means "fail", and also fails on each attention that could not be judged.
         """
         return at_bar(self.fail_on, finding.severity, finding.rule)
 
     @property
     def exit_code(self) -> int:
-        """1 when a finding fails, else 0; always 0 when `fail_on` is "never"."""
+        """1 if a finding fails, else 0; always 0 if `fail_on` is "never"."""
         return int(any(map(self.fails, self.findings)))
 
 
 def broken(call: AttentionCall) -> bool:
-    """Whether a call's logits or output hold NaN or plus infinity, whatever holds the cause."""
+    """Return whether a call's logits or output hold NaN or plus infinity, even if the cause is elsewhere."""
     rows = call.stats is not None and any(call.stats.nan_rows)
     return rows or (call.output_rms is not None and not math.isfinite(call.output_rms))
 
 
 def at_site(site: str, findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings that count for a call: those at its site or inside it."""
+    """Return the findings that count for a call: those at its site or inside it."""
     return tuple(
         finding for finding in findings if finding.site == site or (site and finding.site.startswith(f"{site}."))
     )
 
 
 def health(judged: JudgedCall, findings: Iterable[Finding]) -> str:
-    """One of `HEALTH`: severity of the worst finding at the call's site or inside it, else "ok".
+    """Return one of `HEALTH`: the severity of the worst finding at the call's site or inside it, else "ok".
 
-    "critical" where its numbers are not finite; the finding stands where that begins. "unmeasured" where nothing
-    failed, and the scale could not be judged or no statistics were taken.
+    It is "critical" if the call's numbers are not finite, even if the finding names another site, where they begin. It
+    is "unmeasured" if nothing failed but the scale could not be judged or no statistics were taken.
     """
     if broken(judged.call):
         return "critical"
     severities = []
     for finding in at_site(judged.call.site, findings):
-        named = _WHICH.search(finding.message)  # one of several calls at the site
+        named = _WHICH.search(finding.message)  # the message names one of several calls at the site
         if named is None or int(named[1]) == judged.call.index + 1:
             severities.append(finding.severity)
     worst = max(severities, key=SEVERITIES.index, default=OK)
@@ -237,6 +237,6 @@ def health(judged: JudgedCall, findings: Iterable[Finding]) -> str:
 
 
 def with_health(calls: Iterable[JudgedCall], findings: Iterable[Finding]) -> tuple[JudgedCall, ...]:
-    """The calls, each with its health by these findings."""
+    """Return the calls, each with its health by these findings."""
     every = tuple(findings)
     return tuple(replace(judged, health=health(judged, every)) for judged in calls)

@@ -1,15 +1,15 @@
-"""Which keys the rows of a call see, and must not see: leaks of the future, and shapes of a mask that nobody wants.
+"""Which keys the rows of a call see and must not see: leaks of the future, and faulty shapes of a mask.
 
-- a leak of the future: critical. Rows of self-attention that see keys after their own and none before; a causal mask
-  off by one, in any head or sequence, which shows every row the key after its own; a key after the row's own, or
-  weight above 1e-4 on such keys, in a module that says it is causal, also where the keys begin before the rows (a
-  cache). What declares a prefix, two directions, blocks or as long a lookahead is believed;
-- rows that see a few keys after their own, and all before: fail, as a lookahead that nothing declares;
-- a causal mask off by one that hides a row's own key: warn, a note where q and k are one projection (Reformer);
-- a causal mask aligned with the first key where a cache comes before the rows: critical.
+- A leak of the future: critical. Either rows of self-attention see keys after their own and none before; or a causal
+  mask, off by one in any head or sequence, shows every row the key after its own; or a module that says it is causal
+  shows a row a later key, or puts weight above 1e-4 on later keys, also if the keys begin before the rows (a cache).
+  A declared prefix, two directions, blocks, or a lookahead that is long enough is believed.
+- Rows that see a few keys after their own, and all before: fail, as a lookahead that nothing declares.
+- A causal mask off by one that hides a row's own key: warn; note if q and k are one projection (Reformer).
+- A causal mask aligned with the first key although a cache comes before the rows: critical.
 
-A flag `is_causal` of a module says in transformers no more than what a missing mask means, so that what the config
-declares of the mask outweighs it.
+In transformers a module's flag `is_causal` only says what a missing mask means, so the config's declaration of the
+mask outweighs it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from sqrtdk.tracing.records import BY_DATA, AttentionCall, Mask
 
 WEIGHT = 1e-4
 ALIGNED = "torch scaled_dot_product_attention, ONNX Attention: is_causal is aligned with the first key (upper left)"
-_SLOTS = {"cache", "pad"}  # steps by which keys get a place in a tensor that is larger
-LEAST_ROWS = 4  # below it a few visible keys fit many shapes
+_SLOTS = {"cache", "pad"}  # steps that place keys in a larger tensor: `cache[:, :, pos] = k`
+LEAST_ROWS = 4  # with fewer rows, a few visible keys fit many shapes
 SOURCE = "Vaswani et al. 2017, section 3.2.3: an illegal connection has weight 0"
 
 _CAUSAL = ("is_causal", "causal")
-_BY_CALL = ("blip_text_model",)  # its config says that it is a decoder, and an argument of forward whether it is one
+_BY_CALL = ("blip_text_model",)  # its config says "decoder", but an argument of forward decides
 
 Fault = tuple[str, float, float, str, str, str]  # severity, value, threshold, message, fix, source
 _AHEAD = {"bi", "bidirectional", "non_causal", "noncausal", "prefix", "prefix_lm", "block_causal", "blockwise_causal"}
-# Fields that declare that rows see later keys, and the values that do.
+# Fields that declare that rows see later keys, and the values that declare it.
 _DECLARES: tuple[tuple[tuple[str, ...], Callable[[Any], bool]], ...] = (
     (
         ("use_bidirectional_attention", "bidirectional", "is_bidirectional", "bidirectional_attention", "prefix_lm",
@@ -49,25 +49,25 @@ _DECLARES: tuple[tuple[tuple[str, ...], Callable[[Any], bool]], ...] = (
     ),
     (("prefix_length", "num_prefix_tokens"), lambda value: (as_number(value) or 0.0) > 0),
 )  # fmt: skip
-_LOOKAHEAD = (  # keys after its own that every row of a streaming encoder sees
+_LOOKAHEAD = (  # number of later keys that every row of a streaming encoder sees
     "right_context", "right_context_length", "future_context", "lookahead", "look_ahead", "num_lookahead",
 )  # fmt: skip
 _IMAGES = ("image_token_id", "image_token_index", "vision_config")  # image tokens see one another: PaliGemma, Gemma 3
 
 
 def lookahead(owners: tuple[Any, ...]) -> float:
-    """How many keys after its own a row sees by declaration; 0 where nothing declares any."""
+    """Return the declared number of keys after its own that a row sees; 0 if nothing declares any."""
     counts = [number(owner, name) or 0.0 for owner in owners for name in _LOOKAHEAD]
     counts += [as_number(right) or 0.0 for owner in owners for _, (_, right) in contexts(owner)]
     return max(counts, default=0.0)
 
 
 def may_see_ahead(owners: tuple[Any, ...], model_config: Any, mask: Mask | None) -> str | None:
-    """What declares that rows see keys after their own, or None; for a declared number of keys see `lookahead`.
+    """Return what declares that rows see later keys, or None; for a declared number of keys see `lookahead`.
 
-    `owners` are the module and the config that govern the call, nearest first. In `model_config`, that of the whole
-    model, images declare blocks of tokens that see one another, neither a mask that lets every row see one key too
-    many, nor the lack of a mask.
+    `owners` are the module and the config that govern the call, nearest first. `model_config` is the config of the
+    whole model. Its image fields declare blocks of tokens that see one another. They do not declare a mask that shows
+    every row one key too many, nor a missing mask.
     """
     said = next(chain.from_iterable(map(_declarations, owners)), None)
     if said is None and mask is not None and mask.band is False:
@@ -77,7 +77,7 @@ def may_see_ahead(owners: tuple[Any, ...], model_config: Any, mask: Mask | None)
 
 
 def _compressed(config: Any) -> Iterator[str]:
-    """Layers with summaries of earlier keys after the keys themselves (DeepSeek V4)."""
+    """Yield the layer types that put summaries of earlier keys after the keys themselves (DeepSeek V4)."""
     kinds = field(config, "layer_types")
     for kind in kinds if isinstance(kinds, list | tuple) else ():
         if isinstance(kind, str) and "compressed" in kind:
@@ -93,10 +93,10 @@ def _declarations(config: Any) -> Iterator[str]:
 
 
 def says_causal(call: AttentionCall, module: nn.Module | None, config: Any) -> bool:
-    """Whether module or config say that it is causal, and the call is one to which that applies.
+    """Return whether module or config say that it is causal, and the call is one to which that applies.
 
-    A module that says both that it is causal and that it is no decoder (BridgeTower's) says neither. That it is a
-    decoder, which all its attentions say, means self-attention alone.
+    A module that says both that it is causal and that it is no decoder (BridgeTower's) counts as neither. "is a
+    decoder" counts for self-attention only, since all attentions of a decoder say so.
     """
     if call.axis != "positions" or call.self_attention is False or not 1 < call.query_len <= call.key_len:
         return False
@@ -110,13 +110,13 @@ def says_causal(call: AttentionCall, module: nn.Module | None, config: Any) -> b
 
 
 def leak(call: AttentionCall, declared: float, static: bool) -> Iterable[Fault]:
-    """A causal call whose rows see keys after their own, beyond a declared lookahead.
+    """Yield the fault of a causal call whose rows see later keys, beyond a declared lookahead.
 
-    Where there are more keys than rows, the last row belongs to the last key at the earliest.
+    If there are more keys than rows, the last row belongs to the last key at the earliest.
     """
     mask, before = call.mask, call.key_len - call.query_len
     message, value = None, call.future_weight
-    merged = bool(call.blocks) and call.stats is None  # of no softmax as a whole
+    merged = bool(call.blocks) and call.stats is None  # blocks that were merged have no softmax as a whole
     if mask is not None and mask.least is not None and -mask.least - before > max(declared, 0.0):
         message = f"rows of a causal module see up to {-mask.least - before} keys after their own"
         value = float(-mask.least - before) if value is None else value
@@ -130,27 +130,28 @@ def leak(call: AttentionCall, declared: float, static: bool) -> Iterable[Fault]:
 
 
 def shape(call: AttentionCall, declared: float, tokens: int) -> Fault | None:
-    """A shape of the visible keys that nobody wants of self-attention, read from the least and greatest i - j.
+    """Return the fault in the shape of a self-attention's visible keys, by the least and greatest i - j, or None.
 
-    `declared` are the keys after its own that a row sees by declaration, `tokens` the keys of the longest sequence that
-    are no padding: rows that see all of these see all that there are.
+    `declared` is the declared number of later keys that a row sees. `tokens` is the number of keys without padding in
+    the longest sequence: rows that see all of these see all that there are.
     """
     mask, rows = call.mask, call.query_len
     if mask is None or mask.least is None or mask.greatest is None:
         return None
     if call.self_attention is False or rows != call.key_len or rows < LEAST_ROWS:
         return None
-    ends = (rows - 1, tokens - 1)
+    ends = (rows - 1, tokens - 1)  # the last row sees all keys, or all but padding
     least, greatest = mask.least, mask.greatest
     ahead = _inverted(mask, least, greatest, tokens) or _ahead(mask, least, rows, ends, declared)
     return ahead or _behind(mask, least, ends)
 
 
 def corner(call: AttentionCall) -> Fault | None:
-    """A causal mask that begins at the first key where the rows belong to the last: keys of a cache come before them.
+    """Return the fault of a causal mask that begins at key 0 although the rows belong to the last keys, or None.
 
-    As in `cat((past_k, k))` with `is_causal=True`, which torch and ONNX align upper left: of 4 rows and 16 keys, row 0
-    sees key 0 alone. Keys that are written into slots (a static cache) begin where the rows do: there it is right.
+    `cat((past_k, k))` with `is_causal=True` does this, because torch and ONNX align the mask upper left: of 4 rows and
+    16 keys, row 0 sees key 0 alone. If keys are written into slots (a static cache), they begin with the rows, and it
+    is right.
     """
     mask, rows, keys = call.mask, call.query_len, call.key_len
     names = {stage.name for stage in call.stages if stage.where == "k"}
@@ -183,7 +184,7 @@ def _inverted(mask: Mask, least: int, greatest: int, tokens: int) -> Fault | Non
 
 
 def _ahead(mask: Mask, least: int, rows: int, ends: tuple[int, int], declared: float) -> Fault | None:
-    """Every row sees a few keys after its own, and all before."""
+    """Return the fault that every row sees a few keys after its own, and all before, or None."""
     if mask.ahead_by_one and declared < 1:
         where = "" if mask.band else " in some heads or sequences"
         message = f"the causal mask is off by one{where}: every row sees the key after its own"
@@ -199,7 +200,7 @@ def _ahead(mask: Mask, least: int, rows: int, ends: tuple[int, int], declared: f
 
 
 def _behind(mask: Mask, least: int, ends: tuple[int, int]) -> Fault | None:
-    """No row sees its own key, nor perhaps a few before, but all before these."""
+    """Return the fault that no row sees its own key, nor perhaps a few before, but all before these; or None."""
     if not mask.band or mask.greatest not in ends or least <= 0:
         return None
     count, hidden, first = str(least), f"the {least} keys up to its own", f"the first {least} rows see"
@@ -210,7 +211,7 @@ def _behind(mask: Mask, least: int, ends: tuple[int, int]) -> Fault | None:
 
 
 def unordered(call: AttentionCall, module: nn.Module | None, config: Any) -> Fault | None:
-    """Rows or keys that the data picked: whether the mask is right is not known. None if they keep their order."""
+    """Return a note if the data picked rows or keys, because the right mask is then unknown; else None."""
     if not any((stage.name, stage.detail) == ("gather", BY_DATA) for stage in call.stages):
         return None
     if call.mask is None and not says_causal(call, module, config):
@@ -221,9 +222,10 @@ def unordered(call: AttentionCall, module: nn.Module | None, config: Any) -> Fau
 
 
 def own_key(call: AttentionCall) -> Fault | None:
-    """A causal mask without its diagonal, rightly so where q and k are one projection (Kitaev et al. 2020, Reformer).
+    """Return a note on a causal mask without its diagonal, which is right if q and k are one projection (Reformer).
 
-    The product of a token with itself would outweigh every other. The first row, which sees no other, sees itself.
+    The product of a token with itself would outweigh every other. The first row has no other key, so it should see its
+    own (Kitaev et al. 2020).
     """
     mask, rows, groups = call.mask, call.query_len, call.batch * call.heads
     if not call.shared_qk or mask is None or rows != call.key_len or rows < LEAST_ROWS:

@@ -1,4 +1,4 @@
-"""Files and lines that a report names: of findings, of the fields of a config.json, and where the files lie."""
+"""Files and lines that a report names, of findings and of config.json fields, and the places of these files."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from sqrtdk.tracing.tape.places import file_of, first_line, is_installed
 
 
 def of_scale(call: AttentionCall, mistake: str | None = None) -> str | None:
-    """File and line of each factor of the scale; of the product if there is none, or if one is missing by mistake."""
+    """Return file and line of each factor of the scale; of the product if no factor exists, or if one is missing."""
     factors = () if mistake == "missing" else (factor.at for factor in call.scale.factors)
     return listed(factors) or call.product_at or call.softmax_at
 
 
 def of_loss(call: AttentionCall) -> str | None:
-    """File and line of what could not be followed; of the scale, where everything was."""
+    """Return file and line of the steps that could not be followed; of the scale if all were followed."""
     return listed(stage.at or call.softmax_at for stage in call.stages if stage.name == "unknown") or of_scale(call)
 
 
 def listed(texts: Iterable[str | None], by: str = ", ") -> str | None:
-    """The texts that there are, each once."""
+    """Join the texts that are not empty, each once; None if there are none."""
     return by.join(dict.fromkeys(text for text in texts if text)) or None
 
 
 def each(at: str | None) -> tuple[tuple[str, int], ...]:
-    """The files and lines of a text, as `listed` made it: "a.py:3, b c.py:14"."""
+    """Return the files and lines of a text made by `listed`: "a.py:3, b c.py:14"."""
     return tuple((file, int(line)) for file, line in re.findall(r"(?s)(.+?):(\d{1,9})(?:, |\Z)", at or ""))
 
 
@@ -52,7 +52,7 @@ _FIELD = re.compile(r"\bconfig\.(\w+(?:\.\w+)*)")
 
 
 def field_lines(text: str) -> dict[KeyPath, int]:
-    r"""The 1-based line of every key of a valid JSON document's nested objects; objects in lists are passed over.
+    r"""Return the 1-based line of every key of a JSON document's nested objects; objects in lists are skipped.
 
     Example:
         >>> field_lines('{"a": 1,\n "b": {\n "c": [{"d": 2}]}}')
@@ -60,8 +60,8 @@ def field_lines(text: str) -> dict[KeyPath, int]:
     """
     lines: dict[KeyPath, int] = {}
     line, depth_in_lists = 1, 0
-    keys: list[str] = []  # that lead to the object which is open
-    last: str | None = None  # text, which is a key if a colon follows
+    keys: list[str] = []  # keys that lead to the innermost open object
+    last: str | None = None  # the last string; it is a key if a colon follows
     key: str | None = None
     for token in (found[0] for found in _TOKEN.finditer(text)):
         if token == "\n":
@@ -76,13 +76,13 @@ def field_lines(text: str) -> dict[KeyPath, int]:
             keys.pop()
         elif token == ":" and last is not None:
             key = json.loads(last)
-            lines[(*keys[1:], key)] = line  # of a name that is there twice the last counts
+            lines[(*keys[1:], key)] = line  # of a duplicate name the last counts
         last = token if token.startswith('"') else last if token == "\n" else None
     return lines
 
 
 def read_lines(home: Path | None) -> dict[KeyPath, int]:
-    """The lines of a model's config, which is a file or lies in a directory; empty if it can't be read."""
+    """Return the lines of a model's config, which is a file or lies in a directory; empty if it can't be read."""
     if home is None:
         return {}
     with contextlib.suppress(OSError, ModelError, ValueError, IndexError):
@@ -92,14 +92,14 @@ def read_lines(home: Path | None) -> dict[KeyPath, int]:
 
 
 def config_file(home: Path) -> str:
-    """The path of a model's config, as a report shows it."""
+    """Return the path of a model's config as a report shows it."""
     return str(config_path(home)).replace(os.sep, "/")
 
 
 def declared_at(judged: JudgedCall, home: Path | None, lines: Lines) -> str | None:
-    """File and line of the fields that declare a call's scale; of the model type, where a field has its default.
+    """Return file and line of the fields that declare a call's scale; of the model type if a field has its default.
 
-    `home` is the model's config, or the directory that holds it; `lines` are those of the config, from `read_lines`.
+    `home` is the model's config, or the directory that holds it; `lines` are the config's, from `read_lines`.
     """
     if judged.declared_by is None or home is None:
         return None
@@ -112,13 +112,14 @@ def declared_at(judged: JudgedCall, home: Path | None, lines: Lines) -> str | No
 
 
 def model_type_line(lines: Lines, parts: list[str] | None = None) -> int | None:
-    """The line that names the type of the model, or of the part of a composite that a site's parts name."""
+    """Return the line of the model type: of the model, or of the part of a composite that a site's parts name."""
     return _line(lines, ("model_type",), parts or [])
 
 
 def _line(lines: Lines, field: KeyPath, parts: list[str]) -> int | None:
-    """The line of a field: in the sub-config that a site's parts name, else the outermost."""
+    """Return the line of a field: in the sub-config that a site's parts name, else the outermost."""
 
+    # Sub-configs that the path names come first, then the shortest path.
     def rank(path: KeyPath) -> tuple[bool, int]:
         return not any(key.removesuffix("_config") in parts for key in path[: -len(field)]), len(path)
 
@@ -130,10 +131,10 @@ _COPIES = "transformers_modules"
 
 
 def root() -> str:
-    """The nearest directory, from the working directory upwards, that holds `.git`; the working directory if none."""
+    """Return the nearest directory with `.git`, from the working directory upwards; the working directory if none."""
     try:
         here = Path(os.path.realpath(os.getcwd()))
-    except OSError:  # it is gone
+    except OSError:  # the directory was deleted
         return ""
     return str(next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here))
 
@@ -144,7 +145,7 @@ def sources(
     findings: Iterable[Finding],
     missed: Iterable[NotMeasured | NotAttention],
 ) -> tuple[Source, ...]:
-    """Where the files lie that the records of a run name, each once, those that are known."""
+    """Return the known places of the files that the records of a run name, each once."""
     top = root()
     config = {} if loaded.home is None else {config_file(loaded.home): str(config_path(loaded.home))}
     texts = [named_at(loaded), *(entry.at for entry in (*findings, *missed))]
@@ -157,7 +158,7 @@ def sources(
 
 
 def _in_directory(file: str | None, directory: Path | None) -> str | None:
-    """The file of a model's directory that a file is a copy of: transformers runs its code from copies."""
+    """Return the original in a model's directory of a file that transformers runs from a copy, else the file itself."""
     if file is None or directory is None or _COPIES not in Path(file).parts:
         return file
     own = directory / Path(file).name
@@ -168,8 +169,9 @@ def _in_directory(file: str | None, directory: Path | None) -> str | None:
 
 
 def source_of(file: str, path: str, top: str) -> Source:
-    """Where a file lies, seen from the directory `top`."""
-    real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))  # a link lies where it lies
+    """Return the place of a file, as seen from the directory `top`."""
+    # Only the directory is resolved: a link to a file lies where the link is.
+    real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
     if top and not is_installed(real) and real.startswith(top.rstrip(os.sep) + os.sep):
         return Source(file, os.path.relpath(real, top).replace(os.sep, "/"), "root")
     if not os.path.isabs(file) and file_of(file) == path:
@@ -178,7 +180,7 @@ def source_of(file: str, path: str, top: str) -> Source:
 
 
 def named_at(loaded: LoadedModel) -> str | None:
-    """File and line of what was audited: the config's model type, the factory, the class of the module."""
+    """Return file and line of what was audited: the config's model type, the factory, or the module's class."""
     if loaded.home is not None:
         return f"{config_file(loaded.home)}:{model_type_line(read_lines(loaded.home)) or 1}"
     module, _, function = loaded.id.partition(":") if loaded.kind == "factory" else ("", "", "")

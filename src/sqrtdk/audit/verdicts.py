@@ -1,4 +1,4 @@
-"""The verdicts on all calls of a run: each call by itself, then what the probe and the other layers show."""
+"""The verdicts on all calls of a run: each call alone, then with what the probe and the other layers show."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sqrtdk.audit.records import JudgedCall
 from sqrtdk.audit.tolerance import close, inverse_root, scales_of
 from sqrtdk.tracing.records import AttentionCall
 
-LEAST_LAYERS = 3  # any two numbers lie on some 1/(layer + 1) times a constant, or its inverse, by chance
+LEAST_LAYERS = 3  # two ratios fit c / (layer + 1) or c * (layer + 1) by chance
 
 
 def template(site: str) -> str:
-    """The site with its numbers replaced, as "model.layers.#.self_attn": the same place in all layers has one name."""
+    """Replace the numbers in a site: "model.layers.#.self_attn" is the same place in all layers."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "#", site)
 
 
 def layer_of(module: nn.Module | None, rank: int) -> int:
-    """0-based layer number: the module's own `layer_idx` (or alike) where it has one, else its rank among its like."""
+    """Return the 0-based layer number: the module's own `layer_idx` or alike, else its rank among sites of its kind."""
     for name in ("layer_idx", "layer_id", "layer_index"):
         value = field(module, name)
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
@@ -33,7 +33,7 @@ def layer_of(module: nn.Module | None, rank: int) -> int:
 
 
 def ranks(calls: Iterable[AttentionCall]) -> dict[str, int]:
-    """For every site its 0-based place among the sites of the same template, in order of running."""
+    """Return for every site its 0-based place among the sites of the same template, in running order."""
     places: dict[str, dict[str, int]] = {}
     for call in calls:
         alike = places.setdefault(template(call.site), {})
@@ -42,7 +42,7 @@ def ranks(calls: Iterable[AttentionCall]) -> dict[str, int]:
 
 
 def layer_pattern(calls: Sequence[AttentionCall], layers: Mapping[str, int]) -> dict[str, str]:
-    """How the scale ratio follows the layers' numbers, for every site where it does over three layers or more."""
+    """Return how the scale ratio follows the layer number, for every site where it does over at least three layers."""
     groups: dict[tuple[str, int], dict[str, float]] = {}
     for call in calls:
         if call.scale.ratio is not None and call.scale.ratio > 0:
@@ -59,11 +59,11 @@ def layer_pattern(calls: Sequence[AttentionCall], layers: Mapping[str, int]) -> 
 
 
 def strangers(judged: Sequence[JudgedCall]) -> dict[int, int]:
-    """Calls whose attribute declares another scale than their siblings have: place in `judged` -> count of siblings.
+    """Return the calls whose attribute declares another scale than their siblings': place in `judged` -> siblings.
 
-    Siblings are the calls of the same class at the same place of other layers. They must agree with one another, a
-    single one must have the textbook's scale, and one call alone may differ: several that differ are a design (local
-    and global layers).
+    Siblings are the calls of the same class at the same place of other layers. They must agree with one another. A
+    single sibling must have the textbook's scale. Only one call may differ: several that differ are a design (local and
+    global layers).
     """
     groups: dict[tuple[str, int, str], list[int]] = {}
     for place, entry in enumerate(judged):
@@ -84,24 +84,24 @@ def strangers(judged: Sequence[JudgedCall]) -> dict[int, int]:
 
 
 def by_attribute(judged: JudgedCall) -> bool:
-    """Whether nothing but a module attribute declares the scale."""
+    """Return whether nothing but a module attribute declares the scale."""
     return judged.verdict == "declared" and judged.attribute is not None
 
 
 def siblings_text(number: int) -> str:
-    """The count of siblings in words."""
+    """Return the count of siblings in words."""
     return "1 sibling" if number == 1 else f"{number} siblings"
 
 
-# Runs that ask which attribute a call follows. Each asks of one more attribute: a module with more than this many that
-# hold one value (`scale`, `scaling` and `norm_factor` that are all 0.125) has not been seen.
+# Runs that ask which attribute a call follows. Each run tries one more attribute with the same value: `scale`,
+# `scaling` and `norm_factor` that are all 0.125. No module with more than three of them has been seen.
 ROUNDS = 3
 
 
 def judge_all(calls: Sequence[AttentionCall], model: nn.Module, probe: Probe | None = None) -> tuple[JudgedCall, ...]:
-    """Judge every call of a run; the calls together show patterns over the layers that no call shows alone.
+    """Judge every call of a run; the calls together show patterns over the layers that no single call shows.
 
-    `probe` runs the model once more and says which calls follow the attributes that hold their scale.
+    `probe` runs the model once more and returns which calls follow the attributes that hold their scale.
     """
     rank = ranks(calls)
     layers = {site: layer_of(module_at(model, site), place) for site, place in rank.items()}
@@ -132,7 +132,7 @@ def judge_all(calls: Sequence[AttentionCall], model: nn.Module, probe: Probe | N
 def _unasked(
     judged: Sequence[JudgedCall], model: nn.Module, known: Mapping[tuple[Key, str], bool]
 ) -> dict[Key, ScaleAttribute]:
-    """The attribute that each verdict leans on, unless it is known already whether the call follows it."""
+    """Return the attribute that each verdict relies on, unless it is already known whether the call follows it."""
     asked: dict[Key, ScaleAttribute] = {}
     for entry in judged:
         call, key = entry.call, entry.key
@@ -147,7 +147,7 @@ def _unasked(
 
 
 def _alone(judged: Sequence[JudgedCall]) -> list[JudgedCall]:
-    """The verdicts, with a scale of 1 that an attribute of one layer alone declares turned into a missing one."""
+    """Return the verdicts; a scale of 1 that only one layer's attribute declares becomes a missing scale."""
     verdicts = list(judged)
     for place, siblings in strangers(judged).items():
         entry = judged[place]

@@ -1,6 +1,6 @@
-"""Laws: one thing is changed, and what must not move is looked at. docs/en/laws.md describes each.
+"""Laws: change one part of a model's inputs, and check that nothing moves that must not. See docs/en/laws.md.
 
-`ask` asks them of a model, as `sqrtdk check` does; `LAWS` has them all by name.
+`ask` asks laws of a model, as `sqrtdk check` does; `LAWS` maps every name to its law.
 """
 
 from sqrtdk.audit.records import LawAnswer as LawAnswer

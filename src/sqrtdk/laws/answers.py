@@ -14,12 +14,12 @@ NO_VALUES = "without values nothing can be changed"
 
 
 def kept(law: str, about: str = "", reason: str = "") -> LawAnswer:
-    """It holds."""
+    """Return the answer that the law holds."""
     return LawAnswer(law, about, KEPT, reason)
 
 
 def not_asked(law: str, about: str, reason: object) -> LawAnswer:
-    """It does not apply, or could not be asked."""
+    """Return the answer that the law does not apply or could not be asked."""
     return LawAnswer(law, about, NOT_ASKED, str(reason))
 
 
@@ -27,18 +27,18 @@ def broken(
     law: str, about: str, severity: str, site: str | None, message: str, fix: str, source: str,
     *, value: float | None = None, positions: Tensor | None = None,
 ) -> LawAnswer:  # fmt: skip
-    """It is broken.
+    """Return the answer that the law is broken, with its finding.
 
     Args:
-        law: its name.
-        about: the input that was changed.
-        severity: of the finding.
-        site: the first module where it shows; None where none does.
-        message: what moved, or did not.
-        fix: in one sentence.
-        source: why it must hold.
-        value: how many positions or samples moved that must not.
-        positions: which positions moved, of the sample that shows it best: (n,).
+        law: Its name.
+        about: The input that was changed.
+        severity: Severity of the finding.
+        site: The first module at which it is broken, or None if no module shows it.
+        message: What moved, or did not move.
+        fix: One sentence.
+        source: Why the law must hold.
+        value: Number of positions or samples that moved but must not.
+        positions: Which positions moved, (n,), in the sample that shows it best.
     """
     finding = Finding(f"law_{law}", severity, site or "", value, None if value is None else 0.0, message, fix, source)
     picture = () if positions is None else tuple(bool(position) for position in positions.tolist())
@@ -46,7 +46,7 @@ def broken(
 
 
 def calls_at(subject: Subject, site: str | None) -> Iterator[AttentionCall]:
-    """The attentions at a place, or inside it; all of them where it is not known."""
+    """Yield the attentions at a site or inside it; all of them if the site is unknown."""
     for judged in subject.calls:
         inside = site is None or site == "" or judged.call.site == site or judged.call.site.startswith(f"{site}.")
         if inside:
@@ -54,11 +54,11 @@ def calls_at(subject: Subject, site: str | None) -> Iterator[AttentionCall]:
 
 
 def plural(count: int, noun: str) -> str:
-    """A number with its noun: "1 position", "3 positions"."""
+    """Return a number with its noun: "1 position", "3 positions"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def state_of(answers: Iterable[LawAnswer]) -> str:
-    """The state of a law that answered several times: broken if any is, kept if any is, else not asked."""
+    """Return the state of a law with several answers: broken if any is, else kept if any is, else not asked."""
     states = {answer.state for answer in answers}
     return next((state for state in (BROKEN, KEPT) if state in states), NOT_ASKED)

@@ -1,4 +1,4 @@
-"""`ask`: the laws of one model at hand, without the rest of a check."""
+"""`ask`: asks laws of one model, without the rest of a check."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from sqrtdk.models.records import Inputs
 from sqrtdk.models.run import by_default_of
 from sqrtdk.tracing import hint_for
 
-_NONFINITE = "nonfinite"  # the rule whose finding says where and why the law `finite` is broken
+_NONFINITE = "nonfinite"  # the rule that locates what breaks the law `finite`
 
 
 @dataclass(frozen=True, slots=True)
 class LawReport:
-    """What laws answered of one model.
+    """The answers of laws about one model.
 
     Attributes:
-        model: what was asked.
-        answers: in the order of `LAWS`; a law that asks of several inputs has an answer for each.
+        model: The model that was asked.
+        answers: In the order of `LAWS`; a law that changes several inputs in turn has an answer for each.
     """
 
     model: ModelInfo
@@ -46,7 +46,7 @@ class LawReport:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings of these: severity, place, what moved, fix, source."""
+        """The findings of the broken laws: severity, site, what moved, fix, source."""
         return tuple(answer.finding for answer in self.broken if answer.finding is not None)
 
     def __repr__(self) -> str:
@@ -61,24 +61,24 @@ class LawReport:
 def ask(model: nn.Module | str, inputs: Any = None, laws: str | Sequence[str] = "all", seed: int = 0) -> LawReport:
     """Ask laws of a model: change one thing, and look at what moves.
 
-    For a model f, inputs x, and x' that differs from x in one part alone, a law says of which outputs
-    |f(x')_i - f(x)_i| <= 2^10 eps max |f(x)| must hold: of `causal`, x' has other tokens from the middle on, and i are
-    the positions before it. eps is that of the outputs' dtype, float32's at least.
+    Let f be the model, x its inputs, and x' inputs that differ from x in one part. A law states for which outputs i
+    |f(x')_i - f(x)_i| <= 2^10 eps max |f(x)| must hold. For `causal`, x' has other tokens from the middle on, and i are
+    the positions before the middle. eps is that of the outputs' dtype, but at least float32's.
 
-    The model runs in evaluation mode, some thirty times, and is left as it was: weights, buffers, random numbers.
+    The model runs about thirty times in evaluation mode. Its weights, buffers and random state are left as they were.
 
     Args:
         model: A module, or a name that `sqrtdk check` takes; not an exported graph.
         inputs: A dict or tuple for forward, or one tensor; None makes inputs from the config.
         laws: "all", or names of laws, in a sequence or joined by commas.
-        seed: Of every run, and of what is put in the place of tokens and features.
+        seed: Seed of every run, and of the values that replace tokens and features.
 
     Returns:
-        The answers. A law that does not apply, or can't be asked, says so and why.
+        The answers. A law that does not apply or can't be asked gives the reason.
 
     Raises:
-        InvalidValueError: There is no such law; an exported graph; no inputs, and no config to make them from.
-        InvalidTypeError: `model` or `inputs` of another type.
+        InvalidValueError: There is no such law, the model is an exported graph, or there are no inputs and no config.
+        InvalidTypeError: `model` or `inputs` has another type.
         ModelError: The model can't be built, its forward raises, or no attention runs in it.
 
     Example:
@@ -118,6 +118,7 @@ def ask(model: nn.Module | str, inputs: Any = None, laws: str | Sequence[str] = 
             f"model is a {type(model).__name__}", hint=hint_for(model, "Give a torch.nn.Module or a name.")
         )
     with by_default_of(loaded.module):
+        # A large model is not run again: the laws take the outputs of the audit's own run.
         keep = bool(names) and is_large(loaded.module)
         run = run_model(loaded, "own", seed=seed, compare="never", keep=keep)
         answers = answers_of(loaded, run, names, seed)
@@ -125,12 +126,14 @@ def ask(model: nn.Module | str, inputs: Any = None, laws: str | Sequence[str] = 
 
 
 def _with_finding(answer: LawAnswer, run: ModelRun) -> LawAnswer:
-    """The answer; where a rule says where and why it is broken, with the rule's finding."""
+    """Return the answer with the finding of the rule that says where and why the law is broken, if there is one."""
     if answer.state != BROKEN or answer.finding is not None:
         return answer
+    # An answer that repeats a rule's words names its site; `finite` has no site.
     if answer.site:
         found = [one for one in run.findings if (one.site, one.message) == (answer.site, answer.reason)]
     else:
         found = [one for one in run.findings if one.rule == _NONFINITE]
+    # The cause comes before its consequence.
     finding = next((one for one in found if not one.message.startswith(REACHES)), next(iter(found), None))
     return dataclasses.replace(answer, finding=finding, site=finding.site if finding is not None else "")

@@ -1,21 +1,21 @@
-"""Law `cache`: prefill and decode in place of one pass move no output.
+"""Law `cache`: running a prefill and decoding steps gives the outputs of one pass.
 
-Changed: the tokens (of the decoder's, where there are two kinds) are run in three steps with a cache: all but three,
-then one, then a chunk of two; one by one where a model of transformers says that it is stateful, and takes no chunk
-behind a state. Compared: the outputs at the last three positions with those of one pass. Asked are
+Changed: the tokens (the decoder's, if there are two kinds) run in three steps with a cache: all but three, then one,
+then a chunk of two. A transformers model that says it is stateful takes no chunk behind a state, and runs the last two
+one by one. Compared: the outputs at the last three positions with those of one pass. The law is asked of these caches:
 
 - "dynamic": the cache that the model makes itself;
-- "static": a StaticCache of transformers, with more slots than tokens: empty slots must not be seen;
+- "static": a StaticCache of transformers with more slots than tokens, whose empty slots must not be seen;
 - "left padding": a sample that begins with padding, which the prefill hides;
-- "given keys", of a module that takes keys and values as tensors and does not return them: the keys of one pass, seen
-  by a trace, are given to it;
-- "empty slots", of a module that writes keys into a larger tensor: rows must not see slots that nothing was written to.
+- "given keys", for a module that takes keys and values as tensors but does not return them: it is given the keys of one
+  pass, as a trace saw them;
+- "empty slots", for a module that writes keys into a larger tensor: rows must not see slots that were never written.
 
-Forwards differ in what a step is given: its own tokens, with or without their positions or the number of those before
-(`offset`), or all tokens so far, of which forward keeps the last. One of these must hold. Broken is a `fail`; behind
-given keys, where no mask is at fault, and of empty slots, which may be meant, a `warn`.
-Not asked: where the prefill alone gives other outputs, as later tokens move earlier outputs then; where forward takes
-no cache, or returns none; of `lengths`, which do not say whether they count cached tokens.
+Forwards differ in what they expect in a step: its own tokens, with or without their positions or the number of tokens
+before (`offset`), or all tokens so far, of which forward keeps the last. The law holds if one of these works. A broken
+law is a `fail`; it is a `warn` for given keys if no mask is at fault, and for empty slots, which may be meant.
+Not asked: if the prefill alone gives other outputs, because later tokens then move earlier outputs; if forward takes or
+returns no cache; if there are `lengths`, which may or may not count cached tokens.
 """
 
 from __future__ import annotations
@@ -42,19 +42,20 @@ from sqrtdk.models.signature import forward_arguments
 
 LAW = "cache"
 SOURCE = "Pope et al. 2022: decoding with cached keys and values is the forward of one pass, in steps"
-_STEPS = (1, 2)  # tokens of each step behind the prefill
-_SPARE = 7  # slots of a static cache beyond the tokens
-_LEAST = 6  # tokens: three of them in the prefill
+_STEPS = (1, 2)  # tokens of each step after the prefill
+_SPARE = 7  # slots of a static cache beyond the number of tokens
+_LEAST = 6  # tokens needed: three for the prefill, three for the steps
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """An answer for each kind of cache that the model may have."""
+    """Yield an answer for each kind of cache that the model may have."""
     slots = empty_slots(subject)
     if slots is not None:
         yield slots
     try:
         yield from _of_steps(subject.by_name())
     except NotAsked:
+        # An answer on slots stands, even if no steps can be run.
         if slots is None:
             raise
 
@@ -67,6 +68,7 @@ def _of_steps(named: Subject) -> Iterator[LawAnswer]:
     if next(lengths(named), None) is not None:
         raise NotAsked("it takes lengths of the samples, which may count cached tokens or not")
     own = filled_caches(cache_arguments(named), named.returned(switches(named)))
+    # It returns no cache, and has no cache object among its inputs that it could fill.
     if not own and not any(not isinstance(value, Tensor | tuple) for value in _given_caches(named).values()):
         if not _given_caches(named):
             raise NotAsked("it returns no cache")
@@ -94,6 +96,7 @@ def _asked(subject: Subject, content: Content, about: str, own: dict[str, Any]) 
             raise NotAsked("the inputs have a cache of their own")
         caches = _static(subject, tokens, own)
     answer = _compared(whole, tokens, caches, about)
+    # Forwards differ in what a step takes: each form is tried, and one that works is enough.
     if answer.state == BROKEN and about == "dynamic" and _takes_the_whole(subject, tokens, caches):
         return kept(LAW, about, "each step takes the tokens before it as well, and cuts them off")
     if answer.state == BROKEN and (offset := offset_argument(subject)) is not None:
@@ -108,7 +111,7 @@ def _asked(subject: Subject, content: Content, about: str, own: dict[str, Any]) 
 
 
 def _takes_the_whole(subject: Subject, content: Content, caches: dict[str, Any]) -> bool:
-    """Whether steps that are given the tokens before them as well give one row, that of one pass."""
+    """Return whether steps that also get the tokens before them return one row, equal to that of one pass."""
     batch, length = content.tensor.shape[:2]
     ends = tuple(range(length - sum(_STEPS), length + 1))
     try:
@@ -132,10 +135,10 @@ def _given_caches(subject: Subject) -> dict[str, Any]:
 
 
 def _static(subject: Subject, content: Content, own: dict[str, Any]) -> dict[str, Any]:
-    """A StaticCache of transformers for a model whose own cache is one of its classes.
+    """Return a StaticCache of transformers for a model whose own cache is of a transformers class.
 
     Raises:
-        NotAsked: There is no such library, cache or class.
+        NotAsked: transformers is not loaded, or the model has no such cache.
     """
     library = sys.modules.get("transformers.cache_utils")
     base = getattr(library, "Cache", None)
@@ -148,7 +151,7 @@ def _static(subject: Subject, content: Content, own: dict[str, Any]) -> dict[str
         config = subject.config.get_text_config(decoder=True)
         cache = library.StaticCache(config=config, max_cache_len=content.tensor.shape[1] + _SPARE)
         if isinstance(own[name], library.EncoderDecoderCache):
-            # the encoder's keys are all written at once: no slots, nor a window, as T5Gemma has it of its decoder alone
+            # The encoder's keys are all written at once: no slots, and no window (T5Gemma's is the decoder's alone).
             cache = library.EncoderDecoderCache(cache, library.DynamicCache())
     except (AttributeError, TypeError, ValueError) as error:
         raise NotAsked(f"no StaticCache can be made for its config: {error}") from error
@@ -158,7 +161,7 @@ def _static(subject: Subject, content: Content, own: dict[str, Any]) -> dict[str
 def _compared(
     subject: Subject, content: Content, caches: dict[str, Any], about: str, offset: str | None = None
 ) -> LawAnswer:
-    """One pass against a prefill and two steps, which may be given their offset."""
+    """Compare one pass with a prefill and two steps, which are given their offset if it is named."""
     batch, length = content.tensor.shape[:2]
     prefill = length - sum(_STEPS)
     ends = [prefill, prefill + 1, length]
@@ -168,6 +171,7 @@ def _compared(
     rows = [_unlike(base, step, batch, length) for step in steps]
     if all(row is None for row in rows[1:]):
         raise NotAsked("no output has a position for each token")
+    # In a static cache, a prefill that differs may see empty slots, which is a fault.
     if rows[0] is not None and bool(_real(subject, content, rows[0]).any()) and about != "static":
         raise NotAsked("the prefill alone gives other outputs: later tokens move earlier outputs, which no cache can")
     moved = [None if row is None else _real(subject, content, row) for row in rows]
@@ -182,7 +186,7 @@ def _compared(
 
 
 def _unlike(base: Outputs, step: Step, batch: int, length: int) -> Tensor | None:
-    """Which of its positions differ from those of one pass, (B, m); None where no output has these."""
+    """Return which positions of a step differ from one pass, (B, m), or None if no output has these positions."""
     found: Tensor | None = None
     for name, one in base.items():
         axis = position_axis(one, batch, length)
@@ -196,7 +200,7 @@ def _unlike(base: Outputs, step: Step, batch: int, length: int) -> Tensor | None
 
 
 def _real(subject: Subject, content: Content, rows: Tensor) -> Tensor:
-    """The rows but for those of padding: what pads give is of no account."""
+    """Return the rows without those of padding, whose outputs do not matter."""
     name = mask_name(subject, content)
     mask = None if name is None else subject.inputs.get(name)
     if isinstance(mask, Tensor) and mask.shape == content.tensor.shape[:2] and rows.shape[1] > max(_STEPS):
@@ -208,7 +212,7 @@ def _broken(subject: Subject, content: Content, faulty: list[Step], marks: Tenso
     step, batch = faulty[0], marks.shape[0]
     protected = torch.zeros_like(marks)
     protected[:, step.first : step.last] = True
-    own = torch.ones(batch, step.last - step.first, dtype=torch.bool)
+    own = torch.ones(batch, step.last - step.first, dtype=torch.bool)  # a step's inputs hold its own tokens alone
     site = first_unlike(
         (subject, Protected(protected, rest="nothing")),
         (step.subject, Protected(own, rest="nothing")),

@@ -1,11 +1,11 @@
 """Law `causal`: a later token moves no output of an earlier position.
 
-Changed: the second half of the tokens (of the decoder's, where there are two kinds). Compared: the outputs that have
-these positions, in the first half.
-Broken is `critical` where module or config say that the model is causal, or where it returns keys for a cache: cached
-keys were computed without later tokens. A model of ids with logits over their vocabulary and nothing that says either
-gets a note. What declares a prefix, two directions or a lookahead is believed; a causal mask where the config says that
-attention is bidirectional breaks the law `configured`.
+Changed: the second half of the tokens (the decoder's, if there are two kinds). Compared: the outputs with these
+positions, in the first half.
+A broken law is `critical` if module or config say that the model is causal, or if the model returns keys for a cache,
+because cached keys are computed without later tokens. A model that maps ids to logits over their vocabulary and says
+nothing gets a note. A declared prefix, two directions or a lookahead is believed. A causal mask in a model whose config
+says that attention is bidirectional breaks the law `configured`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FIX = "pass the causal mask to this attention"
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """One answer."""
+    """Yield one answer."""
     content = tokens_of_decoder(subject)
     batch, length = content.tensor.shape[:2]
     cut = length // 2
@@ -74,7 +74,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
 
 
 def tokens_of_decoder(subject: Subject) -> Content:
-    """The tokens whose order counts: the decoder's where there are two kinds.
+    """Return the tokens whose order counts: the decoder's, if there are two kinds.
 
     Raises:
         NotAsked: There are no tokens.
@@ -88,28 +88,30 @@ def tokens_of_decoder(subject: Subject) -> Content:
 
 
 def _said(subject: Subject, calls: list[AttentionCall], outputs: Outputs, batch: int, length: int) -> str | None:
-    """What says that the model is causal; None where nothing does."""
+    """Return what says that the model is causal, or None if nothing does."""
     for call in calls:
         if says_causal(call, module_at(subject.module, call.site), config_at(subject.module, call.site)):
             return "the model says that it is causal"
     for owner in (subject.module, subject.config):
         if field(owner, "is_causal") is True or field(owner, "causal") is True:
             return "the model says that it is causal"
+    # Keys of a cache are (B, H, n, E): positions are axis 2.
     keys = (x for name, x in outputs.items() if _CACHE.search(name) and position_axis(x, batch, length) == 2)
     return None if next(keys, None) is None else "the keys of every position are cached"
 
 
 def _ahead(subject: Subject, call: AttentionCall) -> bool:
-    """Whether something declares that rows see later keys."""
+    """Return whether something declares that rows see later keys."""
     owners = module_at(subject.module, call.site), config_at(subject.module, call.site)
     declared = may_see_ahead(owners, field(subject.module, "config"), call.mask)
     return declared is not None or lookahead(owners) > 0
 
 
 def _language_model(subject: Subject, content: Content, outputs: Outputs) -> bool:
-    """Whether ids go in and logits over their vocabulary come out, and no config says of what kind it is."""
+    """Return whether the model maps ids to logits over their vocabulary, and no config names its model type."""
     if not content.ids or (subject.config is not None and field(subject.config, "model_type") is not None):
         return False
+    # Logits over ids have as many channels as an embedding has rows.
     rows = {part.num_embeddings for part in subject.module.modules() if isinstance(part, nn.Embedding)}
     heads = [x for x in outputs.values() if x.dim() == 3 and x.shape[:2] == content.tensor.shape]
     return any(head.shape[2] in rows for head in heads) and field(subject.config, "is_causal") is not False

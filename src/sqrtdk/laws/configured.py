@@ -1,12 +1,12 @@
-"""Law `configured`: layers are as the config says: how q and k turn, the window of a mask, its direction.
+"""Law `configured`: layers follow the config: the rotation of q and k, the window of a mask, and its direction.
 
-Nothing is changed. The rotation of each layer is fitted to q and k before and after it, in one run with a trace. Its
-frequencies are radians from one row to the next, known to what 2^10 roundings of a cosine make of L rows. Compared: the
-channels that turn with `partial_rotary_factor`, `rotary_dim` and their like; the frequencies with those of
-`rope_theta` and of the law that `rope_parameters` or `rope_scaling` names. A frequency that the inputs are too short to
-tell from the config's is taken for it. What the config does not state is not asked, nor is a law that is not known, nor
-rows whose positions do not go up one by one, as those of images.
-Window and direction of each layer are those of its mask (`declared_masks`).
+Nothing is changed. One run with a trace gives q and k before and after the rotation of each layer, and a rotation is
+fitted to them. Its frequencies are in radians per row. Over L rows they are known to 2^10 eps / (L - 1).
+Compared: the rotated channels with `partial_rotary_factor`, `rotary_dim` and alike; the frequencies with those of
+`rope_theta` and of the law that `rope_parameters` or `rope_scaling` names. A frequency counts as the config's if the
+inputs are too short to tell them apart. Not asked: what the config does not state, a law that is not known, and rows
+whose positions do not go up one by one, as those of images.
+Window and direction of each layer are read from its mask (`declared_masks`).
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from sqrtdk.tracing.tensors import CallTensors, Vector
 CHANNELS, FREQUENCIES = "channels that turn", "frequencies"
 SOURCE = "the config of the model; Su et al. 2021, section 3.2.2: channel pair i turns by base^(-2i/R) a position"
 LEAST_ROWS = 3
-STILL = 8.0  # times the noise, from which on a pair that should turn and does not stands still
-ANEW = 0.2  # radians that a step is off by where positions jump; half precision is off by less
-NEAR = 0.01  # relative, of a frequency: tables in half precision are off by 0.4%
+STILL = 8.0  # times the noise: a pair that should turn by more, and does not, stands still
+ANEW = 0.2  # radians by which a step is off if positions jump; in half precision it is off by less
+NEAR = 0.01  # relative error of a frequency; tables in half precision are off by 0.4%
 _FIX = "build the rotary embedding from this field of the config"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Turning:
-    """The rotation of q or k of one call.
+    """The rotation of q or k in one call.
 
     Attributes:
-        call: whose.
-        fit: its rotation.
-        steps: radians from row to row, (R / 2,), not negative.
-        noise: radians a row that a step may be off by.
+        call: The call.
+        fit: The fitted rotation.
+        steps: Radians from row to row, (R / 2,), not negative.
+        noise: Radians per row by which a step may be off.
     """
 
     call: CallTensors
@@ -59,12 +59,12 @@ class _Turning:
 
     @property
     def law(self) -> Law | None:
-        """The base of its steps, and what they are multiplied by; None where they have none."""
+        """The base of its steps and their common factor, or None if the steps follow no base."""
         return law_of(self.steps, self.fit.rotation.table.shape[1], LOOSE_LAW)
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """An answer for each field: those that are broken once a message, else one that says that it is kept."""
+    """Yield for each field the broken answers, one for each message, or else one answer that the field is kept."""
     answers = [*of_masks(subject)]
     turned: list[_Turning] = []
     with suppress(NotAsked) if answers else nullcontext():  # masks have answered without a run
@@ -77,7 +77,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
 
 
 def without_values(subject: Subject) -> Iterator[LawAnswer]:
-    """What masks answer where there are no values, as on the meta device.
+    """Yield the answers from masks if there are no values, as on the meta device.
 
     Raises:
         NotAsked: No layer declares a window or a direction that its mask shows.
@@ -89,31 +89,33 @@ def without_values(subject: Subject) -> Iterator[LawAnswer]:
 
 
 def by_field(answers: list[LawAnswer]) -> Iterator[LawAnswer]:
-    """Of each field those that are broken once a message, else one that says that it is kept."""
+    """Yield for each field the broken answers, one for each message, or else one answer that the field is kept."""
     for about in dict.fromkeys(answer.about for answer in answers):
         of_field = [answer for answer in answers if answer.about == about]
-        found: dict[str, LawAnswer] = {}  # a message once, at the first of its layers
+        found: dict[str, LawAnswer] = {}  # each message once, at the first layer that has it
         for answer in of_field:
             if answer.state == BROKEN:
                 found.setdefault(answer.reason, answer)
+        # One layer that shows the field is enough.
         order = [answer for state in (KEPT, NOT_ASKED) for answer in of_field if answer.state == state]
         yield from found.values() or order[:1]
 
 
 def _turnings(call: CallTensors) -> Iterator[_Turning]:
-    """The rotations of q and k, where rows are in order."""
+    """Yield the rotations of q and k that can be fitted."""
     for vector in (call.query, call.key):
         for before, after in _rotated(vector):
             fit = fit_rotation(before, after) if before.shape[2] >= LEAST_ROWS else None
             if fit is None:
                 continue
             rows = fit.rotation.table.shape[1]
+            # A step is the turn over all rows divided by their number, and so is its error.
             noise = ROUNDINGS * torch.finfo(after.dtype).eps / (rows - 1)
             yield _Turning(call, fit, frequencies(fit.rotation.table).abs().cpu(), noise)
 
 
 def _rotated(vector: Vector) -> Iterator[tuple[Tensor, Tensor]]:
-    """Values before and after each rotation."""
+    """Yield the values before and after each rotation."""
     before = vector.projected
     for step in vector.steps:
         if step.name == "rope" and step.values is not None and before is not None:
@@ -141,11 +143,11 @@ def _judged(subject: Subject, turning: _Turning) -> Iterator[LawAnswer]:
 
 
 def _in_order(turning: _Turning) -> bool:
-    """Whether most rows are one position behind the next: each pair turns by its own step."""
+    """Return whether most rows are one position behind the next, so that each pair turns by its own step."""
     table = turning.fit.rotation.table.to(torch.complex128)
     turned = (table[:, 1:] * table[:, :-1].conj()).angle()
     off = turned - frequencies(table)
-    off = off - 2 * torch.pi * (off / (2 * torch.pi)).round()
+    off = off - 2 * torch.pi * (off / (2 * torch.pi)).round()  # equal up to whole turns
     return bool((off.abs() <= ANEW).all(-1).double().mean() >= 0.5)
 
 
@@ -156,6 +158,7 @@ def _channels(turning: _Turning, said: Declared, head_dim: int) -> Iterator[LawA
     if said.width is None:
         return
     width = turning.fit.rotation.width
+    # An odd number of channels rotates one pair more: 5 channels make 3 pairs.
     if any(width == wanted + wanted % 2 for wanted in said.widths) or _would_not_show(turning, said, head_dim):
         yield kept(LAW, CHANNELS)
         return
@@ -167,9 +170,10 @@ def _channels(turning: _Turning, said: Declared, head_dim: int) -> Iterator[LawA
 
 
 def _still(turning: _Turning, table: Tensor | None, scaled: bool) -> int:
-    """Pairs that do not turn, though the base of the others, or else a table, has them turn by far more than is noise.
+    """Return the number of pairs that stand still although they should turn by far more than the noise.
 
-    Their positions are those of another axis, as of columns within a row of an image; or they are left out.
+    They should turn by the base of the other pairs, or else by `table`. Such pairs have positions of another axis, e.g.
+    of columns within a row of an image, or are left out.
     """
     law = turning.law
     if law is not None and not (scaled and table is not None):
@@ -178,7 +182,7 @@ def _still(turning: _Turning, table: Tensor | None, scaled: bool) -> int:
 
 
 def _would_not_show(turning: _Turning, said: Declared, head_dim: int) -> bool:
-    """Whether the pairs that the config turns and that stand still, as far as is seen, turn too little."""
+    """Return whether the pairs that the config rotates, but that seem to stand still, turn too little to be seen."""
     width = turning.fit.rotation.width
     for wanted in said.widths:
         tables = said.tables(wanted, head_dim, turning.fit.rotation.table.shape[1], None) if wanted > width else None
@@ -197,6 +201,7 @@ def _frequencies(turning: _Turning, said: Declared, head_dim: int, longest: floa
         return not_asked(LAW, FREQUENCIES, f"what {said.law} makes of them is not known")
     if any(_same(turning, table) for table in _and_of_widths(said, tables, width, head_dim, length, longest)):
         return kept(LAW, FREQUENCIES)
+    # Frequencies of one axis fall from pair to pair.
     if not bool((turning.steps[1:] <= turning.steps[:-1] + turning.noise).all()) or _still(
         turning, tables[0], said.scaled
     ):
@@ -210,7 +215,7 @@ def _frequencies(turning: _Turning, said: Declared, head_dim: int, longest: floa
 def _and_of_widths(
     said: Declared, tables: list[Tensor], width: int, head_dim: int, length: int, longest: float | None
 ) -> Iterator[Tensor]:
-    """Tables of the channels that turn, and what pairs of more have: a wrong width is no wrong base as well."""
+    """Yield the tables of the rotated channels, and of other widths, because a wrong width is not also a wrong base."""
     yield from tables
     for other in {head_dim - head_dim % 2, *said.widths} - {width}:
         for table in said.tables(other, head_dim, length, longest) or ():
@@ -225,10 +230,11 @@ def _same(turning: _Turning, table: Tensor) -> bool:
 
 
 def _message(turning: _Turning, said: Declared, table: Tensor, width: int) -> str:
-    """What is off, by the field that is."""
+    """Return the message, which names the field that is wrong."""
     assert said.base is not None
     law = turning.law
     if said.scaled:
+        # If the plain frequencies of the base fit, the law was not applied.
         unscaled = Declared(said.base, said.bases, None, (), "default", {}).tables(width, width, 1, None)
         if unscaled and any(_same(turning, one) for one in unscaled):
             return f"rotates with unscaled frequencies, the config says {said}"
@@ -236,6 +242,7 @@ def _message(turning: _Turning, said: Declared, table: Tensor, width: int) -> st
         return f"rotates with base {plain(law.base)}, {said.base}"
     elif law is not None:
         return f"rotates with base {plain(law.base)} and positions times {law.factor:.4g}, {said.base}, no scaling"
+    # The pair that is off by most.
     pair = int(((turning.steps - table).abs() / (NEAR * table + turning.noise)).argmax())
     told = f"{float(turning.steps[pair]):.4g} a position"
     by = f"by {said} of {said.base} " if said.law != "default" else f"by {said.base} "

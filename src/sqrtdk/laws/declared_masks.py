@@ -1,9 +1,9 @@
-"""What law `configured` asks of masks: window and direction of each layer as module and config declare them.
+"""The part of law `configured` about masks: window and direction of each layer, as module and config declare them.
 
-Nothing is run: the masks are those of the audited run, and without values (meta) those that shapes and arguments tell.
-Where the rules `sliding_window` and `mask_audit` have a finding the answer repeats its words, and the finding stays
-theirs. The law adds what no rule holds against the config: a window in a layer that is declared to have none, and a
-causal mask where the config says that attention is bidirectional.
+Nothing is run: the masks are those of the audited run or, without values (meta), those known from shapes and arguments.
+If the rules `sliding_window` or `mask_audit` have a finding, the answer repeats its words and adds no finding. The law
+adds two cases that no rule covers: a window in a layer that is declared to have none, and a causal mask although the
+config says that attention is bidirectional.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RULE = "sliding_window"
 
 
 def of_masks(subject: Subject, *, static: bool = False) -> Iterator[LawAnswer]:
-    """An answer for each layer and field that is declared and shows."""
+    """Yield an answer for each layer and each declared field that its mask shows."""
     for judged in subject.calls:
         call = judged.call
         module, config = module_at(subject.module, call.site), config_at(subject.module, call.site)
@@ -45,6 +45,7 @@ def _window(subject: Subject, call: AttentionCall, module: nn.Module | None, con
     window, mask = declared_window(call.site, module, config), call.mask
     if window is None or mask is None or mask.greatest is None or mask.least is None:
         return
+    # Rows that are not longer than the window do not show it.
     if window.keys and call.key_len > window.keys and mask.greatest + 1 in window.sides(mask.least < 0):
         yield kept(LAW, WINDOW)
     elif not window.keys and mask.kind == "window" and mask.band and call.self_attention is not False:
@@ -59,7 +60,7 @@ def _direction(
     owners, mask = (module, config), call.mask
     if says_causal(call, *owners):
         if not static or may_see_ahead(owners, field(subject.module, "config"), mask) is not None:
-            return  # with values the law `causal` asks it of the outputs
+            return  # with values, the law `causal` tests the outputs instead
         fault = next(iter(leak(call, lookahead(owners), static)), None)
         if fault is not None:
             yield LawAnswer(LAW, DIRECTION, BROKEN, fault[3], call.site)
@@ -78,7 +79,7 @@ def _direction(
 
 
 def _bidirectional(config: object) -> str | None:
-    """What of a config says that rows see later keys."""
+    """Return the config's words that rows see later keys, or None."""
     for name in ("is_causal", "causal"):
         if field(config, name) is False:
             return f"config.{name} = False"

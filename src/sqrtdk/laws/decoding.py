@@ -1,8 +1,8 @@
-"""A model run in steps with a cache: which argument is the cache, and what each step is given.
+"""Runs a model in steps with a cache: finds the argument that is the cache, and makes the inputs of each step.
 
 A cache is an argument that forward also returns filled (`past_key_values`, `cache_params`, a tuple of keys and values),
 or an object among the inputs that forward fills. A step gets its own tokens, masks of all tokens so far, its own
-positions, and everything else as it is.
+positions, and every other input unchanged.
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ from sqrtdk.models.returned import tensors_of, walk
 from sqrtdk.models.signature import forward_arguments
 from sqrtdk.tracing.trace import trace
 
+# past_key_values, cache_params, mems.
 _CACHE = re.compile(r"(^|_)(past|caches?|mems?|states?|kv|presents?|buckets)(_|$)")
+# Arguments of these words that hold no keys: use_cache, cache_position, past_values.
 _NO_CACHE = re.compile(
     r"^(use|return|output|no|update|encoder)_|position|hidden|implementation|length|len$|size|mask|config|dtype|offset|"
     r"past_(values|time|observed|sequence|input)|index|step"
 )
 _SWITCH = re.compile(r"^(use|return)_(kv_?|new_?|key_values?_?)?(caches?|past|kv|presents?|mems?)$")
-_POSITIONS = re.compile(r"position|^pos(_ids?)?$")
+_POSITIONS = re.compile(r"position|^pos(_ids?)?$")  # position_ids, cache_position, pos
 _OFFSET = re.compile(r"^((pos(ition)?|seq|start|cache)_)?offset$|^start_pos(ition)?$|^(past|cache)_len(gth)?$")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """One run of tokens `first` to `last` (exclusive), behind those before them.
+    """One run of the tokens from `first` up to `last` (exclusive), behind the cached tokens before them.
 
     Attributes:
-        first: number of the first token.
-        last: of the first token that is not run.
-        subject: the model with the inputs of the step, the cache as it was before it.
-        outputs: what it returned.
+        first: Number of the first token.
+        last: Number of the first token after the step.
+        subject: The model with the inputs of the step, and the cache as it was before the step.
+        outputs: The outputs of the step.
     """
 
     first: int
@@ -51,19 +53,19 @@ class Step:
 
 
 def cache_arguments(subject: Subject) -> list[str]:
-    """Names of forward's arguments that may be a cache."""
+    """Return the names of forward's arguments that may be a cache."""
     names = {**forward_arguments(subject.module), **subject.inputs}
     return [name for name in names if _CACHE.search(name) and not _NO_CACHE.search(name)]
 
 
 def offset_argument(subject: Subject) -> str | None:
-    """The argument for the number of cached tokens, as `offset` or `start_pos`; None where forward takes none."""
+    """Return the argument for the number of cached tokens (`offset`, `start_pos`), or None if forward has none."""
     takes = forward_arguments(subject.module)
     return next((name for name in takes if _OFFSET.search(name) and name not in subject.inputs), None)
 
 
 def switches(subject: Subject) -> dict[str, bool]:
-    """The arguments that ask for a cache, as `use_cache`."""
+    """Return the arguments that ask for a cache, set to True: `use_cache`."""
     return {name: True for name in forward_arguments(subject.module) if _SWITCH.search(name)}
 
 
@@ -71,15 +73,15 @@ def decoded(
     subject: Subject, content: Content, ends: tuple[int, ...], caches: Mapping[str, Any], *, whole: bool = False,
     offset: str | None = None,
 ) -> Iterator[Step]:  # fmt: skip
-    """Run the tokens in chunks, each behind a cache of those before it.
+    """Run the tokens in chunks, each with a cache of the tokens before it.
 
     Args:
-        subject: the model with the inputs of one pass, all by name.
-        content: the tokens.
-        ends: where the chunks end.
-        caches: that the first chunk is given, by their arguments.
-        whole: give each chunk the tokens before it as well, for a forward that cuts them off: `x = x[:, -1:]`.
-        offset: the argument that gets the number of the first token of a chunk.
+        subject: The model with the inputs of one pass, all by name.
+        content: The tokens.
+        ends: The end of each chunk, exclusive.
+        caches: The caches for the first chunk, by argument.
+        whole: Also give each chunk the tokens before it, for a forward that cuts them off: `x = x[:, -1:]`.
+        offset: The argument that gets the number of the first token of a chunk.
 
     Raises:
         NotAsked: The model raises on a chunk, or returns no cache.
@@ -89,6 +91,7 @@ def decoded(
     for last in ends:
         inputs = {**switches(subject), **_inputs(subject, content, 0 if whole else first, last), **held}
         step = subject.over(inputs if offset is None else {**inputs, offset: first})
+        # Forward may fill a cache in place, and `step` keeps it as it was before.
         given = {name: _copy(value) for name, value in held.items()}
         returned = step.returned(given, shared=tuple(given))
         yield Step(first, last, step, tensors_of(returned))
@@ -100,10 +103,10 @@ def decoded(
 
 
 def filled_caches(arguments: list[str], returned: Any) -> dict[str, Any]:
-    """What forward returned that can be given back, by the argument.
+    """Return what forward returned and takes again as a cache, by argument.
 
-    Of a mapping or a dataclass it is the field of the argument's name, or the only one that is named as a cache; of a
-    tuple the structure of tensors behind the output, or as many tensors behind it as there are such arguments.
+    In a mapping or dataclass it is the field with the argument's name, or the only field named like a cache. In a
+    tuple it is the structure of tensors after the output, or the tensors after it if there is one for each argument.
 
     Example:
         >>> import torch
@@ -122,12 +125,14 @@ def filled_caches(arguments: list[str], returned: Any) -> dict[str, Any]:
         return {arguments[0]: others[0]}
     if not isinstance(returned, tuple | list) or len(returned) < 2 or not arguments:
         return {}
+    # (output, cache): one structure of tensors behind the output.
     structures = [x for x in returned[1:] if not isinstance(x, Tensor) and _holds(x)]
     if len(structures) == 1:
         whole = structures[0]
         if len(arguments) > 1 and isinstance(whole, tuple | list) and len(whole) == len(arguments):
             return dict(zip(arguments, whole, strict=True))
         return {arguments[0]: whole}
+    # (output, k, v): a tensor for each argument behind the output.
     tensors = [x for x in returned[1:] if isinstance(x, Tensor) and x.dim() > 2]
     return dict(zip(arguments, tensors, strict=True)) if not structures and len(tensors) == len(arguments) else {}
 
@@ -135,12 +140,13 @@ def filled_caches(arguments: list[str], returned: Any) -> dict[str, Any]:
 def _fields(returned: Any) -> dict[str, Any] | None:
     if isinstance(returned, Mapping):
         return {str(name): value for name, value in returned.items()}
+    # A namedtuple or a dataclass.
     names = getattr(returned, "_fields", None) or getattr(returned, "__dataclass_fields__", None)
     return None if names is None else {name: getattr(returned, name, None) for name in names}
 
 
 def _holds(value: Any) -> bool:
-    """Whether it is, or holds, a tensor with numbers; a list of ids is no cache, nor is a memory of no length."""
+    """Return whether the value is or holds a tensor with elements, unlike a list of ids or a memory of length 0."""
     return value is not None and any(x.numel() for _, x in walk(value))
 
 
@@ -153,27 +159,26 @@ def _copy(value: Any) -> Any:
         return value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
     except INTERRUPTS:
         raise
-    except BaseException as error:  # whatever a __deepcopy__ of the user's raises
+    except BaseException as error:  # a user's __deepcopy__ may raise anything
         raise NotAsked(f"a cache of type {type(value).__name__} can't be copied") from error
 
 
 def _inputs(subject: Subject, content: Content, first: int, last: int) -> dict[str, Any]:
-    """The inputs of one chunk; a cache is none of them."""
+    """Return the inputs of one chunk, without caches."""
     assert content.length is not None
     inputs: dict[str, Any] = {}
     pixels = {other.name for other in contents(subject) if other.length is None}
     caches = cache_arguments(subject)
     for name, value in subject.inputs.items():
-        if name in caches or (
-            first and name in pixels and goes_with(name, content)
-        ):  # images were read with the tokens before
+        # Images are read once, with the first tokens.
+        if name in caches or (first and name in pixels and goes_with(name, content)):
             continue
         inputs[name] = _cut(name, value, content, first, last) if goes_with(name, content) else value
     return inputs
 
 
 def _cut(name: str, value: Any, content: Content, first: int, last: int) -> Any:
-    """An input for some of the tokens: a mask of all up to the last one, anything else of (B, n) of those alone."""
+    """Cut an input to a chunk: a mask keeps all columns up to the last token, other (B, n) inputs only the chunk's."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     batch, length = content.tensor.shape[:2]
@@ -181,7 +186,7 @@ def _cut(name: str, value: Any, content: Content, first: int, last: int) -> Any:
         return value[..., first:last] if value.shape[-1] == length else value
     if MASK.search(name):
         if value.dim() == 2 and value.shape[0] == batch and value.shape[1] >= length:
-            return value[:, : value.shape[1] - length + last]  # those of a cache that was given stand before
+            return value[:, : value.shape[1] - length + last]  # columns of a given cache come first
         if value.shape[-2:] == (length, length):
             return value[..., first:last, :last]
         return value
@@ -189,9 +194,9 @@ def _cut(name: str, value: Any, content: Content, first: int, last: int) -> Any:
 
 
 def misaligned(step: Subject, rows: int, cached: int) -> tuple[str, str] | None:
-    """Site and words of the first attention of a step that can't see its cached keys as it must; None without one.
+    """Return site and message of the first attention of a step that can't see its cached keys, or None.
 
-    Either its causal mask begins at the first key, though cached keys come before the rows, or it has no cached keys.
+    Either its causal mask begins at the first key although cached keys come before the rows, or it has no cached keys.
     """
     with trace(step.module, stats=False, numeric=False) as traced:
         step.run({})

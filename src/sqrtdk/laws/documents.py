@@ -1,7 +1,7 @@
-"""Law `documents`: where several documents share a row, what one holds moves no output of another.
+"""Law `documents`: if several documents share a row, the content of one moves no output of another.
 
 Documents begin where `position_ids` restart, or at `cu_seqlens`. Changed: the content of the first document. Compared:
-the outputs at the positions of the others. What is caught: packed rows under a plainly causal mask.
+the outputs at the positions of the others. It catches packed rows under a plainly causal mask.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OFFSETS = ("cu_seqlens", "cu_seqlens_q", "cu_seq_lens_q")
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """One answer."""
+    """Yield one answer."""
     document = _documents(subject)
     found = [content for content in contents(subject) if content.tensor.shape[:2] == document.shape]
     if not found:
@@ -62,7 +62,7 @@ def _broken(subject: Subject, changes: dict[str, Tensor], document: Tensor, rows
 
 
 def _documents(subject: Subject) -> Tensor:
-    """Number of the document of each position, (B, n).
+    """Return the number of the document of each position, (B, n).
 
     Raises:
         NotAsked: Every row is one document.
@@ -71,6 +71,7 @@ def _documents(subject: Subject) -> Tensor:
     positions = tensors.get("position_ids")
     if positions is not None and positions.dim() == 2 and positions.shape[1] > 1:
         documents = restarts(positions)
+        # Positions of one row serve for all samples.
         if documents.shape[0] == 1:
             batch = max((content.tensor.shape[0] for content in contents(subject)), default=1)
             documents = documents.expand(batch, -1)
@@ -78,6 +79,6 @@ def _documents(subject: Subject) -> Tensor:
             return documents
     offsets = next((tensors[name] for name in _OFFSETS if name in tensors), None)
     if offsets is not None and offsets.dim() == 1 and offsets.numel() > 2:
-        sizes = offsets.diff().long()
+        sizes = offsets.diff().long()  # cu_seqlens = [0, 3, 8]: documents of 3 and 5 tokens
         return torch.repeat_interleave(torch.arange(len(sizes), device=offsets.device), sizes)[None]
     raise NotAsked("every row is one document: no position_ids restart")

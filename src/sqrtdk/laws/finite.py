@@ -1,7 +1,7 @@
 """Law `finite`: every number of the outputs is finite.
 
-Nothing is changed. Minus infinity rules a class or a token out, and is let pass. Where it is broken the rule
-`nonfinite` says in which operation of which module it begins, and why.
+Nothing is changed. Minus infinity is allowed, because it rules out a class or a token. If the law is broken, the rule
+`nonfinite` says in which operation of which module that begins, and why.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LAW = "finite"
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """One answer; its finding is that of the rule `nonfinite`."""
+    """Yield one answer; its finding is made by the rule `nonfinite`."""
     bad = [name for name, x in subject.base.items() if bool((x.isnan() | x.isposinf()).any())]
     if bad:
         yield LawAnswer(LAW, "", BROKEN, f"NaN or infinity in the outputs: {', '.join(bad[:3])}")

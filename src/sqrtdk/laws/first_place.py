@@ -1,6 +1,6 @@
-"""The first module along the way whose output moved where it must not, while what it got did not.
+"""Finds the first module whose output moved where it must not, although its inputs did not move.
 
-Two runs, with hooks that are removed afterwards, on a law that is broken alone.
+It takes two runs with hooks, which are removed afterwards, and is done only for a broken law.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from sqrtdk.models.returned import walk
 class Protected:
     """Positions (B, n) whose numbers must not move.
 
-    `rest` says what must not move of tensors without positions: "samples" that are marked as a whole, "all", or
-    "nothing", which leaves out those of rows and keys (..., n, n) as well: two runs of the same tokens in other slots
-    have other masks. Of "everything" every number is compared, masks of bool as well.
+    `rest` says what must not move of tensors without positions: "samples" (those marked as a whole), "all", or
+    "nothing". "nothing" also leaves out tensors of rows and keys (..., n, n), because two runs of the same tokens in
+    other slots have other masks. With "everything", every number of every tensor is compared, bool masks included.
     """
 
     marked: Tensor
     rest: str = "samples"
 
     def of(self, tensor: Tensor) -> Tensor | None:
-        """The entries of a tensor at these positions; None where it has no such axes.
+        """Return the entries of a tensor at these positions, or None if it has no axis for them.
 
-        (B, n, E), (n, B, E), (B, E, n) and (B, H, n, E) hold positions; of (B, E) it is the samples that are marked as
-        a whole.
+        (B, n, E), (n, B, E), (B, E, n) and (B, H, n, E) have positions. Of (B, E), the samples that are marked as a
+        whole are returned.
         """
         if self.rest == "everything":
             return tensor.float() if tensor.dtype is torch.bool else tensor
@@ -50,7 +50,7 @@ class Protected:
             return tensor.transpose(0, 1)[marked]
         if tensor.dim() == 4 and tensor.shape[0] == batch and tensor.shape[2] == length:
             return tensor.transpose(1, 2)[marked]
-        if tensor.dim() == 3 and tensor.shape[0] == batch and tensor.shape[2] == length:  # as a convolution takes it
+        if tensor.dim() == 3 and tensor.shape[0] == batch and tensor.shape[2] == length:  # a convolution's (B, E, n)
             return tensor.transpose(1, 2)[marked]
         if self.rest == "all" and tensor.shape[:1] == (batch,):
             return tensor
@@ -62,7 +62,7 @@ class Protected:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """One call of a module: the protected entries of what it got and gave, by their names."""
+    """One call of a module: the protected entries of its inputs and outputs, by name."""
 
     path: str
     takes: dict[str, Tensor]
@@ -72,13 +72,13 @@ class _Step:
 def first_place(
     subject: Subject, before: Mapping[str, Any], after: Mapping[str, Any], protected: Protected
 ) -> str | None:
-    """Path of the first module that spoils what must not move; None where no module shows it.
+    """Return the path of the first module that moves what must not move, or None if no module shows it.
 
     Args:
-        subject: the model.
-        before: changes of the inputs of the one run.
-        after: those of the other.
-        protected: what must not move.
+        subject: The model.
+        before: Changes of the inputs for one run.
+        after: Changes of the inputs for the other run.
+        protected: What must not move.
     """
     runs = [(subject.over({**subject.inputs, **changes}), protected) for changes in (before, after)]
     return first_unlike(runs[0], runs[1])
@@ -91,13 +91,13 @@ def first_unlike(
     among: Container[str] | None = None,
     decoder: bool = False,
 ) -> str | None:
-    """Path of the first module that gives other numbers in one of two runs, for the same ones that it takes.
+    """Return the path of the first module whose output differs between two runs although its inputs do not, or None.
 
     Args:
-        one: a model with its inputs, and the positions that are compared.
-        other: the same model with other inputs, where the same numbers stand at these positions.
-        among: paths of the modules that are asked, whatever they take; None asks all.
-        decoder: the positions are a decoder's; modules of an encoder beside it have others.
+        one: A model with its inputs, and the positions that are compared.
+        other: The same model with other inputs, which hold the same numbers at these positions.
+        among: Paths of the modules to compare, whatever their inputs; None compares all.
+        decoder: The positions are a decoder's, so modules of an encoder beside it are skipped.
     """
     runs: list[list[_Step]] = []
     for subject, protected in (one, other):
@@ -110,7 +110,7 @@ def first_unlike(
         runs.append(steps)
     for a, b in zip(runs[0], runs[1], strict=False):
         if a.path != b.path:
-            return None  # the runs take other ways
+            return None  # the runs took different paths
         if (among is not None and a.path not in among) or (decoder and in_encoder(a.path)):
             continue
         if _any_moved(a.gives, b.gives) and (among is not None or not _any_moved(a.takes, b.takes)):
@@ -119,13 +119,13 @@ def first_unlike(
 
 
 def first_of_modes(subject: Subject, modes: Sequence[Callable[[], AbstractContextManager[None]]]) -> str | None:
-    """Path of the first module that gives other numbers in one of two modes, for the same ones that it takes.
+    """Return the path of the first module whose output differs between two modes although its inputs do not, or None.
 
-    The modes may run other modules: what one runs alone counts for the module that it is in.
+    The modes may run different modules: one that runs in a single mode counts towards the module around it.
 
     Args:
-        subject: the model with its inputs.
-        modes: what each of the two runs stands in.
+        subject: The model with its inputs.
+        modes: The context of each of the two runs.
     """
     runs: list[dict[tuple[str, int], _Step]] = []
     everything = Protected(torch.ones(1, 1, dtype=torch.bool), rest="everything")
@@ -136,6 +136,7 @@ def first_of_modes(subject: Subject, modes: Sequence[Callable[[], AbstractContex
                 subject.run({})
         except NotAsked:
             return None
+        # A module may run several times in a pass.
         counts: Counter[str] = Counter()
         runs.append({})
         for step in steps:
@@ -144,14 +145,14 @@ def first_of_modes(subject: Subject, modes: Sequence[Callable[[], AbstractContex
     for key, a in runs[0].items():
         b = runs[1].get(key)
         if b is None or a.takes.keys() != b.takes.keys() or _any_moved(a.takes, b.takes):
-            continue  # what it takes differs already, as a mask that one run alone has
+            continue  # its inputs differ already, as with a mask that only one mode builds
         if _any_moved(a.gives, b.gives):
             return a.path
     return None
 
 
 def in_encoder(path: str) -> bool:
-    """Whether a module is in an encoder, and not in a decoder.
+    """Return whether a module is in an encoder and not in a decoder.
 
     Example:
         >>> in_encoder("model.encoder.layers.0"), in_encoder("model.decoder.layers.0.encoder_attn")
@@ -161,7 +162,7 @@ def in_encoder(path: str) -> bool:
 
 
 def taken_by(subject: Subject, site: str, batch: int, length: int) -> Tensor | None:
-    """The hidden states (B, n, E), or heads as (B, n, H, E), that the module at a path or one around it takes first.
+    """Return the hidden states (B, n, E), or heads as (B, n, H, E), that the module at a path or one around it gets.
 
     Raises:
         NotAsked: The model raises.
@@ -192,7 +193,7 @@ def taken_by(subject: Subject, site: str, batch: int, length: int) -> Tensor | N
 
 
 def _any_moved(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    """What one run alone has, and tensors of other shapes, as masks of other keys, are not compared."""
+    """Return whether any tensor moved; those of only one run, or of other shapes (masks of other keys), are skipped."""
     return any(
         name in other and x.shape == other[name].shape and bool(moved(x, other[name]).any()) for name, x in one.items()
     )
@@ -200,7 +201,7 @@ def _any_moved(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 
 @contextmanager
 def _listening(module: nn.Module, protected: Protected, add: Callable[[_Step], None]) -> Iterator[None]:
-    """Call `add` with every call of a module, in the order in which they end."""
+    """Call `add` with every call of a module, in the order in which the calls end."""
 
     length, bools = protected.marked.shape[1], protected.rest == "everything"
 
@@ -209,7 +210,7 @@ def _listening(module: nn.Module, protected: Protected, add: Callable[[_Step], N
 
     def kept(values: Any, *, given: bool = False) -> dict[str, Tensor]:
         tensors = [(name, x.detach()) for name, x in walk(values, objects=False) if kind(x)]
-        if given and not bools:  # logits beside an output are those of hidden keys too
+        if given and not bools:  # logits beside an output also hold those of hidden keys
             tensors = [*tensors[:1], *((name, x) for name, x in tensors[1:] if not is_logits(x, length))]
         entries = ((name, protected.of(x)) for name, x in tensors)
         return {name: entry.clone() for name, entry in entries if entry is not None}

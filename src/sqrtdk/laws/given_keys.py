@@ -1,7 +1,7 @@
-"""Attention over keys that were computed before, seen in one module alone: given as tensors, or in slots of a buffer.
+"""Two parts of law `cache` for a single module: keys given as tensors, and keys in slots of a buffer.
 
-Both are parts of the law `cache`. A module that takes keys and values and returns none is given those of one pass, as a
-trace sees them. Keys that are written into a larger tensor leave slots that are exactly zero.
+A module that takes keys and values but returns none is given the keys of one pass, as a trace saw them. A module that
+writes keys into a larger tensor leaves slots that are exactly zero.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SLOTS = "transformers StaticCache: slots after the last written one are masked"
 
 
 def given_keys(subject: Subject, content: Content) -> Iterator[LawAnswer]:
-    """One answer, of a module that takes cached keys and values as two tensors and returns none."""
+    """Yield one answer for a module that takes cached keys and values as two tensors and returns none."""
     try:
         yield _given(subject, content)
     except NotAsked as reason:
@@ -50,6 +50,7 @@ def _given(subject: Subject, content: Content) -> LawAnswer:
     new = int(content.tensor.shape[1])
     axis, keys = _as_cached(step, pair, step.key.values.shape[2] - new)
     cached = int(pair[0].shape[axis])
+    # Any earlier tokens will do, as long as their number is right.
     earlier = content.tensor[:, torch.arange(cached) % new]
     earlier = other(subject, Content(content.name, earlier), torch.ones(earlier.shape[:2], dtype=torch.bool))
 
@@ -61,6 +62,7 @@ def _given(subject: Subject, content: Content) -> LawAnswer:
             else {names[0]: type(subject.inputs[names[0]])(parts)}
         )
 
+    # One pass over earlier and new tokens has a cache of length 0.
     empty = caches(step.key.values[:, :, :0], step.value.values[:, :, :0])
     whole = {**subject.inputs, content.name: torch.cat((earlier, content.tensor), 1), **empty}
     full, seen = _traced(subject.over(whole))
@@ -86,6 +88,7 @@ def _broken(behind: Subject, rows: Tensor, cached: int, seen: CallTensors, alone
     new, whole_new = keys[:, :, cached:], seen.key.values[:, :, cached:]
     message = f"{plural(count, 'new row')} behind {cached} given keys differ from those of one pass"
     fix = "compute positions and masks of new rows from the number of keys before them"
+    # New keys that are the same without a cache were rotated by positions from 0 on.
     if _equal(new, first) and not _equal(new, whole_new):
         message = f"new rows are turned from position 0 behind {cached} cached keys"
         fix = "give the rotation of new rows an offset: the number of cached keys"
@@ -96,7 +99,7 @@ def _broken(behind: Subject, rows: Tensor, cached: int, seen: CallTensors, alone
 
 
 def _traced(subject: Subject) -> tuple[Outputs, CallTensors]:
-    """The outputs of a run, and the tensors of its one attention."""
+    """Return the outputs of a run, and the tensors of its only attention."""
     with trace(subject.module, stats=False, numeric=False, keep=True) as traced:
         outputs = tensors_of(subject.returned({}))
     if len(traced.tensors) != 1:
@@ -105,10 +108,10 @@ def _traced(subject: Subject) -> tuple[Outputs, CallTensors]:
 
 
 def _as_cached(step: CallTensors, pair: list[Tensor], cached: int) -> tuple[int, str]:
-    """The axis of positions of given keys, and whether they are cached as they meet q, or as they were projected.
+    """Return the axis of positions of given keys, and whether they are cached after their rotation or before it.
 
     Raises:
-        NotAsked: They are changed on the way.
+        NotAsked: The given keys are changed on the way.
     """
     for axis in (2, 1):
         key, value = (part if axis == 2 else part.transpose(1, 2) for part in pair)
@@ -137,7 +140,7 @@ def _unlike(full: Outputs, step: Outputs, content: Content, cached: int) -> Tens
 
 
 def empty_slots(subject: Subject) -> LawAnswer | None:
-    """Whether rows see slots of keys that nothing was written to; None where keys have no slots."""
+    """Return the answer for empty slots: rows must not see keys that were never written. None if keys have no slots."""
     if not any(_has_slots(judged.call) for judged in subject.calls):
         return None
     with trace(subject.module, stats=False, numeric=False, keep=True) as traced:
@@ -158,7 +161,7 @@ def _has_slots(call: Any) -> bool:
 
 
 def _empty_and_visible(tensors: CallTensors) -> int:
-    """Keys at the end, zero in all heads, that a row sees; 0 where the last one is hidden, or the mask is not known."""
+    """Return how many zero keys at the end a row sees; 0 if the last one is hidden or the mask is unknown."""
     visible = torch.ones(1, 1, 1, 1, dtype=torch.bool)
     for term in tensors.terms or ():
         if term.name == "unknown" or (term.name == "mask" and not isinstance(term.value, Tensor)):
@@ -167,6 +170,7 @@ def _empty_and_visible(tensors: CallTensors) -> int:
             visible = visible.to(term.value.device) & term.value
     key, value = tensors.key.values, tensors.value.values
     empty = ((key == 0).all(-1) & (value == 0).all(-1)).all(1)  # (B, S)
+    # A slot counts if it and all slots behind it are empty.
     at_the_end = empty.flip(1).long().cumprod(1).flip(1).bool()
     seen = at_the_end & visible.expand(key.shape[0], -1, -1, key.shape[2]).any(2).any(1).to(key.device)
     return int(seen.sum(1).max()) if bool(seen[:, -1].any()) else 0

@@ -1,7 +1,7 @@
-"""What the inputs of a model are to it: content, masks, positions; and other content in their place.
+"""Recognises the inputs of a model as content, masks or positions, and makes other content to replace them.
 
-The name of an argument tells what it may be, its values what it is: `attention_mask` of 0 and 1, ids that are whole
-numbers of (batch, length), features of (batch, length, channels).
+An argument's name says what it may be, and its values say what it is: `attention_mask` with 0 and 1, ids as whole
+numbers (batch, length), features (batch, length, channels).
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from torch import Tensor
 from sqrtdk.audit.configs import field
 from sqrtdk.laws.subject import Subject
 
-LEAST_TOKENS = 4  # below it there is no earlier and later to speak of
+LEAST_TOKENS = 4  # with fewer tokens there is no earlier and later half to compare
 MASK = re.compile(r"mask|keep|pad(?!ded)|valid")
 _LENGTHS = re.compile(r"(^|_)(lengths?|lens?|seqlens?)$")
+# Arguments that go along with content and are none: position_ids, labels, bbox.
 _BESIDE = re.compile(
     r"position|type_id|segment|label|target|cache|past|step|time|thw|bbox|boxes|shape|grid|index|indices|sigma|"
     r"embeddings|cos|sin|cu_seqlens|scale|bias|edge|adj"
 )
-_HIDES_TRUE = re.compile(r"key_padding_mask$|padding_mask$|pad_mask$")  # torch: True is padding
+_HIDES_TRUE = re.compile(r"key_padding_mask$|padding_mask$|pad_mask$")  # torch's masks that are True at padding
 DECODER = re.compile(r"decoder|tgt|trg")
 ENCODER = re.compile(r"encoder|memory|context|src|source")
-_IDS = re.compile(r"_token_id$|_token_index$|_token_ids$")
+_IDS = re.compile(r"_token_id$|_token_index$|_token_ids$")  # pad_token_id, image_token_index
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Content:
-    """An input that says something: ids (B, n), features (B, n, E), or pixels (B, C, H, W).
+    """An input with the data of a sample: ids (B, n), features (B, n, E), or pixels (B, C, H, W).
 
-    `length` is n, None for pixels.
+    `length` is n, or None for pixels.
     """
 
     name: str
@@ -42,35 +43,36 @@ class Content:
 
     @property
     def length(self) -> int | None:
-        """Positions a sample."""
+        """Number of positions of a sample, or None for pixels."""
         return int(self.tensor.shape[1]) if self.tensor.dim() in (2, 3) else None
 
     @property
     def ids(self) -> bool:
-        """Whether it is whole numbers of a vocabulary."""
+        """Whether the content is ids of a vocabulary."""
         return not self.tensor.is_floating_point()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskInput:
-    """A mask of (B, n), True where a position is hidden, or one of another shape, whose `hidden` is None."""
+    """A mask input; `hidden` (B, n) is True at hidden positions, or None if the mask has another shape."""
 
     name: str
     tensor: Tensor
     hidden: Tensor | None
-    inverted: bool = False  # 1 is padding
+    inverted: bool = False  # 1 marks padding
 
     def hiding(self, hidden: Tensor) -> Tensor:
-        """The mask that hides other positions: of its own dtype, with its own numbers for shown and hidden."""
+        """Return the mask that hides other positions, in its own dtype and with its own numbers."""
         return (hidden if self.inverted else ~hidden).to(self.tensor.dtype)
 
 
 def contents(subject: Subject) -> list[Content]:
-    """The inputs that are content, those with positions first."""
+    """Return the inputs that are content, those with positions first."""
     kept = []
     for name, value in subject.tensors.items():
         if MASK.search(name) or _BESIDE.search(name) or value.is_nested or value.dtype is torch.bool:
             continue
+        # Axis 1 of pixels is channels, and may be 1.
         dims = (2, 3, 4, 5) if value.is_floating_point() else (2,)
         if value.dim() in dims and value.shape[0] and value.shape[1] >= (1 if value.dim() > 3 else LEAST_TOKENS):
             kept.append(Content(name, value))
@@ -78,7 +80,7 @@ def contents(subject: Subject) -> list[Content]:
 
 
 def goes_with(name: str, content: Content) -> bool:
-    """Whether an input has to do with the tokens of a content, and not with those of an encoder beside it.
+    """Return whether an input belongs to the tokens of a content, and not to an encoder beside it.
 
     Example:
         >>> tokens = Content("decoder_input_ids", torch.ones(2, 5, dtype=torch.long))
@@ -91,13 +93,14 @@ def goes_with(name: str, content: Content) -> bool:
 
 
 def masks(subject: Subject) -> Iterator[MaskInput]:
-    """The inputs that are masks: bool, 0 and 1, or 0 and numbers that hide."""
+    """Yield the inputs that are masks: bool, 0 and 1, or 0 and negative numbers."""
     for name, value in subject.tensors.items():
         if value.is_nested or not value.numel() or not (MASK.search(name) or value.dtype is torch.bool):
             continue
         if _BESIDE.search(name) or value.dim() < 2:
             continue
         zero_one = value.dtype is torch.bool or bool(((value == 0) | (value == 1)).all())
+        # A square mask is one of rows and keys.
         if value.dim() == 2 and zero_one and value.shape[0] != value.shape[1]:
             inverted = _hides_true(name, value.bool())
             yield MaskInput(name, value, value.bool() if inverted else ~value.bool(), inverted)
@@ -106,14 +109,14 @@ def masks(subject: Subject) -> Iterator[MaskInput]:
 
 
 def lengths(subject: Subject) -> Iterator[str]:
-    """Names of the inputs that are lengths of the samples: whole numbers, or shares as `wav_lens` has them."""
+    """Yield the names of inputs that are lengths of samples: whole numbers, or shares such as `wav_lens`."""
     for name, value in subject.tensors.items():
         if _LENGTHS.search(name) and value.dim() == 1 and bool((value > 0).all()) and "cu_" not in name:
             yield name
 
 
 def restarts(positions: Tensor) -> Tensor:
-    """Number of the document of each position, (B, n): another begins where position ids restart.
+    """Return the number of the document of each position, (B, n); a new one begins where position ids restart.
 
     Example:
         >>> restarts(torch.tensor([[0, 1, 2, 0, 1]])).tolist()
@@ -125,7 +128,7 @@ def restarts(positions: Tensor) -> Tensor:
 
 
 def content_of(subject: Subject, mask: MaskInput) -> list[Content]:
-    """The content that a mask of (B, n) speaks of: of its shape and, where several are, of its name.
+    """Return the content that a (B, n) mask is about: the content of its shape, and of its name if several fit.
 
     `encoder_attention_mask` goes with `encoder_hidden_states`, `attention_mask` with `input_ids`.
     """
@@ -137,16 +140,17 @@ def content_of(subject: Subject, mask: MaskInput) -> list[Content]:
 
 
 def other(subject: Subject, content: Content, where: Tensor, salt: int = 1, *, specials: bool = False) -> Tensor:
-    """The content with something else at the marked positions (B, n), or samples (B,).
+    """Return the content with other values at the marked positions (B, n), or in the marked samples (B,).
 
-    Ids are drawn from those that the inputs have, but for the largest. Special ones (the config's `pad_token_id` and
-    its like) are put nowhere, as models count tokens and find their output by them; and they stay where they are,
-    unless `specials` says that they are replaced as well.
+    Ids are drawn from those in the inputs, except the largest. Special ids (the config's `pad_token_id` and alike) are
+    never drawn, because models count tokens and find their output by them. Positions with special ids keep them, unless
+    `specials` is set.
     """
     value = content.tensor
     marked = where.to(value.device).reshape(where.shape + (1,) * (value.dim() - where.dim())).expand_as(value)
     generator = torch.Generator().manual_seed(subject.seed + salt)
     if not content.ids:
+        # Noise with the mean and the spread of the content itself.
         plain = value.detach().double()
         spread = plain.std().nan_to_num().clamp_min(1e-3) if value.numel() > 1 else 1.0
         noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
@@ -155,19 +159,20 @@ def other(subject: Subject, content: Content, where: Tensor, salt: int = 1, *, s
     if not specials:
         marked = marked & ~torch.isin(value, special)
     pool = torch.unique(value[~torch.isin(value, special)])
-    if pool.numel() > 2:  # the largest stays where it is: CLIP takes its output at ids.argmax()
+    if pool.numel() > 2:  # the largest id stays: CLIP takes its output at ids.argmax()
         marked, pool = marked & (value != pool[-1]), pool[:-1]
     if pool.numel() < 2:
         pool = torch.unique(torch.cat((pool, (pool - 1).clamp_min(0))))
     if pool.numel() < 2:
         return value
     place = torch.searchsorted(pool, value.clamp(int(pool[0]), int(pool[-1]))).clamp_max(pool.numel() - 1)
+    # A step of 1 or more, within the pool, never gives the same id.
     step = torch.randint(1, pool.numel(), value.shape, generator=generator).to(value.device)
     return torch.where(marked, pool[(place + step) % pool.numel()], value)
 
 
 def special_ids(config: Any) -> set[int]:
-    """The ids that a config names: `pad_token_id`, `eos_token_id`, `image_token_index`, a list of them as well."""
+    """Return the ids that a config names, alone or in lists: `pad_token_id`, `eos_token_id`, `image_token_index`."""
     ids: set[int] = set()
     for part in (config, *(field(config, name) for name in ("text_config", "decoder", "encoder", "thinker_config"))):
         values = part if isinstance(part, Mapping) else field(part, "__dict__") or {}
@@ -180,5 +185,5 @@ def special_ids(config: Any) -> set[int]:
 
 
 def _hides_true(name: str, mask: Tensor) -> bool:
-    """Whether 1 is padding: torch's `key_padding_mask`. Keras's `padding_mask` is 1 at tokens, the most positions."""
+    """Return whether 1 marks padding, as in torch's `key_padding_mask`. Keras's `padding_mask` is 1 at tokens."""
     return _HIDES_TRUE.search(name) is not None and float(mask.double().mean()) <= 0.5

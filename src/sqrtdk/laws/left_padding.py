@@ -1,12 +1,12 @@
-"""Law `left_padding`: the same tokens give the same outputs with padding before them and behind them.
+"""Law `left_padding`: the same tokens give the same outputs with padding on the left and on the right.
 
-Changed: padding, that of the inputs or the last quarter of the tokens, moves to the left, with everything that has a
-number for each token. Positions, where forward takes them, count the tokens in both runs. Compared: the outputs at
-tokens. What is caught: positions that count padding, an attention that sees it, a mask that is aligned to one side.
-Only of tokens that run causally: what is on the left is seen then, what is on the right is not.
-Not asked: where no argument hides padding; where attention is local by slot (chunks, blocks, hashes); where positions
-are absolute and can't be given, as the hidden states before the first attention move then; where the mask moves nothing
-at all, which the law `padding` says.
+Changed: the padding of the inputs, or of the last quarter of the tokens, moves to the left, and with it every input
+that has a number for each token. If forward takes positions, they count the tokens in both runs. Compared: the outputs
+at tokens. It catches positions that count padding, attention that sees padding, and a mask aligned to one side.
+Asked only of causal tokens, which see what is on their left and not what is on their right.
+Not asked: if no argument hides padding; if attention is local by slot (chunks, blocks, hashes); if positions are
+absolute and can't be given, which shows as hidden states that move before the first attention; if the mask moves
+nothing at all, which the law `padding` reports.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SOURCE = "transformers: decoders pad on the left for generation, with position_i
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """One answer."""
+    """Yield one answer."""
     named = subject.by_name()
     content = tokens_of_decoder(named)
     both = padded(named, content)
@@ -65,13 +65,13 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
 
 
 def _plain(call: AttentionCall) -> bool:
-    """Whether rows see themselves and all before, or a window of these."""
+    """Return whether rows see themselves and all keys before, or a window of these."""
     mask = call.mask
     return call.axis == "positions" and mask is not None and mask.least == 0 and mask.band is True
 
 
 def _unlike(both: Padded, right: Outputs, left: Outputs) -> Tensor:
-    """Which positions with padding on the left, (B, n), have other outputs than their tokens have on the right.
+    """Return which positions of the left-padded run, (B, n), differ from the same tokens in the right-padded run.
 
     Raises:
         NotAsked: No output has a position for each token.

@@ -1,18 +1,18 @@
 """Law `modes`: the outputs do not depend on how the model is run.
 
-Batch of one. Changed: a sample runs alone. Compared: its outputs with those that it has in a batch; the law `samples`
-shares the two runs. A capacity of experts that is counted over the whole batch, a longest length, a mean break it.
+Batch of one. Changed: a sample runs alone. Compared: its outputs with those in a batch; the law `samples` shares the
+two runs. What breaks it: a capacity of experts, a longest length or a mean that is taken over the whole batch.
 Train mode. Changed: every module is in train mode, with every dropout off (`sqrtdk.laws.training`). Compared: outputs
-of equal name and shape with those of eval mode, by the bar of rounding. What is caught: `is_causal=self.training`, a
-scale, a mask, a norm or a rotation in one branch of `if self.training`, a dropout that scales by its rate once more.
-Reports of the kind say that a loss is good and the evaluated model is not, or that a port agrees in one mode alone.
-Modules that keep running statistics stay in eval mode: a BatchNorm counts over the batch when it trains. Where the
-outputs differ, eval mode runs once more with dropouts off, as torch's fused encoder layers run in eval mode alone and
-put zeros at padding. Where random numbers were drawn, rates of dropouts by hand, LayerDrop, masked features and jitter
-are set to 0, and other seeds are tried.
-Not asked: outputs that other seeds move all the same (a constant rate by hand, gumbel, sampling); other outputs in
-train mode; a buffer that train mode updates and that the outputs follow; a forward that raises. Eager against fused
-attention is the rule `eager_vs_sdpa`, a dropout that eval mode applies the rule `dropout`.
+of the same name and shape with those of eval mode, within rounding. It catches `is_causal=self.training`, a scale, a
+mask, a norm or a rotation in one branch of `if self.training`, and a dropout that scales by its rate once more. Users
+report such faults as a good loss with a bad evaluation, or as a port that agrees in one mode only.
+Modules with running statistics stay in eval mode, because a BatchNorm in train mode uses the whole batch. If the
+outputs differ, eval mode runs again with dropouts off, because torch's fused encoder layers run only in eval mode and
+put zeros at padding. If random numbers were drawn, rates of hand-written dropouts, LayerDrop, masked features and
+jitter are set to 0, and other seeds are tried.
+Not asked: if other seeds still move the outputs (a constant rate written by hand, gumbel, sampling); if train mode
+returns other outputs; if outputs follow a buffer that train mode updates; if the forward raises. The rule
+`eager_vs_sdpa` compares eager with fused attention, and the rule `dropout` reports dropout in eval mode.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LAW = "modes"
 ONE, TRAIN = "batch of one", "train mode"
 SOURCE = "samples of a batch are independent"
 SOURCE_OF_TRAIN = "Srivastava et al. 2014: without dropout, training and test run one network"
-MOST_SEEDS = 6  # a branch that is taken every other time shows in all but 2^-5
+MOST_SEEDS = 6  # a branch taken at random half the time escapes with probability 2^-5
 _LOSS = re.compile(r"loss|(^|_)aux")
 _RANDOM = "in train mode its outputs are random beside dropout"
 _OTHER = "it returns other outputs in train mode"
@@ -48,7 +48,7 @@ _FIX = "compute the same whether self.training is set or not; dropout alone may 
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """An answer for each of the two."""
+    """Yield an answer for each of the two modes."""
     for about, answer in ((ONE, _of_one), (TRAIN, _of_train)):
         try:
             yield answer(subject)
@@ -57,7 +57,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
 
 
 def _of_one(subject: Subject) -> LawAnswer:
-    """Whether a sample gives alone what it gives among others."""
+    """Return the answer for a batch of one: a sample must have the same outputs alone as in a batch."""
     found = batches(subject)
     if found.mixed:
         raise NotAsked("its samples see one another")
@@ -78,10 +78,10 @@ class _Runs:
     """Runs in both modes with dropout off.
 
     Attributes:
-        subject: the model.
-        resting: modules that stay in eval mode.
-        drew: the last run drew random numbers.
-        updated: paths of the buffers and parameters that it changed.
+        subject: The model.
+        resting: Modules that stay in eval mode.
+        drew: Whether the last run drew random numbers.
+        updated: Paths of the buffers and parameters that the last run changed.
     """
 
     subject: Subject
@@ -108,9 +108,9 @@ class _Runs:
 
 
 def steady(subject: Subject) -> bool:
-    """Whether a run with another seed, in train mode without dropout, gives what eval mode gives, every number of it.
+    """Return whether train mode without dropout, with another seed, gives exactly the outputs of eval mode.
 
-    One run then answers two questions: the outputs are not random, and the law is kept. Otherwise it answers none.
+    If so, one run answers two questions: the outputs are not random, and the law is kept. If not, it answers neither.
     """
     try:
         again = _runs(subject).run(True, subject.seed + 1)
@@ -121,14 +121,14 @@ def steady(subject: Subject) -> bool:
 
 
 def _runs(subject: Subject) -> _Runs:
-    """With modules that keep running statistics at rest."""
+    """Return the runs, with modules that keep running statistics in eval mode."""
     return _Runs(
         subject, {part for part in subject.module.modules() if getattr(part, "running_mean", None) is not None}
     )
 
 
 def _of_train(subject: Subject) -> LawAnswer:
-    """Whether train mode without dropout gives what eval mode does."""
+    """Return the answer for train mode: without dropout, it must give the outputs of eval mode."""
     module = subject.module
     runs = _runs(subject)
     if subject.steady_in_train_mode:
@@ -152,7 +152,7 @@ def _of_train(subject: Subject) -> LawAnswer:
             plain, trained = runs.run(False), _trained(runs)
             if not _differ(plain, trained):
                 return kept(LAW, TRAIN)
-        # A generator of the model's own goes on without being seen: one more run tells.
+        # A generator that the model owns advances without `draws` seeing it, so one more run is needed.
         others = (runs.run(True, subject.seed + turn) for turn in range(1, MOST_SEEDS if runs.drew else 2))
         if any(_differ(trained, other) for other in others):
             raise NotAsked(_RANDOM)
@@ -167,12 +167,13 @@ def _trained(runs: _Runs) -> Outputs:
 
 
 def _differ(one: Outputs, other: Outputs) -> bool:
-    """Whether any output of both moved.
+    """Return whether any output that both runs have moved.
 
-    Losses are left out: a router's is computed in train mode alone.
+    Losses are left out, because a router's loss is computed only in train mode.
 
     Raises:
-        NotAsked: They have none of one name and shape, or are tuples of other lengths, whose names say little.
+        NotAsked: No output has the same name and shape, or the outputs are tuples of different lengths, whose numbers
+            do not correspond.
     """
     places = [{name for name in outputs if name.partition(".")[0].isdigit()} for outputs in (one, other)]
     both = (name for name in one if name in other and one[name].shape == other[name].shape)
@@ -205,7 +206,7 @@ def _calls(runs: _Runs, training: bool) -> tuple[AttentionCall, ...]:
 
 
 def _what(one: AttentionCall, other: AttentionCall) -> str | None:
-    """What differs between two readings of an attention; None where nothing that was read does."""
+    """Return what differs between two readings of an attention, or None if nothing that was read does."""
     found = difference(one, other, outputs=False)
     if found is not None:
         return found[0]

@@ -1,10 +1,10 @@
-"""Which numbers of an output moved: differ by more than rounding between two runs.
+"""Decides which numbers of an output moved: differ by more than rounding between two runs.
 
-Derivation of the bar: a forward rounds each number some 10^4 times, one after the other, by at most eps / 2 of its
-size. Such errors add as a random walk does, to 50 eps; layers enlarge them, in what was measured by up to 10. The bar
-is 2^10 eps of the largest entry of the output: 1.2e-4 in float32. What a broken law moves is a hundredth and more.
-A model in half precision is asked in float32. One that is too large to be copied runs twice on the same shapes, whose
-rows kernels compute in the same order whatever stands in others: there the bar is 4 eps.
+Derivation of the bar: a forward rounds each number some 10^4 times in a row, by at most eps / 2 of its size. Such
+errors add up like a random walk, to 50 eps. Layers enlarge them, by up to 10 times in measurements. The bar is 2^10 eps
+of the largest entry of the output: 1.2e-4 in float32. A broken law moves numbers by a hundredth or more.
+A half-precision model is asked as a float32 copy. A model that is too large to be copied runs twice on the same shapes.
+Kernels then compute each row in the same order whatever other rows hold, so the bar is 4 eps.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-ROUNDINGS = 2.0**10
-IN_HALF = 4.0
+ROUNDINGS = 2.0**10  # times eps
+IN_HALF = 4.0  # times eps, between two runs on the same shapes
 HALF = (torch.float16, torch.bfloat16)
 
 
 def moved(before: Tensor, after: Tensor, roundings: float = ROUNDINGS) -> Tensor:
-    """Whether each entry of an output moved by more than so many eps; one that is finite in a single run did.
+    """Return whether each entry of an output moved by more than the bar; an entry finite in only one run moved.
 
     Example:
         >>> moved(torch.tensor([1.0, 2.0, float("nan")]), torch.tensor([1.0, 2.1, float("nan")])).tolist()
@@ -28,28 +28,29 @@ def moved(before: Tensor, after: Tensor, roundings: float = ROUNDINGS) -> Tensor
     """
     if before.shape != after.shape:
         return torch.ones(before.shape, dtype=torch.bool)
-    if before.dtype == after.dtype and torch.equal(before, after):  # as most are where a law is kept
+    if before.dtype == after.dtype and torch.equal(before, after):  # the usual case of a kept law, and cheap
         return torch.zeros_like(before, dtype=torch.bool)
     bar = roundings * max(torch.finfo(before.dtype).eps, torch.finfo(torch.float32).eps)
     if before.dtype in HALF:
         bar = IN_HALF * torch.finfo(before.dtype).eps
     one, other = before.double(), after.double()
     size = torch.where(one.isfinite(), one, 0.0).abs().max() if one.numel() else 0.0
+    # Equal infinities differ by NaN, so they are compared by themselves.
     same = (one == other) | (one.isnan() & other.isnan())
     gap = (one - other).abs().nan_to_num(nan=torch.inf)
     return ~same & (gap > bar * size)
 
 
 def any_moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
-    """Whether any output moved, or one run has others than the other."""
+    """Return whether any output moved, or the two runs have different outputs."""
     return before.keys() != after.keys() or any(bool(moved(x, after[name]).any()) for name, x in before.items())
 
 
 def position_axis(output: Tensor, batch: int, length: int) -> int | None:
-    """The axis of positions of an output, or None where it has none.
+    """Return the axis of positions of an output, or None if it has none.
 
-    (B, n), (B, n, V) and (B, H, n, E), as a cache of keys has it, hold n positions a sample; logits of rows and keys
-    (B, H, n, n) hold two, and none of one alone.
+    (B, n), (B, n, V) and a cache of keys (B, H, n, E) have one axis of n positions. Logits of rows and keys have two
+    such axes, (B, H, n, n), so they give None.
 
     Example:
         >>> position_axis(torch.ones(2, 5, 9), 2, 5), position_axis(torch.ones(2, 4, 5, 3), 2, 5)
@@ -65,32 +66,33 @@ def position_axis(output: Tensor, batch: int, length: int) -> int | None:
 
 
 def position_axes(outputs: Mapping[str, Tensor], batch: int, length: int) -> dict[str, int]:
-    """The axes of positions of the outputs that have one.
+    """Return the axes of positions of the outputs that have one.
 
-    Where others have, those of four axes are left out: they are keys of a cache, or states of as many features as there
-    are positions.
+    If some outputs have it as axis 1, those with it as axis 2 are left out: they are keys of a cache, or states with as
+    many features as there are positions.
 
     Example:
         >>> position_axes({"0": torch.ones(2, 5, 9), "state": torch.ones(2, 4, 5, 3)}, 2, 5)
         {'0': 1}
     """
     axes = {name: axis for name, x in outputs.items() if (axis := position_axis(x, batch, length)) is not None}
-    if not axes:  # what may be logits is the output of heads of as many features as there are positions
+    if not axes:  # these are then outputs of heads whose number of features equals the number of positions
         axes = {name: 2 for name, x in outputs.items() if x.shape[:1] == (batch,) and is_logits(x, length)}
     of_rows = {name: axis for name, axis in axes.items() if axis == 1}
     return of_rows or axes
 
 
 def is_logits(tensor: Tensor, length: int) -> bool:
-    """Whether it may be logits of every row and key before their mask, (B, H, n, n): a row has a number of every key.
+    """Return whether the tensor may hold logits before their mask, (B, H, n, n): a row has a number for every key.
 
-    x-transformers returns them as `pre_softmax_attn`. Weights are none, which are not negative.
+    x-transformers returns them as `pre_softmax_attn`. A tensor without negative numbers
+    is not taken for logits: it may hold attention weights.
     """
     return tensor.dim() == 4 and tensor.shape[2:] == (length, length) and bool((tensor < 0).any())
 
 
 def moved_positions(before: Tensor, after: Tensor, axis: int) -> Tensor:
-    """Which positions of each sample moved, (B, n)."""
+    """Return which positions of each sample moved, (B, n)."""
     entries = moved(before, after)
     others = [place for place in range(1, entries.dim()) if place != axis]
     return entries.any(dim=others) if others else entries

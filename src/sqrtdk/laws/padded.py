@@ -1,4 +1,4 @@
-"""The same tokens with padding behind them, and before them; and positions that count tokens."""
+"""Arranges the same tokens with padding on the right and on the left, with positions that count tokens."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sqrtdk.models.signature import forward_arguments
 from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.trace import trace
 
-_SHARE = 4  # one of so many positions is padding where the inputs have none
+_SHARE = 4  # one in so many positions becomes padding if the inputs have none
 _POSITIONS = "position_ids"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Padded:
-    """Both arrangements; `hidden` (B, n) is True at padding."""
+    """Both arrangements of the same tokens; `hidden_right` and `hidden_left` (B, n) are True at padding."""
 
     right: Subject
     left: Subject
@@ -32,9 +32,10 @@ class Padded:
 
 
 def mask_name(subject: Subject, content: Content) -> str | None:
-    """The argument that hides padding among the tokens: one of the inputs, or one that Hugging Face's forward names.
+    """Return the argument that hides padding among the tokens, of the inputs or of a Hugging Face forward, or None.
 
-    A decoder beside an encoder begins with one token: nobody pads before it, unless the inputs have a mask of it.
+    The decoder of an encoder-decoder model begins with one token. Nobody pads before it, unless the inputs have a mask
+    for it.
     """
     for mask in masks(subject):
         if mask.hidden is not None and any(one.name == content.name for one in content_of(subject, mask)):
@@ -46,30 +47,30 @@ def mask_name(subject: Subject, content: Content) -> str | None:
 
 
 def takes_positions(subject: Subject, content: Content) -> bool:
-    """Whether forward takes the position of each token."""
+    """Return whether forward takes the position of each token."""
     return _POSITIONS in forward_arguments(subject.module) and not content.name.startswith("decoder")
 
 
 def with_positions(subject: Subject, content: Content) -> Subject:
-    """The same with position_ids that count from 0 on."""
+    """Return the subject with position_ids that count from 0."""
     batch, length = content.tensor.shape[:2]
     positions = torch.arange(length, device=content.tensor.device).expand(batch, length)
     return subject.over({**subject.inputs, _POSITIONS: positions.clone()})
 
 
 def padded(subject: Subject, content: Content, *, last_sample: bool = False) -> Padded:
-    """The tokens with padding on the right, and the same ones with it on the left.
+    """Return the tokens with padding on the right, and the same tokens with padding on the left.
 
-    Padding is where the inputs have it, else in place of the last quarter of the tokens; everything that has a number
-    for each token moves with them. Positions, where forward takes them, count the tokens, as `generate` has them.
+    Padding is that of the inputs, or else replaces the last quarter of the tokens. Inputs with a number for each token
+    move with the tokens. If forward takes positions, they count the tokens, as in `generate`.
 
     Args:
-        subject: the model, its inputs by name.
-        content: the tokens.
-        last_sample: leave all samples but the last whole.
+        subject: The model with its inputs by name.
+        content: The tokens.
+        last_sample: Pad only the last sample.
 
     Raises:
-        NotAsked: No argument hides padding, or the inputs say more of the positions than this.
+        NotAsked: No argument hides padding, or the inputs fix positions or masks in another way.
     """
     name = mask_name(subject, content)
     if name is None:
@@ -94,6 +95,7 @@ def padded(subject: Subject, content: Content, *, last_sample: bool = False) -> 
     pad = _pad_id(subject)
     if content.ids and pad is not None:
         filled[content.name] = content.tensor.masked_fill(hidden, pad)
+    # False sorts before True: sorted by `hidden`, tokens come first and padding is on the right.
     arranged = [
         _arranged(subject, filled, mask, hidden, content, order)
         for order in (hidden.long().argsort(dim=1, stable=True), (~hidden).long().argsort(dim=1, stable=True))
@@ -116,6 +118,7 @@ def _arranged(
     inputs[mask.name] = mask.hiding(hidden)
     if takes_positions(subject, content):
         positions = ((~hidden).long().cumsum(1) - 1).clamp_min(0)
+        # Qwen2-VL's position_ids are (3, B, n): time, height and width.
         own = subject.tensors.get(_POSITIONS)
         inputs[_POSITIONS] = positions.expand_as(own).clone() if own is not None and own.dim() == 3 else positions
     return subject.over(inputs), hidden
@@ -127,7 +130,7 @@ def _taken(value: Tensor, order: Tensor) -> Tensor:
 
 
 def _pad_id(subject: Subject) -> int | None:
-    """The config's pad_token_id, where the vocabulary has it."""
+    """Return the config's pad_token_id if the vocabulary has it, else None."""
     for part in (subject.config, field(subject.config, "text_config")):
         pad, size = field(part, "pad_token_id"), field(part, "vocab_size")
         if isinstance(pad, int) and pad >= 0 and (not isinstance(size, int) or pad < size):
@@ -136,7 +139,7 @@ def _pad_id(subject: Subject) -> int | None:
 
 
 def self_attentions(subject: Subject, content: Content) -> list[AttentionCall]:
-    """The self-attentions with a row for each token, as they run where no padding is hidden."""
+    """Return the self-attentions with a row for each token, as they run without hidden padding."""
     calls = list(calls_at(subject, None))
     name = mask_name(subject, content)
     given = next((mask for mask in masks(subject) if mask.name == name), None)
@@ -150,5 +153,5 @@ def self_attentions(subject: Subject, content: Content) -> list[AttentionCall]:
 
 
 def in_a_band(call: AttentionCall) -> bool:
-    """Whether each row sees all keys, or all between two distances: no blocks, and none that the data picks."""
+    """Return whether each row sees all keys, or all between two distances: no blocks, no keys picked by the data."""
     return call.axis == "positions" and (call.mask is None or call.mask.band is True)

@@ -1,12 +1,12 @@
-"""Law `padding`: what stands at hidden positions moves no other output, and a mask that is flipped moves some.
+"""Law `padding`: content at hidden positions moves no other output, and flipping a mask moves some output.
 
-Changed: the content at positions that a mask of (batch, length) hides; where it hides none, a third of them is hidden
-first. Compared: the outputs at the other positions; of outputs of another length, as those of a joint attention, as
-many positions may move as are hidden.
-Then the mask itself: the hidden positions are shown, or, of a mask of another shape, a quarter of its columns is
-flipped; lengths are halved. Something has to move, or the argument never arrives. What pads see is of no account.
-Not asked: features that a convolution shortens (its window reaches into the padding), and a mask of ones beside
-position ids that restart: these tell the documents.
+Changed: the content at positions that a (batch, length) mask hides; if it hides none, a third of the positions is
+hidden first. Compared: the outputs at the other positions. Of outputs of another length, as in joint attention, at
+most as many positions may move as are hidden.
+Then the mask is changed: hidden positions are shown or, in a mask of another shape, a quarter of its columns is
+flipped; lengths are halved. Some output has to move, or the argument never arrives. What padding sees does not matter.
+Not asked: features that a convolution shortens, because its window reaches into the padding; and a mask of ones beside
+position ids that restart, because these mark the documents.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 
 LAW = "padding"
 SOURCE = "transformers: attention_mask is 1 at tokens and 0 at padding; torch: key_padding_mask is True at padding"
-_SHARE = 3  # one of so many positions is hidden where a mask hides none
+_SHARE = 3  # one in so many positions is hidden if the mask hides none
 _CAUSAL_KINDS = ("causal", "causal_lower_right", "window")
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """An answer for each mask, and each argument of lengths."""
+    """Yield an answer for each mask, and for each argument of lengths."""
     found, sizes = list(masks(subject)), list(lengths(subject))
     if not (found or sizes):
         raise NotAsked("no input is a mask")
@@ -59,12 +59,14 @@ def _of_mask(subject: Subject, mask: MaskInput) -> LawAnswer:
     if not hidden.any() and _restarts(subject):
         raise NotAsked("it hides nothing, and position_ids that restart tell the documents")
     causal = _causal_rows(subject, content)
-    tells = hidden[:, :-1] & ~hidden[:, 1:] if causal else hidden  # of causal rows: a hidden token before a shown one
+    # Rows that are causal anyway only show a hidden token if a shown one follows it.
+    tells = hidden[:, :-1] & ~hidden[:, 1:] if causal else hidden
     if not tells.any() or bool(hidden.all()):
         hidden = _some(subject, content, mask.tensor)
     if not hidden.any():
         raise NotAsked("all of its tokens are special")
     hides, shows = mask.hiding(hidden), mask.hiding(torch.zeros_like(hidden))
+    # Two contents for the hidden positions: the outputs must not tell them apart.
     changes = [
         {mask.name: hides, content.name: other(subject, content, hidden, salt, specials=True)} for salt in (3, 4)
     ]
@@ -78,7 +80,8 @@ def _of_mask(subject: Subject, mask: MaskInput) -> LawAnswer:
         return kept(LAW, mask.name)
     if not seen:
         return _no_effect(mask.name)
-    elsewhere = positions is not None and seen == of != int((~hidden).sum(1).max())  # as a decoder's, across
+    # All positions moved, and they are not those of the mask: a decoder's, by cross-attention.
+    elsewhere = positions is not None and seen == of != int((~hidden).sum(1).max())
     site = first_place(subject, changes[0], changes[1], Protected(~hidden, rest="all" if elsewhere else "samples"))
     severity = "fail"
     if arrives and of and site and _mixes_neighbours(subject, site):
@@ -92,8 +95,9 @@ def _of_mask(subject: Subject, mask: MaskInput) -> LawAnswer:
 
 
 def _mixes_neighbours(subject: Subject, site: str) -> bool:
-    """Whether a place reaches into the padding beside its attention: FastSpeech 2's feed-forward and ConvBERT's heads
-    convolve, MobileBERT's embeddings hold those of both neighbours.
+    """Return whether the module at a site mixes neighbours by itself, so that padding reaches into it.
+
+    FastSpeech 2's feed-forward and ConvBERT's heads convolve; MobileBERT's embeddings hold those of both neighbours.
     """
     place = module_at(subject.module, site)
     if place is None:
@@ -110,7 +114,7 @@ def _share(hidden: Tensor) -> str:
 
 
 def _hidden_elsewhere(subject: Subject, mask: MaskInput) -> dict[int, Tensor]:
-    """Positions that the other masks hide, by their number a sample: rows of padding may see what they will."""
+    """Return the positions that other masks hide, by length: rows of padding may see anything."""
     others = (other for other in masks(subject) if other.name != mask.name and other.hidden is not None)
     return {other.hidden.shape[1]: other.hidden.cpu() for other in others if other.hidden is not None}
 
@@ -118,14 +122,14 @@ def _hidden_elsewhere(subject: Subject, mask: MaskInput) -> dict[int, Tensor]:
 def _seen(
     before: Outputs, after: Outputs, hidden: Tensor, elsewhere: dict[int, Tensor]
 ) -> tuple[int, int, Tensor | None]:
-    """Positions that moved and must not, of how many (0 where an output has none), and those of the worst sample."""
+    """Return how many positions moved wrongly, of how many (0 if there are none), and which in the worst sample."""
     batch, length = hidden.shape
     hidden = hidden.cpu()
     for name, one in before.items():
         two = after.get(name)
         if two is None or one.dim() < 2 or one.shape[0] != batch or two.shape != one.shape:
             continue
-        if is_logits(one, one.shape[-1]) or one.dim() > 4:  # (2, B, H, n, E): k and v of a layer, by chance of B = 2
+        if is_logits(one, one.shape[-1]) or one.dim() > 4:  # (2, B, H, n, E): k and v of a layer, with B = 2 by chance
             continue
         axis = position_axis(one, batch, length)
         if axis is not None:
@@ -136,7 +140,7 @@ def _seen(
         elif one.dim() == 2:
             if moved(one, two)[~hidden.all(1).to(one.device)].any():
                 return 1, 0, None
-        else:  # text and image in one sequence: the hidden tokens are positions of the output too
+        else:  # text and image in one sequence: the hidden tokens are among the output's positions
             rows = _shown(moved_positions(one, two, 2 if one.dim() == 4 else 1).cpu(), elsewhere)
             over = rows.sum(1) - hidden.sum(1)
             if bool((over > 0).any()):
@@ -146,28 +150,28 @@ def _seen(
 
 
 def _shown(rows: Tensor, elsewhere: dict[int, Tensor]) -> Tensor:
-    """The rows but for those that another mask hides."""
+    """Return the rows without those that another mask hides."""
     hidden = elsewhere.get(rows.shape[1])
     return rows if hidden is None or hidden.shape != rows.shape else rows & ~hidden
 
 
 def _keys_are_tokens(subject: Subject, content: Content) -> bool:
-    """Whether an attention has a key for each token: a convolution that shortens features mixes padding in."""
+    """Return whether an attention has a key for each token. A convolution that shortens features mixes padding in."""
     assert content.length is not None
     return content.ids or any(call.key_len >= content.length for call in calls_at(subject, None))
 
 
 def _causal_rows(subject: Subject, content: Content) -> bool:
-    """Whether the rows of its tokens see only what comes before them."""
+    """Return whether the rows of the content's tokens see only earlier keys."""
     calls = (call for call in calls_at(subject, None) if call.query_len == content.length)
     masks = [call.mask for call in calls if call.self_attention is not False]
     return any(mask is not None and (mask.kind in _CAUSAL_KINDS or mask.least == 0) for mask in masks)
 
 
 def _some(subject: Subject, content: Content, mask: Tensor) -> Tensor:
-    """A third of the positions to hide: of ids the middle, of features the last, as their masks may tell lengths.
+    """Choose a third of the positions to hide: of ids the middle, of features the end, as their masks may be lengths.
 
-    Models take their output at the first or the last token, at a special one, or at the largest id: these stay.
+    The first and last token, special ids, and the largest id are not hidden, because models read their output there.
     """
     length = mask.shape[1]
     count = max(length // _SHARE, 1)
@@ -186,13 +190,15 @@ def _restarts(subject: Subject) -> bool:
 
 
 def _flipped(mask: Tensor) -> Tensor:
-    """A mask of any shape with another last quarter of its columns; of pixels all but a quarter, as patches count."""
+    """Flip the last quarter of a mask's columns; of a pixel mask all but a quarter, because patches count."""
     size, of = mask.shape[-1], (1, 4) if mask.dim() != 3 or mask.shape[-1] != mask.shape[-2] else (3, 4)
     columns = torch.arange(size, device=mask.device) >= size - max(size * of[0] // of[1], 1)
     if mask.dtype is torch.bool:
         return mask ^ columns
+    # An additive mask: 0 shows, a negative number hides.
     if mask.is_floating_point() and bool((mask < 0).any()):
         return torch.where(columns, torch.where(mask < 0, 0.0, mask.min()), mask)
+    # An additive mask of zeros hides nothing, so columns are hidden.
     if mask.is_floating_point() and not mask.any():
         return torch.where(columns, -1e4, mask)
     return torch.where(columns, 1 - mask, mask)
@@ -200,6 +206,7 @@ def _flipped(mask: Tensor) -> Tensor:
 
 def _of_lengths(subject: Subject, name: str) -> LawAnswer:
     value = subject.tensors[name]
+    # Rounded up: no length becomes 0.
     return _effect(subject, name, value / 2 if value.is_floating_point() else (value + 1) // 2)
 
 

@@ -1,13 +1,13 @@
-"""Law `parameters`: what an attention holds beside its projections has a part in its output.
+"""Law `parameters`: the parameters of an attention beside its projections have a part in its output.
 
-Changed: one parameter that the module of an attention itself holds, of one number a head (sinks, slopes, gains), or one
-that no operation read. Compared: what the module gives, which must move. The parameter is put back, bit for bit, and so
-is the output where the module ends, so that every class of module is asked in one run; there is none where no
-attention holds such a parameter. What is caught: sinks that do not reach the softmax, and a sink that is added to every
-logit of a head: softmax(z + c) = softmax(z).
-Not asked: of one number for all heads; of projections (`k_proj.bias` has no part by the same formula); of gains and
-norms that are not read, which the rule `unused` names; of a module that keeps tensors beside its buffers, as it may
-have read the parameter before; where the output is zero, or no parameter is read at all.
+Changed: one parameter that an attention module itself holds and that has one number for each head (sinks, slopes,
+gains), or that no operation read. Compared: the module's output, which must move. Parameter and output are put back
+exactly where the module ends, so one run asks every class of module; without such a parameter there is no run. It
+catches sinks that do not reach the softmax, and a sink that is added to every logit of a head, since
+softmax(z + c) = softmax(z).
+Not asked: parameters with one number for all heads; projections (`k_proj.bias` has no part by the same formula); gains
+and norms that are not read, which the rule `unused` names; modules that keep tensors beside their buffers, because they
+may have read the parameter before; modules whose output is zero or that read no parameter at all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sqrtdk.tracing.tensors import CallTensors
 
 LAW = "parameters"
 SOURCE = "softmax(z + c) = softmax(z); Xiao et al. 2023 and gpt-oss: a sink is one more logit, without a value"
-MOST_ROUNDS = 4
+MOST_ROUNDS = 4  # runs; each changes one parameter of every class of module
 _FIX_UNREAD = "pass it to the attention, or remove it"
 _FIX_ADDED = "append it to the logits as one more key, and drop its weight after the softmax"
 
@@ -42,13 +42,13 @@ class _Held:
     """A parameter of an attention.
 
     Attributes:
-        path: of the module that holds it.
-        name: in the module.
-        parameter: itself.
-        per_head: it is one number a head.
-        unread: no operation read it.
-        added: it is read, and a bias is added to the logits.
-        moves: whether the output moved with it; None before it was changed.
+        path: Path of the module that holds it.
+        name: Its name in the module.
+        parameter: The parameter.
+        per_head: Whether it has one number for each head.
+        unread: Whether no operation read it.
+        added: Whether it is read, and a bias is added to the logits.
+        moves: Whether the output moved with it; None before it was changed.
     """
 
     path: str
@@ -61,7 +61,7 @@ class _Held:
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """An answer for each parameter that has no part, or one that all have theirs."""
+    """Yield an answer for each parameter without a part in the output, or one answer if all have theirs."""
     run = traced(subject)
     rounds = _rounds(subject, run)
     if not rounds:
@@ -81,20 +81,20 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         count = one.parameter.numel()
         why, fix = _why(one)
         message = f"parameter {one.name} has no part in the attention: {why}"
-        # XLNet reads its segments, of more numbers than one a head, where token types are given.
+        # XLNet's segment parameters, with several numbers for each head, are only read if token types are given.
         severity = "note" if one.unread and not one.per_head else "warn"
         yield broken(LAW, one.name, severity, one.path, message, fix, SOURCE, value=float(count))
 
 
 def _why(one: _Held) -> tuple[str, str]:
-    """What became of it, and the fix."""
+    """Return why the parameter has no part, and the fix."""
     if one.added:
         return "a bias that is one number a head does nothing", _FIX_ADDED
     return ("nothing reads it" if one.unread else "its numbers do not reach the output"), _FIX_UNREAD
 
 
 def _rounds(subject: Subject, run: Traced) -> list[list[_Held]]:
-    """Parameters to change together: one of each class of module."""
+    """Return lists of parameters that are changed in one run: one of each class of module."""
     kinds: dict[Any, list[_Held]] = {}
     for tensors in run.calls.values():
         path = next((p for p in upwards(tensors.site) if _holds(module_at(subject.module, p))), None)
@@ -112,12 +112,12 @@ def _holds(module: nn.Module | None) -> bool:
 
 
 def _candidates(subject: Subject, run: Traced, path: str, tensors: CallTensors) -> Iterator[_Held]:
-    """Parameters of the module itself that nothing read, or of one number a head."""
+    """Yield the module's own parameters that nothing read, or that have one number for each head."""
     module = module_at(subject.module, path)
     assert module is not None
     names = [f"{path}.{name}" if path else name for name, _ in module.named_parameters()]
     if all(name in run.unread for name in names):
-        return  # whatever ran in their place, it was not followed
+        return  # the module ran in a way that was not followed
     call = tensors.call
     heads = 0 if call is None else call.heads
     biased = call is not None and call.bias is not None
@@ -133,13 +133,13 @@ def _candidates(subject: Subject, run: Traced, path: str, tensors: CallTensors) 
 
 
 def _caches(module: nn.Module) -> bool:
-    """Whether it keeps tensors that are no buffers: LeViT computes its biases once, and reads the parameter no more."""
+    """Return whether it keeps tensors that are not buffers: LeViT computes its biases once, and then keeps them."""
     own = {name: value for name, value in vars(module).items() if name not in ("_parameters", "_buffers", "_modules")}
     return next(walk(own, objects=False), None) is not None
 
 
 def _plain(parameter: Tensor) -> bool:
-    """Whether it can be changed and put back: numbers of its own, all of them finite."""
+    """Return whether the parameter can be changed and put back: it has storage of its own and finite numbers."""
     if type(parameter) is not nn.Parameter or parameter.is_meta or parameter.layout is not torch.strided:
         return False
     return parameter.is_floating_point() and bool(parameter.isfinite().all())
@@ -147,7 +147,7 @@ def _plain(parameter: Tensor) -> bool:
 
 @contextmanager
 def _changed(subject: Subject, one: _Held, run: Traced) -> Iterator[None]:
-    """The parameter with other numbers, while its module runs for the first time; what the module gave is put back."""
+    """Change the parameter while its module runs for the first time; parameter and output are put back afterwards."""
     before, kept_as = run.passages[one.path].gives, one.parameter.detach().clone()
     module = module_at(subject.module, one.path)
     assert module is not None
@@ -158,6 +158,7 @@ def _changed(subject: Subject, one: _Held, run: Traced) -> Iterator[None]:
         one.parameter.data.copy_(kept_as)
 
     def entering(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Every number moves by at least half of its size, and a 0 by at least a half.
         one.parameter.data.copy_(kept_as + (1 + kept_as.abs()) * (0.5 + noise))
 
     def leaving(output: Any) -> Any:
@@ -173,7 +174,7 @@ def _changed(subject: Subject, one: _Held, run: Traced) -> Iterator[None]:
 
 
 def _moves(before: Any, after: Any) -> bool | None:
-    """Whether any number moved; None where there is none but zeros, or NaN."""
+    """Return whether any number moved, or None if every number is zero or not finite."""
     pairs = [
         (one, other)
         for (_, one), (_, other) in zip(walk(before, objects=False), walk(after, objects=False), strict=False)

@@ -1,15 +1,15 @@
 """Law `place`: a token keeps its place when heads are split and when they are merged.
 
-Split: noise is added to one token of what enters the module of an attention. Compared: q, k and v of a traced run with
-those of the run as it is. A token belongs into its own row of every head; `x.view(B, H, L, E)` without a transpose puts
-it into one head, over several rows. Merge: rows of single heads are changed as attention gives them. Compared: the rows
-of what the module gives. Row i of every head belongs into row i; `o.reshape(B, L, H * E)` without a transpose spreads
-them over the whole length.
-Broken is only what a view does to the numbers of rows, in some order of the axes: a convolution, a shift of tokens, a
-window, a hash, a pooling move other rows as well, or in another order, and are legitimate. One attention is asked of
-each class of module and layout of heads; what it changes is put back where its module ends, so that all share a run:
-one with a trace for the inputs as they are, one for the split, one for the merge.
-Not asked: of one head; of keys that are no positions; where no module around it takes tokens, or gives rows.
+Split: noise is added to one token at the input of an attention module. Compared: q, k and v of a traced run with and
+without the noise. A token belongs into its own row of every head; `x.view(B, H, L, E)` without a transpose puts it into
+one head, over several rows. Merge: rows of single heads are changed in the attention's output. Compared: the rows of
+the module's output. Row i of every head belongs into row i; `o.reshape(B, L, H * E)` without a transpose spreads it
+over the whole length.
+The law is only broken by what a view does to the rows, in some order of the axes. A convolution, a shift of tokens, a
+window, a hash or a pooling also move other rows, or in another order, and are legitimate. One attention is asked for
+each class of module and layout of heads. What it changes is put back where its module ends, so that all of them share
+three runs: one traced run for the inputs as they are, one for the split, one for the merge.
+Not asked: a single head; keys that are not positions; if no module around the attention takes tokens or gives rows.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from sqrtdk.tracing.tensors import CallTensors
 LAW = "place"
 SPLIT, MERGE = "split", "merge"
 SOURCE = "Vaswani et al. 2017, section 3.2.2: each head is a projection of its own of every position"
-MOST_SITES = 8
-LEAST_ROWS = 4  # of fewer a view and a transpose may give the same
-NOISE = 3.0  # of the size of what is changed
+MOST_SITES = 8  # attentions that are asked, each of another class or layout
+LEAST_ROWS = 4  # with fewer rows a view and a transpose may give the same
+NOISE = 3.0  # times the root mean square of the changed tensor
 _SPLIT_FIX = "x.view(B, L, H, E).transpose(1, 2): tokens first, then heads"
 _NO_MODULE = {SPLIT: "no module takes tokens that split heads", MERGE: "no module gives rows that merge heads"}
 _MERGE_FIX = "o.transpose(1, 2).reshape(B, L, H * E): rows to the front of heads first"
@@ -46,7 +46,7 @@ _MERGE_FIX = "o.transpose(1, 2).reshape(B, L, H * E): rows to the front of heads
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entrance:
-    """Where a token enters: the path of a module, and its number there."""
+    """The place where a token is changed: the path of a module, and the token's number there."""
 
     path: str
     token: int
@@ -55,14 +55,14 @@ class _Entrance:
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """An answer for each attention at which it is broken, and one for each of split and merge where none is."""
+    """Yield an answer for each attention that breaks the law, and one each for split and merge if none does."""
     run = traced(subject)
     calls = _distinct(subject, list(run.calls.values()))
     if not calls:
         raise NotAsked("no attention whose tensors are known has several heads and rows")
     for about, answers in ((SPLIT, _split(subject, calls)), (MERGE, _merged(subject, calls))):
         told = list(answers)
-        found: dict[str, LawAnswer] = {}  # a message once, at the first of its modules
+        found: dict[str, LawAnswer] = {}  # each message once, at the first module that has it
         for answer in told:
             if answer.finding is not None:
                 found.setdefault(answer.reason, answer)
@@ -72,7 +72,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
 
 
 def _distinct(subject: Subject, calls: list[CallTensors]) -> list[CallTensors]:
-    """One call of each class of module and layout of heads."""
+    """Return one call of each class of module and layout of heads."""
     found: dict[Any, CallTensors] = {}
     for tensors in calls:
         call = tensors.call
@@ -95,7 +95,7 @@ def _split(subject: Subject, calls: list[CallTensors]) -> Iterator[LawAnswer]:
     with ExitStack() as stack:
         for site, entrance in list(entrances.items()):
             if any(path in upwards(entrance.path) or entrance.path in upwards(path) for path in taken):
-                del entrances[site]  # one inside the other: they can't be told apart in one run
+                del entrances[site]  # of two nested modules, only one can be judged in a run
                 continue
             taken.append(entrance.path)
             stack.enter_context(_entering(subject, entrance))
@@ -109,9 +109,9 @@ def _split(subject: Subject, calls: list[CallTensors]) -> Iterator[LawAnswer]:
 
 
 def _entrance(subject: Subject, call: CallTensors) -> _Entrance | None:
-    """The innermost module that takes (B, N, D), (N, B, D) or (N, D) of as many numbers a token as heads have, or more.
+    """Return the innermost module that takes (B, N, D), (N, B, D) or (N, D), with a quarter of q's numbers or more.
 
-    The model itself may take ids.
+    For the model itself, ids are accepted as well.
     """
     batch, heads, length, features = call.query.values.shape
     run = traced(subject)
@@ -128,7 +128,7 @@ def _entrance(subject: Subject, call: CallTensors) -> _Entrance | None:
 
 
 def _layout(shape: Sequence[int], batch: int, length: int) -> str | None:
-    """Where the tokens of an input are; None where they are not known."""
+    """Return the layout of an input's tokens, or None if it is unknown."""
     if len(shape) == 2:
         return "ND" if batch == 1 and shape[0] == length else None
     if len(shape) == 3:
@@ -139,7 +139,7 @@ def _layout(shape: Sequence[int], batch: int, length: int) -> str | None:
 
 
 def _entering(subject: Subject, entrance: _Entrance) -> Any:
-    """Noise on one token of the first sample in what the module takes, and its output as it was."""
+    """Add noise to one token of the first sample in the module's input, and restore the module's output."""
     module = module_at(subject.module, entrance.path)
     before = traced(subject).passages[entrance.path]
     assert module is not None
@@ -151,6 +151,7 @@ def _entering(subject: Subject, entrance: _Entrance) -> Any:
         first = first_tensor((args, kwargs))
         if first is None:
             return args, kwargs
+        # Contiguous, so that `_token` gives a view that can be written to.
         changed = first.clone(memory_format=torch.contiguous_format)
         row = _token(changed, entrance)
         spread = float(first.double().square().mean().sqrt()) or 1.0
@@ -165,7 +166,7 @@ def _entering(subject: Subject, entrance: _Entrance) -> Any:
 
 
 def _token(tensor: Tensor, entrance: _Entrance) -> Tensor:
-    """The channels of the token in the first sample, a view of the tensor."""
+    """Return the channels of the token in the first sample, as a view of the tensor."""
     if entrance.layout == "ND":
         return tensor[entrance.token]
     if entrance.layout == "NBD":
@@ -191,6 +192,7 @@ def _judged_split(before: CallTensors, after: CallTensors, entrance: _Entrance) 
             continue
         first = _own_heads(one)
         cells = moved(one, two)[:, first].any(-1).cpu()
+        # A single head of keys (multi-query attention) can't be split wrongly.
         if not cells.any() or len(first) == 1:
             continue
         by_view = split_by_view(cells, one.shape[-1], entrance.tokens, where)
@@ -206,7 +208,7 @@ def _judged_split(before: CallTensors, after: CallTensors, entrance: _Entrance) 
 
 
 def _own_heads(values: Tensor) -> list[int]:
-    """The heads that differ from the one before: of grouped keys, which are repeated, one a group."""
+    """Return the heads that differ from the head before: of grouped keys, which are repeated, one for each group."""
     heads = range(values.shape[1])
     return [head for head in heads if not head or not torch.equal(values[:, head], values[:, head - 1])]
 
@@ -225,7 +227,7 @@ def _broken_split(site: str, name: str, cells: Tensor, where: tuple[int, int]) -
 
 @dataclass(slots=True, eq=False)
 class _Merging:
-    """One attention whose output is changed at the marked rows (B, H, L), and the answer, once a module gave one."""
+    """One attention with a change at the marked rows (B, H, L) of its output, and the answer of a module, if any."""
 
     call: CallTensors
     cells: Tensor
@@ -248,9 +250,10 @@ def _merged(subject: Subject, calls: list[CallTensors]) -> Iterator[LawAnswer]:
 
 
 def _merging(call: CallTensors, seed: int) -> _Merging:
-    """Four rows, each of one head.
+    """Change four rows, each of one head.
 
-    By a view those of one head lie together, and far from where they belong; rows in another order are still four.
+    A view keeps rows of one head together, far from their right place. If rows are only in another
+    order, there are still four.
     """
     output = call.output
     batch, heads, length, _ = output.shape
@@ -279,7 +282,7 @@ def _leaving(subject: Subject, one: _Merging, path: str) -> Any:
 
 
 def _judged_merge(one: _Merging, before: Tensor | None, after: Tensor | None) -> LawAnswer | None:
-    """The answer, or None where a module does not give rows, or heads that are still apart."""
+    """Return the answer, or None if the module's output has no rows, or still has separate heads."""
     if before is None or after is None or before.shape != after.shape or before.dim() < 2:
         return None
     _, heads, length, features = one.call.output.shape

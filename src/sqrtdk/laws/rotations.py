@@ -1,4 +1,4 @@
-"""What a config says of the rotary embedding of a layer: base, channels that turn, and the law that scales frequencies.
+"""Reads a layer's rotary embedding from a config: base, rotated channels, and the law that scales frequencies.
 
 | law | frequencies of base^(-2i/R), f |
 |---|---|
@@ -28,19 +28,21 @@ from sqrtdk.positions import yarn_frequencies
 BASES = ("rope_theta", "rotary_emb_base", "rotary_base", "rope_base", "rope_freq_base")
 SHARES = ("partial_rotary_factor", "rotary_pct", "rotary_percentage")
 WIDTHS = ("qk_rope_head_dim", "rotary_dim")
+# Ends of names: `local_rope_theta` for one kind of layer.
 _OTHER_BASES = (
     "rope_theta",
     "rope_local_base_freq",
     "rotary_base",
-)  # ends of names: `local_rope_theta`, by kind of layer
+)
 _ROTARY = re.compile(r"rope|rotary")
+# Fields of sizes, which do not change frequencies.
 _OF_WIDTH = re.compile(r"dim|elem|width|size|head|len|layer|start|kind|section")
 ORIGINAL = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """A field of a config with its value, as "config.rope_theta = 500000"."""
+    """A field of a config with its value; its text is "config.rope_theta = 500000"."""
 
     name: str
     value: float
@@ -51,17 +53,17 @@ class Stated:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What a config says of one layer.
+    """What a config states about one layer.
 
     Attributes:
-        base: the field of the base; None where it names none.
-        bases: every base that some field names, that of other kinds of layers among them.
-        width: the field of the channels that turn; None where it names none.
-        widths: numbers of channels that the fields allow; empty where none names any. By an odd one, 5, three pairs
-            turn, with exponents of fifths.
-        law: the name of the law, "default" where none is named.
-        block: the parameters of the law.
-        unknown: a field that may change the frequencies, and is not known; None where there is none.
+        base: The field of the base, or None.
+        bases: Every base that a field names, including those of other kinds of layers.
+        width: The field of the number of rotated channels, or None.
+        widths: Numbers of rotated channels that the fields allow; empty if no field names one. An odd number such as 5
+            rotates three pairs, with exponents in fifths.
+        law: Name of the law, "default" if none is named.
+        block: Parameters of the law.
+        unknown: A field that may change the frequencies in an unknown way, or None.
     """
 
     base: Stated | None
@@ -74,24 +76,24 @@ class Declared:
 
     @property
     def scaled(self) -> bool:
-        """Whether its frequencies are others than those of a base, on short inputs."""
+        """Whether the law changes the base's frequencies even on short inputs."""
         return self.law not in ("default", "mrope", "dynamic")
 
     def tables(self, width: int, head_dim: int, length: int, longest: float | None) -> list[Tensor] | None:
-        """Frequencies (width / 2,), of every base that is named; None where the law is not known.
+        """Return the frequencies (width / 2,) of every base that is named, or None if the law is unknown.
 
         Args:
-            width: channels that turn.
-            head_dim: of a head.
-            length: of the inputs, in tokens.
-            longest: the config's max_position_embeddings.
+            width: Number of rotated channels.
+            head_dim: Channels of a head.
+            length: Length of the inputs, in tokens.
+            longest: The config's max_position_embeddings.
         """
         law = LAWS.get(self.law)
         if law is None or width < 2:
             return None
         bases = [base for base in self.bases if base > 1]
         tables = [law(_Asked(base, width, head_dim, length, longest, self.block)) for base in bases]
-        if self.scaled and self.base is not None:  # Gemma 3's local layers have a base of their own, which none scales
+        if self.scaled and self.base is not None:  # Gemma 3's local layers have their own, unscaled base
             others = (base for base in bases if base != self.base.value)
             tables += [_Asked(base, width, head_dim, length, longest, {}).plain for base in others]
         return [table for table in tables if table is not None] if all(x is not None for x in tables) else None
@@ -103,7 +105,7 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a law is asked for."""
+    """The arguments of a law."""
 
     base: float
     width: int
@@ -125,7 +127,7 @@ class _Asked:
 
 
 def declared(config: Any, module: nn.Module | None, layer: int | None, head_dim: int) -> Declared:
-    """What a config says of the rotary embedding of a layer."""
+    """Return what a config states about the rotary embedding of a layer."""
     block = rope_parameters(config, module, layer) or {}
     name = next((name for name in ROPE_BLOCKS if field(config, name) is not None), "")
     places = [(f"{name}.", block), ("", config)]
@@ -134,6 +136,7 @@ def declared(config: Any, module: nn.Module | None, layer: int | None, head_dim:
     widths = {int(head_dim * share.value)} if share is not None else set()
     widths |= {int(width.value)} if width is not None else set()
     law = block.get("rope_type", block.get("type", _by_parameters(block)))
+    # This law itself stops the pairs beyond the share, so their number is not asked.
     if law == "proportional":
         width, share, widths = None, None, set()
     return Declared(
@@ -148,13 +151,13 @@ def declared(config: Any, module: nn.Module | None, layer: int | None, head_dim:
 
 
 def _by_parameters(block: Mapping[str, Any]) -> str:
-    """The law of a block that names none, as litgpt's `rope_adjustments`: by the parameters that it alone has."""
+    """Return the law of a block without a name, as in litgpt's `rope_adjustments`, by a parameter that only it has."""
     marks = {"low_freq_factor": "llama3", "beta_fast": "yarn", "factor": "linear"}
     return next((law for name, law in marks.items() if name in block), "default")
 
 
 def _unknown(config: Any) -> str | None:
-    """A field that may change the frequencies in a way that is not known: `rope_condense_ratio`, `rope_ntk_alpha`."""
+    """Return a field that may change the frequencies in an unknown way, or None: `rope_condense_ratio`."""
     owner = config if isinstance(config, Mapping) else held(config)
     for name, value in owner.items():
         if not isinstance(name, str) or not _ROTARY.search(name) or _OF_WIDTH.search(name):
@@ -167,7 +170,7 @@ def _unknown(config: Any) -> str | None:
 
 
 def plain(value: float) -> str:
-    """A number as configs have it: 500000, 0.5.
+    """Return a number as configs write it: 500000, 0.5.
 
     Example:
         >>> plain(1e6), plain(0.25), plain(10000.2)
@@ -187,7 +190,7 @@ def _first(places: list[tuple[str, Any]], names: tuple[str, ...]) -> Stated | No
 
 
 def _bases(config: Any) -> set[float]:
-    """Every base that a config names, those of other kinds of layers too."""
+    """Return every base that a config names, including those of other kinds of layers."""
     owners = [config if isinstance(config, Mapping) else held(config)]
     for name in ROPE_BLOCKS:
         block = field(config, name)
@@ -206,7 +209,7 @@ def _bases(config: Any) -> set[float]:
 
 
 def _dynamic(asked: _Asked) -> Tensor | None:
-    """By the length of the inputs: the plain frequencies up to the one that the model was trained for."""
+    """Return the plain frequencies if the inputs are no longer than the model was trained for, else None."""
     original = asked.longest or asked.original
     return asked.plain if original is not None and asked.length <= original else None
 
@@ -222,7 +225,8 @@ def _llama3(asked: _Asked) -> Tensor | None:
     if not factor or not original or low is None or high is None or high == low:
         return None
     f = asked.plain
-    turns = original * f / (2 * math.pi)  # within the original length
+    turns = original * f / (2 * math.pi)  # number of turns within the original length
+    # 0 for pairs that turn seldom, 1 for those that turn often.
     share = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - share) * f / factor + share * f
 
@@ -263,7 +267,7 @@ def _proportional(asked: _Asked) -> Tensor | None:
 
 LAWS: dict[str, Callable[[_Asked], Tensor | None]] = {
     "default": lambda asked: asked.plain,
-    "mrope": lambda asked: asked.plain,  # sections of pairs have positions of their own
+    "mrope": lambda asked: asked.plain,  # only the positions differ, by section of pairs
     "dynamic": _dynamic,
     "linear": _linear,
     "llama3": _llama3,
@@ -276,7 +280,7 @@ LAWS: dict[str, Callable[[_Asked], Tensor | None]] = {
 
 
 def scaled_frequencies(law: str, base: float, width: int, block: Mapping[str, Any]) -> Tensor | None:
-    """Frequencies (width / 2,) of a law, with the parameters that a block of a config has; None where some are lacking.
+    """Return the frequencies (width / 2,) of a law with the parameters of a config's block, or None if one is missing.
 
     Example:
         >>> scaled_frequencies("linear", 100.0, 4, {"factor": 4.0}).tolist()

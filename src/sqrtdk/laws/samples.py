@@ -1,13 +1,13 @@
-"""Law `samples`: what the other samples of a batch hold moves no output of this one.
+"""Law `samples`: the other samples of a batch move no output of this sample.
 
-Changed: the content of all samples but one, whose masks the others get as well. Compared: the outputs that have one
-entry a sample, for the one that stayed. What is caught: `batch_first` forgotten (attention over the batch), a mask that
-is tiled over heads in another order than samples, a view that mixes samples.
-Which axis is that of samples is asked for by a run of one sample alone: a graph network's first axis is nodes, and
-raises or has no such outputs. A similarity of every image with every text is no output of one sample.
-Not asked: where something moves along a first axis that may be positions (`batch_first=False`), as neither a name, a
-mask nor an output tells; where the model takes no batch.
-The law `modes` shares the two runs: that of the batch, and that of one sample alone.
+Changed: the content of all samples but one; the others also get that sample's masks. Compared: the outputs with one
+entry for each sample, at the sample that stayed. It catches a forgotten `batch_first` (attention over the batch), a
+mask tiled over heads in another order than samples, and a view that mixes samples.
+A run of one sample alone shows which axis is that of samples. A graph network, whose first axis is nodes, raises or has
+no such outputs. A similarity of every image with every text is not an output of one sample.
+Not asked: if something moves along a first axis that may be positions (`batch_first=False`), and neither a name, a mask
+nor an output tells; if the model takes no batch.
+The law `modes` shares the two runs: the batch, and one sample alone.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from sqrtdk.laws.subject import NotAsked, Subject
 LAW = "samples"
 SOURCE = "samples of a batch are independent; torch nn.MultiheadAttention: batch_first=False means (L, B, E)"
 _UNKNOWN = "the first axis may be that of positions: no name, mask or output tells"
-WIDE = 3  # samples, where the inputs have one
-# Inputs that Hugging Face's models take as (batch, ...), whatever follows.
+WIDE = 3  # number of samples to run if the inputs have one
+# Inputs whose first axis is the batch in all models of Hugging Face.
 _BATCH_FIRST = re.compile(r"^(decoder_)?(input_ids|inputs_embeds|pixel_values|input_features|input_values)$")
 
 
@@ -39,13 +39,13 @@ class Batches:
     """The same sample in a batch and alone.
 
     Attributes:
-        many: the model with several samples.
-        single: the same with one of them.
-        size: how many samples.
-        stays: the number of that one.
-        names: of the outputs that have one entry a sample.
-        known: the first axis is that of samples, by more than that nothing moves along it.
-        mixed: its outputs moved with the other samples.
+        many: The model with several samples.
+        single: The same model with one of them.
+        size: Number of samples.
+        stays: Number of the sample that `single` has.
+        names: Names of the outputs with one entry for each sample.
+        known: Whether the first axis is known to be that of samples, rather than guessed because nothing moves.
+        mixed: Whether its outputs moved with the other samples.
     """
 
     many: Subject
@@ -58,7 +58,7 @@ class Batches:
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """One answer."""
+    """Yield one answer."""
     found = batches(subject)
     wide, before, stays = found.many, found.many.base, found.stays
     changes = _others_changed(wide, torch.arange(found.size) != stays, stays)
@@ -71,10 +71,10 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
 
 
 def batches(subject: Subject) -> Batches:
-    """The two runs, or what was kept of them: both are made once.
+    """Return the two runs; they are made once and kept.
 
     Raises:
-        NotAsked: It can't be known what the samples of the inputs or of the outputs are.
+        NotAsked: It is unknown what the samples of the inputs or of the outputs are.
     """
     if subject.batches is None:
         try:
@@ -108,7 +108,7 @@ def _batches(subject: Subject) -> Batches:
     if not known:
         if wide is not subject:
             raise NotAsked(_UNKNOWN)
-        stays = batch - 1  # of positions it is the one that causal attention moves too
+        stays = batch - 1  # if the axis is positions, this is the one that causal attention moves too
         alone = _sliced(subject, batch, stays)
     return Batches(wide, alone, batch, stays, names, known)
 
@@ -118,7 +118,7 @@ def _one_a_sample(single: Tensor, many: Tensor, batch: int) -> bool:
 
 
 def _most_hidden(subject: Subject, batch: int) -> int:
-    """The sample with the most padding: what is mixed up among masks shows there."""
+    """Return the sample with the most padding, because mixed-up masks show there."""
     counts = torch.zeros(batch)
     for mask in masks(subject):
         if mask.hidden is not None and mask.hidden.shape[0] == batch:
@@ -127,7 +127,7 @@ def _most_hidden(subject: Subject, batch: int) -> int:
 
 
 def _widened(subject: Subject) -> Subject:
-    """The one sample three times; the two others have other content."""
+    """Repeat the only sample three times, and give the two copies other content."""
     wide = subject.over(
         {
             name: value.repeat_interleave(WIDE, 0) if isinstance(value, Tensor) and value.shape[:1] == (1,) else value
@@ -156,7 +156,7 @@ def _others_changed(subject: Subject, others: Tensor, stays: int) -> dict[str, T
 
 
 def _first_axis_is_samples(subject: Subject, batch: int, outputs: list[Tensor]) -> bool:
-    """Whether the first axis is that of samples, not of positions as in (L, B, E)."""
+    """Return whether the first axis is known to be that of samples, and not of positions as in (L, B, E)."""
     found: list[Content] = contents(subject)
     if any(_BATCH_FIRST.search(content.name) or content.length is None for content in found):
         return True
@@ -164,7 +164,7 @@ def _first_axis_is_samples(subject: Subject, batch: int, outputs: list[Tensor]) 
         return True
     lengths = {content.length for content in found} - {batch}
     if any(not lengths & set(output.shape[1:]) for output in outputs):
-        return True  # positions were reduced, the first axis was not
+        return True  # positions were reduced, but the first axis was not
     rows = [call for call in calls_at(subject, None) if call.query_len in lengths and call.axis == "positions"]
     return any(call.batch % batch == 0 and call.batch not in lengths for call in rows)
 

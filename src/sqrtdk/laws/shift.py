@@ -1,14 +1,14 @@
-"""Law `shift`: all positions moved by a constant move no output, where positions are relative.
+"""Law `shift`: adding a constant to all positions moves no output, if positions are relative.
 
-Changed: 7 is added to every position id; where the inputs have none, they count from 0 in one run and from 7 in the
-other. Compared: all outputs. What is caught: a rotation of q alone, or one that q gets twice and k once.
-Not asked: where forward takes no position_ids, or no self-attention rotates q or k by them; where the hidden states
-before the first attention move (learned or added positions); where q or k gets gains behind the rotation, which differ
-from feature to feature; where the scale, or which keys a row sees, goes by positions; where positions restart.
+Changed: 7 is added to every position id; if the inputs have none, they count from 0 in one run and from 7 in the other.
+Compared: all outputs. It catches a rotation of q alone, or one that is applied to q twice and to k once.
+Not asked: if forward takes no position_ids, or no self-attention rotates q or k by them; if the hidden states before
+the first attention move (learned or added positions); if q or k gets gains after the rotation that differ between
+features; if the scale, or which keys a row sees, depends on positions; if positions restart.
 
-Derivation of the bar: an angle is position * frequency, with frequencies up to 1. Rounded to float32 it is off by up to
-eps / 2 of the position, which moves q and k by as much of their size, in each layer alike. To the roundings of any two
-runs (`laws.moved`) come half a position's more, enlarged by layers up to 10 times, as those are.
+Derivation of the bar: an angle is position * frequency, with frequencies up to 1. In float32 it is off by up to eps / 2
+of the position, which moves q and k by the same share of their size, in each layer. So half a position is added to the
+roundings of any two runs (`laws.moved`), and enlarged by layers up to 10 times, as those are.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from sqrtdk.tracing.trace import trace
 LAW = "shift"
 SOURCE = "Su et al. 2021, RoFormer: the product of a rotated q and k depends on the difference of their positions"
 SHIFT = 7
-ENLARGED = 10.0  # by layers, as in `laws.moved`
+ENLARGED = 10.0  # by layers, see `laws.moved`
 _NAMES = ("position_ids", "positions", "pos_ids", "pos")
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """One answer."""
+    """Yield one answer."""
     named = subject.by_name()
     content = tokens_of_decoder(named)
     batch, length = content.tensor.shape[:2]
@@ -62,6 +62,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         if path in other.base and bool(moved(x, other.base[path], roundings).any()) and not _of_cache(path, x)
     ]
     if not unlike:
+        # Stretched positions must move something, or the argument does nothing.
         apart = named.run({name: positions * 2})
         if not any(path in apart and bool(moved(x, apart[path]).any()) for path, x in one.base.items()):
             raise NotAsked(f"{name} changes nothing")
@@ -82,13 +83,13 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
 
 
 def _normed_after(call: AttentionCall, where: str) -> bool:
-    """Whether a normalisation with gains follows the rotation, as in HunYuan: the product depends on positions then."""
+    """Return whether a norm with gains follows the rotation, as in HunYuan; the product then depends on positions."""
     names = [stage.name for stage in call.stages if stage.where == where]
     return call.norm_gain and "rope" in names and "norm" in names[names.index("rope") :]
 
 
 def _positions(subject: Subject, batch: int, length: int) -> tuple[str, Tensor]:
-    """The argument of positions, and its value."""
+    """Return the argument of positions, and its value."""
     for name in _NAMES:
         value = subject.tensors.get(name)
         if value is not None and not value.is_floating_point() and value.dim() and value.shape[-1] == length:
@@ -101,12 +102,12 @@ def _positions(subject: Subject, batch: int, length: int) -> tuple[str, Tensor]:
 
 
 def _of_cache(path: str, output: Tensor) -> bool:
-    """Whether an output is cached keys, (B, H, n, E) by any name: rotated ones move rightly."""
+    """Return whether an output is cached keys, (B, H, n, E) by any name: these rightly move if they are rotated."""
     return output.dim() == 4 or any(word in path.split(".")[0] for word in ("past", "cache", "present"))
 
 
 def _turned(one: Subject, other: Subject, site: str | None) -> str:
-    """Which of q and k moved with the positions, where one alone did."""
+    """Return which of q and k moved with the positions, if only one did; else an empty text."""
     runs = []
     for subject in (one, other):
         with trace(subject.module, stats=False, numeric=False, keep=True) as traced:

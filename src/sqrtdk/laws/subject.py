@@ -1,7 +1,7 @@
-"""A model with its inputs, run again and again with some of them changed.
+"""A model with its inputs, which is run again and again with some of them changed.
 
-The module is the user's own, as it is. Where it computes in float16 or bfloat16 a float32 copy is asked in its place:
-what a law asks is no matter of the dtype, and rounding in half precision would hide what moves.
+The module is the user's own object. If it computes in float16 or bfloat16, a float32 copy is asked instead: laws do not
+depend on the dtype, and rounding in half precision would hide what moves.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ Outputs = dict[str, Tensor]
 
 
 class NotAsked(Exception):
-    """A law does not apply to this model or these inputs, or can't be asked of them; the text says why."""
+    """A law does not apply to this model or these inputs, or can't be asked of them; the text gives the reason."""
 
 
 @dataclass(slots=True)
 class Subject:
-    """What laws are asked of.
+    """The model that laws are asked of.
 
     Attributes:
-        module: in evaluation mode.
-        inputs: by the names of forward's arguments.
-        positional: names of those that are given by position.
-        calls: the attentions of an ordinary run, judged.
-        config: of the model; None where it has none.
-        seed: of every run.
-        findings: of the rules, on the ordinary run.
-        packed: the argument that takes all inputs in one dictionary; None where each has its own.
-        traced: what a run under a trace kept, for the laws that share it.
-        batches: the runs of one sample alone and in a batch, for the laws that share them.
-        steady_in_train_mode: a run in train mode without dropout, with another seed, gave the same outputs.
-        taken: the outputs are those of the audit, which ran under a trace.
+        module: The module, in evaluation mode.
+        inputs: Inputs by the names of forward's arguments.
+        positional: Names of the inputs that are passed by position.
+        calls: The attentions of an ordinary run, judged.
+        config: The model's config, or None.
+        seed: Seed of every run.
+        findings: Findings of the rules on the ordinary run.
+        packed: The argument that takes all inputs in one dictionary, or None.
+        traced: Result of a run under a trace, for the laws that share it.
+        batches: The runs of one sample alone and in a batch, for the laws that share them.
+        steady_in_train_mode: Whether train mode without dropout, with another seed, gave the same outputs.
+        taken: Whether the outputs are those of the audit, which ran under a trace.
     """
 
     module: nn.Module
@@ -65,13 +65,13 @@ class Subject:
 
     @property
     def base(self) -> Outputs:
-        """The outputs for the inputs as they are."""
+        """The outputs for the unchanged inputs."""
         if self._base is None:
             self._base = self.run({})
         return self._base
 
     def take(self, outputs: Outputs) -> None:
-        """Hold the outputs of an earlier run for those of the inputs as they are; none runs it again."""
+        """Use the outputs of an earlier run as those for the unchanged inputs, instead of running them again."""
         self._base, self.taken = outputs or None, bool(outputs)
 
     @property
@@ -80,23 +80,23 @@ class Subject:
         return {name: value for name, value in self.inputs.items() if isinstance(value, Tensor)}
 
     def run(self, changes: Mapping[str, Any], *, seed: int | None = None) -> Outputs:
-        """Every floating tensor that the model returns, by name, for inputs some of which are changed.
+        """Return every floating-point tensor of the model's output, by name, with some inputs changed.
 
         Raises:
-            NotAsked: The model raises on them.
+            NotAsked: The model raises on these inputs.
         """
         return tensors_of(self.returned(changes, seed=seed))
 
     def returned(self, changes: Mapping[str, Any], *, seed: int | None = None, shared: Sequence[str] = ()) -> Any:
-        """What the model returns, as it is.
+        """Return the model's output unchanged.
 
         Args:
-            changes: values of some inputs.
-            seed: of the run; None is the subject's own.
-            shared: names of inputs that the model gets as they are, and may fill; it gets copies of all others.
+            changes: New values of some inputs.
+            seed: Seed of the run; None takes the subject's own.
+            shared: Names of inputs that are passed without a copy, so that the model may fill them.
 
         Raises:
-            NotAsked: The model raises on them.
+            NotAsked: The model raises on these inputs.
         """
         named = {name: value if name in shared else _own(value) for name, value in {**self.inputs, **changes}.items()}
         inputs: Inputs = named
@@ -111,13 +111,13 @@ class Subject:
             raise NotAsked(short_text(error, 160)) from error
 
     def over(self, inputs: Mapping[str, Any]) -> Subject:
-        """The same model with other inputs."""
+        """Return the same model with other inputs."""
         return Subject(
             self.module, dict(inputs), self.positional, self.calls, self.config, self.seed, self.findings, self.packed
         )
 
     def by_name(self) -> Subject:
-        """The same with every input given by its name, so that others can be added.
+        """Return the subject with every input passed by name, so that others can be added.
 
         Raises:
             NotAsked: An input has no name.
@@ -128,6 +128,7 @@ class Subject:
         if unnamed := [name for name in self.positional if name not in takes]:
             raise NotAsked(f"forward does not name its {unnamed[0]}")
         named = self.over(self.inputs)
+        # The outputs are the same, so they are not run again.
         named.positional, named._base = (), self._base
         return named
 
@@ -136,10 +137,10 @@ def subject_of(
     module: nn.Module, inputs: Inputs, calls: tuple[JudgedCall, ...] = (), config: Any = None, *, seed: int = 0,
     large: bool = False,
 ) -> Subject:  # fmt: skip
-    """The model as laws ask it; one that is large is not copied.
+    """Return the model as laws ask it; a half-precision model is copied to float32 unless it is large.
 
     Raises:
-        NotAsked: It computes in half precision, and can't be copied.
+        NotAsked: The model computes in half precision and can't be copied.
     """
     named, positional = {}, ()  # type: dict[str, Any], tuple[str, ...]
     if isinstance(inputs, dict):
@@ -157,7 +158,7 @@ def subject_of(
 
 
 def _packed(named: Mapping[str, Any]) -> str | None:
-    """The only argument, where it is a dictionary of inputs: `model({"token_ids": ids, "padding_mask": mask})`."""
+    """Return the only argument if it is a dictionary of inputs: `model({"ids": ids, "padding_mask": mask})`."""
     if len(named) != 1:
         return None
     ((name, value),) = named.items()
@@ -171,7 +172,7 @@ def _in_float32(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module).float()
     except INTERRUPTS:
         raise
-    except BaseException as error:  # whatever a __deepcopy__ of the user's raises
+    except BaseException as error:  # a user's __deepcopy__ may raise anything
         raise NotAsked(f"it computes in half precision and can't be copied: {kind_and_text(error, 120)}") from error
 
 
@@ -180,7 +181,7 @@ def _float32(value: Any) -> Any:
 
 
 def _own(value: Any) -> Any:
-    """A copy: a forward may write into its inputs, and adds to a cache."""
+    """Return a copy, because a forward may write into its inputs or add to a cache."""
     if isinstance(value, Tensor):
         return value.clone()
     try:
@@ -193,9 +194,9 @@ def _own(value: Any) -> Any:
 
 @contextmanager
 def unchanged(module: nn.Module) -> Iterator[list[tuple[str, Tensor, Tensor]]]:
-    """Put back every buffer that the runs of a block change, as a cache of keys or a count of calls.
+    """Restore every buffer that runs within the block change, such as a cache of keys or a count of calls.
 
-    Yields the path of each, the buffer, and its numbers before the block.
+    Yields the path of each buffer, the buffer, and its numbers before the block.
     """
     kept = [(path, buffer, buffer.detach().clone()) for path, buffer in module.named_buffers() if not buffer.is_meta]
     try:

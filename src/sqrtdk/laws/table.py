@@ -1,4 +1,4 @@
-"""Every law in one literal table, and how all are asked of one model."""
+"""Every law in one literal table, and the function that asks them of one model."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ LAWS: dict[str, Law] = {
     "parameters": parameters.ask,
     "modes": modes.ask,
 }
-FINDINGS = tuple(f"law_{name}" for name in LAWS)  # the rules of their findings
-WITHOUT_VALUES: dict[str, Law] = {"configured": configured.without_values}  # asked on meta as well
-DEFAULT = "all"  # what `check` asks
-CHEAP = ("finite", "causal")  # asked of a large model: one forward beside that of the audit
+FINDINGS = tuple(f"law_{name}" for name in LAWS)  # names of the rules of their findings
+WITHOUT_VALUES: dict[str, Law] = {"configured": configured.without_values}  # laws that are asked on meta too
+DEFAULT = "all"  # laws that `check` asks
+CHEAP = ("finite", "causal")  # asked of a large model: one forward more than the audit
 LARGE = 2_000_000_000  # parameters
 
 
 def names_of(laws: str | Sequence[str]) -> tuple[str, ...]:
-    """The laws that an option names: "all", "none", or names, in a sequence or joined by commas.
+    """Return the laws that an option names: "all", "none", or names, in a sequence or joined by commas.
 
     Raises:
         InvalidValueError: There is no such law.
@@ -78,13 +78,13 @@ def answers_of(loaded: LoadedModel, run: ModelRun, names: Sequence[str], seed: i
     """Ask laws of a model that has just been audited.
 
     Args:
-        loaded: the model and its inputs.
-        run: what its run yielded.
-        names: of the laws.
-        seed: of every run.
+        loaded: The model and its inputs.
+        run: The audit's run.
+        names: Names of the laws.
+        seed: Seed of every run.
 
     Returns:
-        Their answers, in the order of `LAWS`. A law that can't be asked says why; none raises.
+        The answers, in the order of `LAWS`. A law that can't be asked gives the reason; none raises.
     """
     if not names:
         return ()
@@ -100,6 +100,7 @@ def answers_of(loaded: LoadedModel, run: ModelRun, names: Sequence[str], seed: i
                 subject.take(run.outputs)
             if not subject.base:
                 raise NotAsked("the model returns no floating tensor")
+            # A steady run in train mode shows as well that the outputs are not random.
             random = not (large or (modes.LAW in names and modes.steady(subject))) and _random(subject)
         except NotAsked as reason:
             return tuple(not_asked(name, "", reason) for name in names)
@@ -107,19 +108,19 @@ def answers_of(loaded: LoadedModel, run: ModelRun, names: Sequence[str], seed: i
         for name in names:
             if random and name != "finite":
                 answers.append(not_asked(name, "", "its outputs differ from run to run of the same inputs"))
-            elif large and name not in CHEAP and len(names) == len(LAWS):  # none was named
+            elif large and name not in CHEAP and len(names) == len(LAWS):  # all were asked by default
                 answers.append(not_asked(name, "", "a run is costly: name it to have it asked"))
             else:
                 told = _asked(name, subject)
                 if subject.taken and any(answer.state == BROKEN for answer in told):
-                    subject.take({})  # a trace may run other kernels, which round otherwise
+                    subject.take({})  # a trace may run other kernels, whose rounding differs
                     told = _asked(name, subject)
                 answers += told
     return tuple(answers)
 
 
 def is_large(module: nn.Module) -> bool:
-    """Whether a run is costly: weights that are spread over devices, or over 2e9 parameters."""
+    """Return whether a run is costly: weights spread over devices, or more than 2e9 parameters."""
     return is_spread(module) or sum(parameter.numel() for parameter in module.parameters()) > LARGE
 
 
@@ -136,10 +137,10 @@ def _asked(name: str, subject: Subject, laws: Mapping[str, Law] = LAWS) -> list[
         return [not_asked(name, "", reason)]
     except INTERRUPTS:
         raise
-    except Exception as error:  # outputs of kinds of tensors that lack an operation
+    except Exception as error:  # outputs may be tensors of a kind that lacks an operation
         return [not_asked(name, "", f"asking it raised {kind_and_text(error, 120)}")]
 
 
 def _random(subject: Subject) -> bool:
-    """Whether another seed gives other outputs."""
+    """Return whether another seed gives other outputs."""
     return any_moved(subject.base, subject.run({}, seed=subject.seed + 1))

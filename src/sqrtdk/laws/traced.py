@@ -1,4 +1,4 @@
-"""One run of a model whose attentions keep their tensors, and what the modules around them take and give."""
+"""A run of a model that keeps the tensors of its attentions, and the inputs and outputs of the modules around them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from sqrtdk.tracing import Trace
 from sqrtdk.tracing.tape.stance import steps_seen
 from sqrtdk.tracing.tensors import CallTensors
 
-# Arguments in place of those that a module gets; None: as they are.
+# Returns the arguments that replace a module's own; None leaves them.
 Entering = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
-Leaving = Callable[[Any], Any]  # what a module gives in place of what it gave; None: as it is
+Leaving = Callable[[Any], Any]  # returns what replaces a module's output; None leaves it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,8 +27,8 @@ class Passage:
     """The first call of a module.
 
     Attributes:
-        takes: the first floating tensor of its arguments.
-        gives: what it returned, tensors copied.
+        takes: The first floating-point tensor of its arguments.
+        gives: Its output, with copied tensors.
     """
 
     takes: Tensor | None
@@ -37,12 +37,12 @@ class Passage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Traced:
-    """What a run kept.
+    """The tensors that a run kept.
 
     Attributes:
-        calls: tensors of each attention, by its site and index.
-        unread: names of parameters that no operation read.
-        passages: of the modules of attentions and those that they are in, by path.
+        calls: Tensors of each attention, by site and index.
+        unread: Names of parameters that no operation read.
+        passages: First calls of the modules of attentions and of those around them, by path.
     """
 
     calls: Mapping[tuple[str, int], CallTensors]
@@ -51,7 +51,7 @@ class Traced:
 
 
 def traced(subject: Subject) -> Traced:
-    """The run for the inputs as they are; it is run once."""
+    """Return the traced run for the unchanged inputs; it is run once and kept."""
     if subject.traced is None:
         passages: dict[str, Passage] = {}
         paths = {path for judged in subject.calls for path in upwards(judged.call.site)}
@@ -65,7 +65,7 @@ def traced(subject: Subject) -> Traced:
 
 
 def run_traced(subject: Subject, changes: Mapping[str, Any] | None = None) -> Traced:
-    """Run it, and keep the tensors of each attention.
+    """Run the model and keep the tensors of each attention.
 
     Raises:
         NotAsked: The model raises.
@@ -76,7 +76,7 @@ def run_traced(subject: Subject, changes: Mapping[str, Any] | None = None) -> Tr
 
 
 def upwards(site: str) -> list[str]:
-    """The paths of the module of a site and of all that it is in, the innermost first.
+    """Return the path of a site and of all modules around it, the innermost first.
 
     Example:
         >>> upwards("layers.0.attn")
@@ -87,14 +87,14 @@ def upwards(site: str) -> list[str]:
 
 
 def first_tensor(value: Any) -> Tensor | None:
-    """The first floating tensor of a structure; None where there is none."""
+    """Return the first floating-point tensor of a structure, or None."""
     return next((x for _, x in walk(value, objects=False) if x.is_floating_point() and not x.is_nested), None)
 
 
 @contextmanager
 def exchanged(module: nn.Module, entering: Entering | None, leaving: Leaving | None) -> Iterator[None]:
-    """Put something else in place of what a module gets, or gives, in its first call."""
-    calls = [0]
+    """Replace the inputs or outputs of a module in its first call within the block."""
+    calls = [0]  # how often the module was called
 
     def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
         calls[0] += 1
@@ -118,9 +118,10 @@ def exchanged(module: nn.Module, entering: Entering | None, leaving: Leaving | N
 
 
 def restored(output: Any, before: Any) -> Any:
-    """An output with the tensors of another run of the same module, where it is tensors in a plain structure."""
+    """Replace an output's tensors by those of another run of the same module, if it is a plain structure of tensors."""
     if isinstance(output, Tensor) and isinstance(before, Tensor):
         return before.clone()
+    # Exact types: a namedtuple can't be made from an iterator.
     if type(output) in (tuple, list) and type(before) is type(output) and len(before) == len(output):
         return type(output)(restored(one, other) for one, other in zip(output, before, strict=True))
     if type(output) is dict and type(before) is dict and before.keys() == output.keys():

@@ -1,9 +1,9 @@
-"""Train mode for the time of a run, with every dropout off; whatever such a run changes is put back.
+"""Train mode for one run, with every dropout off; whatever such a run changes is put back.
 
-Torch's own dropouts, and the rates of fused attentions, are taken for 0 where they are called: so a rate is off whoever
-holds it, a constant as well, and what a module computes from its rate beside (`x * (1 - self.p)`) still shows. Dropouts
-that are written by hand draw random numbers, as LayerDrop, masked features and the jitter of a router do; their rates
-are numbers of modules and configs that are called so.
+Torch's dropout functions, and the dropout rates of fused attentions, are intercepted and set to 0. So a rate is off
+wherever it is stored, even as a constant, and what a module computes from its rate (`x * (1 - self.p)`) still shows.
+Hand-written dropouts draw random numbers, as do LayerDrop, masked features and the jitter of a router. Their rates are
+found by name in modules and configs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from sqrtdk.audit.guard import training_of
 from sqrtdk.tracing.tape.stance import eager_compiler
 
-# The place and the name of the rate, of each function that drops.
+# For each function that drops: the position and the name of its rate.
 _DROPOUTS = (
     "dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "alpha_dropout_", "feature_dropout",
     "feature_dropout_", "feature_alpha_dropout", "feature_alpha_dropout_", "native_dropout",
@@ -34,11 +34,11 @@ _RATES = {
 }
 _DROP = re.compile(r"drop|stochastic_?depth|jitter|mask_(time|feature)_prob", re.IGNORECASE)
 _HOOKS = frozenset(name for name in vars(nn.Module()) if "hook" in name)
-_RATE_OF_DROP = ("p", "prob", "rate")  # of a module whose class says drop
+_RATE_OF_DROP = ("p", "prob", "rate")  # rates of a module whose class says drop
 
 
 class _NoDropout(TorchFunctionMode):
-    """Rates of 0, and a copy of each parameter before it is written to: a codebook moves in train mode."""
+    """Sets rates to 0, and copies each parameter before it is written to: a codebook is updated in train mode."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -56,8 +56,9 @@ class _NoDropout(TorchFunctionMode):
             place, rate = _RATES[name]
             if len(args) > place:
                 args = (*args[:place], 0.0, *args[place + 1 :])
-            elif rate in kwargs or place == 1:
+            elif rate in kwargs or place == 1:  # F.dropout(x) has a rate of 0.5
                 kwargs[rate] = 0.0
+        # Operations that write: `out=`, `x.add_`, `x += y` (__iadd__), `x[i] = y` (__setitem__).
         elif "out" in kwargs or (name.endswith("_") and name[:2] != "__") or name[:3] in ("__i", "__s"):
             self._save((*args[:1], kwargs.get("out")))
         return func(*args, **kwargs)
@@ -70,20 +71,20 @@ class _NoDropout(TorchFunctionMode):
 
 
 def _address(tensor: Tensor) -> int | None:
-    """Where its numbers are; None where it has none of its own."""
+    """Return the address of the tensor's storage, or None if it has none of its own."""
     if tensor.is_meta or tensor.is_nested or tensor.layout is not torch.strided:
         return None
     try:
-        return tensor.untyped_storage().data_ptr() or None
+        return tensor.untyped_storage().data_ptr() or None  # 0 for a tensor without elements
     except (RuntimeError, NotImplementedError):  # a subclass without storage
         return None
 
 
 @contextmanager
 def without_dropout(module: nn.Module, trains: Callable[[nn.Module], bool]) -> Iterator[Callable[[], list[str]]]:
-    """No dropout, the training flags that are asked for, and everything put back: attributes, parameters, flags.
+    """Turn dropout off and set training flags within the block; attributes, parameters and flags are restored.
 
-    Yields what says which buffers and parameters were written to, by their paths.
+    Yields a function that returns the paths of the buffers and parameters that were written to.
     """
     buffers = [(path, buffer.detach().clone()) for path, buffer in module.named_buffers() if not buffer.is_meta]
     held = [(container, container.copy()) for container in _containers(module)]
@@ -105,11 +106,12 @@ def without_dropout(module: nn.Module, trains: Callable[[nn.Module], bool]) -> I
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
+    # NaN that stayed is no change.
     return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def _containers(module: nn.Module) -> Iterator[Any]:
-    """The attributes of every module, and the dicts and lists among them, without those of hooks."""
+    """Yield the attributes of every module, and the dicts and lists among them, except hooks."""
     for part in module.modules():
         if not isinstance(part, torch.jit.ScriptModule):
             fields = vars(part)
@@ -130,7 +132,7 @@ def _put_back(container: Any, before: Any) -> None:
 
 @contextmanager
 def rates_off(module: nn.Module) -> Iterator[None]:
-    """Rates of 0, and shares that are kept of 1, in attributes of modules and of their configs, and in their dicts."""
+    """Set rates to 0, and rates of keeping to 1, in attributes of modules and configs and in their dicts."""
     held: list[tuple[MutableMapping[str, Any], str, float]] = []
     for fields, named in _fields(module):
         for name, value in list(fields.items()):
@@ -139,7 +141,7 @@ def rates_off(module: nn.Module) -> Iterator[None]:
                 held.append((fields, name, value))
     try:
         for fields, name, _ in held:
-            fields[name] = 1.0 if "keep" in name.lower() else 0.0
+            fields[name] = 1.0 if "keep" in name.lower() else 0.0  # keep_prob
         yield
     finally:
         for fields, name, value in held:
@@ -147,7 +149,7 @@ def rates_off(module: nn.Module) -> Iterator[None]:
 
 
 def _fields(module: nn.Module) -> Iterator[tuple[MutableMapping[str, Any], bool]]:
-    """Attributes that may hold rates, each once, and whether their owner is a dropout by its class."""
+    """Yield each mapping of attributes that may hold rates, and whether its owner is a dropout by its class."""
     seen: set[int] = set()
     for part in module.modules():
         if isinstance(part, torch.jit.ScriptModule):
@@ -162,15 +164,15 @@ def _fields(module: nn.Module) -> Iterator[tuple[MutableMapping[str, Any], bool]
 
 
 def seed_all(seed: int) -> None:
-    """Seed torch, Python and numpy; the audit puts their states back."""
+    """Seed torch, Python and numpy; the audit restores their states."""
     torch.manual_seed(seed)
     random.seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(seed % 2**32)
+        numpy.random.seed(seed % 2**32)  # numpy takes 32 bits
 
 
 def draws() -> tuple[Any, ...]:
-    """Where the generators of random numbers stand: two that are equal say that nothing was drawn between."""
+    """Return the states of all random generators: if two results are equal, nothing was drawn in between."""
     numpy = sys.modules.get("numpy")
     on_devices = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if on_devices else ())]

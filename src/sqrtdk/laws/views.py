@@ -1,7 +1,7 @@
-"""Where numbers land when heads are split or merged by a view, in any order of the axes but the one that is meant.
+"""Computes where numbers land when heads are split or merged by a view instead of the right transpose.
 
-`x.view(B, H, L, E)` of (B, L, H E) takes the memory as it lies: token j is in head j H // L alone. The transpose that
-was forgotten may be any, so every order of the axes is computed, on numbers of tokens; none is known by a name.
+`x.view(B, H, L, E)` of (B, L, H E) reads the memory in order: token j is in head j H // L alone. Any transpose may have
+been forgotten, so every order of the axes is computed on token numbers; none is recognised by name.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-PARTS = (1, 2, 3)  # q alone; k and v, or q and k, of one projection; q, k and v
-MOST = 2**26  # entries of what is computed for one order
+PARTS = (1, 2, 3)  # q alone; k and v, or q and k, of one projection; q, k and v of one
+MOST = 2**26  # entries of the tensor that is computed for one order
 
 
 def split_by_view(moved: Tensor, features: int, tokens: int, where: tuple[int, int]) -> bool | None:
-    """Whether the cells of q, k or v that moved with one token are those of a view without its transpose.
+    """Return whether the cells of q, k or v that moved with one token are those of a view without its transpose.
 
-    None where heads moved at other rows each, and by no view that is known.
+    Returns None if heads moved at different rows each, and by no view that is tried.
 
     Args:
-        moved: (B, H, L), whether any feature there moved.
+        moved: Whether any feature moved, (B, H, L).
         features: E.
-        tokens: of each sample that entered, N.
-        where: batch and token that were changed.
+        tokens: Number of tokens in each input sample, N.
+        where: Batch and token that were changed.
 
     Example:
         >>> x = torch.zeros(1, 6, 4)
@@ -36,7 +36,7 @@ def split_by_view(moved: Tensor, features: int, tokens: int, where: tuple[int, i
     """
     batch, heads, length = moved.shape
     if bool((moved == moved[:, :1]).all()):
-        return False  # every head has it at the same rows, wherever that is
+        return False  # every head has the token at the same rows, wherever these are
     numel = batch * heads * length * features
     for parts in PARTS:
         if parts * numel % (batch * tokens) or parts * numel > MOST:
@@ -51,13 +51,13 @@ def split_by_view(moved: Tensor, features: int, tokens: int, where: tuple[int, i
 
 
 def merged_by_view(rows: Tensor, sizes: Sequence[int], cells: Tensor, *, channels_first: bool = False) -> int | None:
-    """Rows of the output that a row of all heads reaches, where heads are merged without their transpose; else None.
+    """Return how many rows a row of all heads reaches if heads are merged without their transpose, else None.
 
     Args:
-        rows: (R,), whether any channel of a row moved; R = B L.
-        sizes: B, H, L, E of what attention gives.
-        cells: (B, H, L), rows of the heads that were changed.
-        channels_first: heads are merged to (B, H E, L), not to (B, L, H E).
+        rows: Whether any channel of an output row moved, (R,); R = B L.
+        sizes: B, H, L, E of the attention's output.
+        cells: Rows of heads that were changed, (B, H, L).
+        channels_first: Heads are merged to (B, H E, L), not to (B, L, H E).
 
     Example:
         >>> cells = torch.zeros(1, 2, 6, dtype=torch.bool)
@@ -80,7 +80,7 @@ def merged_by_view(rows: Tensor, sizes: Sequence[int], cells: Tensor, *, channel
 
 
 def _rows(cells: Tensor, features: int, order: Sequence[int], channels_first: bool) -> Tensor:
-    """The rows (B L,) that cells reach when heads in some order are cut into rows, or channels, as they lie."""
+    """Return the rows (B L,) that cells reach if heads, in some order of axes, are cut into rows or channels."""
     batch, _, length = cells.shape
     laid = cells[..., None].expand(*cells.shape, features).permute(*order)
     if channels_first:
@@ -89,19 +89,19 @@ def _rows(cells: Tensor, features: int, order: Sequence[int], channels_first: bo
 
 
 def merged_right(rows: Tensor, cells: Tensor) -> bool:
-    """Whether each row that was changed moved its own, wherever else it went."""
+    """Return whether each changed row moved its own row, whatever else it moved."""
     size = cells.shape[0] * cells.shape[2]
     return rows.numel() == size and any(bool((rows & right).sum() == right.sum()) for right in _right(cells))
 
 
 def _right(cells: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of (B, L, D), and of (L, B, D)."""
+    """Return the right rows of (B, L, D), and of (L, B, D)."""
     own = cells.any(1)
     return own.flatten(), own.T.flatten()
 
 
 def _entered(batch: int, tokens: int, width: int, where: tuple[int, int]) -> Iterator[Tensor]:
-    """Memory of what entered, True where it is the token's: of (B, N, W) and of (N, B, W)."""
+    """Yield the input's memory, True at the token's numbers, for (B, N, W) and for (N, B, W)."""
     own = torch.zeros(batch, tokens, dtype=torch.bool)
     own[where] = True
     yield own.flatten().repeat_interleave(width)
@@ -110,10 +110,10 @@ def _entered(batch: int, tokens: int, width: int, where: tuple[int, int]) -> Ite
 
 
 def _viewed(entered: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
-    """Memory read as (parts, B, H, L, E) in every order of these axes."""
+    """Yield the memory read as (parts, B, H, L, E) in every order of these axes."""
     count = len(sizes)
     for order in itertools.permutations(range(count)):
         if sizes[0] == 1 and order[0] != 0:
-            continue  # an axis of one entry: the same again
+            continue  # moving an axis of size 1 gives nothing new
         back = [order.index(axis) for axis in range(count)]
         yield entered.view([sizes[axis] for axis in order]).permute(back)

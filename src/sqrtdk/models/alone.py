@@ -1,4 +1,4 @@
-"""A model's code may fork; only one process goes on with ours."""
+"""Guards against user code that forks: only the original process goes on with our code."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """End a child process that the code inside forked and that comes back out of it, by a return or an error.
+    """End a child process that the code inside forked and that returns from it, normally or with an error.
 
-    It would run everything that follows a second time, down to a second report. Its parent goes on.
+    The child would run everything that follows a second time, and write a second report. The parent goes on.
     """
     home = os.getpid()
     try:
@@ -24,4 +24,4 @@ def alone() -> Iterator[None]:
 
 def _end_child(home: int, code: int) -> None:
     if os.getpid() != home:
-        os._exit(code)  # no exit handlers, no flush: what is in the buffers is the parent's as well
+        os._exit(code)  # no exit handlers and no flush: the parent owns what is in the buffers

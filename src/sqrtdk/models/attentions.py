@@ -1,4 +1,4 @@
-"""Attentions of a model that left no call to know them by: those that never ran, and those that were not found."""
+"""Finds attentions of a model that left no recorded call: those that never ran, and those that were not recognised."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.nn.parameter import is_lazy
 IDLE = "did not run with these inputs"
 UNFOUND = "an attention module ran, and no attention was found in it"
 _NAMES = re.compile("[Aa]ttention|ATTENTION|Attn|attn|ATTN|MHA|Mha|MLA|Mla")
-LEAST_PROJECTIONS = 2  # a fused one for q, k and v, and one for the output
+LEAST_PROJECTIONS = 2  # one fused for q, k and v, and one for the output
 
 
 @contextmanager
 def watch_modules() -> Iterator[set[int]]:
-    """Collect the ids of the modules that are called within the block, in any thread; the modules stay untouched."""
+    """Collect the ids of modules that are called within the block, in any thread, without changing the modules."""
     ran: set[int] = set()
     handle = torch_module.register_module_forward_pre_hook(lambda module, _: ran.add(id(module)))
     try:
@@ -31,16 +31,16 @@ def watch_modules() -> Iterator[set[int]]:
 def silent_attentions(
     model: nn.Module, ran: Collection[int], accounted_for: Collection[str], unused: Collection[str] = ()
 ) -> Iterator[tuple[str, str]]:
-    """Paths of the attentions in which nothing was seen, each with `IDLE` or `UNFOUND`.
+    """Yield the paths of the attentions in which nothing was recorded, each with `IDLE` or `UNFOUND`.
 
-    An attention is a module whose class is named so, which holds projections, and no other attention. It is idle where
-    neither it nor a part of it was called, and nothing was seen inside it or in its parent: fused paths take the
-    weights of a child without calling it, and functions take them too. It was not found where it was called itself.
+    A module is an attention if its class is named like one and it holds projections, but no other attention. It is idle
+    if neither it nor a part of it was called, and nothing was recorded inside it or in its parent: fused paths and
+    functions take the weights of a child without calling it. It is unfound if it was called itself.
 
     Args:
-        model: The model, after its run, as some choose their attention when they run.
-        ran: From `watch_modules`.
-        accounted_for: Paths where an attention was read, or is known to be lost, or to be something else.
+        model: The model after its run, because some models choose their attention when they run.
+        ran: The result of `watch_modules`.
+        accounted_for: Paths of attentions that were read or are known to be lost, and of modules known to be none.
         unused: Paths of softmaxes whose weights were not seen to reach values.
 
     Example:
@@ -53,6 +53,7 @@ def silent_attentions(
         'an attention module ran, and no attention was found in it'
     """
     attentions = {path: module for path, module in model.named_modules() if _is_attention(module)}
+    # An attention that holds another is a wrapper: the inner one is judged.
     parents = {parent for path in attentions for parent in _above(path)}
     for path, module in attentions.items():
         if path in parents:
@@ -67,13 +68,13 @@ def silent_attentions(
 
 
 def _inside(path: str, sites: Collection[str]) -> bool:
-    """Whether one of the sites is the path, or inside it."""
+    """Return whether one of the sites is the path or inside it."""
     return any(site == path or site.startswith(path + "." if path else "") for site in sites)
 
 
 def _is_attention(module: nn.Module) -> bool:
     if not _NAMES.search(type(module).__name__) or isinstance(module, torch.jit.ScriptModule):
-        return False  # TorchScript runs its parts unseen
+        return False  # the parts of a TorchScript module run unseen
     weights = (is_lazy(parameter) or parameter.dim() > 1 for parameter in module.parameters())
     return sum(weights) >= LEAST_PROJECTIONS
 

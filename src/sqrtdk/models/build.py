@@ -1,4 +1,4 @@
-"""Build a Hugging Face model from a local directory: weights from safetensors, random weights, or none (meta)."""
+"""Builds a Hugging Face model from a local directory: weights from safetensors, random weights, or none (meta)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from sqrtdk.models.links import refuse_stray_files
 from sqrtdk.models.memory import available_memory, model_bytes, require_memory
 
 GENERATION = "generation_config.json"
-ABSENT = "not in the checkpoint and"  # in a note: what is random
+ABSENT = "not in the checkpoint and"  # part of a note on random weights
 
-# transformers' auto classes in the order in which an architecture's name is looked for; AutoModel is the fallback
+# transformers' auto classes in the order in which they are searched for an architecture; AutoModel is the fallback.
 AUTO_CLASSES = (
     "AutoModelForCausalLM",
     "AutoModelForSeq2SeqLM",
@@ -55,14 +55,14 @@ AUTO_CLASSES = (
 
 
 class AttnRefusedError(ModelError):
-    """The model has no implementation of attention by the name that was asked for."""
+    """The model has no attention implementation of the requested name."""
 
 
 def parse_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
-    """Turn a dtype's name into the dtype.
+    """Return the dtype of a name.
 
     Raises:
-        ModelError: Not one of float32, float16, bfloat16, float64, nor another name of them.
+        ModelError: The name is not float32, float16, bfloat16, float64, or an alias of one.
 
     Example:
         >>> parse_dtype("bfloat16"), parse_dtype("fp16"), parse_dtype("torch.float32")
@@ -80,13 +80,13 @@ def parse_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
 
 
 def auto_class(config: Any, *, trust_remote_code: bool = False) -> tuple[Any, str | None]:
-    """Choose transformers' auto class for a config, and a note when it is not the one that the config asks for.
+    """Return transformers' auto class for a config, and a note if it is not the one that the config asks for.
 
-    An architecture's name is only compared with the classes in transformers' own tables for this config's type; it
-    is never looked up as an attribute.
+    An architecture's name is only compared with the classes in transformers' own tables for this config's type. It is
+    never looked up as an attribute, because the name is untrusted.
 
     Raises:
-        ModelError: transformers has no model for this config, or `architectures` is no list.
+        ModelError: transformers has no model for this config, or `architectures` is not a list.
     """
     hf = import_transformers()
     autos = [getattr(hf, name) for name in AUTO_CLASSES if hasattr(hf, name)]
@@ -133,28 +133,28 @@ def build_model(
     device_map: str | None = None,
     offload_folder: str | Path | None = None,
 ) -> tuple[nn.Module, Any, tuple[str, ...]]:
-    """Build the model of a local directory or of a config alone, in eval mode.
+    """Build the model of a local directory, or of a config alone, in eval mode.
 
-    The model is first built on the meta device, where it takes no memory, and counted; only one that fits is then
-    built for real. Where there are no weights they are random, the same for the same seed.
+    The model is first built on the meta device, where it takes no memory, and its size is counted. It is only built for
+    real if it fits. Without weight files, the weights are random and depend only on the seed.
 
     Args:
-        home: A directory that holds `config.json` and, or not, safetensors weights; or a file that is a config.
+        home: A directory with `config.json`, and with or without safetensors weights; or a config file.
         static: Stop after the meta build.
-        dtype: Of the parameters; None takes the config's (float16 on a CPU becomes float32, with a note).
+        dtype: Dtype of the parameters; None takes the config's (float16 on a CPU becomes float32, with a note).
         device: Where to put the model; unused with `static` or `device_map`.
-        seed: For random weights.
+        seed: Seed of random weights.
         trust_remote_code: Let the directory's own Python files run.
         attn: "eager" or "sdpa"; None takes the model's default.
-        device_map: Given to transformers, e.g. "auto": spread over devices, memory and disk by accelerate.
-        offload_folder: Where weights go that fit nowhere else.
+        device_map: Passed to transformers, e.g. "auto": accelerate spreads the weights over devices, memory and disk.
+        offload_folder: Directory for weights that fit nowhere else.
 
     Returns:
         The module, its config, and notes.
 
     Raises:
-        ModelError: See `refuse_stray_files`, `weight_files`, `load_config`; or `generation_config.json` is no object,
-            it does not fit, or transformers can't build it.
+        ModelError: See `refuse_stray_files`, `weight_files` and `load_config`. Or `generation_config.json` is not an
+            object, the model does not fit, or transformers can't build it.
         MissingExtraError: transformers, or accelerate for a device map, is missing.
     """
     alone = home.is_file()
@@ -181,12 +181,12 @@ def build_model(
     if attn:
         common["attn_implementation"] = _attn_for(config, attn)
     if static:
-        common["experts_implementation"] = "batched_mm"  # the others route by values, which meta tensors lack
+        common["experts_implementation"] = "batched_mm"  # others route by values, which meta tensors lack
     try:
         with quiet_transformers(), torch.random.fork_rng(devices=[]):
             with torch.device("meta"):
                 module = auto.from_config(copy.deepcopy(config), **common)
-            module = module.to("meta")  # XLNet makes some parameters by torch.FloatTensor, which stay behind
+            module = module.to("meta")  # XLNet makes parameters by torch.FloatTensor, which ignores torch.device
             if not static:
                 if device_map is None:
                     require_memory(type(module).__name__, model_bytes(module), device=device, mapped=mapped)
@@ -202,7 +202,7 @@ def build_model(
                     module = module.to(device)
     except (*INTERRUPTS, ModelError):
         raise
-    except BaseException as error:  # whatever transformers, or the model's own code, raises on a stranger's files
+    except BaseException as error:  # transformers and the model's own code may raise anything on untrusted files
         raise_if_attn_refused(error, attn)
         raise ModelError(
             f"transformers can't build this model: {kind_and_text(error)}",
@@ -213,7 +213,7 @@ def build_model(
 
 
 def _attn_for(config: Any, attn: str) -> str | dict[str, str]:
-    """The implementation for the model and its parts, but not for a convolutional backbone, which has none."""
+    """Return the implementation of the model and its parts, without a convolutional backbone, which has none."""
     parts = list(type(config).sub_configs)
     if "backbone_config" not in parts:
         return attn
@@ -269,7 +269,7 @@ def _load_weights(
 
 
 def _max_memory(accelerate: Any, mapped: int) -> dict[Any, int]:
-    """Accelerate's own count for the accelerators, and half of what this process may take for the CPU."""
+    """Return accelerate's own limits for the accelerators, and for the CPU half of what this process may take."""
     room: dict[Any, int] = accelerate.utils.get_max_memory()
     available = available_memory(mapped=mapped)
     if available is not None:
@@ -278,7 +278,7 @@ def _max_memory(accelerate: Any, mapped: int) -> dict[Any, int]:
 
 
 def raise_if_attn_refused(error: BaseException, attn: str | None) -> None:
-    """Raise `AttnRefusedError` if `error` is transformers' way to say that it has no such attention for a model."""
+    """Raise `AttnRefusedError` if `error` is how transformers says that a model lacks this attention."""
     text = text_of(error)
     if attn is not None and ("scaled_dot_product_attention" in text or "attn_implementation" in text):
         raise AttnRefusedError(
@@ -290,6 +290,7 @@ def _build_hint(error: BaseException) -> str:
     text = text_of(error)
     if isinstance(error, ImportError):
         return "Install the package that the message names, or audit another model."
+    # SafetensorError, or a text about a Safetensors or safetensors file.
     if "afetensor" in type(error).__name__ + text or "header" in text.lower():
         return "A weight file is damaged or incomplete: download the model again, or pass --static."
     return "Check config.json and the weight files; --static builds without weights."

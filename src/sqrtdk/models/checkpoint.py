@@ -1,4 +1,4 @@
-"""Which files make a model: its config, and weights in safetensors or none."""
+"""The files that make a model: its config, and safetensors weights or none."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ PICKLES = (*TORCH_PICKLES, ".msgpack", ".h5")
 
 
 def config_path(home: Path) -> Path:
-    """The file of a model's config: in its directory, or the file that is all there is of the model."""
+    """Return the path of a model's config: in its directory, or `home` itself if that is a file."""
     return home if home.is_file() else home / CONFIG
 
 
 def weight_files(directory: Path) -> list[str]:
-    """Names of the safetensors files that hold the model's weights; empty when the directory has no weights.
+    """Return the names of the model's safetensors files; empty if the directory has no weights.
 
     Raises:
-        ModelError: Only pickled weights, an index that names anything but safetensors files beside it, a file that
-            the index names and that is missing, or an adapter instead of a model.
+        ModelError: The weights are only pickled, a file that the index names is missing or is not a safetensors file
+            beside it, or the directory holds an adapter instead of a model.
     """
     names = sorted(path.name for path in directory.iterdir() if path.is_file())
     if "adapter_config.json" in names:
@@ -57,10 +57,10 @@ def weight_files(directory: Path) -> list[str]:
 
 
 def how_to_convert(name: str) -> str:
-    """What to do about pickled weights: three lines of Python, where torch wrote them.
+    """Return what to do about pickled weights: three lines of Python if torch wrote them.
 
     Args:
-        name: of the file.
+        name: Name of the file.
     """
     if not name.endswith(TORCH_PICKLES):
         return "Convert them to safetensors, or pass --static to audit the config without weights."
@@ -82,6 +82,7 @@ def _index_shards(path: Path) -> list[str]:
             f"{path.name} is not a valid index of weight files: {short_text(error)}", hint="Download the model again."
         ) from error
     for shard in shards:
+        # A path would lead out of the directory: {"lm_head.weight": "../../secrets.safetensors"}.
         if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
             raise ModelError(
                 f"the index names {str(shard)[:100]!r}, which is no safetensors file beside it",

@@ -1,7 +1,7 @@
-"""Read a model's config.json as what it is: text from a stranger.
+"""Reads a model's config.json, which is untrusted text.
 
-The file is parsed here, cleaned, checked for size, and only then given to transformers' own config class. What
-would choose code or fetch something (kernel names, `auto_map`, pretrained backbones, quantisers) is dropped.
+The file is parsed here, cleaned, and checked for size before transformers' own config class gets it. Fields that would
+choose code or download something (kernel names, `auto_map`, pretrained backbones, quantisers) are dropped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_LAYERS_TIMES_EXPERTS = 100_000
 JSON = (dict, list)
 _WHOSE = "Is this a model's config?"
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-DTYPE_NAMES = {  # what else people call them
+DTYPE_NAMES = {  # common aliases
     "fp32": "float32",
     "fp16": "float16",
     "bf16": "bfloat16",
@@ -34,7 +34,7 @@ DTYPE_NAMES = {  # what else people call them
     "double": "float64",
 }
 
-# (key, largest integer under it, what it counts): what makes a build long; what makes it large is counted on meta
+# (pattern of keys, largest integer, what it counts). They bound the time of a build; its memory is counted on meta.
 LIMITS = (
     (re.compile(r"(layers?|depths?|num_blocks)$"), 1_000, "layers"),
     (re.compile(r"experts$"), 4_096, "experts"),
@@ -44,6 +44,7 @@ LIMITS = (
     (re.compile(r""), 2**31, ""),
 )
 
+# These choose an implementation, which may be code from the hub, so the user is told.
 DROPPED_ALOUD = ("attn_implementation", "experts_implementation", "kernel_config", "use_kernels")
 DROPPED_QUIETLY = (
     "_name_or_path",
@@ -61,10 +62,10 @@ DROPPED_QUIETLY = (
 
 
 def read_config_dict(home: Path) -> dict[str, Any]:
-    """Parse the config of a model directory, or the file that is one.
+    """Parse the config of a model directory, or a config file.
 
     Raises:
-        ModelError: It is missing, or see `read_json`.
+        ModelError: The file is missing, or see `read_json`.
     """
     try:
         return read_json(config_path(home))
@@ -80,23 +81,23 @@ def read_json(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
 
     Args:
         path: The file.
-        limit: Most bytes.
+        limit: Largest size, in bytes.
 
     Raises:
-        OSError: It can't be read.
-        ModelError: It is no regular file, over the limit, no JSON, nested over 20 deep, of over a million entries, or
-            no object.
+        OSError: The file can't be read.
+        ModelError: The file is not regular, over the limit, not JSON, nested more than 20 deep, has over a million
+            entries, or is not an object.
     """
     name = repr(str(path))
     try:
         raw = json.loads(read_bytes(path, name, limit).decode("utf-8"))
     except RecursionError as error:
         raise ModelError(f"{name} is nested too deep", hint=_WHOSE) from error
-    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, an integer of thousands of digits
+    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, or an integer with thousands of digits
         raise ModelError(f"{name} is not valid JSON: {error}", hint="Restore the file from its source.") from error
     if not isinstance(raw, dict):
         raise ModelError(f"{name} holds a {type(raw).__name__}, not an object", hint=_WHOSE)
-    entries, layer = 0, [raw]  # of one depth
+    entries, layer = 0, [raw]  # `layer` holds all values of one depth
     for _ in range(MAX_DEPTH + 1):
         nested = [value.values() if isinstance(value, dict) else value for value in layer if isinstance(value, JSON)]
         layer = list(itertools.chain.from_iterable(nested))
@@ -107,13 +108,13 @@ def read_json(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
 
 
 def clean_config_dict(raw: dict[str, Any], *, trust_remote_code: bool = False) -> tuple[dict[str, Any], list[str]]:
-    """Drop what chooses code, at every depth, and refuse sizes that no model has.
+    """Drop fields that choose code, at every depth, and refuse sizes that no model has.
 
     Returns:
         The cleaned copy, and a note for each name that was ignored.
 
     Raises:
-        ModelError: An integer over its limit.
+        ModelError: An integer is over its limit.
 
     Example:
         >>> clean_config_dict({"n_layer": 2, "text_config": {"attn_implementation": "someone/kernel"}})
@@ -138,6 +139,7 @@ def clean_config_dict(raw: dict[str, Any], *, trust_remote_code: bool = False) -
             return [walk(item, path, key) for item in value]
         if isinstance(value, int) and not isinstance(value, bool):
             check_size(value, path, key)
+        # A pretrained backbone would be downloaded.
         return False if key == "use_pretrained_backbone" else value
 
     def keep(name: str, item: Any, path: str) -> bool:
@@ -152,6 +154,7 @@ def clean_config_dict(raw: dict[str, Any], *, trust_remote_code: bool = False) -
         return name not in DROPPED_QUIETLY and not name.startswith("__")
 
     def check_size(value: int, path: str, key: str) -> None:
+        # The last pattern matches every key.
         limit, counts = next((limit, counts) for pattern, limit, counts in LIMITS if pattern.search(key))
         if abs(value) > limit:
             raise ModelError(
@@ -174,20 +177,20 @@ def load_config(home: Path, *, trust_remote_code: bool = False) -> tuple[Any, tu
     """Read, clean and build the config of a model directory, with transformers' own class for its `model_type`.
 
     Args:
-        home: Local directory that holds `config.json`, or a file that is a config.
+        home: Local directory with `config.json`, or a config file.
         trust_remote_code: Let a config that names its own Python files (`auto_map`) run them.
 
     Returns:
         The config, without any implementation name in it, and notes on what was ignored.
 
     Raises:
-        ModelError: Unreadable, refused by a limit, an unknown model type, or values that the class rejects.
+        ModelError: The config is unreadable, over a limit, of an unknown model type, or rejected by its class.
         MissingExtraError: transformers is missing or too old.
     """
     hf = import_transformers()
     raw = read_config_dict(home)
     file = config_path(home)
-    trust_remote_code &= file != home
+    trust_remote_code &= file != home  # a config file alone has no directory with code
     clean, notes = clean_config_dict(raw, trust_remote_code=trust_remote_code)
     if raw.get("quantization_config"):
         notes.append("quantization_config was ignored: the model is built in plain precision")
@@ -196,6 +199,7 @@ def load_config(home: Path, *, trust_remote_code: bool = False) -> tuple[Any, tu
         if clean.get("auto_map"):  # only with trust_remote_code
             _refuse_outside(clean["auto_map"])
             config = hf.AutoConfig.from_pretrained(home, trust_remote_code=True, local_files_only=True)
+            # The caller chooses the implementations, and not the config.
             config._attn_implementation = None
             config._experts_implementation = None
             return config, tuple(notes)
@@ -212,7 +216,7 @@ def load_config(home: Path, *, trust_remote_code: bool = False) -> tuple[Any, tu
         return hf.CONFIG_MAPPING[model_type].from_dict(clean), tuple(notes)
     except (*INTERRUPTS, ModelError):
         raise
-    except BaseException as error:  # whatever a config class raises on a stranger's values
+    except BaseException as error:  # a config class may raise anything on untrusted values
         raise ModelError(
             f"transformers rejects this config: {kind_and_text(error)}",
             hint="Check the values in config.json.",
@@ -220,7 +224,7 @@ def load_config(home: Path, *, trust_remote_code: bool = False) -> tuple[Any, tu
 
 
 def _refuse_outside(auto_map: Any) -> None:
-    """Who trusts the code of a directory has read that, and no other."""
+    """Raise if `auto_map` names a file elsewhere: a user who trusts a directory's code has read only that code."""
     for name in [auto_map] if isinstance(auto_map, str | list) else auto_map.values():
         for reference in name if isinstance(name, list) else [name]:
             if isinstance(reference, str) and (reference.startswith("/") or ".." in reference):
@@ -231,7 +235,7 @@ def _refuse_outside(auto_map: Any) -> None:
 
 
 def text_config(config: Any) -> Any:
-    """The part of a config that describes the text model: a sub-config, or the config itself."""
+    """Return the part of a config that describes the text model: a sub-config, or the config itself."""
     for name in ("text_config", "llm_config", "language_config", "thinker_config"):
         part = getattr(config, name, None)
         if part is not None and not isinstance(part, dict):

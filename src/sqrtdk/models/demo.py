@@ -1,7 +1,7 @@
 """The embedded model: a byte-level decoder in four variants that differ by one line, the scale of the attention.
 
-`demo` is right. The other three are the same training (seed, data order, steps, learning rate) with a mistake that
-people really make; `scripts/train_demo.py` trained all four on the text of Python's standard library.
+`demo` is right. The other three had the same training (seed, data order, steps, learning rate) with a mistake that
+people really make. `scripts/train_demo.py` trained all four on the text of Python's standard library.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from torch.nn import functional as F
 from sqrtdk.errors import ModelError
 
 MODEL_DIM, HEADS, LAYERS, HIDDEN, BYTES = 128, 2, 3, 384, 256
-CONTEXT = 1024  # bytes: four times the windows of its training
+CONTEXT = 1024  # bytes: four times the windows that it was trained on
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attend as the paper does: the dot products times 1/sqrt(d_k)."""
+    """Attend as in the paper: multiply the dot products by 1/sqrt(d_k)."""
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=query.shape[-1] ** -0.5)
 
 
 def _attend_unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attend by hand, and the scale was forgotten."""
+    """Attend by hand, without the scale."""
     logits = query @ key.transpose(-2, -1)
     return _hide_future(logits).softmax(dim=-1) @ value
 
 
 def _attend_twice(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Scale q here, and the fused call, by its default, scales again."""
+    """Scale q, although the fused call scales again by default."""
     query = query * query.shape[-1] ** -0.5
     return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 def _attend_inverted(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attend by hand, and multiply where a division was meant."""
+    """Attend by hand, and multiply by sqrt(d_k) instead of dividing."""
     logits = query @ key.transpose(-2, -1) * math.sqrt(query.shape[-1])
     return _hide_future(logits).softmax(dim=-1) @ value
 
@@ -57,7 +57,7 @@ def _hide_future(logits: Tensor) -> Tensor:
 
 
 def _rotate(x: Tensor) -> Tensor:
-    """Rotary position: turn the pair (x[i], x[i + d/2]) at position t by t / 10000^(2i/d)."""
+    """Apply rotary positions: turn the pair (x[i], x[i + d/2]) at position t by t / 10000^(2i/d)."""
     length, dim = x.shape[-2:]
     frequency = 10000.0 ** (-torch.arange(0, dim, 2, device=x.device, dtype=torch.float32) / dim)
     angle = torch.arange(length, device=x.device, dtype=torch.float32)[:, None] * frequency
@@ -67,7 +67,7 @@ def _rotate(x: Tensor) -> Tensor:
 
 
 class DemoAttention(nn.Module):
-    """Causal self-attention, two heads of 64, rotary positions."""
+    """Causal self-attention with two heads of 64 and rotary positions."""
 
     def __init__(self, variant: str) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class DemoAttention(nn.Module):
         self.o_proj = nn.Linear(MODEL_DIM, MODEL_DIM, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Hidden states (B, L, D) to (B, L, D)."""
+        """Map hidden states (B, L, D) to (B, L, D)."""
         query, key, value = (
             proj(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
@@ -98,7 +98,7 @@ class DemoBlock(nn.Module):
         self.down = nn.Linear(HIDDEN, MODEL_DIM, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Hidden states (B, L, D) to (B, L, D)."""
+        """Map hidden states (B, L, D) to (B, L, D)."""
         x = x + self.attention(self.norm1(x))
         return x + self.down(F.gelu(self.up(self.norm2(x))))  # type: ignore[no-any-return]
 
@@ -106,8 +106,8 @@ class DemoBlock(nn.Module):
 class DemoModel(nn.Module):
     """Byte-level decoder: 256 symbols, 3 layers of width 128, 2 heads of 64, half a million parameters.
 
-    The weights start with standard deviation `fan_in ** -0.5`, so that a query or key entry has variance near 1 and
-    their product variance near 64: the assumption under which the scale is derived.
+    The weights start with standard deviation `fan_in ** -0.5`, so that the entries of q and k have variance near 1 and
+    their product has variance near 64: the assumption under which the scale is derived.
 
     Args:
         variant: One of `VARIANTS`.
@@ -131,11 +131,12 @@ class DemoModel(nn.Module):
         self.head.weight = self.embed.weight
         for name, weight in self.named_parameters():
             if weight.ndim == 2:
+                # As in GPT-2, what is added to the residual stream starts smaller, by sqrt(2 LAYERS).
                 branch_end = name.endswith(("o_proj.weight", "down.weight"))
                 nn.init.normal_(weight, std=(weight.shape[1] * (2 * LAYERS if branch_end else 1)) ** -0.5)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Bytes (B, L), integers below 256, to the next byte's logits (B, L, 256)."""
+        """Map bytes (B, L), integers below 256, to the logits of the next byte (B, L, 256)."""
         x = self.embed(input_ids)
         for block in self.blocks:
             x = block(x)
@@ -143,7 +144,7 @@ class DemoModel(nn.Module):
 
 
 def weights_name(variant: str) -> str:
-    """Name of the variant's files in `sqrtdk/models/weights`, without the suffix.
+    """Return the name of the variant's files in `sqrtdk/models/weights`, without the suffix.
 
     Example:
         >>> weights_name("demo:twice")
@@ -159,7 +160,7 @@ def load_demo(variant: str = "demo") -> DemoModel:
         variant: `demo` (1/sqrt(64)), `demo:unscaled` (1), `demo:twice` (1/64) or `demo:inverted` (sqrt(64)).
 
     Raises:
-        ModelError: No such variant, or the installed package lacks its weights.
+        ModelError: There is no such variant, or the installed package lacks its weights.
 
     Example:
         >>> sum(p.numel() for p in load_demo("demo:twice").parameters())

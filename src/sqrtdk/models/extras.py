@@ -1,4 +1,4 @@
-"""The optional dependencies, imported on first use."""
+"""Imports the optional dependencies on first use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def import_transformers() -> Any:
     """Return the transformers module.
 
     Raises:
-        MissingExtraError: It is not installed, or older than 5.20.2; the hint names the pip command.
+        MissingExtraError: It is not installed, or is older than 5.20.2; the hint names the pip command.
     """
     try:
         module = importlib.import_module("transformers")
@@ -61,14 +61,14 @@ def import_accelerate() -> Any:
 
 
 def quiet_transformers() -> contextlib.AbstractContextManager[None]:
-    """Keep transformers' log lines and progress bars off the terminal; restore its settings afterwards."""
+    """Keep transformers' log lines and progress bars off the terminal within the block."""
     logging = import_transformers().utils.logging
     had_bars = logging.is_progress_bar_enabled()
     return _quiet(logging, logging.disable_progress_bar, logging.enable_progress_bar if had_bars else None)
 
 
 def quiet_hub() -> contextlib.AbstractContextManager[None]:
-    """Do the same for huggingface_hub."""
+    """Keep huggingface_hub's log lines and progress bars off the terminal within the block."""
     utils = importlib.import_module("huggingface_hub.utils")
     had_bars = not utils.are_progress_bars_disabled()
     return _quiet(utils.logging, utils.disable_progress_bars, utils.enable_progress_bars if had_bars else None)

@@ -1,4 +1,4 @@
-"""Build a model from the user's own code: `package.module:factory`."""
+"""Builds a model from the user's own code: `package.module:factory`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from sqrtdk.models.records import Inputs
 
 @alone()
 def call_factory(model: str, *, static: bool = False, seed: int = 0) -> tuple[nn.Module, Inputs | None]:
-    """Import `package.module`, call `factory()`, and return the module and the inputs, if it gave any.
+    """Import `package.module`, call `factory()`, and return the module, and the inputs if it gives any.
 
     The current directory is importable, as with `python -m`. With `static` the factory runs under
-    `torch.device("meta")`. The random state is seeded before the call and restored afterwards. A process that the code
-    forks and that comes back out of it ends there.
+    `torch.device("meta")`. The random state is seeded before the call and restored afterwards. If the code forks, the
+    child process ends when it returns here.
 
     Raises:
-        ModelError: No such module or name, a file's name instead; the factory raises; it returns neither a module nor
-            (module, inputs).
+        ModelError: There is no such module or name (the text may name a file instead), the factory raises, or it
+            returns neither a module nor (module, inputs).
     """
     module_name, _, attribute = model.partition(":")
     here = os.getcwd()
@@ -37,6 +37,7 @@ def call_factory(model: str, *, static: bool = False, seed: int = 0) -> tuple[nn
     try:
         target: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        # The module itself is missing, and not one that it imports.
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             raise ModelError(
                 f"there is no Python module {error.name!r} (for {model!r})",
@@ -45,7 +46,7 @@ def call_factory(model: str, *, static: bool = False, seed: int = 0) -> tuple[nn
         raise _broken(model, "importing", error) from error
     except INTERRUPTS:
         raise
-    except BaseException as error:  # whatever a stranger's module raises, SystemExit included
+    except BaseException as error:  # a user's module may raise anything, SystemExit included
         raise _broken(model, "importing", error) from error
     try:
         for part in attribute.split("."):
@@ -64,7 +65,7 @@ def call_factory(model: str, *, static: bool = False, seed: int = 0) -> tuple[nn
         return _unpack(model, result)
     except (*INTERRUPTS, ModelError):
         raise
-    except BaseException as error:  # whatever a stranger's factory raises
+    except BaseException as error:  # a user's factory may raise anything
         raise _broken(model, "calling", error) from error
 
 

@@ -1,7 +1,7 @@
-"""Bring a Hugging Face repository to a local directory: text files, and safetensors only when they are wanted.
+"""Downloads a Hugging Face repository: text files, and safetensors only if weights are wanted.
 
-A run of the program asks the hub once which files there are, within a bound, before anything is downloaded: without a
-network that answer comes at once, and the library would try again for half a minute.
+Before any download, the program asks the hub once for the repository's file names, with a time limit. Without a network
+this fails at once, whereas the library would retry for half a minute.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from sqrtdk.models.extras import HINT, import_transformers, quiet_hub
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 TEXT_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 WEIGHT_FILES = ["model.safetensors", "model-*.safetensors"]
-_asked_ahead: dict[tuple[str, str | None], list[str] | None] = {}  # what `ask_ahead` was answered
+_asked_ahead: dict[tuple[str, str | None], list[str] | None] = {}  # answers to `ask_ahead`
 
 
 def fetch(model: str, *, revision: str | None = None, weights: bool, trust_remote_code: bool = False) -> Path:
-    """Download what an audit needs of a hub repository, or find it in the cache, and return its directory.
+    """Download the files that an audit needs, or find them in the cache, and return their directory.
 
-    `HF_HUB_OFFLINE`, `HF_HOME` and the other settings of huggingface_hub hold. No pickle is ever downloaded, and
+    `HF_HUB_OFFLINE`, `HF_HOME` and the other settings of huggingface_hub apply. Pickles are never downloaded, and
     Python files only with `trust_remote_code`.
 
     Raises:
-        ModelError: Not an id, unknown, gated, offline and not cached, or without safetensors weights.
+        ModelError: The id is invalid, unknown, gated, offline and not cached, or has no safetensors weights.
         MissingExtraError: transformers (and with it huggingface_hub) is missing.
     """
     import_transformers()
@@ -40,7 +40,7 @@ def fetch(model: str, *, revision: str | None = None, weights: bool, trust_remot
     files = TEXT_FILES + (WEIGHT_FILES if weights else []) + (["*.py"] if trust_remote_code else [])
     try:
         return _snapshot(model, revision, files, local=names is None)
-    except Exception as error:  # huggingface_hub and its HTTP client raise many kinds
+    except Exception as error:  # huggingface_hub and its HTTP client raise many kinds of errors
         why = f"a model that the cache holds ({type(error).__name__})" if names is None else _why(error)
         raise ModelError(
             f"{model!r} is neither a local directory nor {why}", hint=_hint(model, names is None)
@@ -48,7 +48,7 @@ def fetch(model: str, *, revision: str | None = None, weights: bool, trust_remot
 
 
 def ask_ahead(model: str, revision: str | None, before: Callable[[], None]) -> None:
-    """Ask, and let every later `fetch` of this process go by the answer: for a program that ends after one model.
+    """Ask the hub, and reuse the answer in every later `fetch` of this process, for a program that handles one model.
 
     See `ask` for the arguments and errors.
     """
@@ -56,16 +56,16 @@ def ask_ahead(model: str, revision: str | None, before: Callable[[], None]) -> N
 
 
 def ask(model: str, revision: str | None = None, before: Callable[[], None] = lambda: None) -> list[str] | None:
-    """Ask the hub for the names of a repository's files; None where it gives none, but the cache has the model.
+    """Return the names of a repository's files, or None if the hub gives none but the cache has the model.
 
     Args:
         model: A hub id.
         revision: Branch, tag or commit.
-        before: Is called before the hub is asked for what the cache lacks.
+        before: Called before the hub is asked about a model that is not in the cache.
 
     Raises:
-        ModelError: Not an id; or neither the cache nor the hub has it, or the hub can't be reached, or does not answer
-            within `HF_HUB_ETAG_TIMEOUT` seconds (10 if unset).
+        ModelError: The id is invalid; or the model is not cached and the hub does not have it, can't be reached, or
+            does not answer within `HF_HUB_ETAG_TIMEOUT` seconds (10 if unset).
         MissingExtraError: huggingface_hub is missing.
     """
     if not REPO_ID.fullmatch(model) or ".." in model:
@@ -89,7 +89,7 @@ def ask(model: str, revision: str | None = None, before: Callable[[], None] = la
         before()
     try:
         return _file_names(model, revision, constants.HF_HUB_ETAG_TIMEOUT)
-    except Exception as error:  # huggingface_hub and its HTTP client raise many kinds
+    except Exception as error:  # huggingface_hub and its HTTP client raise many kinds of errors
         if cached:
             return None
         raise ModelError(
@@ -98,13 +98,13 @@ def ask(model: str, revision: str | None = None, before: Callable[[], None] = la
 
 
 class _NoAnswerError(TimeoutError):
-    """The time in which the hub may answer is over; the text is ours."""
+    """The hub did not answer in time; the error's text is ours and may be shown."""
 
 
 def _why(error: Exception) -> str:
-    """What the hub answered, in its words; what the network says of itself tells nothing, and only its class is named.
+    """Return the hub's own words, or only the class of a network error, whose text does not help.
 
-    The cache's own `LocalEntryNotFoundError` is what a download raises whose connection fails.
+    `LocalEntryNotFoundError` counts as a network error: a download whose connection fails raises it.
     """
     from huggingface_hub import errors
 
@@ -116,7 +116,7 @@ def _why(error: Exception) -> str:
 
 
 def _file_names(model: str, revision: str | None, seconds: float) -> list[str]:
-    """One request, in a thread of its own: looking up the host's name has no time limit."""
+    """Request the file names in a separate thread, because looking up the host's name has no time limit."""
     from huggingface_hub import HfApi
 
     answer: Future[list[str]] = Future()
@@ -128,11 +128,11 @@ def _file_names(model: str, revision: str | None, seconds: float) -> list[str]:
         except BaseException as error:
             answer.set_exception(error)
 
-    Thread(target=request, daemon=True).start()
+    Thread(target=request, daemon=True).start()  # a request that hangs must not keep the program alive
     try:
         return answer.result(seconds)
     except TimeoutError as error:
-        if answer.done():  # the request's own
+        if answer.done():  # the request itself timed out
             raise
         raise _NoAnswerError(f"no answer within {seconds} s (HF_HUB_ETAG_TIMEOUT)") from error
 
@@ -140,7 +140,7 @@ def _file_names(model: str, revision: str | None, seconds: float) -> list[str]:
 def _is_cached(model: str, revision: str | None) -> bool:
     try:
         return (_snapshot(model, revision, [CONFIG], local=True) / CONFIG).is_file()
-    except Exception:  # huggingface_hub has several kinds for what is not there
+    except Exception:  # huggingface_hub has several kinds of errors for a missing entry
         return False
 
 
@@ -160,7 +160,7 @@ def _hint(model: str, offline: bool) -> str:
 
 
 def _refuse_pickles(names: list[str], model: str) -> None:
-    """Refuse before anything is downloaded when a repository holds weights, but none in safetensors."""
+    """Raise before anything is downloaded if a repository has weights, but none in safetensors."""
     pickles = [name for name in names if name.endswith(PICKLES)]
     if pickles and not any(name.endswith(".safetensors") for name in names):
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Inputs from a file: `--input FILE.safetensors`, tensors named as the arguments of forward."""
+"""Reads inputs from a file: `--input FILE.safetensors`, with tensors named like the arguments of forward."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def read_inputs(path: str | Path, module: nn.Module, config: Any = None) -> dict
     Args:
         path: The file.
         module: The model that will take the tensors.
-        config: Its Hugging Face config, or None: then ids are not checked against a vocabulary.
+        config: Its Hugging Face config, or None, which skips the check of ids against the vocabulary.
 
     Raises:
-        ModelError: No such file, no regular one, over 2 GiB, not safetensors, an unknown or missing name, a wrong rank,
-            or ids out of range.
+        ModelError: The file is missing, not regular, over 2 GiB, or not safetensors; or a name is unknown or missing, a
+            rank is wrong, or ids are out of range.
     """
     tensors = read_tensors(path)
     check_names(tensors, module)
@@ -38,10 +38,10 @@ def read_inputs(path: str | Path, module: nn.Module, config: Any = None) -> dict
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """Read a safetensors file, whatever takes its tensors.
+    """Read a safetensors file without checking its tensors against a model.
 
     Raises:
-        ModelError: No such file, no regular one, over 2 GiB, not safetensors.
+        ModelError: The file is missing, not regular, over 2 GiB, or not safetensors.
     """
     from safetensors.torch import load_file
 
@@ -57,7 +57,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         raise
     except OSError as error:
         raise ModelError(f"can't read the inputs {str(path)!r}: {short_text(error)}", hint="Check the path.") from error
-    except BaseException as error:  # safetensors has its own error type, and a panic in Rust is no Exception
+    except BaseException as error:  # safetensors has its own error type, and a panic in Rust is not an Exception
         raise ModelError(
             f"the inputs {str(path)!r} are not valid safetensors: {short_text(error)}",
             hint="Save them again with safetensors.torch.save_file.",
@@ -74,11 +74,12 @@ def check_names(tensors: dict[str, Tensor], module: nn.Module) -> None:
     accepted = forward_arguments(module)
     listed = f"forward takes: {', '.join(accepted)}."
     kinds = {p.kind for p in inspect.signature(module.forward).parameters.values()}
-    is_open = not accepted and inspect.Parameter.VAR_KEYWORD in kinds
+    is_open = not accepted and inspect.Parameter.VAR_KEYWORD in kinds  # forward(**kwargs)
     unknown = [name for name in tensors if name not in accepted]
     if unknown and not is_open:
         raise ModelError(f"{type(module).__name__} takes no input named {unknown[0][:100]!r}", hint=listed)
     missing = [name for name, needed in accepted.items() if needed and name not in tensors]
+    # transformers' forwards declare all arguments optional, and raise without their main one.
     main = getattr(module, "main_input_name", None)
     if main in accepted and not {main, "inputs_embeds", "encoder_outputs"} & set(tensors):
         missing.append(main)

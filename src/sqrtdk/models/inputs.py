@@ -1,4 +1,4 @@
-"""Inputs of the right kind for a model: ids, pixels, audio features, and what its decoder needs."""
+"""Makes inputs of the right kind for a model: ids, pixels, audio features, and inputs of its decoder."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from sqrtdk.models.signature import file_hint, forward_arguments
 from sqrtdk.models.tokens import byte_ids, embedded_text, read_text
 
 DEFAULT_SEQ_LEN = 128
-WINDOW_FIELDS = ("sliding_window", "sliding_window_size", "attention_window_size")  # of configs and modules
-LONGEST_WINDOW = 256  # a sliding window up to this one is reached by the tokens that are made
+WINDOW_FIELDS = ("sliding_window", "sliding_window_size", "attention_window_size")  # fields of configs and modules
+LONGEST_WINDOW = 256  # the default length reaches past sliding windows up to this size
 IMAGE_TOKENS = ("image_token_id", "image_token_index", "image_token")
-EPISODE = ("states", "actions", "rewards", "returns_to_go", "timesteps")  # of a decision transformer
+EPISODE = ("states", "actions", "rewards", "returns_to_go", "timesteps")  # inputs of a decision transformer
 
 
 def make_inputs(
@@ -36,15 +36,15 @@ def make_inputs(
     text: str | Path | None = None,
     directory: Path | None = None,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Make inputs for a Hugging Face model from its config and the signature of its forward, on the CPU.
+    """Make inputs for a Hugging Face model on the CPU, from its config and the signature of its forward.
 
     Args:
-        module: The model; its `forward` says which inputs it takes.
+        module: The model; its `forward` names the inputs that it takes.
         config: Its config.
         batch: Rows.
-        seq_len: Tokens a row, at most what the model has positions for; None is 128, or what a sliding window of up to
-            256 keys needs, or that limit.
-        seed: For random ids, pixels and audio.
+        seq_len: Tokens per row, at most the number of the model's positions. None takes 128, or more to reach past a
+            sliding window of up to 256 keys, or that limit if it is lower.
+        seed: Seed of random ids, pixels and audio.
         text: A UTF-8 file for the tokenizer; None takes the embedded text, or random ids without a tokenizer.
         directory: Where the tokenizer's files lie.
 
@@ -52,8 +52,8 @@ def make_inputs(
         Inputs by the names of forward's arguments, and notes.
 
     Raises:
-        InvalidValueError: `batch` or `seq_len` below 1, an input of more than `MAX_ELEMENTS`, a seed that torch lacks.
-        ModelError: The model wants an input that can't be made here, or `text` can't be used.
+        InvalidValueError: `batch` or `seq_len` is below 1, an input exceeds `MAX_ELEMENTS`, or torch lacks the seed.
+        ModelError: The model needs an input that can't be made here, or `text` can't be used.
     """
     check_seed(seed)
     length, notes = _length(batch, seq_len, position_limit(module, config), _beyond_window(config))
@@ -64,7 +64,7 @@ def make_inputs(
     accepted = forward_arguments(module)
     wanted = [name for name in MAKERS if name in accepted and _wants(name, request, accepted)]
     if any(p.is_meta for p in module.parameters()) and not is_spread(module):
-        # a mask of ones hides nothing, and a model can't see that on meta
+        # A mask of ones hides nothing, but on meta a model can't see that.
         wanted = [name for name in wanted if not name.endswith("_mask") or accepted[name]]
     inputs: dict[str, Any] = {}
     for name in wanted:
@@ -72,7 +72,7 @@ def make_inputs(
             inputs[name] = MAKERS[name](request)
         except SqrtdkError:
             raise
-        except Exception as error:  # a stranger's numbers are of any kind
+        except Exception as error:  # fields of an untrusted config may have any type
             raise ModelError(
                 f"no {name} can be made from this config: {kind_and_text(error)}", hint=file_hint(module)
             ) from error
@@ -90,13 +90,13 @@ def make_inputs(
 def guess_inputs(
     module: nn.Module, *, batch: int = 1, seq_len: int | None = None, seed: int = 0
 ) -> tuple[Inputs, tuple[str, ...]]:
-    """Make inputs for a module of the Python API that came without any.
+    """Make inputs for a module of the Python API that was passed without any.
 
     Returns:
         Inputs on the module's device, and notes.
 
     Raises:
-        InvalidValueError: The module has no Hugging Face config to make inputs from; or see `make_inputs`.
+        InvalidValueError: The module has no Hugging Face config to make inputs from, or see `make_inputs`.
         ModelError: See `make_inputs`.
 
     Example:
@@ -121,7 +121,7 @@ def guess_inputs(
 def demo_inputs(
     *, batch: int = 1, seq_len: int | None = None, text: str | Path | None = None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Make inputs for the embedded model: bytes of a UTF-8 file, or of the embedded text.
+    """Make inputs for the embedded model: bytes of a UTF-8 file or of the embedded text.
 
     Raises:
         InvalidValueError: See `make_inputs`.
@@ -136,7 +136,7 @@ def demo_inputs(
 def _length(
     batch: int, seq_len: int | None, limit: int | None, default: int = DEFAULT_SEQ_LEN
 ) -> tuple[int, list[str]]:
-    """Tokens a row, at most `limit`, and a note where that cut what was asked for."""
+    """Return the tokens per row, at most `limit`, and a note if the requested length was cut."""
     check_sizes(batch, seq_len)
     length = seq_len if seq_len is not None else min(default, limit or default)
     if limit is None or length <= limit:
@@ -145,40 +145,41 @@ def _length(
 
 
 def _only_length(config: Any) -> int | None:
-    """The length that Nystroemformer's landmarks are the means of; with a landmark a token it takes any."""
+    """Return the only length that a Nystroemformer takes, or None; with a landmark for each token it takes any."""
     length, landmarks = (getattr(config, name, None) for name in ("segment_means_seq_len", "num_landmarks"))
     return length if isinstance(length, int) and length != landmarks else None
 
 
 def _beyond_window(config: Any) -> int:
-    """Tokens that show where a sliding window ends, if it is not so long that this is costly."""
+    """Return a number of tokens that shows where a sliding window ends, unless the window is too long for that."""
     part = text_config(config)
     names = [*WINDOW_FIELDS]
     if getattr(part, "attention_layers", None) is not None:  # GPT-Neo
         names.append("window_size")
     widths = []
     for name in names:
-        with contextlib.suppress(Exception):  # transformers' configs refuse what differs from layer to layer
+        with contextlib.suppress(Exception):  # transformers' configs raise on fields that differ between layers
             widths.append(getattr(part, name, None))
+    # Eight rows see less than all keys before them, which shows the window's end.
     return max([DEFAULT_SEQ_LEN, *(n + 8 for n in widths if type(n) is int and n <= LONGEST_WINDOW)])
 
 
 def without_numbers(module: nn.Module, inputs: Inputs | None) -> bool:
-    """Whether a run has no values: weights or inputs on meta; accelerate keeps weights there that it has elsewhere."""
+    """Return whether a run has no values: weights or inputs are on meta, and not because accelerate offloaded them."""
     values = inputs.values() if isinstance(inputs, dict) else inputs or ()
     return not is_spread(module) and any(x.is_meta for x in (*module.parameters(), *values) if isinstance(x, Tensor))
 
 
 def place(inputs: Inputs, module: nn.Module) -> Inputs:
-    """Move tensors to the module's device, and floating ones to its dtype.
+    """Move tensors to the module's device, and floating-point ones to its dtype.
 
     Raises:
-        InvalidValueError: An input is on the meta device, and the weights are not.
+        InvalidValueError: An input is on the meta device, but the weights are not.
     """
     first = next((p for p in module.parameters() if p.is_floating_point()), None)
     if first is None:
         return inputs
-    # accelerate keeps offloaded weights on meta and says by a hook where it computes
+    # Accelerate keeps offloaded weights on meta; its hook says where it computes.
     device = getattr(getattr(module, "_hf_hook", None), "execution_device", None) or first.device
 
     def move(value: Any) -> Any:
@@ -197,19 +198,19 @@ def place(inputs: Inputs, module: nn.Module) -> Inputs:
 
 
 def position_limit(module: nn.Module, config: Any) -> int | None:
-    """Largest number of tokens that the model has positions for, or None where it names none."""
+    """Return the largest number of tokens that the model has positions for, or None if nothing says so."""
     part = text_config(config)
     names = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_text_positions")
     stated = [getattr(part, name, None) for name in names]
     limits = [value for value in stated if isinstance(value, int) and not isinstance(value, bool) and value > 0]
-    for name, child in module.named_modules():  # RoBERTa's table starts behind its padding index
+    for name, child in module.named_modules():  # RoBERTa's positions start after its padding index
         if name.endswith("position_embeddings") and isinstance(child, nn.Embedding) and child.padding_idx is not None:
             limits.append(child.num_embeddings - child.padding_idx - 1)
     return min(limits) if limits else None
 
 
 def _wants(name: str, request: Request, accepted: dict[str, bool]) -> bool:
-    """Whether an optional argument should be given, for a model that accepts it."""
+    """Return whether to make an argument that the model accepts but does not require."""
     main = getattr(request.module, "main_input_name", "input_ids")
     if accepted[name] or name == main:
         return True
@@ -219,7 +220,7 @@ def _wants(name: str, request: Request, accepted: dict[str, bool]) -> bool:
         return bool(getattr(request.config, "is_encoder_decoder", False))
     if name in EPISODE:
         return main == EPISODE[0]
-    if name == "token_type_ids":  # they say which tokens see each other; elsewhere the model fills in the zeros
+    if name == "token_type_ids":  # it says which tokens see each other; other models fill in the zeros themselves
         return _places_tokens(request.config)
     if name in ("pixel_values", "input_features", "input_values"):
         if _places_tokens(request.config):
@@ -233,5 +234,5 @@ def _wants(name: str, request: Request, accepted: dict[str, bool]) -> bool:
 
 
 def _places_tokens(config: Any) -> bool:
-    """Whether images or sounds stand in the text as tokens of their own."""
+    """Return whether images or sounds appear in the text as tokens of their own."""
     return any(hasattr(config, name) for name in (*IMAGE_TOKENS, "audio_token_id"))

@@ -1,4 +1,4 @@
-"""What is refused before it costs anything: sizes that fit nowhere, seeds that torch lacks, files without an end."""
+"""Refuses requests before they cost anything: sizes that fit nowhere, seeds that torch lacks, files without an end."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 from sqrtdk.errors import InvalidValueError, ModelError
 
-MAX_ELEMENTS = 2**26  # of one input made here: half a GiB of ids, 400 images of 224 x 224
-SEEDS = (-(2**63), 2**64 - 1)  # what torch.manual_seed takes
+MAX_ELEMENTS = 2**26  # in one generated input: half a GiB of ids, or 400 images of 224 x 224
+SEEDS = (-(2**63), 2**64 - 1)  # range of torch.manual_seed
 
 
 def check_seed(seed: int) -> None:
     """Refuse a seed that torch does not take.
 
     Raises:
-        InvalidValueError: Not in `SEEDS`.
+        InvalidValueError: The seed is not in the range `SEEDS`.
 
     Example:
         >>> check_seed(2**64)
@@ -29,10 +29,10 @@ def check_seed(seed: int) -> None:
 
 
 def check_sizes(batch: int, seq_len: int | None) -> None:
-    """Refuse rows and tokens below 1.
+    """Refuse fewer than one row or token.
 
     Raises:
-        InvalidValueError: One of them is.
+        InvalidValueError: `batch` or `seq_len` is below 1.
     """
     if batch < 1 or (seq_len is not None and seq_len < 1):
         raise InvalidValueError(f"batch {batch} and seq_len {seq_len} must be at least 1", hint="Give positive sizes.")
@@ -42,7 +42,7 @@ def check_elements(name: str, shape: Sequence[int]) -> None:
     """Refuse an input that no machine should be asked to make.
 
     Raises:
-        InvalidValueError: A dimension below 1, or more than `MAX_ELEMENTS` elements.
+        InvalidValueError: A dimension is below 1, or there are more than `MAX_ELEMENTS` elements.
 
     Example:
         >>> check_elements("input_ids", (2**13, 2**14))
@@ -60,11 +60,11 @@ def check_elements(name: str, shape: Sequence[int]) -> None:
 
 
 def check_file(path: str | Path, name: str, limit: int) -> None:
-    """Refuse a device, a pipe or a directory, which may have no end, and a file of more than `limit` bytes.
+    """Refuse a file of more than `limit` bytes, and a device, pipe or directory, which may have no end.
 
     Raises:
-        OSError: It can't be looked at.
-        ModelError: It is refused.
+        OSError: The file can't be inspected.
+        ModelError: The file is refused.
     """
     status = Path(path).stat()
     if not stat.S_ISREG(status.st_mode):
@@ -77,12 +77,12 @@ def read_bytes(path: str | Path, name: str, limit: int) -> bytes:
     """Read a regular file of at most `limit` bytes.
 
     Raises:
-        OSError: It can't be read.
+        OSError: The file can't be read.
         ModelError: See `check_file`.
     """
     check_file(path, name, limit)
     with open(path, "rb") as file:
-        content = file.read(limit + 1)  # files of /proc say that they have 0 bytes
+        content = file.read(limit + 1)  # one byte more, because files in /proc report a size of 0
     if len(content) > limit:
         raise ModelError(f"{name} has over {limit} bytes; at most {limit} are read", hint="Give a smaller file.")
     return content

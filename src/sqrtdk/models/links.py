@@ -1,6 +1,6 @@
-"""Where the files of a model directory really lie: in it, or in the hub cache that it is a snapshot of.
+"""Checks where the files of a model directory really are: inside it, or in the hub cache that it is a snapshot of.
 
-A directory from a stranger can hold a link to any file of this machine, and what is read there ends up in a report.
+An untrusted directory can hold a link to any file of this machine, and what is read from it ends up in a report.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from pathlib import Path
 
 from sqrtdk.errors import ModelError
 
-READ_FOLDERS = ("additional_chat_templates",)  # beside the directory itself, all that transformers reads
+READ_FOLDERS = ("additional_chat_templates",)  # subfolders that transformers reads
 
 
 def refuse_stray_files(directory: Path, *, trust_remote_code: bool = False) -> None:
-    """Refuse a model directory in which a name leads elsewhere, to nothing, or to what is no file.
+    """Refuse a model directory with an entry that leads elsewhere, to nothing, or to something that is not a file.
 
-    The directory itself may be a link: the user named it. Names that begin with a dot are not read, and not looked at.
+    The directory itself may be a link, because the user named it. Entries whose name begins with a dot are skipped:
+    they are never read.
 
     Args:
-        directory: Of the model.
-        trust_remote_code: Look for links to Python files and to folders at every depth too.
+        directory: Directory of the model.
+        trust_remote_code: Also check links to Python files and to folders, at every depth.
 
     Raises:
-        ModelError: A link leads out of the directory (and of the repository in the hub cache that it is a snapshot
-            of), to itself, or to nothing; a pipe, socket or device; a name that is not UTF-8.
+        ModelError: A link leads to itself, to nothing, or out of the directory and of the hub cache's repository that
+            it belongs to; an entry is a pipe, socket or device; or a name is not UTF-8.
     """
     try:
         str(directory).encode()
@@ -46,7 +47,8 @@ def refuse_stray_files(directory: Path, *, trust_remote_code: bool = False) -> N
 
 
 def homes_of(root: Path) -> tuple[Path, ...]:
-    """The directory, and the repository of a hub cache whose blobs its snapshot links to."""
+    """Return the directory, and if it is a snapshot of a hub cache, the repository with the blobs it links to."""
+    # models--org--name/snapshots/COMMIT links to models--org--name/blobs.
     for folder in root.parents:
         if folder.name == "snapshots" and folder.parent.name.startswith("models--"):
             return root, folder.parent
@@ -54,7 +56,7 @@ def homes_of(root: Path) -> tuple[Path, ...]:
 
 
 def _read_names(root: Path, trust_remote_code: bool) -> Iterator[Path]:
-    """What of a directory may be read, without following a link."""
+    """Yield the entries of a directory that may be read, without following a link."""
     for folder, folders, files in os.walk(root, onerror=_raise):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         paths = [Path(folder, name) for name in (*folders, *sorted(files)) if not name.startswith(".")]

@@ -1,4 +1,4 @@
-"""Turn a MODEL argument into a model and inputs: the one entry of this room."""
+"""Turns a MODEL argument into a model with inputs; the entry point of `sqrtdk.models`."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Input
     """Find and build a model, in eval mode, with inputs that it accepts.
 
     Args:
-        model: `demo` or `demo:unscaled|twice|inverted`; a local directory, or its `config.json`;
-            another JSON file that is a config, alone; `package.module:factory`; a hub id.
-        options: How.
-        inputs: The inputs themselves; win over those of a factory, and over all that the options name or make.
+        model: `demo` or `demo:unscaled|twice|inverted`; a local directory or its `config.json`; any other JSON file
+            that is a config; `package.module:factory`; or a hub id.
+        options: How to load it.
+        inputs: Inputs to use in place of a factory's, and of those that the options name or make.
 
     Raises:
-        ModelError: The model can't be found, built or given inputs; the hint says what to do.
+        ModelError: The model can't be found, built, or given inputs; the hint says what to do.
         MissingExtraError: transformers or accelerate is needed and missing.
-        InvalidValueError: A size below 1 or beyond all memory, a seed that torch lacks, or a device map for what is no
-            checkpoint.
+        InvalidValueError: A size is below 1 or beyond all memory, torch lacks the seed, or a device map is given for a
+            model that is not a checkpoint.
 
     Example:
         >>> loaded = resolve("demo:unscaled", LoadOptions(seq_len=16))
@@ -61,6 +61,7 @@ def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Input
     device_map = options.device_map
     if is_embedded or is_own:
         _refuse_spread(model, device_map=device_map, offload_folder=options.offload_folder)
+    # An offload folder without a device map means "auto".
     elif options.offload_folder is not None and device_map is None and not static:
         device_map = "auto"
     notes: tuple[str, ...] = ()
@@ -75,6 +76,7 @@ def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Input
         kind = "factory"
         module, ready = call_factory(model, static=static, seed=options.seed)
         refuse_odd(module)
+        # A factory may build its model on meta by itself.
         static = static or without_numbers(module, ready if inputs is None and options.input_file is None else None)
         config = config_of(module)
     else:
@@ -114,6 +116,7 @@ def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Input
         config=config,
         attn=name if isinstance(name, str) else None,
         notes=notes,
+        # The hub's files are in a cache, and not in a directory of the user.
         home=None if kind == "hub" else home,
     )
 
@@ -123,13 +126,13 @@ def iter_attn(
 ) -> Iterator[AttnBuild]:
     """Build a Hugging Face model twice, with eager and then with sdpa attention, from the same weights and inputs.
 
-    A model that supports only one of them yields the other with `loaded` None and the reason. A model that lets nobody
-    choose (the demo, a module of the user's) is yielded once, as "own".
+    A model that supports only one of them yields the other with `loaded` None and the reason. A model without a choice
+    of attention (the demo, a user's own module) is yielded once, as "own".
 
     Args:
-        model: As for `resolve`.
-        options: As for `resolve`; its `attn` does not count.
-        inputs: As for `resolve`.
+        model: See `resolve`.
+        options: See `resolve`; its `attn` is ignored.
+        inputs: See `resolve`.
 
     Raises:
         ModelError: The model can't be built either way.
@@ -145,7 +148,7 @@ def iter_attn(
             yield AttnBuild(attn, None, str(error))
             continue
         if loaded.attn is None:
-            notes = tuple(note for note in loaded.notes if not note.startswith("--attn "))  # nobody asked for `attn`
+            notes = tuple(note for note in loaded.notes if not note.startswith("--attn "))  # the user did not ask
             reason = f"{type(loaded.module).__name__} offers no choice of attention"
             yield AttnBuild("own", replace(loaded, notes=notes), reason)
             return
@@ -153,7 +156,7 @@ def iter_attn(
             yield AttnBuild(attn, None, f"the model was asked for {attn} attention and runs {loaded.attn}")
             continue
         yield AttnBuild(attn, loaded)
-        del loaded  # before the next one is built
+        del loaded  # free its memory before the next one is built
 
 
 def _refuse_spread(model: str, **options: object) -> None:
@@ -178,7 +181,7 @@ def _check_device(device: str) -> str:
 def _settle(
     module: nn.Module, static: bool, dtype: torch.dtype | None, device: str, attn: str | None
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """Bring the user's own module to mode, device, dtype and attention."""
+    """Put the user's own module in eval mode, and apply device, dtype and attention."""
     notes: tuple[str, ...] = ()
     try:
         choose = getattr(module, "set_attn_implementation", None)
@@ -187,11 +190,11 @@ def _settle(
         elif attn is not None:
             notes = (f"--attn {attn} was ignored: {type(module).__name__} offers no choice of attention",)
         module = module.to("meta" if static else device, dtype)
-        module.eval()  # a stranger's own may return nothing
+        module.eval()  # not chained: a user's own eval() may return None
         return module, notes
     except INTERRUPTS:
         raise
-    except BaseException as error:  # whatever a module of the user's raises
+    except BaseException as error:  # a user's module may raise anything
         raise_if_attn_refused(error, attn)
         raise ModelError(
             f"the module can't be prepared: {kind_and_text(error)}",

@@ -1,4 +1,4 @@
-"""Inputs by name: one maker for each argument of a forward pass that a config says enough about."""
+"""One maker for each argument of forward whose shape and values a config determines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VIDEO_TYPES = ("videomae", "timesformer", "vivit")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What an input is made from; `text` is None where the user gave none."""
+    """What an input is made from; `text` is None if the user gave none."""
 
     module: nn.Module
     config: Any
@@ -37,10 +37,10 @@ class Request:
 
 
 def vocabulary(config: Any, hint: str = "Pass --input FILE.safetensors.") -> int:
-    """Number of ids that the model's text part knows.
+    """Return the number of ids that the model's text part knows.
 
     Raises:
-        ModelError: The config names none.
+        ModelError: The config names no vocabulary size.
     """
     for part in (text_config(config), config, getattr(config, "decoder", None)):
         size = getattr(part, "vocab_size", None)
@@ -75,7 +75,7 @@ def _mask(request: Request) -> Tensor:
 
 
 def _types(request: Request) -> Tensor:
-    """Zeros, as a processor gives them for a prompt of text."""
+    """Return zeros, as a processor does for a prompt of text."""
     return torch.zeros_like(_mask(request))
 
 
@@ -96,12 +96,12 @@ def _pixel_mask(request: Request) -> Tensor:
 
 
 def _is_patched(request: Request) -> bool:
-    """Whether images come as a list of patches with the shape of their grid, as in SigLIP 2."""
+    """Return whether images are passed as a list of patches with the shape of their grid, as in SigLIP 2."""
     return "spatial_shapes" in forward_arguments(request.module)
 
 
 def _grid(request: Request) -> int:
-    return math.isqrt(_first(request.config, "num_patches", 256))
+    return math.isqrt(_first(request.config, "num_patches", 256))  # patches of a square image
 
 
 def _patch_mask(request: Request) -> Tensor:
@@ -113,14 +113,14 @@ def _grids(request: Request) -> Tensor:
 
 
 def _features(request: Request) -> Tensor:
-    """Spectrograms: Whisper's (B, mel, 2 x positions), as a convolution halves the time; others (B, T, mel).
+    """Make spectrograms: Whisper's (B, mel, 2 x positions), since a convolution halves the time, or else (B, T, mel).
 
-    CLAP folds one of (B, channel, T, mel) to an image of spec_size x spec_size.
+    CLAP takes (B, channel, T, mel) and folds it to an image of spec_size x spec_size.
     """
     positions, mel = _first(request.config, "max_source_positions", 0), _first(request.config, "num_mel_bins", 0)
     spec = _first(request.config, "spec_size", 0)
     if spec and mel:
-        channels = 4 if _first(request.config, "enable_fusion", False) else 1
+        channels = 4 if _first(request.config, "enable_fusion", False) else 1  # CLAP: the whole clip and three crops
         return _normal("input_features", request, (request.batch, channels, spec * spec // mel, mel))
     if positions and mel:
         return _normal("input_features", request, (request.batch, mel, 2 * positions))
@@ -131,14 +131,15 @@ def _features(request: Request) -> Tensor:
 
 
 def _values(request: Request) -> Tensor:
-    """Waveforms (B, samples) long enough for about 50 frames, or spectrograms (B, T, mel) where the config has bins.
+    """Make waveforms (B, samples) of about 50 frames, or spectrograms (B, T, mel) if the config has mel bins.
 
-    A SpeechT5 whose encoder has no prenet takes what one would give: (B, L, width).
+    A SpeechT5 encoder without a prenet takes the prenet's output instead: (B, L, width).
     """
     if request.config.model_type == "speecht5" and not _has_prenet(request, "encoder"):
         return _steps("input_values", request, "hidden_size")
     stride = _first(request.config, "conv_stride", None)
     if stride is not None:
+        # 400 samples are what the first frame of Wav2Vec2 sees.
         return _normal("input_values", request, (request.batch, 50 * math.prod(stride) + 400))
     length, mel = _first(request.config, "max_length", 1024), _first(request.config, "num_mel_bins", 0)
     if mel:
@@ -147,7 +148,7 @@ def _values(request: Request) -> Tensor:
 
 
 def _decoder_values(request: Request) -> Tensor:
-    """Spectrograms (B, L, mel) for SpeechT5's decoder; without a prenet it takes what one would give."""
+    """Make spectrograms (B, L, mel) for SpeechT5's decoder; without a prenet, make the prenet's output instead."""
     return _steps("decoder_input_values", request, "num_mel_bins" if _has_prenet(request, "decoder") else "hidden_size")
 
 
@@ -156,12 +157,12 @@ def _has_prenet(request: Request, part: str) -> bool:
 
 
 def _latents(request: Request) -> Tensor:
-    """Perceiver without a preprocessor: whatever has d_model numbers a position."""
+    """Make inputs for a Perceiver without a preprocessor: d_model numbers for each position."""
     return _steps("inputs", request, "d_model")
 
 
 def _series(request: Request) -> Tensor:
-    """Time series (B, T, channels); TimesFM's (B, T), which it cuts into patches."""
+    """Make time series (B, T, channels), or TimesFM's (B, T), which it cuts into patches."""
     length, channels = (_first(request.config, name, 0) for name in ("context_length", "num_input_channels"))
     if length and _first(request.config, "patch_length", 0) and not channels:
         return _normal("past_values", request, (request.batch, length))
@@ -171,7 +172,7 @@ def _series(request: Request) -> Tensor:
 
 
 def _steps(name: str, request: Request, width: str | None) -> Tensor:
-    """(B, L, width), where the config names the width; None is 1."""
+    """Make (B, L, width) with the width that a config field names; None stands for width 1."""
     size = 1 if width is None else _first(request.config, width, 0)
     if not size:
         raise ModelError(f"the config does not say the shape of {name}", hint=file_hint(request.module))
@@ -189,7 +190,7 @@ def _normal(name: str, request: Request, shape: tuple[int, ...]) -> Tensor:
 
 
 def _first(config: Any, name: str, default: Any) -> Any:
-    """A field of the config or of one of its towers."""
+    """Return a field of the config or of one of its towers, or the default."""
     for part in (config, *(getattr(config, tower, None) for tower in TOWERS)):
         value = getattr(part, name, None)
         if value is not None:

@@ -1,4 +1,4 @@
-"""How many bytes a model needs, and how many this machine has left."""
+"""Counts the bytes that a model needs, and those that this machine has left."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import nn
 
 from sqrtdk.errors import ModelError
 
-HEADROOM = 1.1  # a build needs a little more than its weights
+HEADROOM = 1.1  # a build needs a little more memory than the weights
 GIB = 2**30
 
 
 def model_bytes(module: nn.Module) -> int:
-    """Bytes of the parameters and buffers, each shared tensor once; works on the meta device.
+    """Return the bytes of all parameters and buffers, counting shared tensors once; works on the meta device.
 
     Example:
         >>> model_bytes(nn.Linear(8, 4, device="meta"))
@@ -25,10 +25,10 @@ def model_bytes(module: nn.Module) -> int:
 
 
 def available_memory(*, mapped: int = 0) -> int | None:
-    """Bytes that this process may still take: the least of free memory, cgroup limit and resource limits.
+    """Return how many bytes this process may still take: the smallest of free memory, cgroup limit and resource limits.
 
-    None where the system tells nothing. `mapped` is the size of files that are going to be mapped: `ulimit` counts
-    them like memory, while free memory and cgroups can take their pages back.
+    Returns None if the system reports none of them. `mapped` is the size of files that will be mapped: `ulimit` counts
+    them as memory, whereas free memory and cgroups can reclaim their pages.
     """
     limits = [_free_memory(), _cgroup_room(), *(room - mapped for room in _rlimit_room())]
     known = [limit for limit in limits if limit is not None]
@@ -39,7 +39,7 @@ def require_memory(name: str, needed: int, *, device: str = "cpu", mapped: int =
     """Refuse a model that does not fit.
 
     Raises:
-        ModelError: `needed` bytes with a headroom of a tenth are more than this process may take.
+        ModelError: `needed` bytes, with a tenth as headroom, are more than this process may take.
     """
     available = available_memory(mapped=mapped) if device == "cpu" else _device_memory(device)
     if available is not None and needed * HEADROOM > available:
@@ -65,26 +65,27 @@ def _free_memory() -> int | None:
     except (OSError, ValueError, IndexError):
         pass
     try:
+        # Without /proc, as on macOS: all memory of the machine.
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
 
 
 def _cgroup_room() -> int | None:
-    """Room below the memory limit of the container, cgroup v2 or v1."""
+    """Return the room below the memory limit of the container (cgroup v2 or v1), or None."""
     for limit, usage in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
     ):
         try:
             return int(Path(limit).read_text()) - int(Path(usage).read_text())
-        except (OSError, ValueError):  # no such file, or the word "max"
+        except (OSError, ValueError):  # the file is missing, or holds the word "max"
             continue
     return None
 
 
 def _rlimit_room() -> list[int]:
-    """Room below `ulimit -v` and `ulimit -d`."""
+    """Return the room below `ulimit -v` and `ulimit -d`, if they are set."""
     try:
         import resource
 

@@ -1,4 +1,4 @@
-"""What is asked of a module before anything is built on its answers: it may be a stranger's."""
+"""Questions about a module that may be untrusted, asked before anything relies on the answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 
 
 def is_spread(module: nn.Module) -> bool:
-    """Whether accelerate has spread the weights of the module, or of a part: some may lie on meta between runs.
+    """Return whether accelerate has spread weights of the module or of a part; some may be on meta between runs.
 
     Example:
         >>> is_spread(nn.Linear(2, 2))
@@ -23,16 +23,16 @@ def is_spread(module: nn.Module) -> bool:
 
 
 def frozen_hint(module: nn.Module) -> str:
-    """What to do where the module or a part of it is frozen TorchScript, whose weights are constants; else ""."""
+    """Return what to do if a part of the module is frozen TorchScript, whose weights are constants; else ""."""
     for path, part in module.named_modules():
-        if isinstance(part, torch.jit.ScriptModule) and not hasattr(part, "training"):  # freezing takes it away
+        if isinstance(part, torch.jit.ScriptModule) and not hasattr(part, "training"):  # freezing removes `training`
             what = path or "The model"
             return f"{what} is frozen TorchScript, which hides its weights: check it before torch.jit.freeze."
     return ""
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all numbers that a weight stores are finite; a sparse one stores but some, one on meta none."""
+    """Return whether all stored numbers of a weight are finite; a sparse tensor stores only some, one on meta none."""
     values = tensor.detach()
     if values.is_meta or not values.is_floating_point():
         return True
@@ -40,25 +40,26 @@ def is_finite(tensor: Tensor) -> bool:
         values = values._values()
     elif values.layout is not torch.strided:
         values = values.values()
+    # isfinite is not implemented for float8.
     return bool(torch.isfinite(values.float() if values.dtype.itemsize == 1 else values).all())
 
 
 def config_of(module: nn.Module) -> Any:
-    """The module's Hugging Face config, which names its `model_type`, or None."""
+    """Return the module's Hugging Face config, recognised by its `model_type`, or None."""
     try:
         config: Any = module.config
         return config if isinstance(config.model_type, str) else None
     except INTERRUPTS:
         raise
-    except BaseException:  # there is none, or a stranger's __getattr__ raises
+    except BaseException:  # there is no config, or a user's __getattr__ raises
         return None
 
 
 def refuse_odd(module: nn.Module) -> None:
-    """Refuse a module that does not list its parts, or whose weights have no shape yet.
+    """Refuse a module that can't list its parts, or whose weights have no shape yet.
 
     Raises:
-        ModelError: It is.
+        ModelError: The module is refused.
 
     Example:
         >>> refuse_odd(nn.LazyLinear(4))
@@ -73,7 +74,7 @@ def refuse_odd(module: nn.Module) -> None:
         weights += [("", weight) for weight in (*module.parameters(), *module.buffers())]
     except INTERRUPTS:
         raise
-    except BaseException as error:  # an override of a stranger's, or __init__ that did not call nn.Module's
+    except BaseException as error:  # a method was overridden, or __init__ did not call nn.Module's
         raise ModelError(
             f"{name} can't list its parts: {kind_and_text(error)}",
             hint="Call super().__init__() first in its __init__, leave nn.Module's own methods as they are, and keep "

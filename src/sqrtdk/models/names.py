@@ -1,4 +1,4 @@
-"""What a MODEL argument names: the demo, a factory, a directory, or a repository of the hub. No torch here."""
+"""Interprets a MODEL argument: the demo, a factory, a directory, or a hub repository. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sqrtdk.models.config import read_json
 
 FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 FILE_FACTORY = re.compile(r"(.*[/\\])?([A-Za-z_]\w*)\.py:([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
-# No repository is called so.
+# A hub repository is never called so.
 FILE_SUFFIXES = (".json", ".safetensors", ".gguf", ".onnx", ".py", ".bin", ".pt", ".pth", ".ckpt")
 
 WANTED = "Give a model's directory, or a transformers config: a JSON file that names a model_type."
 
-GRAPHS = (".onnx", ".pt2", ".gguf")  # files of exported graphs
+GRAPHS = (".onnx", ".pt2", ".gguf")  # suffixes of exported graphs
 
 
 def graph_kind(model: str) -> str | None:
-    """The kind of an exported graph that a MODEL argument names, by its suffix; None for any other.
+    """Return the kind of an exported graph that a MODEL argument names, by its suffix, or None.
 
     Example:
         >>> graph_kind("out/model.onnx"), graph_kind("net.PT2"), graph_kind("gpt2")
@@ -34,12 +34,12 @@ def graph_kind(model: str) -> str | None:
 
 
 def is_demo(model: str) -> bool:
-    """Whether a MODEL argument names the embedded model."""
+    """Return whether a MODEL argument names the embedded model."""
     return model == "demo" or model.startswith("demo:")
 
 
 def is_factory(model: str) -> bool:
-    """Whether a MODEL argument has the form `package.module:factory`.
+    """Return whether a MODEL argument has the form `package.module:factory`.
 
     Example:
         >>> is_factory("zoo.nets:make"), is_factory("meta/llama"), is_factory("C:/models")
@@ -49,12 +49,12 @@ def is_factory(model: str) -> bool:
 
 
 def calls_factory(model: str) -> bool:
-    """Whether a MODEL argument is run as a factory: of that form, and no directory of that name."""
+    """Return whether a MODEL argument is run as a factory: it has that form, and no directory has that name."""
     return is_factory(model) and not os.path.isdir(model)
 
 
 def file_as_module(model: str) -> str | None:
-    """A hint for a MODEL argument that names a Python file where its module is wanted; None for any other.
+    """Return a hint if a MODEL argument names a Python file instead of its module, else None.
 
     Example:
         >>> file_as_module("nets/zoo.py:make")
@@ -69,13 +69,14 @@ def file_as_module(model: str) -> str | None:
 
 
 def find_local(model: str) -> Path | None:
-    """The local directory that holds the model, or the file that is its config; None where it can only be a hub id.
+    """Return the model's local directory or its config file, or None if the argument can only be a hub id.
 
     Raises:
-        ModelError: A path that is none, or that is neither a readable directory nor a config.
+        ModelError: The path does not exist, or is neither a readable directory nor a config.
     """
     name = os.path.expanduser(model)
     path = Path(name)
+    # A config.json stands for its directory.
     if path.name == CONFIG and os.path.isfile(name):
         path = path.parent
     if model and os.path.isdir(path):
@@ -92,6 +93,7 @@ def find_local(model: str) -> Path | None:
         raise ModelError(f"{model!r} names a file, not a module", hint=named)
     if model and os.path.lexists(name):
         raise ModelError(f"{model!r} is not a directory", hint=WANTED)
+    # A hub id has one slash at most.
     if model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1:
         raise ModelError(f"there is no directory {model!r}", hint="Check the path; a hub id looks like org/name.")
     if model.lower().endswith(FILE_SUFFIXES):
@@ -100,10 +102,10 @@ def find_local(model: str) -> Path | None:
 
 
 def _names_model_type(path: Path) -> bool:
-    """Whether a file is a transformers config: JSON that names the type of its model.
+    """Return whether a file is a transformers config: JSON that names the type of its model.
 
     Raises:
-        ModelError: See `sqrtdk.models.config.read_json`; or the file can't be read.
+        ModelError: See `sqrtdk.models.config.read_json`, or the file can't be read.
     """
     if path.suffix.lower() != ".json":
         return False
@@ -114,7 +116,7 @@ def _names_model_type(path: Path) -> bool:
 
 
 def locate(model: str, revision: str | None, *, weights: bool, trust_remote_code: bool) -> tuple[str, Path]:
-    """What the model is read from, after its kind: a "directory" or a "config" of the user's, or one of the "hub".
+    """Return the kind of the model ("directory", "config" or "hub") and the local path that it is read from.
 
     Raises:
         ModelError: See `find_local` and `sqrtdk.models.hub.fetch`.
@@ -127,12 +129,12 @@ def locate(model: str, revision: str | None, *, weights: bool, trust_remote_code
 
 
 def check_name(model: str, revision: str | None, announce: Callable[[str], None]) -> None:
-    """Refuse a name that nothing answers to, in a moment: before torch and transformers are imported.
+    """Refuse a name that no model has, quickly: before torch and transformers are imported.
 
     Args:
         model: A MODEL argument.
         revision: Branch, tag or commit of a hub id.
-        announce: Is told, before the hub is asked, that a name without a slash is no directory.
+        announce: Called with a name without a slash that is not a directory, before the hub is asked.
 
     Raises:
         ModelError: See `find_local` and `sqrtdk.models.hub.ask_ahead`.

@@ -1,4 +1,4 @@
-"""How a model is to be loaded, and which inputs are made for it: what `resolve`, `check` and the command line take."""
+"""The options of loading a model and making its inputs, for `resolve`, `check` and the command line."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from pathlib import Path
 
 import torch
 
-ATTN = ("eager", "sdpa")  # the implementations of attention that can be asked for
-# What a module of the user's has already, in the order in which it is named when it is refused.
+ATTN = ("eager", "sdpa")  # attention implementations that can be asked for
+# Options that a user's own module has settled already, in the order in which they are named when they are refused.
 _FOR_NAMES = ("text", "input_file", "device_map", "offload_folder", "device", "dtype", "revision")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """The options of loading; None is what the model, or this package, does by itself.
+    """The options of loading; None leaves the choice to the model or to this package.
 
     Attributes:
-        static: Build on the meta device: no memory for weights, no values.
+        static: Build on the meta device, without memory for weights and without values.
         attn: "eager" or "sdpa" for a Hugging Face model; None takes its default. See `iter_attn` for both.
         text: A UTF-8 file to run through the model's tokenizer.
-        input_file: A safetensors file whose tensors are named as forward's arguments; wins over `text`.
+        input_file: A safetensors file whose tensors are named like forward's arguments; wins over `text`.
         batch: Rows of the inputs that are made; None is 1.
-        seq_len: Tokens a row, at most what the model has positions for; None is 128 or that limit.
-        device: Where the model runs, None is "cpu"; unused with `static` and `device_map`.
-        dtype: Of parameters and floating inputs; None keeps the model's own (a config's float16 becomes float32 on a
-            CPU).
-        seed: For random weights, random inputs, the factory and the run.
+        seq_len: Tokens per row, at most the number of the model's positions; None is 128 or that limit.
+        device: Where the model runs; None is "cpu". Unused with `static` and `device_map`.
+        dtype: Dtype of parameters and floating-point inputs; None keeps the model's own (a config's float16 becomes
+            float32 on a CPU).
+        seed: Seed of random weights, random inputs, the factory and the run.
         revision: Branch, tag or commit of a hub id.
         trust_remote_code: Let the model's own Python files run. Off unless you have read them.
         device_map: "auto" spreads a checkpoint over devices, memory and disk through accelerate.
-        offload_folder: Directory for what fits nowhere else; implies `device_map="auto"`.
+        offload_folder: Directory for weights that fit nowhere else; implies `device_map="auto"`.
     """
 
     static: bool = False
@@ -49,12 +49,12 @@ class LoadOptions:
 
     @property
     def rows(self) -> int:
-        """Of the inputs that are made."""
+        """Number of rows of the inputs that are made."""
         return 1 if self.batch is None else self.batch
 
     @property
     def for_names(self) -> list[str]:
-        """Those that are set and have a meaning for a model that is given by name alone.
+        """Names of the options that are set but only apply to a model given by name.
 
         Example:
             >>> LoadOptions(dtype="bf16", seq_len=8).for_names

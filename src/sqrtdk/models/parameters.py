@@ -1,4 +1,4 @@
-"""The document of `sqrtdk params`: the parameters of attention, of presets or of a model built without weights."""
+"""Makes the document of `sqrtdk params`: parameters of attention, of presets or of a model without weights."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ SCHEMA_VERSION = 1
 def count_parameters(
     target: str | None = None, *, revision: str | None = None, trust_remote_code: bool = False, seed: int = 0
 ) -> dict[str, Any]:
-    """Count the parameters of every attention, a layer and in all.
+    """Count the parameters of every attention, for each layer and in total.
 
     Args:
-        target: A preset, a directory with config.json, a config, a hub id, `package.module:factory`, or demo; None: all
-            presets.
+        target: A preset, a directory with config.json, a config, a hub id, `package.module:factory`, or demo; None
+            takes all presets.
         revision: Branch, tag or commit of a hub id.
         trust_remote_code: Run the Python code that comes with the model.
-        seed: Of the factory.
+        seed: Seed of the factory.
 
     Returns:
-        What `sqrtdk params --json` prints.
+        The document that `sqrtdk params --json` prints.
 
     Raises:
         ModelError: The model can't be found or built, or holds no attention.
-        InvalidValueError: A seed that torch lacks.
+        InvalidValueError: torch lacks the seed.
 
     Example:
         >>> count_parameters("gpt2")["attention_parameters"]
@@ -106,7 +106,7 @@ def _model(target: str, revision: str | None, trust_remote_code: bool, seed: int
 
 
 def _built(target: str, revision: str | None, trust_remote_code: bool, seed: int) -> tuple[nn.Module, tuple[str, ...]]:
-    """The model on the meta device; a factory that can't be built there is built for real."""
+    """Build the model on the meta device; a factory that can't run there builds it with weights."""
     if is_demo(target):
         return load_demo(target), ()
     if calls_factory(target):
@@ -117,6 +117,7 @@ def _built(target: str, revision: str | None, trust_remote_code: bool, seed: int
     try:
         _, home = locate(target, revision, weights=False, trust_remote_code=trust_remote_code)
     except ModelError as error:
+        # A name without a slash may be meant for a preset.
         if "/" in target:
             raise
         raise ModelError(f"there is no preset {target!r}; {error}", hint=_either(error)) from error

@@ -1,4 +1,4 @@
-"""What the models room hands over: a built model with inputs that it accepts."""
+"""Records of a built model with inputs that it accepts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class LoadedModel:
     """A model in eval mode and one set of inputs: call `module(**inputs)`, or `module(*inputs)` for a tuple.
 
     `kind` is "hub", "directory", "config", "factory" or "demo". `config` is the Hugging Face config or None. `attn` is
-    the attention implementation that the model says it runs, None where it says nothing. `notes` are sentences on what
-    was decided on the user's behalf: random weights, a clamped length, a name in the config that was ignored. `masks`
-    are the values of buffers that are masks, by their names, where the module is a twin on meta. `home` is the user's
-    own directory that holds the model, or the file that is its config.
+    the attention implementation that the model says it runs, or None. `notes` are sentences about choices made for the
+    user: random weights, a clamped length, a name in the config that was ignored. `masks` maps names of buffers to
+    their values if they are masks and the module is a copy on meta. `home` is the user's own directory of the model, or
+    its config file.
     """
 
     module: nn.Module
@@ -36,7 +36,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class AttnBuild:
-    """One turn of `iter_attn`: the model built with `attn`, or None and the reason why it can't be."""
+    """One item of `iter_attn`: the model built with `attn`, or None and the reason why it can't be built."""
 
     attn: str
     loaded: LoadedModel | None

@@ -1,4 +1,4 @@
-"""What a forward returned: every tensor of it, by a dotted name."""
+"""Lists every tensor in the output of a forward, by a dotted name."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_DEEPEST = 8  # structures within structures
-_MOST = 4096  # tensors of one output
-_LISTS = (("key_cache", "value_cache"),)  # of a cache, an entry a layer, in older releases of transformers
+_DEEPEST = 8  # levels of nesting
+_MOST = 4096  # tensors in one output
+_LISTS = (("key_cache", "value_cache"),)  # a cache of older transformers: lists with an entry for each layer
 
 
 def tensors_of(returned: Any) -> dict[str, Tensor]:
-    """Every floating tensor of what a forward returned, by its place.
+    """Return every floating-point tensor in the output of a forward, by name.
 
     Names are keys, fields and numbers, joined by dots; a tensor that is returned alone is "0".
 
@@ -36,11 +36,11 @@ def tensors_of(returned: Any) -> dict[str, Tensor]:
 
 
 def walk(returned: Any, *, objects: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of what a forward returned with its name, "" of one that is returned alone.
+    """Yield every tensor in the output of a forward with its name, which is "" for a tensor that is returned alone.
 
     Args:
-        returned: tensors in mappings, sequences and dataclasses, in any depth.
-        objects: look into other objects too, as caches of keys and values are.
+        returned: Tensors in mappings, sequences and dataclasses, nested to any depth.
+        objects: Also look into other objects, such as caches of keys and values.
 
     Example:
         >>> [name for name, _ in walk({"logits": torch.ones(2), "past": [torch.ones(2)]})]
@@ -50,7 +50,7 @@ def walk(returned: Any, *, objects: bool = True) -> Iterator[tuple[str, Tensor]]
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """A copy of its own, laid out as any tensor: the next run may write into what this one returned."""
+    """Return a dense copy, because the next run may write into the tensor that this run returned."""
     tensor = tensor.detach()
     if tensor.is_nested:
         return torch.cat([part.reshape(-1) for part in tensor.unbind()])
@@ -65,13 +65,13 @@ def _walk(value: Any, name: str, depth: int, seen: dict[int, Any], objects: bool
         return
     if depth > _DEEPEST or id(value) in seen:
         return
-    seen[id(value)] = value  # kept, so that no other object gets its id; one that is held twice is walked once
+    seen[id(value)] = value  # kept, so that no other object gets its id; an object held twice is walked once
     for key, part in _parts(value, objects):
         yield from _walk(part, f"{name}.{key}" if name else key, depth + 1, seen, objects)
 
 
 def _parts(value: Any, objects: bool) -> Iterator[tuple[str, Any]]:
-    """What a structure holds: a mapping, a sequence, a cache of keys and values, or fields of an object."""
+    """Yield the parts of a structure: a mapping, a sequence, a cache of keys and values, or the fields of an object."""
     if isinstance(value, Mapping):
         yield from ((str(key), part) for key, part in value.items())
     elif isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -1,4 +1,4 @@
-"""Run a loaded model once, also where it has no values to compute with."""
+"""Runs a loaded model once, even if its tensors have no values."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ ANY = (aten.any.default, aten.any.dim, aten.any.dims)
 
 
 class _Answers(EagerMode):
-    """Answer a model that branches on a meta tensor's truth: yes to "do all", no to "does any".
+    """Answers a model that branches on a meta tensor's truth: yes to `all()`, no to `any()`.
 
-    Models ask whether a padding mask is all ones (it is: ours are), and whether any value overflowed.
+    Models ask whether a padding mask is all ones (ours is), and whether any value overflowed.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._any: list[Tensor] = []  # kept alive, so that each is the same object when it is asked
+        self._any: list[Tensor] = []  # kept alive, so that the object can be recognised when its truth is asked
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        # bool(tensor) reads the number by this operation.
         if func is aten._local_scalar_dense.default and args[0].is_meta and args[0].dtype is torch.bool:
             return not any(args[0] is tensor for tensor in self._any)
         out = func(*args, **(kwargs or {}))
@@ -43,7 +44,7 @@ class _Answers(EagerMode):
 
 
 class _Numbers(TorchFunctionMode):
-    """Leave `torch.tensor(number)` on the CPU: a scale written so keeps its value, and meta tensors take it."""
+    """Leaves `torch.tensor(0.125)` on the CPU, so that a scale keeps its value; meta tensors accept it."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -56,7 +57,7 @@ class _Numbers(TorchFunctionMode):
 
 @contextlib.contextmanager
 def meta_answers() -> Iterator[None]:
-    """Let a forward pass on the meta device make its tensors there and branch on their truth.
+    """Let a forward pass on the meta device create its tensors there and branch on their truth.
 
     Example:
         >>> mask = torch.ones(3, dtype=torch.bool, device="meta")
@@ -70,7 +71,7 @@ def meta_answers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def on_cpu_by_default() -> Iterator[None]:
-    """Make tensors that name no device on the CPU, whatever `torch.set_default_device` says.
+    """Create tensors without a device on the CPU, whatever `torch.set_default_device` says.
 
     Example:
         >>> with torch.device("meta"), on_cpu_by_default():
@@ -82,7 +83,7 @@ def on_cpu_by_default() -> Iterator[None]:
 
 
 def by_default_of(module: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """The same for a module whose weights are on the CPU; any other keeps the default that its forward may count on."""
+    """Do so if all weights are on the CPU; any other module keeps the default device, which its forward may rely on."""
     elsewhere = any(p.device.type != "cpu" for p in module.parameters())
     return contextlib.nullcontext() if elsewhere else on_cpu_by_default()
 
@@ -92,7 +93,7 @@ def call(module: nn.Module, inputs: Inputs) -> Any:
     """Run the forward pass without gradients, under `meta_answers` if the module is on the meta device.
 
     Raises:
-        ModelError: The model raised; the message says what, the hint what its forward takes.
+        ModelError: The model raised; the message quotes it, and the hint names the arguments of its forward.
 
     Example:
         >>> call(nn.Linear(3, 2, device="meta"), (torch.ones(5, 3, device="meta"),)).shape
@@ -107,7 +108,7 @@ def call(module: nn.Module, inputs: Inputs) -> Any:
             return module(**inputs) if isinstance(inputs, dict) else module(*inputs)
     except INTERRUPTS:
         raise
-    except BaseException as error:  # whatever a stranger's forward raises, SystemExit included
+    except BaseException as error:  # a user's forward may raise anything, SystemExit included
         named = inputs.items() if isinstance(inputs, dict) else enumerate(inputs)
         shapes = ", ".join(
             f"{name} {'nested' if value.is_nested else tuple(value.shape)}"

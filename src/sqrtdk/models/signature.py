@@ -1,4 +1,4 @@
-"""What a model's forward takes, and how to tell a user to give it."""
+"""The arguments of a model's forward, and hints that name them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MOST_NAMES = 8
 
 
 def forward_arguments(module: nn.Module) -> dict[str, bool]:
-    """Named arguments of `module.forward`, and whether each must be given."""
+    """Return the named arguments of `module.forward`, and whether each is required."""
     try:
         parameters = inspect.signature(module.forward).parameters.values()
     except (ValueError, TypeError):  # frozen TorchScript has none
@@ -19,7 +19,7 @@ def forward_arguments(module: nn.Module) -> dict[str, bool]:
 
 
 def named_arguments(module: nn.Module) -> str:
-    """The first names that `module.forward` takes, "" for a forward that names none.
+    """Return the first names of `module.forward`'s arguments; "" if it names none.
 
     Example:
         >>> named_arguments(nn.Bilinear(2, 2, 2))
@@ -30,7 +30,7 @@ def named_arguments(module: nn.Module) -> str:
 
 
 def file_hint(module: nn.Module) -> str:
-    """A hint to give inputs from a file, with the names that its tensors need.
+    """Return a hint to give inputs from a file, with the names that its tensors need.
 
     Example:
         >>> file_hint(nn.Linear(2, 2))

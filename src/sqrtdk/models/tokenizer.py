@@ -1,6 +1,6 @@
-"""A stranger's tokenizer, run in a process of its own, which ends with its result or with its time.
+"""Runs an untrusted tokenizer in a separate process with limits on time and memory.
 
-Nothing within this process could stop one that takes for ever: it runs in a library that looks for no signal.
+Nothing inside this process could stop a tokenizer that never ends, because its library does not check for signals.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from typing import Any
 from sqrtdk.errors import ModelError, short_text
 from sqrtdk.models import tokenizer_process
 
-TOKENIZER_SECONDS = 60  # to load and to run; the slowest known, a conversion of sentencepiece, takes under 20
-TOKENIZER_BYTES = 8 * 2**30  # of address space; the largest known take a quarter of it
+TOKENIZER_SECONDS = 60  # to load and run; the slowest known, a conversion of sentencepiece, takes under 20
+TOKENIZER_BYTES = 8 * 2**30  # of address space; the largest known tokenizers take a quarter of it
 START_SECONDS = 120  # for Python to start and to import transformers on a busy machine
 
 
 class TokenizerError(ModelError):
-    """The tokenizer of a directory could not be used; the text is the reason."""
+    """The tokenizer of a directory can't be used; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Ids of a text between the special ids that the tokenizer puts before and behind it.
+    """Ids of a text, and the special ids that the tokenizer puts before and after it.
 
     Attributes:
-        head: before it.
-        body: the text.
-        tail: behind it.
-        largest: of all ids.
-        share: of the body that stands for what the vocabulary lacks.
-        token: the one that does, "[UNK]"; "" where there is none.
+        head: Special ids before the text.
+        body: Ids of the text.
+        tail: Special ids after the text.
+        largest: Largest of all ids.
+        share: Share of the body that is the unknown token.
+        token: The unknown token, e.g. "[UNK]"; "" if there is none.
     """
 
     head: list[int]
@@ -50,12 +50,12 @@ def tokenize(directory: Path, text: str, *, most: int) -> Tokens:
     """Run the tokenizer of a directory on a text.
 
     Args:
-        directory: Holds the tokenizer's files.
-        text: To be tokenized.
-        most: Ids of the body that are kept.
+        directory: Directory with the tokenizer's files.
+        text: The text to tokenize.
+        most: Largest number of body ids to keep.
 
     Raises:
-        TokenizerError: It can't be loaded, raises, takes over `TOKENIZER_SECONDS`, or over
+        TokenizerError: The tokenizer can't be loaded, raises, or takes more than `TOKENIZER_SECONDS` or
             `TOKENIZER_BYTES`.
     """
     request = {
@@ -68,7 +68,7 @@ def tokenize(directory: Path, text: str, *, most: int) -> Tokens:
     }
     try:
         done = subprocess.run(
-            [sys.executable, "-P", tokenizer_process.__file__],
+            [sys.executable, "-P", tokenizer_process.__file__],  # -P keeps the program's own folder off sys.path
             input=json.dumps(request).encode(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -79,7 +79,7 @@ def tokenize(directory: Path, text: str, *, most: int) -> Tokens:
         raise _too_slow() from None
     except OSError as error:
         raise TokenizerError(f"no process for it: {short_text(error)}") from error
-    if hasattr(signal, "SIGALRM") and done.returncode == -signal.SIGALRM:
+    if hasattr(signal, "SIGALRM") and done.returncode == -signal.SIGALRM:  # ended by its own alarm
         raise _too_slow()
     try:
         answer: dict[str, Any] = json.loads(done.stdout)

@@ -1,6 +1,6 @@
-"""The program of the process in which a stranger's tokenizer runs: a request on stdin, an answer on stdout, as JSON.
+"""Program of the process that runs an untrusted tokenizer: a JSON request on stdin, a JSON answer on stdout.
 
-It is run as a file, and imports neither sqrtdk nor torch, which tokenizers do without: it starts in half the time.
+It is run as a file, and imports neither sqrtdk nor torch, which tokenizers do not need: this halves its start time.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 
 
 def ids_between(directory: str, text: str, most: int, seconds: int, size: int) -> dict[str, Any]:
-    """Tokenize `text`: at most `most` ids, what stands before and behind them, and the largest of all ids.
+    """Tokenize `text`: return at most `most` ids, the special ids before and after them, and the largest of all ids.
 
-    The process ends by a signal when that takes longer than `seconds`, or more than `size` bytes of address space.
+    A signal ends the process if that takes more than `seconds`, or more than `size` bytes of address space.
     """
     from transformers import AutoTokenizer
 
-    if hasattr(signal, "alarm"):  # not on Windows, where the parent's own clock is all there is
+    if hasattr(signal, "alarm"):  # not on Windows, where only the parent's timeout applies
         import resource
 
-        with contextlib.suppress(OSError, ValueError):  # a lower limit is set already, or the system knows none
+        with contextlib.suppress(OSError, ValueError):  # a lower limit is set already, or the system has none
             resource.setrlimit(resource.RLIMIT_AS, (size, size))
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(seconds)
@@ -40,24 +40,24 @@ def ids_between(directory: str, text: str, most: int, seconds: int, size: int) -
 
 
 def _unknown(tokenizer: Any) -> tuple[int | None, str]:
-    """Id and text of the token for what the vocabulary lacks; None where there is none."""
+    """Return id and text of the unknown token; (None, "") if there is none."""
     if tokenizer.unk_token_id is not None:
         return tokenizer.unk_token_id, str(tokenizer.unk_token)
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    token = getattr(model, "unk_token", None)  # of a file that names its special tokens nowhere
+    token = getattr(model, "unk_token", None)  # for tokenizer files that do not list their special tokens
     return (None, "") if not isinstance(token, str) else (tokenizer.convert_tokens_to_ids(token), token)
 
 
 def main() -> None:
-    """Answer one request."""
+    """Answer one request, with an error as an answer too."""
     answer = os.dup(1)
-    os.dup2(2, 1)  # whatever a library prints
+    os.dup2(2, 1)  # what a library prints must not reach stdout
     request = json.load(sys.stdin)
     sys.path[:] = request.pop("path")
     sys.modules["torch"] = None  # type: ignore[assignment]
     try:
         result = ids_between(**request)
-    except BaseException as error:  # whatever a tokenizer raises on a stranger's files
+    except BaseException as error:  # a tokenizer may raise anything on untrusted files
         result = {"error": f"{type(error).__name__}: {error}"}
     with open(answer, "w", encoding="utf-8") as file:
         json.dump(result, file)

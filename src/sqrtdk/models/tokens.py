@@ -1,4 +1,4 @@
-"""Token ids: from a text through the model's tokenizer, else seeded random ones."""
+"""Makes token ids: from a text through the model's tokenizer, or else at random with a seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqrtdk.errors import ModelError
 from sqrtdk.models.limits import read_bytes
 from sqrtdk.models.tokenizer import TokenizerError, tokenize
 
-MOST_UNKNOWN = 0.2  # share of the tokens that stand for nothing in the vocabulary: more are no text to the model
+MOST_UNKNOWN = 0.2  # share of unknown tokens; a text with more of them means nothing to the model
 MAX_TEXT_BYTES = 16 * 2**20
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -27,7 +27,7 @@ TOKENIZER_FILES = (
 
 
 def embedded_text() -> str:
-    """Return the text that stands in when the user gives none: English prose, some code, some Chinese.
+    """Return the text for a user who gives none: English prose, some code, some Chinese.
 
     Example:
         >>> len(embedded_text().splitlines()) > 35
@@ -40,7 +40,7 @@ def read_text(path: str | Path) -> str:
     """Read the file given by `--text`, UTF-8.
 
     Raises:
-        ModelError: Unreadable, no regular file, not UTF-8, empty, or over 16 MiB.
+        ModelError: The file is unreadable, not regular, not UTF-8, empty, or over 16 MiB.
     """
     try:
         text = read_bytes(path, f"the text {str(path)!r}", MAX_TEXT_BYTES).decode("utf-8")
@@ -68,7 +68,7 @@ def tile(ids: list[int], batch: int, length: int, head: list[int], tail: list[in
 
 
 def text_ids(directory: Path | None, text: str, *, batch: int, length: int, vocab: int) -> tuple[Tensor | None, str]:
-    """Token ids (B, L) of `text` from the directory's own tokenizer, and a note on them or ""; or None and the reason.
+    """Return ids (B, L) of `text` from the directory's own tokenizer with a note or "", or None with the reason.
 
     The tokenizer is read from local files only and never runs code of the directory.
     """
@@ -89,12 +89,12 @@ def text_ids(directory: Path | None, text: str, *, batch: int, length: int, voca
 
 
 def byte_ids(text: str, *, batch: int, length: int) -> Tensor:
-    """UTF-8 bytes of a text as ids (B, L), for a byte-level model."""
+    """Return the UTF-8 bytes of a text as ids (B, L), for a byte-level model."""
     return tile(list(text.encode("utf-8")), batch, length, [], [])
 
 
 def random_ids(config: Any, *, batch: int, length: int, vocab: int, seed: int) -> Tensor:
-    """Seeded ids (B, L), uniform over the vocabulary without the special ids that the config names."""
+    """Return seeded ids (B, L), uniform over the vocabulary without the special ids that the config names."""
     special: set[int] = set()
     for name, value in vars(config).items():
         if name.endswith(("_token_id", "_token_index", "_token_ids")):

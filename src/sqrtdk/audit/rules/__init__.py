@@ -1,4 +1,4 @@
-"""The rules of an audit: each is a function of the context that yields findings, all of them in one literal table."""
+"""The rules of an audit in one literal table; each is a function from the context to findings."""
 
 from __future__ import annotations
 

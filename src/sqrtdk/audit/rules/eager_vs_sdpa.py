@@ -1,14 +1,14 @@
-"""The same weights and inputs through eager and through sdpa attention must give the same.
+"""Rule `eager_vs_sdpa`: the same weights and inputs must give the same through eager and through sdpa attention.
 
-A model that runs an implementation of another name (flash, flex, a registered function) has that one compared instead.
+If the model runs another implementation (flash, flex, a registered function), that one is compared instead of sdpa.
 
 Small logits hide a lost softcap or scale, so q is enlarged at each product until the logits' standard deviation is
 about 4 (between 3 and 5). Compared for every call: effective scale (1%), softcap (1%), kind of mask, root mean square
 of the output (relative difference up to sqrt(eps) of the dtype: half of its digits, since logits of this size turn one
-rounding into several), and the model's outputs (relative to their root mean square, up to 4 sqrt(eps)).
-The first site that differs is reported. Rows that see no key are 0 in one and an average in the other, and both are
-right: where there are any (left padding), outputs are not compared, and that is said. Where the two forward passes cost
-too much to be taken unasked (offloaded weights, more than 2e9 parameters) they are left out, and that is said.
+rounding into several). Compared for the model: its outputs (relative to their root mean square, up to 4 sqrt(eps)).
+The first site that differs is reported. A row that sees no key gives 0 in one implementation and an average in the
+other, and both are right; if there are such rows (left padding), outputs are not compared. If the two forward passes
+are too costly to run unasked (offloaded weights, more than 2e9 parameters), they are left out. Both cases are reported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SOURCE = "one formula, two implementations; sqrt(eps) of the dtype"
 
 
 def enlargement(context: Context) -> dict[tuple[str, int], float]:
-    """The factor on q that brings each call's logits to a standard deviation of 4; calls above 3 stay."""
+    """Return the factor on q that brings each call's logits to a standard deviation of 4; calls above 3 have none."""
     factors = {}
     for judged in context.calls:
         stats = judged.call.stats
@@ -54,10 +54,11 @@ def _tolerance(dtype: str) -> float:
 
 
 def difference(eager: AttentionCall, sdpa: AttentionCall, *, outputs: bool) -> tuple[str, float | None, float] | None:
-    """(what differs, value, threshold) of two calls, or None."""
+    """Return (what differs, value, threshold) for two calls, or None."""
     one, two = eager.scale.effective, sdpa.scale.effective
     if one and two and not close(two, one):
         return f"effective scale {one:.6g} against {two:.6g}", abs(two / one - 1.0), SCALE_TOLERANCE
+    # A softcap may be among the steps that were not followed.
     if (eager.softcap is None) != (sdpa.softcap is None) and not eager.unknown and not sdpa.unknown:
         return f"softcap {eager.softcap} against {sdpa.softcap}", sdpa.softcap, eager.softcap or 0.0
     if eager.softcap and sdpa.softcap and not close(sdpa.softcap, eager.softcap):
@@ -69,16 +70,16 @@ def difference(eager: AttentionCall, sdpa: AttentionCall, *, outputs: bool) -> t
     first, second = eager.output_rms, sdpa.output_rms
     if not outputs or first is None or second is None:
         return None
-    relative = abs(first - second) / max(abs(first), abs(second), 1e-30)
+    relative = abs(first - second) / max(abs(first), abs(second), 1e-30)  # both may be 0
     if relative > tolerance:
         return f"output root mean square {first:.6g} against {second:.6g}", relative, tolerance
     return None
 
 
 def _outputs(eager: Rerun, sdpa: Rerun, dtype: str) -> tuple[float, float] | str | None:
-    """(largest relative difference, threshold) of the models' outputs when it is above the threshold.
+    """Return (largest relative difference, threshold) of the models' outputs, or None if it is within the threshold.
 
-    A text says why they could not be compared.
+    Returns a text with the reason if they can't be compared.
     """
     tolerance = OUTPUT_FACTOR * _tolerance(dtype)
     largest = 0.0
@@ -97,7 +98,7 @@ def _outputs(eager: Rerun, sdpa: Rerun, dtype: str) -> tuple[float, float] | str
 
 
 def _costly(model: nn.Module) -> str | None:
-    """Why two more forward passes are not taken unasked, or None."""
+    """Return why two more forward passes are not run unasked, or None."""
     if any(parameter.is_meta for parameter in model.parameters()):
         return "its weights are offloaded"
     count = sum(parameter.numel() for parameter in model.parameters())
@@ -105,7 +106,7 @@ def _costly(model: nn.Module) -> str | None:
 
 
 def check(context: Context) -> Iterable[Finding | NotMeasured]:
-    """At most one finding: the first site that differs, else the model's outputs."""
+    """Yield at most one finding: on the first site that differs, else on the model's outputs."""
     model = context.model
     if context.rerun is None or context.compare == "never" or not context.calls or not offers_choice(model):
         return
@@ -118,7 +119,7 @@ def check(context: Context) -> Iterable[Finding | NotMeasured]:
 
 
 def _compared(context: Context, other: str) -> Iterator[Finding | str]:
-    """The finding, and why something was not compared."""
+    """Yield the finding, or why something was not compared."""
     model = context.model
     if reason := refusal(model, "eager") or refusal(model, other):
         yield reason
@@ -132,7 +133,7 @@ def _compared(context: Context, other: str) -> Iterator[Finding | str]:
         try:
             with implementation(model, name):
                 runs.append(context.rerun(factors))
-        except Exception as error:  # whatever a user's implementation raises
+        except Exception as error:  # a user's implementation may raise anything
             yield f"{name} raised {kind_and_text(error)}"
             return
     eager, second = runs
@@ -156,7 +157,7 @@ def _compared(context: Context, other: str) -> Iterator[Finding | str]:
 
 
 def _in_calls(eager: Rerun, second: Rerun, other: str, *, outputs: bool) -> Finding | None:
-    """The first call that differs, or that eager has alone where all attentions of both could be read."""
+    """Return a finding on the first call that differs, or that only eager has if all attentions of both were read."""
     others = {(call.site, call.index): call for call in second.calls}
     whole = not eager.missed and not second.missed
     for call in eager.calls:

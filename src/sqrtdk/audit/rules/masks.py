@@ -1,18 +1,18 @@
-"""What the mask and the bias do to the rows.
+"""Rules `mask_audit` and `padding`: what the mask and the bias do to the rows.
 
-- leaks of the future, and masks off by a key, inverted, or aligned with the wrong corner: the list is in `audit.sight`;
-- blind rows see no key (note: padding makes them; their output must be 0 or unused, NaN is `nonfinite`'s; fail when
-  every row is one);
-- uniform rows have every key at finfo.min, so the softmax averages masked keys (note: padding makes them; fail when
-  every row is one);
-- weight on masked keys above 1e-4: fail; so is, without values, a softcap after the mask that leaves them as much;
-- a mask multiplied by the scale: warn, a note where the fill is too large to care (-inf, or beyond 1e30: CodeGen) or
-  is not known (meta device);
-- a float mask of 0 and 1 that was added: fail, it moves the logits by 1 and hides nothing;
-- weights masked after the softmax: fail, a note where the logits are masked as well, or may be in steps that were not
-  followed; none where they are then divided by their sum, which is a mask;
-- a bias multiplied by the scale: warn, unless the family does so on purpose (Falcon's ALiBi), or it stands beside a
-  factor of the data (de-stationary attention: (tau q.k + delta) / sqrt(d)).
+- Leaks of the future, and masks that are off by a key, inverted, or aligned with the wrong corner: see `audit.sight`.
+- Blind rows see no key. Note, because padding makes them (their output must be 0 or unused; NaN is reported by
+  `nonfinite`); fail if every row is blind.
+- Uniform rows have every key at finfo.min, so the softmax averages masked keys. Note, because padding makes them; fail
+  if every row is uniform.
+- Weight on masked keys above 1e-4: fail. Without values, a softcap after the mask that leaves as much: fail.
+- A mask multiplied by the scale: warn; note if the fill is too large for it to matter (-inf, or beyond 1e30: CodeGen)
+  or unknown (meta device).
+- A float mask of 0 and 1 that is added: fail, because it moves the logits by 1 and hides nothing.
+- Weights masked after the softmax: fail; note if the logits are masked as well, or may be in steps that were not
+  followed. Not reported if the weights are then divided by their sum, which is a correct mask.
+- A bias multiplied by the scale: warn, unless the family does so on purpose (Falcon's ALiBi), or the bias stands beside
+  a factor of the data (de-stationary attention: (tau q.k + delta) / sqrt(d)).
 Sources: a masked key has weight 0 by definition (Vaswani et al. 2017, section 3.2.3); 1e-4 is above what an additive
 -1e4 leaves (e^-1e4 = 0) and below what a mask of -10 leaks.
 """
@@ -46,15 +46,15 @@ from sqrtdk.tracing.records import AttentionCall, Mask
 PADDING_SOURCE = (
     "transformers: attention_mask is 1 at tokens and 0 at padding; torch: key_padding_mask is True at padding"
 )
-UNIFORM = 1.0
-ZERO_ONE = "zero-one mask"  # as the trace names such a bias
-HARMLESS_FILL = 1e30
+UNIFORM = 1.0  # share of rows from which on it fails
+ZERO_ONE = "zero-one mask"  # the trace's name for such a bias
+HARMLESS_FILL = 1e30  # still hides after any scale
 SDPA_SOURCE = "torch scaled_dot_product_attention: a float mask is added, a bool mask is True where a key takes part"
 BIAS_SOURCE = "Press et al. 2021 (ALiBi), Raffel et al. 2019 (T5): the bias is added to the scaled product"
 
 
 def _blind(mask: Mask, rows: int) -> Fault:
-    """Rows that see no key, which padding explains unless there is no other row, or the mask is a band."""
+    """Return the fault of rows that see no key: a note, since padding makes them, unless no row sees any."""
     fix = "expected of padding; leave those rows out of the loss"
     if (mask.blind_rows or 0) >= rows:
         fix = "negate the mask: True lets a key take part in SDPA, and hides it in nn.MultiheadAttention"
@@ -65,7 +65,7 @@ def _blind(mask: Mask, rows: int) -> Fault:
 
 
 def _additions(call: AttentionCall) -> Iterable[Fault]:
-    """Masks that are no masks: numbers 0 and 1 that are added, and what comes after the softmax."""
+    """Yield the faults of masks that do not mask: 0 and 1 added to the logits, or weights masked after the softmax."""
     if call.bias == ZERO_ONE:
         message = "a float mask of 0 and 1 is added to the logits, not applied: it hides no key"
         yield "fail", 1.0, 0.0, message, "convert the mask to bool, or to 0 and -inf", SDPA_SOURCE
@@ -78,16 +78,16 @@ def _additions(call: AttentionCall) -> Iterable[Fault]:
 
 
 def _of_rows(call: AttentionCall, *, shaped: bool, own: bool) -> Iterable[Fault]:
-    """Rows that see nothing, rows that average what is hidden, and weight on hidden keys.
+    """Yield the faults of blind rows, of uniform rows, and of weight on hidden keys.
 
-    `shaped`: a fault in the shape of the mask was named, which explains blind rows; `own`: that is the hidden own key
-    of one projection for q and k, which explains uniform rows.
+    `shaped` says that a fault in the mask's shape was named, which explains blind rows. `own` says that this fault is
+    the hidden own key of one projection for q and k, which explains uniform rows.
     """
     mask, rows = call.mask, call.batch * call.heads * call.query_len
     if mask is None:
         return
     blind, uniform = mask.blind_rows or 0, mask.uniform_rows or 0
-    if not shaped and blind > uniform and not broken(call):  # a uniform row sees no key either; NaN is `nonfinite`'s
+    if not shaped and blind > uniform and not broken(call):  # a uniform row is blind too; `nonfinite` reports NaN
         yield _blind(mask, rows)
     if uniform and not own:
         severity = "fail" if uniform >= UNIFORM * rows else "note"
@@ -100,15 +100,16 @@ def _of_rows(call: AttentionCall, *, shaped: bool, own: bool) -> Iterable[Fault]
             message = f"masked keys get up to {mask.masked_weight:.3g} of a row's weight (fill {mask.fill})"
             yield "fail", mask.masked_weight, WEIGHT, message, fix, SOURCE
         return
+    # `cap * tanh((logits + mask) / cap)` turns a mask of -inf into a logit of -cap.
     order = [stage.name for stage in call.stages if stage.where == "logits" and stage.name in ("mask", "softcap")]
     cap = call.softcap if "mask" in order and "softcap" in order[order.index("mask") :] else None
-    if cap is not None and math.exp(-abs(cap)) > WEIGHT:  # what a hidden key's logit of -cap leaves it beside others
+    if cap is not None and math.exp(-abs(cap)) > WEIGHT:  # weight of logit -cap beside logit 0
         message = f"the softcap of {cap:.4g} comes after the mask: hidden keys keep a logit of {-cap:.4g}"
         yield "fail", math.exp(-cap), WEIGHT, message, fix, SOURCE
 
 
 def _scaled(call: AttentionCall, on_purpose: bool) -> Iterable[Fault]:
-    """A mask or a bias that was multiplied by the scale; `on_purpose`: the family does so with its bias."""
+    """Yield the fault of a mask or bias that was multiplied by the scale; `on_purpose`: the family scales its bias."""
     mask, gained = call.mask, gained_by_inputs(call)
     if mask is not None and mask.scaled_by is not None and not close(mask.scaled_by, 1.0):
         unread = mask.fill is None and (on_purpose or gained)  # without values a bias looks like a mask
@@ -124,7 +125,7 @@ def _scaled(call: AttentionCall, on_purpose: bool) -> Iterable[Fault]:
 
 
 def _faults(context: Context, judged: JudgedCall) -> Iterable[Fault]:
-    """The faults of one call."""
+    """Yield the faults of one call."""
     call = judged.call
     owners = context.module(call.site), context.config(call.site)
     own = own_key(call)
@@ -142,18 +143,18 @@ def _faults(context: Context, judged: JudgedCall) -> Iterable[Fault]:
 
 
 def mask_audit(context: Context) -> Iterable[Finding]:
-    """One finding for each call and fault; the largest value of a fault first."""
+    """Yield one finding for each call and fault, the largest value first."""
     faults = [(judged.call.site, *fault) for judged in context.calls for fault in _faults(context, judged)]
     for site, severity, value, threshold, message, fix, source in sorted(faults, key=lambda entry: -entry[2]):
         yield Finding("mask_audit", severity, site, value, threshold, message, fix, source)
 
 
 def padding(context: Context) -> Iterable[Finding]:
-    """The padding of the inputs against what the masks hid: one finding for each call, the most keys first.
+    """Compare the padding of the inputs with what the masks hide: one finding for each call, the most keys first.
 
-    Formula: with the positions that the attention mask marks as tokens and as padding, the keys of padding that the row
-    of a token sees in any head, and the keys of tokens that no row of a token sees. Threshold: 0 of both. What the rows
-    of padding see is of no account. Where no input has padding there is nothing to hold against.
+    Formula: the attention mask marks positions as tokens or padding. Counted are the keys of padding that a token's row
+    sees in any head, and the keys of tokens that no token's row sees. Threshold: 0 of both. What the rows of padding
+    see does not matter. If no input has padding, there is nothing to compare with.
     """
     faults = [fault for judged in context.calls if (fault := _padding_fault(context, judged.call)) is not None]
     for count, site, message, fix in sorted(faults, key=lambda fault: -fault[0]):
@@ -161,11 +162,11 @@ def padding(context: Context) -> Iterable[Finding]:
 
 
 def _padding_fault(context: Context, call: AttentionCall) -> tuple[int, str, str, str] | None:
-    """The count, the site, what is wrong, and the fix."""
+    """Return the count, the site, the message, and the fix, or None."""
     mask, keys, seen, hidden = call.mask, context.tokens.keys(call), call.padding_seen or 0, call.tokens_hidden or 0
     least, greatest = (None, None) if mask is None or not mask.band else (mask.least, mask.greatest)
     if least is None or greatest is None or not least <= 0 <= greatest:
-        hidden = hidden if seen else 0  # keys chosen by their content, or a row's own by a band beside the diagonal
+        hidden = hidden if seen else 0  # a choice by content, or a band off the diagonal, hides tokens on purpose
     if keys is None or not (seen or hidden):
         return None
     padding, tokens = int((~keys).sum()), int(keys.sum())

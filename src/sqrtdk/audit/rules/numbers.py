@@ -1,4 +1,4 @@
-"""Numbers that a dtype can't hold: NaN and infinity with the place where they begin, and logits that come near it."""
+"""Rules on numbers that a dtype can't hold: NaN and infinity and where they begin, and logits near the limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FP16_SOURCE = "IEEE 754 binary16: largest finite value 65504"
 BF16_OFFSET = 50.0
 BF16_SOURCE = "bfloat16 has 8 significand bits: from 32 on neighbours are 0.25 apart, from 64 on 0.5"
 SOURCE = "IEEE 754: NaN propagates through the softmax to the whole row"
-REACHES = "NaN or infinity reaches "  # how the finding begins that is a consequence of the other
+REACHES = "NaN or infinity reaches "  # start of the message of a consequence, as opposed to its cause
 _MOST_SITES = 3
 _FIXES = {
     "held": "give finite inputs, and buffers that are finite",
@@ -37,25 +37,25 @@ _LOST = "find the first layer with such a row: an overflow in q . k, or non-fini
 
 
 def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
-    """NaN and infinity in weights, in the logits and outputs of attentions, and in the model's outputs.
+    """Find NaN and infinity in weights, in the logits and outputs of attentions, and in the model's outputs.
 
-    Formula: count of parameters that are not finite, and of rows that are not. Threshold: 0 (no finite answer follows).
-    Plus infinity in outputs that hold no NaN, where no operation overflowed, is a value: the distance to what can't be
-    reached. Where numbers of the run are not finite the model runs once more, and each operation is looked at up to the
-    first that gives such a number. One finding says where and why, a second what it reaches:
+    Formula: the number of parameters, and of rows, that are not finite. Threshold: 0 (no finite answer follows).
+    Plus infinity in outputs without NaN is a value if no operation overflowed: the distance to what can't be reached.
+    If numbers of the run are not finite, the model runs once more, and each operation is examined up to the first that
+    gives such a number. One finding names that place and the cause, a second one what it reaches. Causes:
 
-    - a parameter, a buffer or an input holds NaN or infinity;
-    - rows of a softmax see no key: with every logit at -inf it is exp(-inf) / 0. Rows of padding are such rows, and one
-      NaN in them becomes NaN in all rows of the sequence with the next attention, as 0 * NaN is NaN;
-    - q . k, or another operation, overflows its dtype (65504 in float16);
-    - an operation has no answer: inf - inf, 0 * inf, 0 / 0.
+    - A parameter, a buffer or an input holds NaN or infinity.
+    - Rows of a softmax see no key: with every logit at -inf it is exp(-inf) / 0. Rows of padding may be such rows. One
+      NaN in them becomes NaN in all rows of the sequence at the next attention, because 0 * NaN is NaN.
+    - q . k, or another operation, overflows its dtype (65504 in float16).
+    - An operation has no answer: inf - inf, 0 * inf, 0 / 0.
     """
     sick: list[str] = []
     for name, parameter in context.model.named_parameters():
         if not parameter.is_meta and parameter.is_floating_point():
             try:
                 sick += [] if is_finite(parameter) else [name]
-            except (RuntimeError, TypeError) as error:  # a kind of tensor that lacks the operation
+            except (RuntimeError, TypeError) as error:  # a tensor subclass that lacks the operation
                 reason = f"nonfinite: {name} can't be looked at: {short_text(error, 120)}"
                 yield NotMeasured(name.rpartition(".")[0], reason)
     reached = [judged for judged in context.calls if broken(judged.call)]
@@ -63,14 +63,15 @@ def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
     origin, lost = None, False
     try:
         origin = context.origin() if wrong and context.origin is not None else None
-    except SqrtdkError as error:  # a model that runs but once raises in the search
+    except SqrtdkError as error:  # a model that can run only once raises in the search
         lost = True
         yield NotMeasured("", f"nonfinite: where it begins was not searched: {short_text(error, 200)}")
-    # Plus infinity may be a value of the outputs: `distance.masked_fill(~reachable, inf)`, or out of a buffer.
+    # Plus infinity may be meant: `distance.masked_fill(~reachable, inf)`, or read from a buffer.
     meant = set(context.infinite) == set(context.spoiled) and (origin is None or origin.kind == "held")
     if meant and not (reached or sick or lost):
         return
     first = None if origin is None else origin.name.removeprefix(PARAMETER)
+    # The parameter that the run met first is named first.
     if first in sick:
         sick = [first, *(name for name in sick if name != first)]
     if origin is not None and first not in sick:
@@ -81,13 +82,13 @@ def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
         return
     if origin is None and not sick:
         yield _of_rows(reached)
-        reached = reached[1:]
+        reached = reached[1:]  # the first has a finding of its own
     if (sick or origin is not None or reached) and (reached or context.spoiled):
         yield _of_reached(reached, context)
 
 
 def of_weights(sick: Sequence[str]) -> Finding:
-    """The finding on parameters, by their names, the first that counts first."""
+    """Return the finding on non-finite parameters; the first name is the one reported."""
     message = f"parameter {sick[0]} holds NaN or infinity"
     if len(sick) > 1:
         message = f"{len(sick)} parameters hold NaN or infinity, first {sick[0]}"
@@ -118,14 +119,14 @@ def _of_origin(origin: Origin, calls: Iterable[JudgedCall]) -> Finding:
 
 
 def _blind_rows(calls: Iterable[AttentionCall]) -> Iterator[tuple[int, int]]:
-    """How many rows see no key, of how many, by the mask: of a softmax written out, which gives exp(-inf - -inf)."""
+    """Yield (blind rows, all rows) of each masked call: a softmax written out gives them exp(-inf - -inf) = NaN."""
     for call in calls:
         if call.mask is not None and call.mask.blind_rows:
             yield call.mask.blind_rows, call.batch * call.heads * call.query_len
 
 
 def _of_rows(reached: list[JudgedCall]) -> Finding:
-    """Where no operation shows the beginning: what is known of the first attention."""
+    """Return the finding on the first attention that is reached, for when no operation shows the beginning."""
     if not reached:
         return _finding("", None, f"{REACHES}the model's output", _LOST)
     call = reached[0].call
@@ -156,8 +157,9 @@ def _finding(
 
 
 def _product(judged: JudgedCall) -> float | None:
-    """The largest unscaled product that was stored before a scale shrank it, or None."""
+    """Return the largest unscaled product that was stored before a scale shrank it, or None."""
     call = judged.call
+    # `(q * scale) @ k.mT` has no factor after the product, and stores no large product.
     after = math.prod(factor.value for factor in call.scale.factors if factor.where == "logits" and factor.value)
     if call.stats is None or call.kind != "eager" or after >= 1.0 or after <= 0.0 or call.softcap is not None:
         return None
@@ -166,7 +168,7 @@ def _product(judged: JudgedCall) -> float | None:
 
 
 def _offset(judged: JudgedCall) -> float | None:
-    """The largest row offset of logits that were stored, or that alone makes the largest logit look large; or None."""
+    """Return the largest row offset if the logits were stored, or if only the offset makes a logit large; else None."""
     stats = judged.call.stats
     if stats is None or (judged.call.kind != "eager" and not any(value > BF16_OFFSET for value in stats.max_logit)):
         return None
@@ -176,20 +178,20 @@ def _offset(judged: JudgedCall) -> float | None:
 def _above(
     calls: Iterable[JudgedCall], measure: Callable[[JudgedCall], float | None], bar: float
 ) -> list[tuple[float, JudgedCall]]:
-    """The calls whose measure is above the bar, the largest first."""
+    """Return the calls whose measure is above the bar, the largest first."""
     measured = [(value, judged) for judged in calls if (value := measure(judged)) is not None and value > bar]
     return sorted(measured, key=lambda entry: -entry[0])
 
 
 def range_forecast(context: Context) -> Iterable[Finding]:
-    """Logits that do not fit the range of fp16 or the spacing of bf16; the largest value first.
+    """Find logits that do not fit the range of fp16 or the spacing of bf16; the largest value first.
 
-    fp16: the unscaled product max|q . k| = max|logit| / scale, where the scale comes after the product and the product
-    is stored; threshold 65504. A fused kernel accumulates in fp32 and is not concerned.
+    fp16: the unscaled product max|q . k| = max|logit| / scale, if the scale comes after the product and the product is
+    stored; threshold 65504. A fused kernel accumulates in fp32 and is not concerned.
     bf16: a row's offset x (|mean logit|) with spacing 2^(floor(log2 x) - 7); threshold 50, where neighbouring logits
-    are 0.25 apart. Softmax is blind to the offset, the stored logits are not. In another dtype both are forecasts, and
-    so is the second of a fused kernel, which stores none: there it is named where a large logit would be seen without
-    its reason.
+    are 0.25 apart. The softmax is blind to the offset, but stored logits lose digits to it. In another dtype both are
+    forecasts. For a fused kernel, which stores no logits, the offset is a forecast too, and only reported if it is what
+    makes a logit look large.
     """
     for value, judged in _above(context.calls, _product, FP16_MAX):
         severity = "fail" if judged.call.logits_dtype == "float16" else "warn"

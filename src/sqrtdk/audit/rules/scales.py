@@ -1,6 +1,6 @@
-"""Scales that nothing explains, that contradict a declaration, or that differ between blocks; softmax on a wrong axis.
+"""Rules on scales that nothing explains, contradict a declaration, or differ between blocks, and on the softmax's axis.
 
-What the scale of a call is explained by stands in `audit.explanations`; a rule says what follows from the verdict.
+`audit.explanations` says what explains a call's scale; the rules turn its verdict into findings.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _TEXTBOOK_SOURCE = "Vaswani et al. 2017, section 3.2.1; tolerance 1% for bf16 co
 _DECLARED_SOURCE = "the model's own declaration; tolerance 1% for bf16 constants"
 _BLOCKS_SOURCE = "Milakov & Gimelshein 2018, arXiv:1805.02867: blocks under one softmax are parts of one product"
 _SOFTMAX_SOURCE = "Vaswani et al. 2017, section 3.2.1: the weights on the values of a query are a softmax over the keys"
-TRAINED_SO = "if the weights were trained with it, declare softmax_scale ="  # a field that every config may have
+TRAINED_SO = "if the weights were trained with it, declare softmax_scale ="  # a field that any config may have
 
 _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")  # GroupViTAssign, slot_attention
 _MEANT = frozenset((
     "slot", "slots", "slotattention", "cluster", "clusters", "clustering", "grouping", "assign", "assignment",
     "assignments", "capsule", "capsules", "compete", "competing", "competition", "competitive",
 ))  # fmt: skip
-_MEANT_TOGETHER = (  # words of which each alone says nothing: routing chooses windows of keys as well
+_MEANT_TOGETHER = (  # words that mean something only together: routing also chooses windows of keys
     (frozenset(("memory", "memories")), frozenset(("write", "writes", "writer", "writing"))),
     (frozenset(("dynamic", "agreement")), frozenset(("routing",))),
 )
@@ -44,20 +44,20 @@ _AXES = {
 
 
 def on_scales(model: nn.Module, calls: tuple[JudgedCall, ...], mode: str) -> Iterator[Finding]:
-    """The findings of both rules on the scale of a call, for calls of a graph."""
+    """Yield the findings of both rules on scales, for calls of a graph."""
     context = Context(model, calls, mode, compare="never")
     yield from scale_ledger(context)
     yield from declared_vs_actual(context)
 
 
 def scale_ledger(context: Context) -> Iterable[Finding]:
-    """Every scale that nothing explains, with the name of the mistake, or that a doubtful attribute alone declares.
+    """Report every scale that nothing explains, with the mistake's name, or that only a doubtful attribute declares.
 
     Formula: r = effective scale * sqrt(head_dim). Threshold: |r - 1| <= 1%, and no declaration (Vaswani et al. 2017,
-    section 3.2.1; the 1% is `audit.tolerance`). An attribute that holds the mistake itself
+    section 3.2.1; `audit.tolerance` explains the 1%). An attribute that holds the mistake itself
     (`self.scale = heads ** -0.5`) declares nothing: the finding fails, names it, and says how to declare the value if
-    the weights were trained so. A warning are a scale of 1 that the run takes from an attribute (a note where a switch
-    like `use_scale` says False), and a layer whose attribute declares another scale than its siblings have.
+    the weights were trained with it. Two cases are warnings: a scale of 1 that the run takes from an attribute (a note
+    if a switch like `use_scale` says False), and a layer whose attribute differs from its siblings'.
     """
     different = strangers(context.calls)
     for place, judged in enumerate(context.calls):
@@ -88,7 +88,8 @@ def scale_ledger(context: Context) -> Iterable[Finding]:
 
 
 def _size(call: AttentionCall) -> str:
-    """The scale beside the textbook's, as a person would put it."""
+    """Return a text that compares the scale with the textbook's."""
+    # A factor of the data is no part of the fixed scale.
     call = without_input_gains(call) or call
     ratio, textbook = call.scale.ratio, inverse_root(call.head_dim)
     if call.scale.effective is not None and call.scale.per_head is None and close(call.scale.effective, textbook):
@@ -100,7 +101,7 @@ def _size(call: AttentionCall) -> str:
 
 
 def declared_vs_actual(context: Context) -> Iterable[Finding]:
-    """A scale that config or family declare and the run does not apply.
+    """Report a scale that config or family declare but the run does not apply.
 
     Formula: |effective / declared - 1| <= 1%. A real case: the textbook scale on a 27B model with
     query_pre_attn_scalar 144 and head_dim 128 is off by 5.7%.
@@ -115,11 +116,11 @@ def declared_vs_actual(context: Context) -> Iterable[Finding]:
 
 
 def blocks(context: Context) -> Iterable[Finding]:
-    """Blocks of keys under one softmax, each with a product of its own: their scales must be the same.
+    """Report blocks of keys that share one softmax but differ in scale; each block has its own product.
 
     Formula: the effective scale of each block (`AttentionCall.blocks`). Threshold: any two that differ by more than 1%.
-    Keys that are scaled by more than the others get weight that their content does not earn: fail. Where a learned
-    factor makes the difference (memories with a gain of their own), it may be meant: warn.
+    Keys with a larger scale get weight that their content does not earn: fail. If a learned factor makes the difference
+    (memories with a gain of their own), it may be meant: warn.
     """
     for judged in context.calls:
         call = judged.call
@@ -136,13 +137,13 @@ def blocks(context: Context) -> Iterable[Finding]:
 
 
 def softmax_axis(context: Context) -> Iterable[Finding]:
-    """A softmax over another axis than the keys: the weights of a row do not sum to 1. Threshold: any, fail.
+    """Report a softmax over another axis than the keys: the weights of a row do not sum to 1. Threshold: any, fail.
 
-    `softmax(dim=-2)` of q @ k.mT normalises over the rows, `softmax(dim=1)` of (B, H, L, S) over the heads, as old
-    calls of `F.softmax` without a dimension did. Slot attention means it: its slots compete for the inputs, and the
-    weights are then divided by their sum over the inputs (Locatello et al. 2020). Where that division was followed the
-    weights do sum to 1, and where the module is named for what it does (slots, clusters, a memory that is written to)
-    nothing is said here: that its scale was not judged is `unmeasured`'s.
+    `softmax(dim=-2)` of q @ k.mT normalises over the rows. `softmax(dim=1)` of (B, H, L, S) normalises over the heads,
+    as old calls of `F.softmax` without a dimension did. Slot attention does the former on purpose: its slots compete
+    for the inputs, and the weights are then divided by their sum over the inputs (Locatello et al. 2020). Nothing is
+    reported if that division was followed, since the weights then sum to 1, or if the module's name says so (slots,
+    clusters, a memory that is written to). The rule `unmeasured` reports that its scale was not judged.
     """
     fix = "softmax(dim=-1), over the keys: the last axis of q @ k.mT"
     for call in (judged.call for judged in context.calls):
@@ -154,10 +155,9 @@ def softmax_axis(context: Context) -> Iterable[Finding]:
 
 
 def _is_meant(call: AttentionCall) -> bool:
-    """Whether the words of the module's class or path say that the rows compete for the keys.
+    """Return whether the words of the module's class or path say that the rows compete for the keys.
 
-    Words are compared as a whole: `GroupedQueryAttention` groups no tokens, and `MemoryEfficientAttention` writes to no
-    memory.
+    Whole words are compared: `GroupedQueryAttention` groups no tokens, `MemoryEfficientAttention` writes no memory.
     """
     words = {word.lower() for word in _WORD.findall(f"{call.module_class} {call.site}")}
     return bool(words & _MEANT) or any(words & one and words & other for one, other in _MEANT_TOGETHER)

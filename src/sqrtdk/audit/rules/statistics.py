@@ -1,6 +1,6 @@
-"""What the logits of each head look like: too large, on one key, on too few keys, or the same for every key.
+"""Rules on the logits of each head: too large, on one key, on too few keys, or the same for every key.
 
-One run shows a level and no trend, so what a trained model may have by design is a note or a warning.
+One run shows a level and no trend, so levels that a trained model may have by design are notes or warnings.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from sqrtdk.stats.heads import HeadStats
 from sqrtdk.theory.gaussian import critical_sigma, expected_entropy_nats
 from sqrtdk.tracing.records import AttentionCall
 
-LEAST_KEYS = 16  # of a row, below which its entropy says little
+LEAST_KEYS = 16  # in a row; the entropy of shorter rows says little
 NORMALISED = "q and k are normalised: look at the gains of their norms and at the scale after them"
-# What a single run shows may be how a released model is; what to do about it is for who trains it.
+# A released model may be like this by design. Only somebody who trains it can do something about it.
 CLIP = "check the scale; where the model is still trained, normalise q and k, or clip them (QK-clip)"
-LEVELS: tuple[tuple[str, float, str], ...] = (  # of the largest logit, worst first
+LEVELS: tuple[tuple[str, float, str], ...] = (  # bars for the largest logit, highest first
     ("critical", 1e4, "Wortsman et al. 2023: all runs with logits beyond 1e4 diverged"),
     ("fail", 1e3, "Wortsman et al. 2023: the loss degrades from about 1e3"),
     ("warn", 100.0, "Kimi K2 technical report 2025: QK-clip acts at 100"),
     ("note", 50.0, "chosen: half of where QK-clip acts (Kimi K2 technical report 2025)"),
 )
-SATURATED_ROWS = 0.5
-SATURATED_HEADS = 0.5
+SATURATED_ROWS = 0.5  # share of a head's rows
+SATURATED_HEADS = 0.5  # share of the model's heads
 PEAK_SOURCE = "p(1 - p) < 0.01 at peak 0.99 (Vaswani et al. 2017, section 3.2.1); sinks: Xiao et al. 2023"
-NOTE_FRACTION = 0.25
-WARN_FRACTION = 0.75
+NOTE_FRACTION = 0.25  # share of the heads whose entropy is low
+WARN_FRACTION = 0.75  # the same
 SLACK = 1.5  # on the declared deviation: directions of q and k are not quite isotropic, and norms have gains
 SPREAD = "check the scale; where the model is still trained, watch the entropy: if it falls, normalise q and k"
 ENTROPY_SOURCE = "Zhai et al. 2023 (entropy collapse); bar: Gaussian logits of deviation sqrt(2 log keys), Derrida 1981"
-FLAT_FRACTION = 0.999
-FLAT_STD = 0.1
-FLAT_SHARE = 0.5
+FLAT_FRACTION = 0.999  # entropy of a row over log(keys)
+FLAT_STD = 0.1  # standard deviation of a row's logits
+FLAT_SHARE = 0.5  # share of the heads that are flat
 FLAT_SOURCE = "H = log n - sigma^2/2 for Gaussian logits: 0.999 log n at n = 64 is sigma = 0.09"
 
 
 def _measured(context: Context) -> Iterator[tuple[int, AttentionCall, HeadStats]]:
-    """The calls whose logits were measured, with their places."""
+    """Yield the calls whose logits were measured, with their places."""
     for place, judged in enumerate(context.calls):
         if judged.call.stats is not None:
             yield place, judged.call, judged.call.stats
 
 
 def max_logit(context: Context) -> Iterable[Finding]:
-    """How far the largest logit of each head lies above the mean of its row; the largest logit first.
+    """Report how far the largest logit of each head lies above the mean of its row; the largest logit first.
 
-    Formula: max over rows of the signed logit (scaled, after bias, visible keys only) less the mean of the row, nats:
-    the softmax does not see what is added to a whole row. A mean of 262 under a largest logit of 287 leaves 25; what
-    the rest costs in bf16 is `range_forecast`'s. Thresholds: `LEVELS`.
+    Formula: max over rows of the signed logit (scaled, after bias, visible keys only) minus the mean of the row, in
+    nats. The mean is subtracted because the softmax ignores what is added to a whole row: under a largest logit of 287,
+    a mean of 262 leaves 25. What the 262 costs in bf16 is reported by `range_forecast`. Thresholds: `LEVELS`.
     """
     too_large = []
     for place, call, stats in _measured(context):
@@ -68,10 +68,10 @@ def max_logit(context: Context) -> Iterable[Finding]:
 
 
 def _above_mean(call: AttentionCall, stats: HeadStats) -> Sequence[float]:
-    """For each head the largest logit as the softmax sees it, nats.
+    """Return for each head the largest logit as the softmax sees it, in nats.
 
-    A bias or a mask of finite numbers moves the mean as no logit grows (ALiBi's far keys): there the smaller of that
-    and of the logit itself counts.
+    A bias or a mask of finite numbers (ALiBi's far keys) lowers the mean though no logit grows. In that case the
+    smaller of the distance from the mean and of the logit itself counts.
     """
     fill = None if call.mask is None else call.mask.fill
     if call.bias is None and (fill is None or not math.isfinite(fill)):
@@ -80,18 +80,18 @@ def _above_mean(call: AttentionCall, stats: HeadStats) -> Sequence[float]:
 
 
 def saturation(context: Context) -> Iterable[Finding]:
-    """Heads whose rows put nearly all of their weight on one key: one finding for the model, at the worst head.
+    """Report heads whose rows put nearly all weight on one key: one finding for the model, at the worst head.
 
     Formula: fraction of rows (two visible keys or more) with peak > 0.99. There the Frobenius norm of the softmax's
-    Jacobian diag(p) - p p^T is below 2 p (1 - p) = 0.0198, the value with all that is left on one other key. What
-    reaches q is that times the spread of the keys, which grows with the logits: it is small, but not nothing.
-    Thresholds: note when a head has more than half of its rows saturated, warn when most heads of the model have.
-    Trained heads that park on the first token (attention sinks, Xiao et al. 2023) are saturated in health.
+    Jacobian diag(p) - p p^T is below 2 p (1 - p) = 0.0198, its value if all other weight is on one other key. The
+    gradient of q is that times the spread of the keys, which grows with the logits: it is small, but not zero.
+    Thresholds: note if a head has more than half of its rows saturated, warn if most heads of the model have. Healthy
+    trained heads may be saturated too: those that park on the first token (attention sinks, Xiao et al. 2023).
     """
     heads = 0
     saturated: list[tuple[float, int, int]] = []
     for place, call, stats in _measured(context):
-        if call.key_len > 1:
+        if call.key_len > 1:  # the weight on a single key is always 1
             heads += stats.heads
             saturated += [(share, place, head) for head, share in enumerate(stats.saturated) if share > SATURATED_ROWS]
     if not saturated:
@@ -109,26 +109,26 @@ def saturation(context: Context) -> Iterable[Finding]:
 
 @lru_cache(maxsize=256)
 def frozen_entropy(keys: int) -> float:
-    """Expected entropy (nats) of a row of `keys` Gaussian logits at the critical standard deviation."""
+    """Return the expected entropy (nats) of a row of `keys` Gaussian logits at the critical standard deviation."""
     return float(expected_entropy_nats(keys, critical_sigma(keys)))
 
 
 def bar_nats(keys: int, sigma: float) -> float:
-    """Least entropy (nats) of a healthy row of `keys` logits, to which the scale gives the deviation `sigma`."""
+    """Return the least entropy (nats) of a healthy row of `keys` logits whose deviation by the scale is `sigma`."""
     frozen = frozen_entropy(keys)
     return frozen if SLACK * sigma <= critical_sigma(keys) else min(frozen, expected_entropy_nats(keys, SLACK * sigma))
 
 
 def entropy(context: Context) -> Iterable[Finding]:
-    """Heads that spread their weight over too few keys (entropy collapse): one finding, at the lowest entropy.
+    """Report heads that spread their weight over too few keys (entropy collapse): one finding, at the lowest entropy.
 
     Formula: a head's mean entropy H (nats) against the finite-n expectation H*(n, sigma_c) at the critical standard
-    deviation sigma_c = sqrt(2 log n): above it a Gaussian row depends on few keys only (random energy model, Derrida
-    1981). Thresholds: heads with n >= 16 keys only; a head is collapsed at H < H*; note when a quarter of a model's
-    heads are, warn when three quarters are (Zhai et al. 2023: collapse goes with instability; a level without its trend
-    proves little, so this never fails). Where q and k are normalised the scale alone sets the logits' standard
-    deviation, r after an RMS or layer norm and r / d after an l2 norm, and a declared one may lie beyond sigma_c: then
-    the bar is H* at 1.5 times that deviation.
+    deviation sigma_c = sqrt(2 log n), above which a Gaussian row depends on few keys only (random energy model, Derrida
+    1981). Thresholds: heads with n >= 16 keys only; a head is collapsed at H < H*. Note if a quarter of a model's heads
+    are collapsed, warn if three quarters are. Collapse goes with instability (Zhai et al. 2023), but a level without
+    its trend proves little, so this never fails. If q and k are normalised, the scale alone sets the logits' standard
+    deviation: r after an RMS or layer norm, r / d after an l2 norm. A declared one may lie beyond sigma_c; then the bar
+    is H* at 1.5 times that deviation.
     """
     heads = 0
     low: list[tuple[float, float, float, int, int]] = []
@@ -154,11 +154,11 @@ def entropy(context: Context) -> Iterable[Finding]:
 
 
 def flat(context: Context) -> Iterable[Finding]:
-    """Heads whose rows average their keys whatever the query: one note for the model, at the first flat site.
+    """Report heads whose rows average their keys whatever the query: one note for the model, at the first flat site.
 
     Formula: entropy / log(n) of a head, and the within-row standard deviation of its logits. Thresholds: fraction
-    > 0.999 at n >= 16 keys and standard deviation < 0.1 (then H = log n - sigma^2/2, so the two say the same); a note
-    when at least half of a model's heads are flat. Fresh weights are flat by design (initialiser 0.02).
+    > 0.999 at n >= 16 keys and standard deviation < 0.1 (H = log n - sigma^2/2, so both say the same); a note
+    if at least half of a model's heads are flat. Fresh weights are flat by design (initialiser 0.02).
     """
     heads = 0
     flat_heads: list[tuple[str, float, float]] = []

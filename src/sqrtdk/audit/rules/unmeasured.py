@@ -1,16 +1,16 @@
-"""What could not be judged: nothing of it may look fine.
+"""Rule `unmeasured`: reports everything that could not be judged, so that none of it looks fine.
 
-- a call whose scale could not be read: warn, with what was seen up to the point where it was lost. Heads without
-  dimensions have none to judge. Rotary tables that do not rotate are a reason of their own;
-- an additive score, which has no scale to judge: note;
-- a distance score, whose coefficient is in the unit of its distances: note;
-- an attention that ran and could not be read at all, or was not found in a module that is one: warn; a note where it is
-  one without a softmax, by its name, beside another at its site that was judged;
-- an attention that was asked for and does not run that way: warn;
-- a call whose scale was read, and whose logits could not be measured although there are values: note;
-- an attention that did not run with these inputs: note;
-- a softmax over a product of activations whose weights were not seen to reach values, which may be one: note.
-Each says what was seen up to where it was lost, and names file and line of that, as far as they are known.
+- A call whose scale could not be read: warn. Heads without dimensions have no scale to judge. Rotary tables that do
+  not rotate are named as the reason.
+- An additive score, which has no scale to judge: note.
+- A distance score, whose coefficient depends on the unit of its distances: note.
+- An attention that ran and could not be read at all, or was not found in a module that is one by its name: warn; note
+  if it has no softmax by its name, and another attention at its site was judged.
+- An attention that was asked for and does not run that way: warn.
+- A call whose scale was read, but whose logits could not be measured although there are values: note.
+- An attention that did not run with these inputs: note.
+- A softmax over a product of activations whose weights were not seen to reach values, which may be one: note.
+Each finding shows what was seen up to the step that was lost, with file and line as far as they are known.
 Threshold: any. `--fail-on unmeasured` fails on each of them.
 """
 
@@ -45,9 +45,9 @@ _UNUSED = (NEVER_USED, NOT_SEEN, *DOUBTFUL)
 def silences(
     model: nn.Module, called: Collection[int], run: Trace
 ) -> tuple[tuple[NotMeasured, ...], tuple[NotMeasured, ...]]:
-    """What ran and was lost or not found, and what did not run or may have been no attention.
+    """Return the attentions that were lost or not found, and those that did not run or may be none.
 
-    `called` are the ids of the modules that were called, from `watch_modules`, and `run` is what the trace saw.
+    `called` are the ids of the modules that ran, from `watch_modules`, and `run` is the trace.
     """
     unused = [entry.site for entry in run.not_attention if entry.reason in _UNUSED]
     accounted_for = [entry.site for entry in run.not_attention if entry.reason not in _UNUSED]
@@ -58,6 +58,7 @@ def silences(
     ]
     idle = [entry for entry in silent if entry.reason == IDLE]
     unfound = [entry for entry in silent if entry.reason != IDLE]
+    # The finding on an unfound module shows the softmax inside it already.
     inside_unfound = tuple(f"{entry.site}." for entry in unfound)
     doubtful = [
         NotMeasured(entry.site, entry.reason, entry.formula, entry.at)
@@ -68,14 +69,14 @@ def silences(
 
 
 def _with_softmax(silent: NotMeasured, run: Trace) -> NotMeasured:
-    """The entry, with the first softmax of a product of activations that was lost inside the module."""
+    """Return the entry with the first softmax of a product of activations that was lost inside the module."""
     inside = (entry for entry in run.not_attention if f"{entry.site}.".startswith(f"{silent.site}."))
     lost = next((entry for entry in inside if entry.reason in DOUBTFUL), None)
     return silent if lost is None else replace(silent, formula=lost.formula, at=lost.at)
 
 
 def unmeasured(context: Context) -> Iterable[Finding]:
-    """One finding for each attention that was not judged."""
+    """Yield one finding for each attention that was not judged."""
     for judged in context.calls:
         call, place = judged.call, context.which(judged)
         if call.score == "additive":
@@ -101,7 +102,7 @@ def unmeasured(context: Context) -> Iterable[Finding]:
             yield _finding("note", call.site, message, _LOST, call.softmax_at)
     judged_at = {judged.call.site for judged in context.calls if judged.verdict != UNMEASURED}
     for entry in _each_once(context.lost):
-        without = f": {WITHOUT_SOFTMAX}" in entry.reason  # linear attention, say, which is named
+        without = f": {WITHOUT_SOFTMAX}" in entry.reason  # e.g. linear attention, which the reason names
         severity = "note" if without and entry.site in judged_at else "warn"
         yield _finding(severity, entry.site, _message(entry), _LOST, entry.at)
     for entry in _each_once(context.idle_or_doubtful):
@@ -109,18 +110,18 @@ def unmeasured(context: Context) -> Iterable[Finding]:
 
 
 def not_read(entry: NotMeasured) -> Finding:
-    """What is said of an attention of a graph that was not read, or not judged."""
+    """Return the finding on a graph's attention that was not read or not judged."""
     fix = "export it otherwise, or check the model itself"
     return _finding("warn", entry.site, _message(entry), fix, entry.at)
 
 
 def not_run(entry: NotMeasured) -> Finding:
-    """What is said of an implementation that was asked for and that the model does not run."""
+    """Return the finding on an implementation that was asked for but that the model does not run."""
     return _finding("warn", entry.site, entry.reason, "ask for an implementation that the model has, or for none")
 
 
 def _each_once(entries: Iterable[NotMeasured]) -> Iterator[NotMeasured]:
-    """What was lost at one site for one reason as one entry, with all formulas and places."""
+    """Merge entries with the same site and reason into one, with all formulas and places."""
     alike: dict[tuple[str, str], list[NotMeasured]] = {}
     for entry in entries:
         alike.setdefault((entry.site, entry.reason), []).append(entry)

@@ -1,4 +1,4 @@
-"""What is built or declared and the run does not use: QK norms, gains, softcaps, scale attributes; dropout in eval."""
+"""Rules on what is built or declared but not used: QK norms, gains, softcaps, scale attributes; dropout in eval."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NORM_FIELDS = (
     "use_qk_layer_norm", "qk_layer_norms", "normalize_qk", "query_key_norm", "use_query_key_norm",
     "query_key_layer_norm", "query_key_layernorm",
 )  # fmt: skip
-NO_NORM = ("", "none", "identity")  # in a field that names the kind of norm
+NO_NORM = ("", "none", "identity")  # values of a field that names the kind of norm
 GAIN_NAMES = (
     "logit_scale", "attn_logit_scale", "log_scale", "temperature", "tau", "scale", "scaling", "softmax_scale",
     "attn_scale", "qk_scale", "q_scale", "k_scale", "scale_q", "scale_k", "query_scale", "key_scale", "q_gain",
@@ -40,10 +40,11 @@ ATTRIBUTE_SOURCE = "an attention function must honour the scaling that it is giv
 
 @contextmanager
 def watch_norms(model: nn.Module) -> Iterator[set[str]]:
-    """Collect the paths of the QK norms whose forward runs, and of those in TorchScript: they run unseen."""
+    """Collect the paths of the QK norms whose forward runs. TorchScript norms count as run: hooks can't see them."""
     ran: set[str] = set()
     handles = []
     try:
+        # A norm that layers share has a path in each of them.
         for path, module in model.named_modules(remove_duplicate=False):
             if path.rpartition(".")[2] not in NORM_NAMES:
                 continue
@@ -58,13 +59,17 @@ def watch_norms(model: nn.Module) -> Iterator[set[str]]:
 
 
 def unused(context: Context) -> Iterable[Finding]:
-    """QK normalisation, a gain or a softcap that is built but that no call shows.
+    """Report a QK normalisation, a gain or a softcap that is built but that no call shows.
 
-    Formula: a module named like a QK norm at a site whose forward never ran; a parameter of such a norm, or one named
-    like a gain on the logits, that no operation read, where others of the same module were read; a softcap in the
-    config or on the module with a call that has none, or another value (1%), or logits in the place of the cap:
-    z * tanh(z / c). Threshold: any; fail where the config declares it, as the weights were trained with it, else warn.
-    A call with steps that the lineage could not follow is left out: the cap may be one of them.
+    Formula: any of these cases.
+
+    - A module at the site that is named like a QK norm, and whose forward never ran.
+    - A parameter of such a norm, or one named like a gain on the logits, that no operation read, though others of the
+      same module were read.
+    - A softcap in the config or on the module, and a call that has none, or another value (1%), or the logits in place
+      of the cap: z * tanh(z / c). A call with steps that were not followed is left out: one of them may be the cap.
+
+    Threshold: any. Fail if the config declares it, because the weights were trained with it, else warn.
     """
     for judged in context.calls:
         site, actual = judged.call.site, judged.call.softcap
@@ -83,7 +88,7 @@ def unused(context: Context) -> Iterable[Finding]:
             yield Finding("unused", severity, site, None, None, message, fix, SOURCE)
         cap = _declared_cap(context, judged)
         bent = next((s.detail for s in judged.call.stages if s.name == "softcap" and s.detail[:1] == "z"), "")
-        if bent:  # logits in the place of the cap
+        if bent:  # the logits in place of the cap: z * tanh(z / c)
             right = f"{bent.partition('/ ')[2].rstrip(')')} * {bent.removeprefix('z * ')}"
             message = f"the softcap is {bent}, not {right}: it caps nothing, and no logit stays below 0"
             fix = f"multiply tanh by the cap, not by the logits: {right}"
@@ -107,25 +112,26 @@ def _idle_norm(context: Context, judged: JudgedCall) -> str | None:
         return None
     for name, norm in module.named_children():
         path = f"{site}.{name}" if site else name
+        # `self.q_norm = nn.Identity()` is a norm that is switched off.
         if name in NORM_NAMES and not isinstance(norm, nn.Identity) and path not in context.ran:
             return name
     return None
 
 
 def _unread_gains(context: Context, judged: JudgedCall) -> list[str]:
-    """Parameters of q/k normalisation, and gains on the logits, that nothing read; with a norm that is idle, none."""
+    """Return the parameters of QK norms and the gains on logits that nothing read; none if no parameter was read."""
     site = judged.call.site
     module = context.module(site)
     prefix = f"{site}." if site else ""
     held = [] if module is None else [name for name, _ in module.named_parameters()]
     unread = [name for name in held if prefix + name in context.unread]
-    if len(unread) == len(held):  # whatever ran in their place, it was not followed
+    if len(unread) == len(held):  # the whole module ran in a way that was not followed
         return []
     return [name for name in unread if name in GAIN_NAMES or (name.split(".")[0] in NORM_NAMES and "." in name)]
 
 
 def _declared_cap(context: Context, judged: JudgedCall) -> tuple[str, float, str] | None:
-    """Who declares a softcap, how large it is, and how severe it is to ignore it."""
+    """Return what declares a softcap, its value, and how severe it is to ignore it."""
     owners = (
         ("config.", context.config(judged.call.site), SOFTCAP_FIELDS, "fail"),
         ("attribute ", context.module(judged.call.site), SOFTCAP_ATTRIBUTES, "warn"),
@@ -139,9 +145,9 @@ def _declared_cap(context: Context, judged: JudgedCall) -> tuple[str, float, str
 
 
 def dropout(context: Context) -> Iterable[Finding]:
-    """Dropout of the attention weights in eval mode: two runs of one model differ, and none is the trained one.
+    """Report dropout of the attention weights in eval mode: two runs differ, and neither is the trained model.
 
-    Formula: the rate that reached the weights of a call. Threshold: 0, as `nn.Dropout` is the identity in eval mode;
+    Formula: the rate that reached the weights of a call. Threshold: 0. `nn.Dropout` is the identity in eval mode, but
     `F.dropout` and SDPA's `dropout_p` are not.
     """
     fix = "pass dropout_p=rate if self.training else 0.0, or training=self.training to F.dropout"
@@ -153,12 +159,12 @@ def dropout(context: Context) -> Iterable[Finding]:
 
 
 def responsiveness(context: Context) -> Iterable[Finding | NotMeasured]:
-    """Whether the scale of the run follows the module's scale attribute.
+    """Test whether the scale of the run follows the module's scale attribute.
 
     Formula: multiply every scale-like number of every site (`audit.attributes`) by 1.25, run once more, and compare the
     effective scales. A custom attention function that ignores its `scaling` argument does not follow. Threshold: any
-    change at all. An attribute that holds the right scale but is not followed is a note while the scale is right anyway
-    (it may be another number, as a LoRA layer's alpha/r), a failure when not.
+    change at all. An attribute that holds the right scale but is not followed is a failure if the scale is wrong. If
+    the scale is right anyway it is a note, because the attribute may be another number, as a LoRA layer's alpha/r.
     """
     holding, changed = _tried(context)
     if context.rerun is None or not holding:
@@ -166,7 +172,7 @@ def responsiveness(context: Context) -> Iterable[Finding | NotMeasured]:
     try:
         with enlarged(changed):
             moved = moves((judged.call for judged in context.calls), context.rerun(None).calls)
-    except Exception as error:  # the attribute was something else's number as well
+    except Exception as error:  # the attribute has another use too: a size, for instance
         raised = f"with its scale attributes x{FACTOR} the model raised {kind_and_text(error)}"
         yield NotMeasured("", f"responsiveness: {raised}")
         return
@@ -184,7 +190,7 @@ def responsiveness(context: Context) -> Iterable[Finding | NotMeasured]:
 
 
 def _tried(context: Context) -> tuple[dict[Key, tuple[JudgedCall, ScaleAttribute]], list[ScaleAttribute]]:
-    """The calls whose module holds a right scale, with the attribute that does; and all that are changed for them."""
+    """Return the calls with the attribute that holds their right scale, and all attributes changed for them."""
     holding: dict[Key, tuple[JudgedCall, ScaleAttribute]] = {}
     changed: list[ScaleAttribute] = []
     for judged in context.calls:
@@ -194,7 +200,7 @@ def _tried(context: Context) -> tuple[dict[Key, tuple[JudgedCall, ScaleAttribute
         actual = call.scale.effective if judged.verdict in ("exact", "declared") else None
         right = [x for x in (inverse_root(call.head_dim), judged.expected, actual) if x is not None]
         holding_it = (pair for value in right for pair in holders(own, (value,), call.head_dim))
-        # A 1 that gives the value only over sqrt(head_dim) holds nothing.
+        # A 1 that gives the scale only over sqrt(head_dim) is no evidence: `self.alpha = 1.0`.
         held = next(
             (a for a, text in holding_it if "head_dim" not in text or not matches(a.values or (), (1.0,))), None
         )

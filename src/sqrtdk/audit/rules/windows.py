@@ -1,9 +1,9 @@
-"""The window of keys that config or module declare, and whether the masks show it.
+"""Rule `sliding_window`: the window of keys that config or module declare, and whether the masks show it.
 
-The number counts the row's own key: transformers' masking_utils.sliding_window_overlay lets a row i see the keys
-j > i - sliding_window, as GPT-Neo, Gemma and litgpt do. In Mistral's paper (Jiang et al. 2023) figure 1 counts so, at
-most W tokens; its text has positions from i - W on, one more. Without a causal mask it is counted in more than one way,
-in transformers as well: see `sides`. flash attention's pair (left, right) does not count it.
+The declared number counts the row's own key: transformers' masking_utils.sliding_window_overlay lets row i see the keys
+j > i - sliding_window, as GPT-Neo, Gemma and litgpt do. Mistral's paper (Jiang et al. 2023) counts so in figure 1, at
+most W tokens; its text has positions from i - W on, one more. Without a causal mask there are several ways to count,
+within transformers too: see `sides`. Flash attention's pair (left, right) does not count the own key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sqrtdk.models.inputs import WINDOW_FIELDS
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
 
 SOURCE = "Jiang et al. 2023, figure 1: W tokens; transformers sliding_window_overlay: j > i - sliding_window"
-# Of each layer its kind: transformers', GPT-Neo's, and litgpt's, 1 where a layer has the window.
+# Fields with the kind of each layer, in transformers, GPT-Neo and litgpt (1 for a layer with the window).
 _LISTS = {
     "layer_types": WINDOW_FIELDS,
     "attention_layers": ("window_size",),
@@ -34,8 +34,8 @@ _KINDS = {
     "full_attention": False, "full": False, "global": False, "global_attention": False,
     "1": True, "0": False,
 }  # fmt: skip
-_BY_LAYER = ("max_window_layers", "sliding_window_pattern")  # without a list, which layers these name is not agreed
-# In transformers their window is that of a cache alone: a forward pass without one sees every key.
+_BY_LAYER = ("max_window_layers", "sliding_window_pattern")  # which layers these name is not agreed without a list
+# In transformers the window of these models limits the cache only: a forward pass without a cache sees every key.
 _BY_CACHE = ("moshi", "moshi_depth", "kyutai_speech_to_text")
 
 
@@ -43,15 +43,16 @@ _BY_CACHE = ("moshi", "moshi_depth", "kyutai_speech_to_text")
 class Window:
     """A declared window."""
 
-    keys: int  # that a row sees, its own included; 0 where it sees all of them
-    by: str  # what declares it, as "config.sliding_window = 4096"
-    sure: bool = True  # it holds for this layer; otherwise only a mask that is off by one of it is a contradiction
-    left: bool = False  # it says nothing of the keys after a row's own
+    keys: int  # keys that a row sees, its own included; 0 if it sees all of them
+    by: str  # what declares it, "config.sliding_window = 4096"
+    sure: bool = True  # False if it may not hold for this layer: then only a mask that is off by one contradicts it
+    left: bool = False  # True if it says nothing about the keys after a row's own
 
     def sides(self, two: bool) -> tuple[int, ...]:
-        """How many keys a row may see on one side, its own included.
+        """Return the numbers of keys that a row may see on one side, its own included.
 
-        On two sides these are `keys` without its own (ModernBERT) or with it (Gemma 3), or half of them (T5Gemma 2).
+        On two sides, one side has `keys` without the own key (ModernBERT), with it (Gemma 3), or half of them
+        (T5Gemma 2).
         """
         if self.left or not two:
             return (self.keys,)
@@ -59,7 +60,7 @@ class Window:
 
 
 def declared_window(site: str, module: nn.Module | None, config: Any) -> Window | None:
-    """The window that config or module declare for a layer, or None if neither mentions one."""
+    """Return the window that config or module declare for a layer, or None if neither mentions one."""
     known = is_transformers(config)
     if known and model_type(config) in _BY_CACHE:
         return None
@@ -69,7 +70,7 @@ def declared_window(site: str, module: nn.Module | None, config: Any) -> Window 
             kind = _KINDS.get(str(kinds[layer])) if layer is not None and layer < len(kinds) else None
             width = _positive(config, widths)
             if kind is None or width is None:
-                return None  # a kind of layer that is not known, or no number
+                return None  # an unknown kind of layer, or no number
             return Window(width[1] if kind else 0, f"config.{width[0]} = {width[1]}")
     stated = None if field(config, "use_sliding_window") is False else _positive(config, WINDOW_FIELDS)
     own = _positive(module, WINDOW_FIELDS)
@@ -81,13 +82,13 @@ def declared_window(site: str, module: nn.Module | None, config: Any) -> Window 
         return Window(stated[1], f"config.{stated[0]} = {stated[1]}", sure)
     for name, pair in (*contexts(module), *contexts(config)):
         left = as_number(pair[0]) or 0.0
-        if left >= 1:  # a window of rows and columns (Swin) is written the same
+        if left >= 1:  # Swin writes its window of rows and columns in the same way
             return Window(int(left) + 1, f"{name} = {tuple(pair)}", sure=False, left=True)
     return None
 
 
 def _layer(site: str, module: nn.Module | None) -> int | None:
-    """The layer's number: the module's own, else the last one in its path."""
+    """Return the layer's number: the module's own, else the last number in its path."""
     numbers = [int(part) for part in site.split(".") if part.isdecimal()]
     layer = layer_of(module, numbers[-1] if numbers else -1)
     return layer if layer >= 0 else None
@@ -102,12 +103,12 @@ def _positive(owner: Any, names: tuple[str, ...]) -> tuple[str, int] | None:
 
 
 def sliding_window(context: Context) -> Iterable[Finding | NotMeasured]:
-    """The declared window of each call against the one that its mask shows.
+    """Compare the declared window of each call with the one that its mask shows.
 
-    Formula: the most keys that a row sees, its own included, is the greatest i - j of the visible keys and 1.
-    Threshold: the declared number, to the key; without a causal mask it is what a row sees on either side. A mask that
-    is no band (tokens of an image see one another, the first keys stay visible) is not judged. Rows that are not longer
-    than the window do not tell it: not measured, once for each window.
+    Formula: the most keys that a row sees, its own included, is the greatest i - j of the visible keys, plus 1.
+    Threshold: exactly the declared number; without a causal mask, the number of keys on either side. A mask that is not
+    a band (tokens of an image see one another, the first keys stay visible) is not judged. Rows that are not longer
+    than the window can't show it: reported as not measured, once for each window.
     """
     short: dict[str, int] = {}
     unread: Counter[str] = Counter()
@@ -117,7 +118,7 @@ def sliding_window(context: Context) -> Iterable[Finding | NotMeasured]:
         if window is None or not window.keys or call.self_attention is False or call.query_len < 2:
             continue
         longest = context.tokens.longest(call)
-        if longest <= window.keys + (call.mask is None):  # without a mask it may be one on two sides
+        if longest <= window.keys + (call.mask is None):  # without a mask the window may have two sides
             short[window.by] = max(longest, short.get(window.by, 0))
         elif call.mask is not None and call.mask.least is None:
             unread[window.by] += 1
@@ -130,9 +131,9 @@ def sliding_window(context: Context) -> Iterable[Finding | NotMeasured]:
 
 
 def _judge(call: AttentionCall, window: Window) -> Finding | None:
-    """The finding of one call with a window that its rows are long enough to tell."""
+    """Return the finding of one call whose rows are long enough to show the window, or None."""
     mask, length = call.mask, call.key_len
-    before = length - call.query_len
+    before = length - call.query_len  # keys of a cache before the first row
     sides = [length]
     if mask is not None and mask.least is not None and mask.greatest is not None:
         if not mask.band:
