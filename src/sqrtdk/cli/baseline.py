@@ -1,4 +1,4 @@
-"""`sqrtdk baseline`: what a model's attentions do, kept in a file for review; a later run fails on what changed."""
+"""`sqrtdk baseline` keeps what a model's attentions do in a file for review; a later run fails on changes."""
 
 from __future__ import annotations
 

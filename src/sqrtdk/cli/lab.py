@@ -1,4 +1,4 @@
-"""`sqrtdk lab`: the register of claims about sqrt(d_k), each an experiment with a verdict, and sweeps."""
+"""`sqrtdk lab` lists, runs and reports claims about sqrt(d_k) as experiments, and runs sweeps."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def run(
             from sqrtdk.lab.runner import run as run_claims
             from sqrtdk.report.plots import write_plots
 
-            _extras.load("matplotlib.figure")  # missing, it shall be missed before an hour of experiments
+            _extras.load("matplotlib.figure")  # fail on a missing matplotlib now, not after an hour of experiments
             running = run_claims(
                 claims,
                 quick=quick,

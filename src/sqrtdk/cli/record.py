@@ -1,4 +1,4 @@
-"""`sqrtdk record [MODEL] --output FILE`: write what every attention of a model computed with."""
+"""`sqrtdk record MODEL --output FILE` writes the tensors of every attention of a model to a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frozen records of numbers and texts as JSON, and back exactly; what comes back has the types that are declared."""
+"""Writes frozen records of numbers and texts as JSON, and reads them back exactly, with the declared types enforced."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def number_to_json(value: float) -> float | str:
-    """A number, or the name of one that JSON lacks.
+    """Return a number, or its name if JSON has no form for it (NaN and infinities).
 
     Example:
         >>> number_to_json(-math.inf), number_to_json(0.1)
@@ -31,10 +31,10 @@ def number_to_json(value: float) -> float | str:
 
 
 def number_from_json(value: Any, what: str) -> float:
-    """The number again.
+    """Return the number that `number_to_json` wrote.
 
     Raises:
-        TraceFileError: It is none.
+        TraceFileError: The value is not a number.
 
     Example:
         >>> number_from_json("-Infinity", "fill")
@@ -50,7 +50,7 @@ def number_from_json(value: Any, what: str) -> float:
 
 
 def record_to_json(record: Any) -> str:
-    """A record, with those in it, as JSON on one line.
+    """Return a record, including nested records, as JSON on one line.
 
     Args:
         record: a dataclass of numbers, texts, None, tuples and other records.
@@ -67,12 +67,12 @@ def _plain(value: Any) -> Any:
 
 
 def record_from_json(kind: type[Record], document: Any, what: str) -> Record:
-    """The record again.
+    """Return the record that `record_to_json` wrote.
 
     Args:
-        kind: its class.
+        kind: the record's class.
         document: parsed JSON.
-        what: it is, for a message.
+        what: the record's name in error messages.
 
     Raises:
         TraceFileError: A field is missing, unknown or of another type.
@@ -94,7 +94,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 def _value(value: Any, hint: Any, what: str) -> Any:
     origin = typing.get_origin(hint)
-    if origin in (types.UnionType, typing.Union):
+    if origin in (types.UnionType, typing.Union):  # `str | None`: records have no other unions
         choices = typing.get_args(hint)
         if value is None and types.NoneType in choices:
             return None
@@ -108,7 +108,7 @@ def _value(value: Any, hint: Any, what: str) -> Any:
         return _record(value, hint, what)
     if hint is float:
         return number_from_json(value, what)
-    if type(value) is not hint:
+    if type(value) is not hint:  # not isinstance: True is no int here
         refuse(f"{what} is {shown(value)}; {hint.__name__} belongs there")
     if hint is str and len(value) > MAX_TEXT:
         refuse(f"{what} has {len(value)} characters; at most {MAX_TEXT} are read")

@@ -1,7 +1,7 @@
-"""Less of an attention: its first rows, some of its heads. What is left can be computed again by itself.
+"""Cuts a call to its first rows and some of its heads, so that the rest can still be computed by itself.
 
-A row needs all keys that it sees, so keys stay. A query head needs the key head that it reads: where the heads that are
-left have as many query heads to a key head each, grouping stays as it is, else each has a copy of its key head.
+A row needs every key that it sees, so all keys stay. A query head needs the key head that it reads. If all key heads
+that stay keep the same number of query heads, they stay grouped; otherwise each query head gets a copy of its key head.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Take = Callable[[Tensor], Tensor]
 def cut_call(
     call: CallTensors, rows: int | None = None, heads: Sequence[int] | None = None
 ) -> tuple[CallTensors, Cut | None]:
-    """A call with its first rows and some of its query heads.
+    """Return a call with its first rows and some of its query heads.
 
     Args:
-        call: whole.
-        rows: how many, from the first on; None, or as many as there are: all.
-        heads: numbers of query heads; None: all.
+        call: the whole call.
+        rows: number of rows to keep, from the first on. None or too many keeps all.
+        heads: numbers of the query heads to keep; None keeps all.
 
     Returns:
-        The call and what it is of the whole; None where nothing was cut.
+        The call, and a description of the cut, or None if nothing was cut.
 
     Raises:
-        InvalidValueError: No row, or a head that the call lacks.
+        InvalidValueError: `rows` is below 1, or the call lacks a head.
     """
     if is_empty(call):
         return call, None
@@ -77,6 +77,7 @@ def _some_heads(call: CallTensors, heads: list[int]) -> CallTensors:
     of, kv = call.query.values.shape[1], call.key.values.shape[1]
     groups = [head // (of // kv) for head in heads]
     sizes = Counter(groups)
+    # heads 0, 1, 4, 5 of groups (0, 1), (4, 5): key heads 0 and 2 stay shared; heads 0, 1, 4: key heads 0, 0, 2
     kept = list(sizes) if len(set(sizes.values())) == 1 else groups
 
     def of_query(tensor: Tensor) -> Tensor:
@@ -98,7 +99,7 @@ def _some_heads(call: CallTensors, heads: list[int]) -> CallTensors:
 
 
 def _projected(vector: Vector, heads: list[int], of: int) -> Vector:
-    """With the heads' part of the projection."""
+    """Return the vector with only these heads in its projection's weight, bias and features."""
     projection = vector.projection
     if projection is None or projection.features.shape[0] != of:
         return vector
@@ -137,10 +138,10 @@ def _term(term: Term, take: Take) -> Term:
 
 
 def parse_heads(text: str) -> list[int]:
-    """Numbers of heads as the command line has them.
+    """Parse the command line's notation for heads.
 
     Raises:
-        InvalidValueError: It is no list of numbers and ranges.
+        InvalidValueError: The text is not a list of numbers and ranges.
 
     Example:
         >>> parse_heads("0,4-6")

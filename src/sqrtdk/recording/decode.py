@@ -1,4 +1,4 @@
-"""From names, tensors and JSON to `CallTensors`, with all that must fit checked."""
+"""Decodes names, tensors and JSON into `CallTensors`, and checks that they fit one another."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ Shape = tuple[int, ...]
 
 
 def decode(fields: Fields, number: int, index: int, source: Source) -> tuple[CallTensors, Cut | None]:
-    """One call of a file.
+    """Return one call of a file.
 
     Args:
-        fields: its JSON.
-        number: its place in the file.
-        index: what counts as its index where it does not say.
-        source: of its tensors.
+        fields: the call's JSON.
+        number: the call's place in the file.
+        index: index at its site if the JSON names none.
+        source: gives the tensors.
 
     Raises:
-        TraceFileError: Something is missing, unknown, or does not fit.
+        TraceFileError: A field or tensor is missing, unknown, or does not fit the others.
     """
     at = prefix(number)
     if at + "q" not in source and "missing" in fields:
@@ -88,7 +88,7 @@ def decode(fields: Fields, number: int, index: int, source: Source) -> tuple[Cal
 
 
 def _without(fields: Fields, at: str, index: int, source: Source) -> CallTensors:
-    """A call that says why it has no tensors."""
+    """Return a call without tensors, which states the reason in `missing`."""
     nothing = Vector(torch.zeros(0))
     call = CallTensors(
         site=fields.text("site", limit=MAX_NAME),
@@ -122,7 +122,7 @@ def _laid_out(name: str, layout: str, source: Source) -> Tensor:
 
 
 def _check_fit(at: str, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> Shape:
-    """The shape of the logits, (B, Hq, L, S); refuses tensors that don't fit one another."""
+    """Return the shape of the logits, (B, Hq, L, S). Refuses tensors that don't fit one another."""
     (batch, heads, rows, width), (kv_batch, kv_heads, keys, key_width) = query.shape, key.shape
     told = f"{at}q (B, H, L, E) {tuple(query.shape)} and k {tuple(key.shape)}"
     if batch != kv_batch:
@@ -163,7 +163,7 @@ def _vector(call: Fields, at: str, name: str, layout: str, source: Source) -> Ve
 
 
 def _on_the_way(name: str, layout: str, values: Tensor, source: Source) -> Tensor | None:
-    """What the vector was before; it may have had less features than at the product, and its heads repeated since."""
+    """Return an earlier state of a vector, or None. Heads and features may differ: heads are repeated later."""
     if name not in source:
         return None
     tensor = _laid_out(name, layout, source)
@@ -222,6 +222,7 @@ def _mask(fields: Fields, at: str, logits: Shape, source: Source) -> Tensor | No
     bounds = least is not None or greatest is not None
     if any(bound is not None and abs(bound) > MAX_SIDE for bound in (least, greatest)):
         refuse(f"{fields.what} has bounds {least} and {greatest}; they are at most {MAX_SIDE} from 0")
+    # the three forms of a mask: a bool tensor, packed bits, or bounds of i - j with padding
     parts = (plain is not None, bits is not None, bounds or padding is not None)
     if sum(parts) > 1:
         refuse(f"{fields.what} is told twice", "Give its tensor, or its bits with a shape, or bounds and padding.")
@@ -270,7 +271,7 @@ def _record(name: str, source: Source) -> AttentionCall | None:
     if text.dim() != 1:
         refuse(f"{name} has shape {tuple(text.shape)}; it is a text, (bytes,)")
     at_most(text.numel(), MAX_RECORD_BYTES, f"bytes in {name}")
-    if source.dry:
+    if source.dry:  # shapes alone: there is no text to parse yet
         return None
     return record_from_json(AttentionCall, parse_json(text.numpy().tobytes(), name), name)
 

@@ -1,4 +1,4 @@
-"""Tables of attention parameters, from the document of `sqrtdk.models.parameters`."""
+"""Draws tables of attention parameters from the document of `sqrtdk.models.parameters`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _model_rows(layers: list[dict[str, Any]], language: Language) -> Iterator[tu
 
 
 def _equal(layers: list[dict[str, Any]]) -> Iterator[tuple[list[str], list[dict[str, Any]]]]:
-    """Layers of equal class and parameters, under the sites that they fold to, in order."""
+    """Yield each group of layers with equal class and parameters, with its folded sites, in order."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for layer in layers:
         key = json.dumps([layer["class"], layer["weights"], layer["parameters"], layer["formula"]])
