@@ -59,6 +59,7 @@ def logits(settings: Settings) -> Figure:
     ends = list(itertools.pairwise(edges))
     theory, total = sample.distribution(settings), sum(histogram.counts)
     middles = [(low + high) / 2 for low, high in ends]
+    # equal logits have a histogram without width, and no density
     measured = [count / total / width for count in histogram.counts] if width else []
     expected = [theory.probability_within(low, high) / width for low, high in ends] if width else []
     series = (

@@ -111,7 +111,7 @@ class Guard:
 
         async def again() -> Message:
             nonlocal given
-            if given or scope["method"] != "POST":
+            if given or scope["method"] != "POST":  # the body was read above: hand it on once
                 return await receive()
             given = True
             return {"type": "http.request", "body": body, "more_body": False}

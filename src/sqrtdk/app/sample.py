@@ -132,7 +132,7 @@ def _gradients(settings: Settings, query: Tensor, key: Tensor, value: Tensor, sc
     with torch.enable_grad():
         query = query.detach().clone().requires_grad_()
         output, _ = attention(query, key, value, scale=scale, softcap=settings.softcap, return_aux=AuxRequest(lse=True))
-        rng = torch.Generator().manual_seed(settings.seed + 1)
+        rng = torch.Generator().manual_seed(settings.seed + 1)  # another stream than that of q, k and v
         upstream = torch.nn.functional.normalize(torch.randn(output.shape, generator=rng), dim=-1)
         (output * upstream.to(output.dtype)).sum().backward()  # type: ignore[no-untyped-call]
     assert query.grad is not None

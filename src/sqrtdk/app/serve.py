@@ -97,7 +97,7 @@ def application(port: int, folder: Path) -> App:
             server_port=port,
             footer_links=[],
             run_history=False,
-            allowed_paths=[],
+            allowed_paths=[],  # the page serves no file of this machine
             blocked_paths=["/"],
             show_error=False,
             max_file_size=0,

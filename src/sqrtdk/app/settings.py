@@ -106,6 +106,7 @@ def parse(typed: Mapping[str, object]) -> Settings:
     }
     of_rule = RULES[rule]
     given = str(typed.get("parameter", "none")).strip()
+    # rules without a parameter leave "none" in the field: the next rule then takes its default
     wanted = {} if given in ("", "none") else {"parameter": given}
     values["parameter"] = None if of_rule is None else _read("parameter", of_rule, wanted)
     return Settings(**values)  # type: ignore[arg-type]

@@ -116,7 +116,7 @@ def check(
         from sqrtdk import _files
 
         comment = options.file_or_stdout(markdown, json_ and output is None)
-        _files.check_outputs((output, html, sarif, junit, comment), force)
+        _files.check_outputs((output, html, sarif, junit, comment), force)  # before torch is imported
         from sqrtdk.cli.output import announce, colors, print_text, say, width, working, written
 
         with working(f"Checking {model}"):

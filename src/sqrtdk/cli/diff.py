@@ -102,7 +102,7 @@ def diff(
     with reported(show_traceback):
         from sqrtdk import _files
 
-        _files.check_outputs((output, html), force)
+        _files.check_outputs((output, html), force)  # before torch is imported and the models run
         from sqrtdk.cli.output import announce, colors, print_text, say, width, working, written
 
         with working(f"Comparing {a} and {b}"):

@@ -90,7 +90,7 @@ def run(
         from sqrtdk.lab.register import find
         from sqrtdk.report import lab
 
-        find(claims)
+        find(claims)  # refuse an unknown id before torch is imported
         folder = output or Path("sqrtdk-lab") / f"{'quick' if quick else 'full'}-seed{seed}"
         with working("Starting") as progress:
             from sqrtdk import _extras

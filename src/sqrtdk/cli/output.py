@@ -51,6 +51,7 @@ class _Kept:
             OSError: the text can't be written; EBADF if other code closed the descriptor.
         """
         status = os.fstat(self.number)
+        # the model's code closed our number, and another file has it now
         if (status.st_dev, status.st_ino) != self.place:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         rest = memoryview(text.encode(self.encoding, "backslashreplace"))

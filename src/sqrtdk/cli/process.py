@@ -45,6 +45,7 @@ _interrupts = _Interrupts()
 def begin() -> None:
     """Handle Ctrl-C, unless the caller ignores it (`nohup`, a background job of a script)."""
     atexit.register(_last)  # registered first, so it runs after the model's own exit handlers
+    # nohup and background jobs have SIG_IGN here, which stays
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupts)
 

@@ -64,7 +64,7 @@ def record(
     with reported(show_traceback):
         from sqrtdk import _files
 
-        _files.check_writable(output, force)
+        _files.check_writable(output, force)  # before torch is imported and the model runs
         from sqrtdk.cli.output import announce, tell, working
         from sqrtdk.report.plain import plain
 

@@ -98,6 +98,7 @@ def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor:
     from transformers.masking_utils import eager_mask, sdpa_mask
 
     as_eager = config is not None and _refuses_sdpa(type(config))
+    # asked first as transformers would: None means purely causal or nothing hidden
     mask: Tensor | None = sdpa_mask(*args, config=config, **kwargs)
     never_none = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     left_to_is_causal = mask is None
@@ -107,7 +108,7 @@ def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor:
         mask = sdpa_mask(*args, config=config, **(kwargs | never_none))
     assert mask is not None
     if left_to_is_causal and not torch.compiler.is_compiling() and type(mask) is Tensor and not mask.is_meta:
-        marked: Any = mask
+        marked: Any = mask  # for _plain: (is it causal, a copy of the entries in memory)
         marked._sqrtdk_plain = (bool(kwargs.get("allow_is_causal_skip", True)), _stored(mask).clone())
     return mask
 
@@ -219,6 +220,7 @@ def attention_forward(
     )
     weights = found.weights
     if weights is not None and weights.shape[-1] < keys:
+        # the empty slots that were cut off above have weight 0
         weights = nn.functional.pad(weights, (0, keys - weights.shape[-1]))
     return found.output.transpose(1, 2).contiguous(), weights
 

@@ -115,6 +115,7 @@ def called_module(module: nn.Module, path: str | None) -> nn.Module:
                 f"{type(module).__name__} has no module {path!r}", hint=f"It has {', '.join(names[1:6])}, ..."
             )
         return module.get_submodule(path)
+    # a forward that is not overridden only raises, so training_step must call a child: self.model(batch)
     inherited = (nn.Module.forward, None if _package is None else _package.LightningModule.forward)
     if type(module).forward not in inherited:
         return module

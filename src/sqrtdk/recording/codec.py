@@ -42,8 +42,9 @@ def number_from_json(value: Any, what: str) -> float:
     """
     if isinstance(value, str) and value in _NAMED:
         return _NAMED[value]
+    # bool is an int in Python, but true is no number in the format
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not abs(value) <= _LARGEST:
+    if not is_number or not abs(value) <= _LARGEST:  # JSON may hold integers beyond every float
         refuse(f"{what} is {shown(value)}, which is no number", f"Give a number, or {', '.join(_NAMED)} in quotes.")
     number: float = value
     return number

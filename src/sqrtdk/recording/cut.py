@@ -65,6 +65,7 @@ def cut_call(
 
 def _first_rows(call: CallTensors, rows: int, of: int) -> CallTensors:
     def take(tensor: Tensor) -> Tensor:
+        # a tensor that broadcasts over rows, as a padding mask (B, 1, 1, S), has none to cut
         return tensor[..., :rows, :] if tensor.dim() >= 2 and tensor.shape[-2] == of else tensor
 
     query = _mapped(call.query, take)
@@ -81,6 +82,7 @@ def _some_heads(call: CallTensors, heads: list[int]) -> CallTensors:
     kept = list(sizes) if len(set(sizes.values())) == 1 else groups
 
     def of_query(tensor: Tensor) -> Tensor:
+        # a tensor that broadcasts over heads stays whole
         return tensor[..., heads, :, :] if tensor.dim() >= 3 and tensor.shape[-3] == of else tensor
 
     def of_key(tensor: Tensor) -> Tensor:

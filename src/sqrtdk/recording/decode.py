@@ -57,7 +57,7 @@ def decode(fields: Fields, number: int, index: int, source: Source) -> tuple[Cal
     if lse is not None and lse.shape != logits[:3]:
         refuse(f"{at}lse has shape {tuple(lse.shape)}; (B, Hq, L) is {logits[:3]}")
     dtype = fields.choice("dtype", FLOAT_NAMES, str(query.values.dtype).removeprefix("torch."))
-    wide = dtype if dtype == "float64" else "float32"
+    wide = dtype if dtype == "float64" else "float32"  # of the logits, unless the file says otherwise
     items = fields.items("terms", MAX_STEPS)
     kept = fields.take("kept")
     call = CallTensors(
@@ -236,6 +236,7 @@ def _mask(fields: Fields, at: str, logits: Shape, source: Source) -> Tensor | No
     if shape is None:
         if not bounds and padding is None:
             return None
+        # bounds alone cover all rows and keys of one batch entry; padding may bring its own batch dimension
         shape = (1 if padding is None or padding.dim() < 4 else padding.shape[0], 1, *logits[2:])
     _check_broadcast(at, shape, logits)
     if bits is not None and bits.shape != (bits_needed(shape),):

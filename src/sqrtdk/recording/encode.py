@@ -100,7 +100,7 @@ def _vector(vector: Vector, at: str, sheet: Sheet, projections: bool) -> Entry:
     sheet.put(at, vector.values)
     if isinstance(vector.factor, Tensor):
         sheet.put(at + ".factor", vector.factor)
-    elif vector.factor != 1.0 or isinstance(vector.factor, int):
+    elif vector.factor != 1.0 or isinstance(vector.factor, int):  # 1.0 is the default; an int 1 must stay an int
         entry["factor"] = number_to_json(vector.factor)
     sheet.put(at + ".projected", vector.projected)
     if vector.steps:

@@ -117,6 +117,7 @@ def _counts(values: Any) -> bool:
 def _check_places(specs: Mapping[str, Spec], size: int) -> None:
     """Check that each tensor begins where the previous one ends, and that the last one ends with the file."""
     place, before = 0, "the header"
+    # by end as well: an empty tensor begins where the next one does and has to come first
     for name, spec in sorted(specs.items(), key=lambda item: (item[1].start, item[1].end)):
         if spec.start != place:
             how = "overlap" if spec.start < place else f"leave {spec.start - place} bytes that are nobody's"
@@ -149,11 +150,11 @@ def read_tensor(file: BinaryIO, header: Header, spec: Spec) -> Tensor:
 
 def _exactly(file: BinaryIO, count: int) -> bytearray:
     """Read `count` bytes, or all that are left. One read returns at most 2^31 - 4096 bytes on Linux, so it loops."""
-    content = bytearray(count)
+    content = bytearray(count)  # writable, as torch.frombuffer wants it
     whole = memoryview(content)
     taken = 0
     while taken < count and (more := file.readinto(whole[taken:])):  # type: ignore[attr-defined]  # BinaryIO lacks it
         taken += more
-    whole.release()
+    whole.release()  # a bytearray can't shrink while a view of it exists
     del content[taken:]
     return content

@@ -63,9 +63,9 @@ def pack(mask: Tensor) -> Packed:
         return Packed(shape, padding=mask)
     if mask.dim() >= 2 and shape[-1] > 1 and bool(mask.any()):
         rows, keys = shape[-2:]
-        seen = mask.reshape(-1, rows, keys).any(0)
+        seen = mask.reshape(-1, rows, keys).any(0)  # keys that a row sees in any batch entry or head
         seeing = seen.any(-1)
-        first = seen.byte().argmax(-1)
+        first = seen.byte().argmax(-1)  # argmax gives the first of equal values
         last = keys - 1 - seen.flip(-1).byte().argmax(-1)
         i = torch.arange(rows)
         least, greatest = int((i - last)[seeing].min()), int((i - first)[seeing].max())

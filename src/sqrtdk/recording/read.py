@@ -46,7 +46,7 @@ def read_trace_file(path: str | Path) -> TraceFile:
     path = Path(path)
     try:
         check_file(path, "it", MAX_FILE_BYTES)
-        with open(path, "rb", buffering=0) as file:
+        with open(path, "rb", buffering=0) as file:  # reads go straight into the tensors' memory
             return _read(path, file)
     except (SqrtdkError, OSError) as error:
         hint = error.hint if isinstance(error, SqrtdkError) else "Check the path and its permissions."
@@ -57,7 +57,7 @@ def read_trace_file(path: str | Path) -> TraceFile:
 def _read(path: Path, file: BinaryIO) -> TraceFile:
     header = read_header(file, path.stat().st_size)
     document = parse_document(header.document)
-    check_calls(header, document)
+    check_calls(header, document)  # all shapes first: an unfit file costs no memory
     return _take(path, header, document, lambda spec: read_tensor(file, header, spec))
 
 
@@ -103,6 +103,7 @@ def _take(path: Path, header: Header, document: dict[str, Any], load: Any) -> Tr
     for number, item in enumerate(items):
         one = Fields(item, f"calls[{number}]")
         site = item.get("site")
+        # a call without an index is the next one at its site
         call, cut = decode(one, number, count[site] if isinstance(site, str) else 0, source)
         if (call.site, call.index) in seen:
             refuse(

@@ -136,7 +136,7 @@ def record_with(
     """Run `record` with its loading options in one object; `record` documents them."""
     if not str(path):
         raise InvalidValueError("no path to write to", hint="Name a file: run.safetensors.")
-    check_writable(path, force)
+    check_writable(path, force)  # before the model is loaded and run
     if rows is not None and rows < 1:
         raise InvalidValueError(f"{rows} rows are wanted", hint="Keep at least one.")
     check_seed(options.seed)
@@ -241,6 +241,7 @@ def _written(call: CallTensors, projections: bool) -> CallTensors:
 
 def _metadata(loaded: LoadedModel, run: Trace, attn: str | None) -> TraceMetadata:
     first = next((p for p in loaded.module.parameters() if p.is_floating_point()), None)
+    # a softmax that may have been an attention counts as lost, not as "no attention"
     lost = [NotMeasured(e.site, e.reason, e.formula, e.at) for e in run.not_attention if e.reason in DOUBTFUL]
     return TraceMetadata(
         writer=f"sqrtdk {_version('sqrtdk')}",

@@ -62,7 +62,7 @@ class Source:
             refuse(f"{shown(name)} is of {str(spec.dtype).removeprefix('torch.')}", f"It may be: {wanted}.")
         if self._load is None:
             return torch.empty(spec.shape, dtype=spec.dtype, device="meta")
-        if place not in self._shared:
+        if place not in self._shared:  # taken once, so it is not kept here
             return self._load(spec)
         known = self._shared[place]
         if known is None:

@@ -123,6 +123,7 @@ def fits(call: CallTensors, *, projections: bool = False) -> None:
 def _told(metadata: TraceMetadata) -> dict[str, Any]:
     told = {name: value for name, value in dataclasses.asdict(metadata).items() if value}
     if metadata.packages:
+        # a reader refuses longer texts, and one odd version must not cost the recording
         told["packages"] = {name: text[:MAX_TEXT] for name, text in metadata.packages.items()}
     if metadata.not_measured:
         told["not_measured"] = [

@@ -65,6 +65,7 @@ def draw(figure: Any, plot: Plot, colours: Mapping[str, str] | None = None) -> N
         points = _points(series, plot, names)
         shown.append(points)
         if series.style == "bars":
+            # bars of one name stand side by side, centred on its tick
             width = 0.8 / len(bars)
             offset = (bars.index(series) - (len(bars) - 1) / 2) * width
             handle = _bars(axes, points, offset, width, colour)
@@ -105,7 +106,7 @@ def label(text: str, width: int = 60) -> str:
         >>> label("a $q_i$ b", 5), label("$\\\\frac{$")
         ('a $q_i$\\nb', '\\\\$\\\\frac{\\\\$')
     """
-    text = plain(text)[:200]
+    text = plain(text)[:200]  # an untrusted record may carry labels of any length
     if not _parses(text):
         text = text.replace("$", r"\$")
     lines = [""]
@@ -131,7 +132,7 @@ def _parses(text: str) -> bool:
 def _words(text: str, width: int) -> Iterator[str]:
     """Yield the words of a label. A formula stays whole; a word that no line can hold is cut."""
     most = max(width, _WORD)
-    for word in re.findall(r"(?:\$[^$]*\$|\S)+", text):
+    for word in re.findall(r"(?:\$[^$]*\$|\S)+", text):  # "$a + b$," is one word, blanks included
         if "$" in word or len(word) <= most:
             yield word
         else:
@@ -183,6 +184,7 @@ def _points(series: Series, plot: Plot, names: Sequence[str]) -> _Points:
             continue
         shown.x.append(one[0])
         shown.y.append(one[1])
+        # an end at zero or below becomes the floor of a log axis; an end that does not fit otherwise becomes the value
         shown.low.append(min(one[2], one[1]) if _fits(one[2], y_log) else _floor(plot) if y_log else one[1])
         shown.high.append(max(one[3], one[1]) if _fits(one[3], y_log) else one[1])
     return shown
@@ -220,6 +222,7 @@ def _series(axes: Any, points: _Points, style: str, colour: str, marker: str) ->
         linestyle={"points": "none", "dashed": (0, (5, 2.5))}.get(style, "-"),
         marker=marker if marked else "",
         markersize=3 if len(points.x) > 4 * _MANY else 5,
+        # from back to front: lines (2.2), whiskers (2.3), markers (2.4), dashed theory (2.5)
         zorder=2.5 if style == "dashed" else 2.4 if marked else 2.2,
     )
     if points.spread and marked:
@@ -242,6 +245,7 @@ def _ticks(axes: Any, plot: Plot, names: Sequence[str]) -> None:
     if names:
         room = max(6, _TICK_CHARACTERS // len(names))
         texts = [label(name, room) for name in names]
+        # names that would touch each other are rotated
         crowded = max(_size(line) for text in texts for line in text.split("\n")) > room + 2
         axes.set_xticks(range(len(names)), texts, rotation=25 if crowded else 0)
         axes.set_xlim(-0.6, len(names) - 0.4)
@@ -254,10 +258,10 @@ def _ticks(axes: Any, plot: Plot, names: Sequence[str]) -> None:
         axes.xaxis.set_minor_locator(ticker.NullLocator())
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
         if axis.get_scale() == "log" and axis.get_transform().base == 10:
-            few = high < 100 * low
+            few = high < 100 * low  # less than two decades: powers of ten alone would leave one or two ticks
             axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if few else (1,), numticks=9))
             axis.set_minor_formatter(ticker.NullFormatter())
-            if few or (low > 5e-4 and high < 2e4):
+            if few or (low > 5e-4 and high < 2e4):  # short enough to be written out: 0.001 to 10000
                 axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
 
 
@@ -281,7 +285,7 @@ def _lines(axes: Any, plot: Plot) -> None:
     free = -1.0  # top of the previous label, as a share of the axes' height
     for name, y in lines:
         text = label(name, 16)
-        half = 0.034 * (1 + text.count("\n"))
+        half = 0.034 * (1 + text.count("\n"))  # half the label's height, as a share of the axes' height
         place = axes.transAxes.inverted().transform(axes.transData.transform((axes.get_xlim()[0], y)))[1]
         at = max(free + half, float(place))
         free = at + half

@@ -120,6 +120,7 @@ def _parts(comparison: Comparison, language: Language) -> Iterator[str]:
     file = word("baseline file", language, file=comparison.file)
     yield text(f"{summary_line(comparison, language)} {file}", 1000) + "\n"
     folds = list(_folded(comparison))
+    # changes that fail the run are shown; the others are folded away
     loud, quiet = ([fold for fold in folds if fold[1].fails is fails] for fails in (True, False))
     titles = [word(key, language) for key in ("site", "column change", "before", "now")]
     if loud:
@@ -171,7 +172,7 @@ def _value(change: Change, side: str, language: Language) -> str:
     """Return the value of one side. A verdict such as "unexplained: missing" has its first word translated."""
     if change.what != "verdict":
         return side
-    verdict, mark, mistake = side.partition(": ")
+    verdict, mark, mistake = side.partition(": ")  # "unexplained: missing"; other verdicts have no mistake
     return named(VERDICT_WORDS, verdict, language) + (word("colon", language) if mark else "") + mistake
 
 

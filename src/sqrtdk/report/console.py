@@ -27,6 +27,7 @@ _MOST_SITES = 3
 _PROSE_WIDTH = 110
 _LEAST_PROSE = 24  # a column of text narrower than this reads badly: the table is broken up instead
 _GAP = 2
+# ranges of East Asian characters that take two cells
 _WIDE = "\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\uffe0-\uffe6"
 _OPENING, _CLOSING = "（《「『【〔“‘", "，。：；？！、）》」』】〕”’…"
 # Lines break between these units: a run of narrow characters ("scale"), or one wide character (Chinese), each with
@@ -106,7 +107,7 @@ def _pieces(text: str, width: int) -> list[tuple[int, int]]:
         cells = 0
         if cell_len(unit.group().rstrip()) > width:
             for at in range(begin, stop):
-                size = cell_len(text[at])
+                size = cell_len(text[at])  # 1, or 2 for a wide character
                 if cells + size > width:
                     cut = at
                     # move back so that the next line does not begin with closing punctuation
@@ -127,7 +128,7 @@ def paragraph(console: Console, text: Text | str, indent: int = 0, *, most: int 
     text = Text(text) if isinstance(text, str) else text
     width = min(console.width, most) - indent
     if max(map(cell_len, text.plain.split("\n"))) > width:
-        width -= 2
+        width -= 2  # leaves room for the indent of the wrapped lines
     for number_of, words in enumerate(wrapped(text, width)):
         console.print(Text(" " * (indent + (2 if number_of else 0))) + words)
 
@@ -186,6 +187,7 @@ def print_table(
         console.print(Padding(_table(columns, widths, cells, titles=True), (0, 0, 0, indent)))
         return
     rest, rest_widths = columns[lead:], widths[lead:]
+    # the columns below the lead are indented if there is room for that
     step = 2 if _needed(rest, rest_widths) + 2 <= room else 0
     fits = _needed(rest, rest_widths) <= room - step
     if fits and any(column.title for column in rest):

@@ -121,6 +121,7 @@ def _pairs(console: Console, folds: Sequence[PairFold], language: Language) -> N
         for name, row in zip(names, cells, strict=True):
             console.print(_row((name, *row), [site, *widths], 3))
     else:
+        # too wide for one line: the site gets a line above, and the cause (column 1) wraps in what is left
         gap = 2 if console.width >= _NARROW else 1
         room = console.width - sum(widths) + widths[1] - gap * len(widths)
         widths[1] = min(widths[1], max(_NARROWEST_CAUSE, room))
@@ -203,7 +204,7 @@ def _by_text(calls: Sequence[Unpaired], language: Language) -> dict[str, list[st
 
 def _summary(report: DiffReport, language: Language) -> Text:
     outcomes = Counter(outcome(pair) for pair in report.pairs)
-    first = "it" if outcomes[DIFFERS] == 1 else "these"
+    first = "it" if outcomes[DIFFERS] == 1 else "these"  # "1 differs, 3 follow from it"
     verbs = {DIFFERS: ("differs", "differ"), FOLLOWS: (f"follows from {first}", f"follow from {first}")}
     counts = [(verbs.get(name, (name, name))[total > 1], total) for name in OUTCOMES if (total := outcomes[name])]
     if alone := len(report.unpaired_a) + len(report.unpaired_b):

@@ -76,6 +76,7 @@ def mark(pair: PairDiff, stage: StageDiff) -> str:
         return CANCELS
     if pair.follows_from is not None:
         return FOLLOWS
+    # stages at which a difference begins: the first one, and the stages of the proven causes
     began = {pair.first_stage, *(cause.stage for cause in pair.causes)} - {None, ""}
     return DIFFERS if not began or stage.stage in began else FOLLOWS
 
@@ -96,7 +97,7 @@ def change(cause: Cause, language: Language = "en") -> str:
     name = cause_name(cause.name, language)
     if not has_values(cause):
         return name
-    gap = "" if name.endswith("）") else " "
+    gap = "" if name.endswith("）") else " "  # a full-width bracket brings its own space
     if is_one(cause):
         return f"{name}{gap}{value(cause.a, language)}"
     return f"{name}{gap}{value(cause.a, language)} -> {value(cause.b, language)}"

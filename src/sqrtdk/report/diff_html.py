@@ -201,7 +201,7 @@ def ladder(pair: PairDiff) -> Markup | None:
         power = math.log10(min(max(size, 10.0**low), 10.0**high))
         return round(20 + 560 * (power - low) / (high - low), 1)
 
-    step = max(1, (high - low) // 7)
+    step = max(1, (high - low) // 7)  # decades between ticks, so that labels do not overlap
     ticks = Markup().join(
         Markup('<line class="axis" x1="{0}" x2="{0}" y1="26" y2="31"/><text x="{0}" y="44">1e{1}</text>').format(
             at(10.0**power), power
@@ -232,6 +232,7 @@ def said(text: str) -> Markup:
         >>> print(said("to 3e-6 & less"))
         to <span class="whole">3e-6</span> &amp; less
     """
+    # browsers may break a line behind the minus of 3e-6
     return Markup(re.sub(r"\d[\d.]*e-\d+", r'<span class="whole">\g<0></span>', str(escape(plain(text)))))
 
 

@@ -56,6 +56,7 @@ def percent(value: float | None) -> str:
     """
     if value is None or math.isnan(value):
         return "-"
+    # one more decimal at the ends: 99.6% must not read 100%, nor 0.4% read 0%
     return f"{100 * value:.0f}%" if value in (0, 1) or 0.1 <= value <= 0.99 else f"{100 * value:.1f}%"
 
 

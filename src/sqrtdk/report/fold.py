@@ -69,7 +69,9 @@ def fold_calls(calls: Iterable[JudgedCall]) -> tuple[Fold, ...]:
             judged.declared_by,
             judged.reason,
             call.stats is None,
+            # a graph's places, "<node>:12", are unlike in each layer and would prevent every fold
             places_text(call) if in_files(call) else None,
+            # a call with non-finite numbers is kept apart by its own site
             call.site if broken(call) else None,
         )
 
@@ -82,7 +84,7 @@ def fold_findings(findings: Iterable[Finding]) -> tuple[FoldedFinding, ...]:
 
     def shown(finding: Finding) -> Hashable:
         message, fix = (_NUMBER.sub("#", text) for text in (finding.message, finding.fix))
-        at = None if (finding.at or "").startswith("<") else finding.at
+        at = None if (finding.at or "").startswith("<") else finding.at  # a graph's node is another in each layer
         return finding.rule, finding.severity, str(finding.threshold), message, fix, at
 
     groups = fold(findings, lambda finding: finding.site, shown)
@@ -124,7 +126,7 @@ def expected(folded: FoldedFinding) -> Text:
     exact = finding.rule in _EXACT or finding.rule.startswith(_OF_LAWS)
     if exact or not isinstance(value, (int, float)) or math.isnan(value) or value == threshold:
         return Text(shown, shown)
-    if value > threshold:
+    if value > threshold:  # the finding breaks its bound, so the side tells which kind of bound it is
         return Text(f"at most {shown}", f"不超过 {shown}")
     return Text(f"at least {shown}", f"不低于 {shown}")
 

@@ -63,7 +63,7 @@ def consequences(findings: Iterable[Finding]) -> tuple[Caused, ...]:
         for index, cause in enumerate(causes):
             here = finding.site in sites[index] or finding.rule == NOT_FINITE
             if here and finding.rule in _leads_to(cause.first) and not _leads_to(finding):
-                cause_of.setdefault(place, index)
+                cause_of.setdefault(place, index)  # the first cause is the worst one
     below = [fold_findings(f for p, f in enumerate(findings) if cause_of.get(p) == i) for i in range(len(causes))]
     told = [Caused(cause, under) for cause, under in zip(causes, below, strict=True)]
     alone = fold_findings(f for p, f in enumerate(findings) if p not in cause_of and not _leads_to(f))
@@ -146,6 +146,7 @@ def _wrong(wrong: Sequence[JudgedCall], total: int) -> list[Text]:
     groups: dict[tuple[str, bool, bool], list[JudgedCall]] = {}
     for judged in wrong:
         size = _size(judged)
+        # blocks with unlike scales share no mistake, whatever one of them looks like
         mistake = UNKNOWN if judged.call.unlike_blocks else judged.mistake or UNKNOWN
         groups.setdefault((mistake, judged.call.unlike_blocks, size is not None and size < 1), []).append(judged)
     return [_mistake(name, calls, total) for (name, *_), calls in groups.items()]
@@ -193,7 +194,7 @@ def _sizes(sizes: Sequence[float | None]) -> Text:
     large = known[0] > 1
     far = sorted(size if large else 1 / size for size in known)
     shown = list(dict.fromkeys(number(size, 3) for size in (far[0], far[-1])))
-    shares = [f"1/{size}" for size in shown]
+    shares = [f"1/{size}" for size in shown]  # Chinese says "1/8 of the right value", not "8 times too small"
     times, parts = (joined((Text(one, one) for one in span), HEADLINE["from to"]) for span in (shown, shares))
     return phrase("too large" if large else "too small", times=times, parts=parts)
 
@@ -220,6 +221,7 @@ def _unjudged(report: CheckReport) -> list[Text]:
     """Return phrases on attentions that could not be judged, and on attentions that did not run."""
     total = len(report.calls)
     lost = sum(judged.verdict == UNMEASURED for judged in report.calls)
+    # findings at sites without a call are about attentions that did not run
     more = sum(finding.site not in {judged.call.site for judged in report.calls} for finding in report.unjudged)
     parts = []
     if lost:

@@ -134,7 +134,7 @@ def _shown(records: Iterable[Record]) -> list[_Shown]:
     taken, shown = set(_OWN_IDS), []
     for record in records:
         stem = anchor = re.sub(r"[^A-Za-z0-9_-]+", "-", record.id) or "claim"
-        while anchor in taken:
+        while anchor in taken:  # ids such as "a b" and "a/b" give the same stem
             anchor = f"{stem}-{len(taken)}"
         taken.add(anchor)
         plots = []
@@ -161,7 +161,7 @@ def _settings(records: Sequence[Record]) -> list[tuple[Markup, list[tuple[Any, i
         return list(Counter(map(of, records)).items())
 
     environment = dict.fromkeys(key for record in records for key in record.environment)
-    days = sorted(record.started for record in records)
+    days = sorted(record.started for record in records)  # the page shows the first and the last
     return [
         (_say("kind"), values(lambda record: _say("quick" if record.quick else "full")), True),
         (_say("seed"), values(lambda record: record.seed), True),
@@ -270,7 +270,7 @@ def strip(check: Check) -> Markup:
     if not all(map(math.isfinite, inside)) or not ends:
         return Markup()
     low, high = min(*ends, *inside), max(*ends, *inside)
-    if not math.isfinite(2 * (high - low)):
+    if not math.isfinite(2 * (high - low)):  # finite ends may be too far apart for a finite difference
         return Markup()
     room = 0.15 * (high - low) or 1.0  # a bar and an interval of one point still need a width
     low, high = low - room, high + room

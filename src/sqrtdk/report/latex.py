@@ -70,7 +70,7 @@ def _group(tokens: Iterator[re.Match[str]]) -> str:
 def _piece(token: re.Match[str], tokens: Iterator[re.Match[str]]) -> str:
     """Return the text of a token and its arguments."""
     sign = token[0].strip() or " "
-    if delimiter := token["opening"] or token["closing"]:
+    if delimiter := token["opening"] or token["closing"]:  # \left( and \right): plain text needs the bracket alone
         return delimiter
     if sign == "{":
         return _group(tokens)

@@ -87,8 +87,8 @@ def rows_of(answers: Sequence[LawAnswer]) -> tuple[Row, ...]:
     times = Counter(answer.law for answer in answers)
     groups: dict[tuple[str, ...], list[LawAnswer]] = {}
     for place, answer in enumerate(answers):
-        about = answer.about if times[answer.law] > 1 else ""
-        alone = str(place) if answer.state == BROKEN else ""
+        about = answer.about if times[answer.law] > 1 else ""  # of a single input the name says nothing
+        alone = str(place) if answer.state == BROKEN else ""  # a key of its own: broken laws are never folded
         groups.setdefault((answer.state, answer.reason, about, alone), []).append(answer)
     rows = []
     for (state, reason, about, _), members in groups.items():
@@ -111,7 +111,7 @@ def picture(moved: Sequence[bool], most: int = WIDEST) -> tuple[bool, ...]:
 
 def each_of(moved: Sequence[bool], most: int = WIDEST) -> int:
     """Return the number of positions that share a mark of the picture."""
-    return max(-(-len(moved) // most), 1)
+    return max(-(-len(moved) // most), 1)  # rounded up
 
 
 def named_law(law: str) -> Text:

@@ -28,6 +28,8 @@ MOST_CHARACTERS = 60_000  # GitHub rejects comments beyond 65536
 _MOST_ROWS = 12
 _MOST_OPEN = 8  # failing findings that are shown unfolded
 _LONGEST = 400  # characters of one text
+# Markup characters, "_" at the edge of a word, the colon of "http://" and ":emoji:", and the dot of "www.": GitHub
+# turns each of these into formatting, an emoji or a link.
 _OBEYED = re.compile(
     r"[\\`*\[\]<>&~|$]|(?<![^\W_])_|_(?![^\W_])|:(?=//|[\w+-]+:)|(?<=www)\."
     r"|@|#(?=\w)|(?<=\bGH)-(?=\d)",  # @someone, #12, GH-12: GitHub looks for these after it has decoded entities

@@ -36,6 +36,7 @@ _SVG_STYLES = {
 _PAGE_COLOURS = {PAPER: "none", INK: "currentColor", SOFT: "var(--soft)", LINE: "var(--line)"} | {
     colour: f"var(--c{index})" for index, colour in enumerate(COLOURS)
 }
+# values of attributes: without quotes, colons and slashes they can neither end the attribute nor name an address
 _HARMLESS = re.compile(r"[\w\s.,+%()#-]*")
 
 
@@ -90,6 +91,7 @@ def svg(drawing: str, prefix: str, labelled_by: str) -> Markup:
         An `svg` element without styles, names and metadata.
     """
     root = ElementTree.fromstring(drawing)
+    # ids that a <use> or a clip path refers to; all other ids are dropped
     wanted = set(re.findall(r'(?:xlink:href="#|url\(#)([\w-]+)', drawing))
     attributes = {"role": "img", "aria-labelledby": labelled_by, "viewBox": root.attrib["viewBox"]}
     ids = {name: f"{prefix}{index}" for index, name in enumerate(sorted(wanted))}
@@ -115,7 +117,7 @@ def _svg(element: ElementTree.Element, ids: dict[str, str]) -> Iterator[str]:
     children = "".join(part for child in element for part in _svg(child, ids))
     if children:
         yield f"{_opening(tag, attributes)[:-1]}{_attributes(references)}>{children}</{tag}>"
-    elif tag not in ("g", "defs"):
+    elif tag not in ("g", "defs"):  # empty groups show nothing
         yield f"{_opening(tag, attributes)[:-1]}{_attributes(references)}/>"
 
 

@@ -23,6 +23,7 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.lab.text import Text
 from sqrtdk.report.plain import plain
 
+# "</script>" and "<!--" would end or open something in HTML; U+2028 and U+2029 break lines in older JavaScript
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 

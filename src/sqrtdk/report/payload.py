@@ -65,6 +65,7 @@ def _opens(calls: list[JudgedCall]) -> list[int]:
         judged, head = calls[place[0]], place[1]
         stats = judged.call.stats
         assert stats is not None
+        # the worst call wins, in it a head with NaN rows, then the largest logit
         largest, failing = stats.max_logit[head], HEALTH.index(judged.health) if _fails(judged) else -1
         return failing, bool(stats.nan_rows[head]), -math.inf if math.isnan(largest) else largest
 

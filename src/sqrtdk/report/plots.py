@@ -19,8 +19,8 @@ from sqrtdk.report.axes import INK, LINE, PAPER, SIZE_INCHES, SOFT, draw
 PNG_DPI = 160
 
 _SETTINGS = {
-    "svg.fonttype": "path",
-    "svg.hashsalt": "sqrtdk",
+    "svg.fonttype": "path",  # text as outlines
+    "svg.hashsalt": "sqrtdk",  # the same ids in every run
     "font.size": 10.5,
     "text.color": INK,
     "axes.edgecolor": SOFT,
@@ -29,7 +29,7 @@ _SETTINGS = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.facecolor": "none",
-    "axes.formatter.useoffset": False,
+    "axes.formatter.useoffset": False,  # full tick labels instead of "+1e3" above the axis
     "axes.formatter.limits": (-4, 5),
     "axes.axisbelow": True,
     "axes.grid": True,
@@ -132,6 +132,7 @@ def _drawn(plot: Plot, kind: str) -> bytes:
     figures, style = _extras.load("matplotlib.figure"), _extras.load("matplotlib.style")
     agg = _extras.load("matplotlib.backends.backend_agg")
     buffer = io.BytesIO()
+    # no date and no version of matplotlib, so that equal plots give equal files
     metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
     with style.context(["default", _SETTINGS]):
         figure = figures.Figure(figsize=SIZE_INCHES)

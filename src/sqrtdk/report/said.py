@@ -25,6 +25,7 @@ TITLES = ("titles",)
 Catalogues = tuple[str, ...]
 _NUMBER = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?")
 _JOINTS = {"; ": "；", " and ": "，以及 "}
+# "first sentence; second sentence", and " and " before a declaration such as "config.scale_attn_weights"
 _JOINT = re.compile(r"; | and (?=config\.)")
 _FEW = 5  # a template with fewer letters than this is hardly more than punctuation
 _LONGEST = 2000  # characters; none of our sentences is longer, so a longer one is untrusted text and stays as it is
@@ -86,6 +87,7 @@ def _chinese(text: str, catalogues: Catalogues, depth: int = 0) -> str | None:
             continue
         english = found.groupdict()
         parts = {name: _chinese(part, catalogues, depth + 1) for name, part in english.items()}
+        # "{a}: {b}" would match any text with a colon, so one value must be known, or all must be numbers
         if template.joiner and not any(parts.values()) and not all(map(_NUMBER.fullmatch, english.values())):
             continue
         return template.chinese.format_map({name: parts[name] or part for name, part in english.items()})

@@ -69,6 +69,7 @@ def _run(report: CheckReport) -> dict[str, Any]:
                 "rules": [_rule(name) for name in ids],
             }
         },
+        # code scanning replaces earlier results of the same id, so each model has its own
         "automationDetails": {"id": f"sqrtdk/{re.sub(r'[^A-Za-z0-9._-]+', '-', report.model.id)[:120]}/"},
         "invocations": [{"executionSuccessful": True, "exitCode": report.exit_code}],
         "originalUriBaseIds": _bases(report),

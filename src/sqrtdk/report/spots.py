@@ -48,6 +48,7 @@ def spots(report: CheckReport, finding: Finding) -> tuple[Spot, ...]:
     audited: tuple[list[str | None], str] = ([report.model.at], "audited here")
     groups: list[tuple[list[str | None], str]] = [(code, "written here"), (declared, "declared here")]
     found = at_lines(report, groups)
+    # no line of the repository so far: add the one that was audited
     return found if found and found[0].source.base == "root" else at_lines(report, [*groups, audited])
 
 

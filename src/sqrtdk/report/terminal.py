@@ -207,6 +207,7 @@ def _notes(console: Console, folds: Sequence[Fold], language: Language) -> None:
             why = said(judged.call.stats_reason or "no reason given", language)
             sites.setdefault(word("no statistics", language, why=why), []).append(fold.site)
     for fold in folds:
+        # layers of a module share the lines of its class; layers of a graph have a node each
         one_place = len(fold.calls) == 1 or in_files(fold.first.call)
         if one_place and (written := places_text(fold.first.call, language)):
             sites.setdefault(word("written", language, places=written), []).append(fold.site)

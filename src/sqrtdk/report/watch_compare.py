@@ -183,12 +183,12 @@ def _steps(a: Array, b: Array) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
     """
     if not len(a) or not len(b):
         return (), (), False
-    low, high = max(a[0], b[0]), min(a[-1], b[-1])
+    low, high = max(a[0], b[0]), min(a[-1], b[-1])  # the steps that both runs cover
     within = [steps[(low <= steps) & (steps <= high)] for steps in (a, b)]
-    if not all(map(len, within)):
+    if not all(map(len, within)):  # no shared steps: compare the newest samples of each
         most = min(len(a), len(b), SAMPLES)
         return tuple(a[-most:].tolist()), tuple(b[-most:].tolist()), False
-    sparser = min(within, key=len)[-SAMPLES:]
+    sparser = min(within, key=len)[-SAMPLES:]  # the run with fewer samples sets the steps
     near = [steps[np.abs(steps[None] - sparser[:, None]).argmin(1)] for steps in within]
     return tuple(near[0].tolist()), tuple(near[1].tolist()), True
 
@@ -197,6 +197,7 @@ def _at(site: Site, column: str, steps: Sequence[int]) -> float | None:
     """Return the median of the worst head's value over the samples that have one."""
     values = site.worst(column)[0][np.isin(site.steps, steps)]
     known = values[~np.isnan(values)].tolist()
+    # median_low never averages two samples, so a finite one is not mixed with an infinite one
     return statistics.median_low(known) if known else None
 
 

@@ -114,10 +114,11 @@ def result(run: Summary) -> tuple[Markup, str]:
     for severity, number_of in run.counts.items():
         if number_of:
             return both(SEVERITY_WORDS[severity]), _TONES[severity]
-    if run.alarms:
+    if run.alarms:  # all are of severities that only a later version knows
         return both(SEVERITY_WORDS["critical"]), "bad"
     if not run.sites:
         return _say("nothing"), "doubtful"
+    # a statistic that some kernels lack, or a loss that was never given, is no reason for doubt
     serious = any(entry.kind not in ("statistic", "loss") for entry in run.missing)
     return _say("good"), "doubtful" if serious else "good"
 

@@ -42,6 +42,7 @@ class Block:
         """
         finite = np.abs(values[np.isfinite(values)])
         largest = float(finite.max(initial=0.0))
+        # frexp(x) = (m, e) with 0.5 <= m < 1 and x = m * 2^e, so this brings the largest value to 2^14..2^15
         exponent = math.frexp(largest)[1] - 1 - _TOP if largest else 0
         with np.errstate(invalid="ignore", under="ignore"):
             short = np.ldexp(values.astype(np.float64), -exponent).astype("<f2")
@@ -76,6 +77,7 @@ def payload(runs: Sequence[Summary], by: str = "name") -> dict[str, Any]:
     samples = max((len(site.steps) for run in runs for site in run.sites), default=1)
     cells = sum(len(site.steps) for run in runs for site in run.sites) * len(STATISTICS)
     numbers = sum(len(site.steps) * len(site.heads) for run in runs for site in run.sites) * len(STATISTICS)
+    # the least thinning that keeps columns, cells and numbers of the page within their limits
     a_column = math.ceil(max(samples / MOST_COLUMNS, cells / MOST_CELLS, 1))
     a_point = max(a_column, math.ceil(numbers / MOST_NUMBERS))
     block = Block()

@@ -190,18 +190,20 @@ def _sites(run: Run) -> Iterator[Site]:
     if not table.num_rows:
         return
     names = table["site"].combine_chunks().dictionary_encode()
+    # group the rows by (site, index)
     keys = np.stack([names.indices.to_numpy(zero_copy_only=False), _numbers(table, "index")], 1)
     places, first, of = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     steps, heads = _numbers(table, "step"), _numbers(table, "head")
     columns = {name: _numbers(table, name) for name in STATISTICS}
     order = np.argsort(of.reshape(-1), kind="stable")
     groups = np.split(order, np.cumsum(np.bincount(of.reshape(-1)))[:-1])
-    for place in np.argsort(first, kind="stable"):
+    for place in np.argsort(first, kind="stable"):  # sites in the order of their first row
         rows = groups[place]
         own_steps, at_step = np.unique(steps[rows], return_inverse=True)
         own_heads, at_head = np.unique(heads[rows], return_inverse=True)
         values = {}
         for name, column in columns.items():
+            # a head that has no row at a step stays NaN, "not measured"
             values[name] = np.full((len(own_steps), len(own_heads)), math.nan)
             values[name][at_step, at_head] = column[rows]
         left_out = {name: int(_numbers(table, name)[rows].sum()) for name in ("blind_rows", "nan_rows", "inf_rows")}
@@ -221,6 +223,7 @@ def _missing(run: Run, sites: tuple[Site, ...], samples: Array, no_loss: int) ->
     with_rows: Counter[int] = Counter()
     for site in sites:
         with_rows.update(site.steps.tolist())
+    # a step that failed as a whole is told once, not again for each attention
     for row in run.steps.to_pylist():
         step = row["step"]
         if row["how"] and row["how"].startswith(NOT_MEASURED):
@@ -251,6 +254,7 @@ def _noted(alarms: Sequence[Alarm], how: Iterable[str]) -> Iterator[Missing]:
     steps: dict[str, list[int]] = defaultdict(list)
     for alarm in alarms:
         if alarm.name == UNMEASURED and alarm.text not in told:
+            # "SITE: REASON"; a text without a site is about the whole run
             place, colon, reason = alarm.text.partition(": ")
             reason, place = (reason, place) if colon else (alarm.text, "(run)")
             places[reason][place] = None

@@ -226,6 +226,7 @@ def _head(console: Console, summary: Summary, language: Language, letter: str = 
     if summary.first_step is None:
         console.print(say(TERMINAL["nothing"], language))
         return
+    # longer texts are reasons why steps were not measured, which are listed below
     counted = [(way, number_of) for way, number_of in summary.how.items() if len(way) < 40]
     ways = [
         say(TERMINAL["samples with"], language, count=number_of, what=plain(_way(way, language)))
@@ -264,7 +265,7 @@ def _statistic(
     table = _table(language, "site", "trend", "newest", "head", *(("first", "median", "step") if wide else ()))
     newest_values = np.array([float(site.worst(column)[0][-1]) for site in summary.sites])
     order = np.argsort(-badness(newest_values, column), kind="stable")[:most]
-    for at in sorted(order.tolist()):
+    for at in sorted(order.tolist()):  # the worst ones, in the order of the model
         site = summary.sites[at]
         values, heads = site.worst(column)
         newest = float(values[-1])
@@ -293,6 +294,7 @@ def _alarms(console: Console, summary: Summary, language: Language, few: _Few | 
     counts = say(TERMINAL["comma"], language).join(some)
     console.print(Text.assemble((say(TERMINAL["alarms"], language), "bold"), f"  {counts}"))
     worst = sorted(range(len(summary.alarms)), key=lambda at: (rank(summary.alarms[at].severity), at))
+    # sorted ascending, so the last ones are the worst, and among equals the newest
     worst = worst[-(few.alarms if few else MOST_ALARMS) :]
     if left := len(summary.alarms) - len(worst):
         console.print(say(TERMINAL["more_alarms"], language, shown=len(worst), count=left))

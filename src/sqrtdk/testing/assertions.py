@@ -141,6 +141,7 @@ def assert_same_attention(
     sites = {pair.site_a for pair in report.pairs} | {pair_site(pair) for pair in report.pairs}
     check_names(allowed, sites | {call.site for call in alone}, {*CAUSES, "input", UNPAIRED, NOT_COMPARED})
     bad = [pair for pair in report.pairs if pair.same is not True and not _may_stand(pair, allowed)]
+    # a difference that follows from an allowed one is allowed too
     origins = {pair_site(pair) for pair in report.pairs if pair not in bad}
     bad = [pair for pair in bad if pair.follows_from is None or pair.follows_from not in origins]
     lonely = [] if UNPAIRED in allowed else alone_lines(report, allowed)
@@ -156,6 +157,7 @@ def _outputs(
 ) -> list[OutputDiff]:
     """Return the outputs that fail. An output that differs because of an allowed difference does not."""
     standing = [pair for pair in report.pairs if pair.same is not True and pair not in bad]
+    # an allowed change of the input, or an allowed call without a partner, may change every output
     entered = any(cause.name == "input" for pair in standing for cause in pair.causes)
     alone = (report.unpaired_a or report.unpaired_b) and not lonely
     if entered or alone or (standing and report.outputs_from == FOLLOWS):

@@ -117,6 +117,7 @@ class CalledModels:
         self._thread = threading.get_ident()
         self._handles = [
             torch_module.register_module_forward_pre_hook(self._begins),
+            # always_call: without it, a forward that raises would leave the depth wrong
             torch_module.register_module_forward_hook(self._ends, with_kwargs=True, always_call=True),
         ]
         return self
@@ -126,7 +127,7 @@ class CalledModels:
             handle.remove()
 
     def _begins(self, module: nn.Module, args: Any) -> None:
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self._thread:  # calls of other threads would mix up the depth
             self._depth += 1
 
     def _ends(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:

@@ -75,7 +75,7 @@ class Observation:
             self._ran = stack.enter_context(watch_modules())
             stack.enter_context(self._trace)
             stack.enter_context(self._masks)  # entered last, so that it does not see the trace's own operations
-            forget = self._sites.entering
+            forget = self._sites.entering  # the hook that is set already is called after ours
 
             def entering(module: nn.Module, args: tuple[Any, ...]) -> None:
                 self._learn(module)

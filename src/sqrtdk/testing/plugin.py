@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sqrtdk.testing.observe import AuditedTest
 
 MARKER = "attention"
-# copies of sqrtdk.audit.records, which imports too much; severities are worst first
+# copied from sqrtdk.audit.records, so that nothing is imported; severities are worst first
 SEVERITIES = ("critical", "fail", "warn", "note")
 FAIL_ON = ("note", "warn", "unmeasured", "fail", "critical", "never")
 _DECLARED = (
@@ -123,9 +123,11 @@ class Audit:
             # skipped before any attention ran; an xfail is reported as skipped too, but ran
             unrun = report.skipped and not audit.calls and not hasattr(report, "wasxfail")
             setattr(report, _RECORD, {"ran": False} if unrun else _record(audit, report.passed))
+            # the test failed by itself: show the audit's findings below its own failure
             if told and report.failed and told not in report.longreprtext:
                 report.sections.append(("sqrtdk", told))
             del item.stash[self._audits]
+        # failed or skipped in its set-up, so nothing ran that could be audited
         elif (report.when == "setup" and not report.passed) or report.when == "call":
             setattr(report, _RECORD, {"ran": False})
         return report

@@ -18,7 +18,7 @@ DECLARED = (
     "with its inputs; allow names sites or rules that may stand, fail_on is this test's own --sqrtdk-fail-on"
 )
 _RECORD = "sqrtdk_laws"  # attribute of a test report
-_STATES = ("kept", "broken", "not asked")  # copied from sqrtdk.audit.records, which imports too much
+_STATES = ("kept", "broken", "not asked")  # copied from sqrtdk.audit.records, so that nothing is imported
 _MOST = 40  # lines of the summary
 
 
