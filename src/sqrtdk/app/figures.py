@@ -77,6 +77,7 @@ def weights(settings: Settings) -> Figure:
     series = tuple(curve("", ranks, row, style="line") for row in rows)
     lines = (("$1/n$", 1.0 / settings.keys),)
     plot = _plot("weights", "$i$", "$p_{(i)}$", series, ("log", "log"), lines)
+    # on a log axis zeros are left out, so the note has to say that one key has all the weight
     alone = all(row[0] == 1 and not any(row[1:]) for row in rows)
     return Figure(plot, (("line", 0, "legend.rows"),), "note.one_key" if alone else "")
 

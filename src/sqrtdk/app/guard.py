@@ -176,6 +176,7 @@ class Guard:
         if site not in ("none", "same-origin") and (mode != "navigate" or scope["method"] != "GET"):
             return 403, "This page answers to itself alone."
         path = scope["raw_path"].decode("latin-1") if scope.get("raw_path") else scope["path"]
+        # the path is compared undecoded, so that %2e%2e and %2f match nothing
         allowed = _ALLOWED.get(scope["method"])
         if allowed is None or not allowed.fullmatch(path):
             return 404, "There is no such page."

@@ -164,7 +164,7 @@ def _explore(gradio: Any, blocks: Any, words: Words) -> None:
             empty = dict.fromkeys((numbers, ranges, *slots.values()), "")
             yield {message: _refused(error, words), **empty}
         finally:
-            if newest.get(reader) is mine:
+            if newest.get(reader) is mine:  # readers who left must not pile up here
                 del newest[reader]
 
     show.__annotations__["request"] = gradio.Request  # Gradio passes the request by this annotation

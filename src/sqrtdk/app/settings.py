@@ -148,7 +148,7 @@ def address(settings: Settings) -> str:
     }
     of_rule = RULES[settings.rule]
     defaults = {name: control.default for name, control in CONTROLS.items()}
-    if of_rule is not None:
+    if of_rule is not None:  # the parameter's default depends on the rule
         defaults["parameter"] = of_rule.default
     return urlencode({name: _short(text) for name, text in texts.items() if _short(text) != defaults[name]})
 

@@ -90,7 +90,7 @@ def run(
         from sqrtdk.lab.register import find
         from sqrtdk.report import lab
 
-        find(claims)  # refuse an unknown id before torch is imported
+        find(claims)  # an unknown id is refused before anything runs
         folder = output or Path("sqrtdk-lab") / f"{'quick' if quick else 'full'}-seed{seed}"
         with working("Starting") as progress:
             from sqrtdk import _extras

@@ -26,6 +26,7 @@ from sqrtdk.report.said import said
 from sqrtdk.report.terminal_words import word
 
 PIPE_WIDTH = 160  # wide, because one line for each site is easier to search in a log
+# errors of fsync that mean lost data; it fails with others on files that can't be synced, such as a pipe
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _SHOW_CURSOR = b"\x1b[?25h"
 

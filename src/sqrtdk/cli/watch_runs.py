@@ -34,6 +34,7 @@ def read(run: Path) -> Summary:
     from sqrtdk.report.plain import plain
     from sqrtdk.report.watch_summary import summarise
 
+    # `watch checkpoints` writes the records of several runs into folders of one
     if not (run / RUN).exists() and (runs := sorted(str(one.parent) for one in run.glob(f"*/{RUN}"))):
         named = ", ".join(map(plain, runs[:4])) + (", ..." if len(runs) > 4 else "")
         raise RunFolderError(

@@ -297,6 +297,7 @@ def _sequences(name: str, ends: Tensor, batch: int, length: int, device: torch.d
             f"{name} runs from {int(ends[0])} to {last}, for {batch} x {length} positions",
             hint="It begins with 0, rises, and ends with the number of positions.",
         )
+    # a position belongs to the first sequence whose end lies beyond it
     return torch.bucketize(torch.arange(last, device=device), ends[1:], right=True).view(-1, length)
 
 

@@ -78,7 +78,7 @@ class AttentionWatch(_Callback):  # type: ignore[misc]
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, Tensor):
             self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
-        if trainer.global_step > self._steps:
+        if trainer.global_step > self._steps:  # not after each batch: gradients may be accumulated over several
             self._steps = trainer.global_step
             self._fit.stepped(self._loss)
             self._loss = None

@@ -76,7 +76,7 @@ class WatchedFit:
         atexit.unregister(self.close)
         try:
             self._end_step()
-        finally:
+        finally:  # the last step may raise, and the hooks have to go all the same
             self._running = False
             self._pause.close()
             self._open.__exit__(None if error is None else type(error), error, None)

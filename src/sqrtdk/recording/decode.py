@@ -129,7 +129,7 @@ def _check_fit(at: str, query: Tensor, key: Tensor, value: Tensor, output: Tenso
         refuse(f"{told} have batches of {batch} and {kv_batch}", "Repeat the one of them that serves all.")
     if width != key_width or not width:
         refuse(f"{told} have heads of {width} and {key_width} features", "Both enter one product: check the layout.")
-    if not heads or not kv_heads or heads % kv_heads:
+    if not heads or not kv_heads or heads % kv_heads:  # grouped heads: heads // kv_heads of q share one of k
         refuse(f"{told}: {heads} heads of q can't share {kv_heads} of k", "Hq is a multiple of H: check the layout.")
     if value.shape[:3] != key.shape[:3]:
         refuse(f"{at}v {tuple(value.shape)} does not fit k {tuple(key.shape)}", "B, H and S are the same for both.")

@@ -31,6 +31,7 @@ BITS = frozenset({torch.bool, torch.uint8})
 FLOAT_NAMES = tuple(sorted(str(dtype).removeprefix("torch.") for dtype in FLOATS))
 
 TERMS = ("scale", "softcap", "bias", "mask", "sinks", "unknown")
+# batch, heads, rows and channels in the orders that engines use; without B, the tensors are of one sequence
 LAYOUTS = ("BHLE", "BLHE", "HLE", "LHE")
 
 

@@ -10,16 +10,16 @@ from sqrtdk._stranger import MAX_DEPTH as MAX_DEPTH
 from sqrtdk._stranger import shown as shown
 from sqrtdk.errors import TraceFileError
 
-MAX_FILE_BYTES = 2**34
-MAX_HEADER_BYTES = 2**24
+MAX_FILE_BYTES = 2**34  # 16 GiB
+MAX_HEADER_BYTES = 2**24  # 16 MiB
 MAX_TENSORS = 2**17
 MAX_CALLS = 2**12
 MAX_DIMENSIONS = 8
 MAX_SIDE = 2**40  # entries in one dimension
-MAX_NAME = 500
-MAX_TEXT = 10_000
+MAX_NAME = 500  # characters
+MAX_TEXT = 10_000  # characters
 MAX_STEPS = 64  # steps of one vector, or terms of one call
-MAX_RECORD_BYTES = 2**22
+MAX_RECORD_BYTES = 2**22  # 4 MiB of JSON on one call
 MAX_MASK = 2**30  # entries of one mask; each takes a byte once the mask is unpacked
 MAX_MASKS = 2**32  # entries of all masks of a file
 # Logits to compute for each byte of the file. A reader's work grows with rows x keys, and a file whose heads have one

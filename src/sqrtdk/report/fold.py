@@ -17,6 +17,7 @@ from sqrtdk.report.places import in_files, places_text
 _EXACT = ("scale_ledger", "declared_vs_actual", "mask_audit", "sliding_window", "unused", "responsiveness")
 _OF_LAWS = "law_"  # exact too: an output that a law fixes must not move at all
 _NEAR = 0.01  # a value this close to its bound, relative to the bound, is shown with more decimals
+# -0.5, 1e-06, 1,024: findings that differ in such numbers alone fold into one
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 
 

@@ -112,11 +112,13 @@ def _all(one: Caused) -> list[Finding]:
 def _leads_to(finding: Finding) -> tuple[str, ...]:
     """Return the rules whose findings are consequences of this finding."""
     if finding.rule == NOT_FINITE:
+        # NaN that arrives from another site is itself a consequence
         return () if finding.message.startswith(REACHES) else (NOT_FINITE,)
     if finding.rule == "softmax_axis":
         return (UNMEASURED,)
     if finding.rule in _LAWS_OF_MASKS and finding.severity in FAILING:
         return (_LAWS_OF_MASKS[finding.rule],)
+    # blocks with unlike scales have no one scale that could be too large or too small
     if finding.rule not in SCALE_RULES[:2] or SEVERITIES.index(finding.severity) < SEVERITIES.index("warn"):
         return ()
     if not isinstance(finding.value, (int, float)) or not isinstance(finding.threshold, (int, float)):

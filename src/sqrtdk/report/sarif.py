@@ -26,7 +26,7 @@ from sqrtdk.tracing.records import NotMeasured
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 LEVELS = {"note": "note", "warn": "warning", "fail": "error", "critical": "error"}
 FINGERPRINT = "sqrtdkFinding/v1"
-_ROOT, _PACKAGES = "SRCROOT", "PYTHONPATH"
+_ROOT, _PACKAGES = "SRCROOT", "PYTHONPATH"  # names of the directories that URIs are relative to
 _MOST_RELATED = 9
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 

@@ -138,7 +138,7 @@ def _run(run: Summary, a_column: int, a_point: int, block: Block) -> dict[str, A
 def _losses(run: Summary) -> list[list[Any]]:
     """Return steps and losses. Steps that share a point keep a non-finite loss, or else the largest."""
     every = math.ceil(len(run.losses) / MOST_LOSSES) or 1
-    bad = np.where(np.isfinite(run.losses), run.losses, math.inf)
+    bad = np.where(np.isfinite(run.losses), run.losses, math.inf)  # NaN ranks with the infinities: argmax picks it
     places = [start + int(bad[start : start + every].argmax()) for start in range(0, len(bad), every)]
     return [run.loss_steps[places].tolist(), [_short(value) for value in run.losses[places].tolist()]]
 

@@ -95,7 +95,7 @@ def _whole(
     console: Console, summary: Summary, columns: Sequence[str], language: Language, few: _Few | None = None
 ) -> None:
     _head(console, summary, language)
-    bars = max(12, min(60, console.width - 64))
+    bars = max(12, min(60, console.width - 64))  # a sparkline takes what the other columns leave
     if len(summary.losses):
         line, low, high = _loss(summary, bars)
         first, newest = (number(float(summary.losses[at])) for at in (0, -1))
@@ -197,7 +197,7 @@ def sparkline(values: Sequence[float] | Array, width: int, low: float, high: flo
         if not len(known):
             drawing += _NONE
             continue
-        value = min(max(float(known[-1]), low), high)
+        value = min(max(float(known[-1]), low), high)  # an infinity becomes the lowest or the highest bar
         share = 0.0
         if high > low:
             share = math.log(value / low) / math.log(high / low) if log else (value - low) / (high - low)

@@ -99,7 +99,7 @@ class Observation:
             return
         name = type(module).__name__
         alike = sum(type(other) is type(module) for other in self._called._modules.values())
-        root = f"{name}{alike + 1}" if alike else name
+        root = f"{name}{alike + 1}" if alike else name  # the second Decoder of a test is "Decoder2"
         self._called._modules[root] = module
         for path, part in module.named_modules():
             if id(part) not in self._sites.names:

@@ -81,7 +81,7 @@ class Audit:
             with seen:
                 result = yield
         finally:
-            audit = seen.audit()
+            audit = seen.audit()  # also of a test that raised, so that its report shows both
             bad = failing(audit.findings, audit.calls, fail_on, allow)
             lines = findings_lines(bad, audit.calls, OUTSIDE)
             told = "\n".join([f"attention in {item.name} (fail_on: {fail_on})", *lines])

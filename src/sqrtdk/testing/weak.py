@@ -19,6 +19,7 @@ from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.tensors import CallTensors, Vector
 
 _MASK_ARGUMENTS = ("attn_mask", "attn_bias")
+# ways to write a mask: scores + mask, scores.masked_fill(hidden, -inf), torch.where(visible, scores, -inf)
 _ADDED = ("aten::add", "aten::add_", "aten::masked_fill", "aten::masked_fill_", "aten::where")
 _SOFTMAX = ("aten::_softmax", "aten::_safe_softmax")
 
@@ -47,7 +48,7 @@ class OpenMasks(EagerMode):
         output = func(*args, **(kwargs or {}))
         schema = getattr(func, "_schema", None)
         if schema is not None and (schema.name in _ADDED + _SOFTMAX or "attention" in schema.name):
-            with torch.no_grad(), _disable_current_modes():
+            with torch.no_grad(), _disable_current_modes():  # our own reads of masks must not be traced
                 self._see(schema, args, kwargs or {}, output)
         return output
 
@@ -55,7 +56,7 @@ class OpenMasks(EagerMode):
         name = schema.name
         if name in _ADDED:
             if isinstance(output, Tensor) and output.dim() > 1 and _hides_nothing(name, args):
-                self._masked[output] = True
+                self._masked[output] = True  # counted later, if a softmax reads it: then it holds logits
         elif name in _SOFTMAX:
             self.count += isinstance(args[0], Tensor) and args[0] in self._masked
         elif "attention" in name:
