@@ -191,7 +191,7 @@ def _explore(gradio: Any, blocks: Any, words: Words) -> None:
         "inputs": list(controls.values()),
         "outputs": outputs,
         "show_progress": "hidden",
-        "trigger_mode": "multiple",
+        "trigger_mode": "multiple",  # a new choice draws at once; the older drawing ends itself, see `newest`
         "concurrency_id": "explore",
         "concurrency_limit": 4,
     }

@@ -66,7 +66,7 @@ def _exit_code() -> int:
     except Exception as error:
         fail(error)
         return process.FAILED
-    return code if isinstance(code, int) else 0
+    return code if isinstance(code, int) else 0  # a verb that ends without typer.Exit succeeded
 
 
 def _show_version(wanted: bool) -> None:

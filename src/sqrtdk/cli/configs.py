@@ -56,7 +56,7 @@ def configs(
             wide = len(told.encode()) if width() == PIPE_WIDTH else width()  # unwrapped in a log
             print_text(line(told, wide) if quiet else to_text(report, width=width(), color=colors(), language=language))
             codes.add(report.exit_code)
-    raise typer.Exit(max(codes))
+    raise typer.Exit(max(codes))  # the worst file decides
 
 
 def params(

@@ -176,7 +176,7 @@ def screen() -> int | None:
 
 def width() -> int:
     """Return the width in columns: from COLUMNS, else from the terminal, else `PIPE_WIDTH`."""
-    columns = os.environ.get("COLUMNS", "")
+    columns = os.environ.get("COLUMNS", "")  # may hold anything: only a positive number counts
     if columns.isdecimal() and int(columns) > 0:
         return int(columns)
     if not _is_terminal():

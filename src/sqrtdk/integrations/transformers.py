@@ -262,7 +262,7 @@ def _same_bytes(mask: Tensor, copy: Tensor) -> bool:
     """Return whether two contiguous masks are equal. Comparing eight entries at a time is five times faster."""
     one, other = mask.view(-1), copy.view(-1)
     words = one.numel() // 8 * 8
-    if not words or one.storage_offset() % 8:  # views as int64 need 8 bytes, aligned to 8
+    if not words or one.storage_offset() % 8:  # int64 needs whole, aligned words; a lone entry may have stride 0
         return torch.equal(one, other)
     return torch.equal(one[words:], other[words:]) and torch.equal(
         one[:words].view(torch.int64), other[:words].view(torch.int64)

@@ -88,7 +88,7 @@ def record_from_json(kind: type[Record], document: Any, what: str) -> Record:
     return read
 
 
-@functools.cache
+@functools.cache  # get_type_hints evaluates all annotations on each call
 def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
@@ -101,7 +101,7 @@ def _value(value: Any, hint: Any, what: str) -> Any:
             return None
         (hint,) = (choice for choice in choices if choice is not types.NoneType)
         return _value(value, hint, what)
-    if origin is tuple:
+    if origin is tuple:  # always tuple[X, ...]
         if not isinstance(value, list):
             refuse(f"{what} is a {type(value).__name__}; a list belongs there")
         return tuple(_value(item, typing.get_args(hint)[0], f"{what}[{at}]") for at, item in enumerate(value))

@@ -154,6 +154,7 @@ def parse_heads(text: str) -> list[int]:
         first, dash, last = part.strip().partition("-")
         if not all(end.isdecimal() and end.isascii() for end in ((first, last) if dash else (first,))):
             raise InvalidValueError(f"heads {text[:100]!r} are no numbers", hint="Write for example 0,3 or 0-7.")
+        # nine digits exceed every head number and keep int() cheap; 0-999999999 must not fill the memory
         ends = int(first[:9]), int((last or first)[:9])
         if ends[1] - ends[0] > 2**16 or ends[1] < ends[0]:
             raise InvalidValueError(f"heads {text[:100]!r} are no range", hint="Write for example 0-7.")

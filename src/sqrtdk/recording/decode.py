@@ -143,7 +143,7 @@ def _vector(call: Fields, at: str, name: str, layout: str, source: Source) -> Ve
     fields = Fields(call.take(name, {}), f"{call.what}.{name}")
     begin = at + name
     values = _laid_out(begin, layout, source)
-    factors = source.take(begin + ".factor", FLOATS)
+    factors = source.take(begin + ".factor", FLOATS)  # a number in JSON, or a tensor that broadcasts
     if factors is not None and "factor" in fields:
         refuse(f"{fields.what} has its factor as a number and as a tensor")
     if factors is not None:

@@ -143,6 +143,7 @@ def _without_copies(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], d
         place = name
         if tensor.numel() and shapes[tensor.dtype, tensor.shape] > 1:  # hash only what can have an equal
             digest = hashlib.sha256(_content(tensor)).digest()
+            # equal bytes under another dtype or shape are other numbers
             place = first.setdefault((tensor.dtype, tensor.shape, digest), name)
         if place == name:
             kept[name] = tensor

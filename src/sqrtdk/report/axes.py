@@ -76,6 +76,7 @@ def draw(figure: Any, plot: Plot, colours: Mapping[str, str] | None = None) -> N
         axes.text(0.5, 0.5, "no value that can be shown", transform=axes.transAxes, ha="center", color=SOFT)
     _level(axes, plot, shown)
     _ticks(axes, plot, names)
+    # widths in characters: about the lengths of the two axes
     axes.set_xlabel(label(plot.x_label, 72))
     axes.set_ylabel(label(plot.y_label, 38))
     _lines(axes, plot)
@@ -221,7 +222,7 @@ def _series(axes: Any, points: _Points, style: str, colour: str, marker: str) ->
         color=colour,
         linestyle={"points": "none", "dashed": (0, (5, 2.5))}.get(style, "-"),
         marker=marker if marked else "",
-        markersize=3 if len(points.x) > 4 * _MANY else 5,
+        markersize=3 if len(points.x) > 4 * _MANY else 5,  # smaller if they crowd
         # from back to front: lines (2.2), whiskers (2.3), markers (2.4), dashed theory (2.5)
         zorder=2.5 if style == "dashed" else 2.4 if marked else 2.2,
     )
@@ -234,7 +235,7 @@ def _series(axes: Any, points: _Points, style: str, colour: str, marker: str) ->
 
 def _bars(axes: Any, points: _Points, offset: float, width: float, colour: str) -> Any:
     x = [value + offset for value in points.x]
-    handle = axes.bar(x, points.y, width * 0.92, color=colour)
+    handle = axes.bar(x, points.y, width * 0.92, color=colour)  # leaves a gap between neighbours
     if points.spread:
         axes.vlines(x, points.low, points.high, color=INK, linewidth=1.3, zorder=2.5)
     return handle

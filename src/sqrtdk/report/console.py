@@ -29,6 +29,7 @@ _LEAST_PROSE = 24  # a column of text narrower than this reads badly: the table 
 _GAP = 2
 # ranges of East Asian characters that take two cells
 _WIDE = "\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\uffe0-\uffe6"
+# Chinese punctuation that must not end a line, and that must not begin one
 _OPENING, _CLOSING = "（《「『【〔“‘", "，。：；？！、）》」』】〕”’…"
 # Lines break between these units: a run of narrow characters ("scale"), or one wide character (Chinese), each with
 # the punctuation that must stay beside it.
@@ -42,7 +43,7 @@ def drawn(draw: Callable[[Console], None], width: int, color: bool) -> str:
     console = Console(
         file=io.StringIO(),
         width=max(width, 40),
-        force_terminal=color,
+        force_terminal=color,  # the text is written later, so rich can't ask the terminal itself
         no_color=not color,
         color_system="standard" if color else None,
         legacy_windows=False,
@@ -52,7 +53,7 @@ def drawn(draw: Callable[[Console], None], width: int, color: bool) -> str:
     )
     with console.capture() as capture:
         draw(console)
-    return "\n".join(line.rstrip() for line in capture.get().split("\n"))
+    return "\n".join(line.rstrip() for line in capture.get().split("\n"))  # rich pads tables to their width
 
 
 def line(text: str, width: int) -> str:

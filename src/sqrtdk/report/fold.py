@@ -138,7 +138,7 @@ def _figure(folded: FoldedFinding, figure: float) -> str:
     if folded.first.rule in _EXACT or not isinstance(bound, (int, float)):
         return number(figure)
     between = (abs(one.value - bound) for one in folded.findings if isinstance(one.value, (int, float)))
-    gap = min((gap for gap in between if gap > 0), default=math.inf)
+    gap = min((gap for gap in between if gap > 0), default=math.inf)  # the smallest one: its digits must show
     if not gap < _NEAR * abs(bound):
         return number(figure)
     # 0.99971 against 0.999: the gap of 0.00071 needs five decimals

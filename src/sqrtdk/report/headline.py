@@ -64,6 +64,7 @@ def consequences(findings: Iterable[Finding]) -> tuple[Caused, ...]:
             here = finding.site in sites[index] or finding.rule == NOT_FINITE
             if here and finding.rule in _leads_to(cause.first) and not _leads_to(finding):
                 cause_of.setdefault(place, index)  # the first cause is the worst one
+    # folded anew under each cause, as consequences of unlike causes must not share a line
     below = [fold_findings(f for p, f in enumerate(findings) if cause_of.get(p) == i) for i in range(len(causes))]
     told = [Caused(cause, under) for cause, under in zip(causes, below, strict=True)]
     alone = fold_findings(f for p, f in enumerate(findings) if p not in cause_of and not _leads_to(f))

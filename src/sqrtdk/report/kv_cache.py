@@ -128,7 +128,7 @@ def _cells(calls: Sequence[CacheCall]) -> tuple[tuple[str, ...], list[tuple[str,
     if not calls:
         return (), []
     names = titles(max(calls, key=lambda call: len(call.others)))
-    rows = [row_of(call) for call in calls]
+    rows = [row_of(call) for call in calls]  # a call may lack ways to quantise that others have
     return names, [(*row, *("-" for _ in names[len(row) :])) for row in rows]
 
 

@@ -146,6 +146,7 @@ def _shown(records: Iterable[Record]) -> list[_Shown]:
 
 
 def _groups(shown: Sequence[_Shown]) -> list[tuple[Text, list[_Shown]]]:
+    # the register's groups in its order, then any others: a record may name a group that we do not have
     names = dict.fromkeys((*GROUPS, *(one.record.group for one in shown)))
     members = [
         (GROUPS.get(name, Text(name, name)), [one for one in shown if one.record.group == name])  # type: ignore[call-overload]

@@ -85,7 +85,7 @@ def rows_of(answers: Sequence[LawAnswer]) -> tuple[Row, ...]:
         ('finite', 'causal')
     """
     times = Counter(answer.law for answer in answers)
-    groups: dict[tuple[str, ...], list[LawAnswer]] = {}
+    groups: dict[tuple[str, ...], list[LawAnswer]] = {}  # keys hold all that the members of a row share
     for place, answer in enumerate(answers):
         about = answer.about if times[answer.law] > 1 else ""  # of a single input the name says nothing
         alone = str(place) if answer.state == BROKEN else ""  # a key of its own: broken laws are never folded

@@ -65,6 +65,7 @@ def math(latex: str) -> Markup | None:
     except Exception:  # the library documents no errors: bad input raises whatever it runs into, even RecursionError
         return None
     texts = [html.unescape(element.text or "") for element in root.iter()]
+    # the library leaves a command that it does not know as text: \nonsense{x}
     if any(element.tag not in _MATH for element in root.iter()) or any("\\" in text for text in texts):
         return None
     return Markup("".join(_math(root)))

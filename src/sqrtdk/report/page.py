@@ -90,7 +90,7 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader("sqrtdk.report", "templates"),
         autoescape=True,
         finalize=_visible,
-        undefined=jinja2.StrictUndefined,
+        undefined=jinja2.StrictUndefined,  # a misspelt name raises instead of printing nothing
         trim_blocks=True,
         lstrip_blocks=True,
     )

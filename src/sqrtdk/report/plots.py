@@ -134,7 +134,7 @@ def _drawn(plot: Plot, kind: str) -> bytes:
     buffer = io.BytesIO()
     # no date and no version of matplotlib, so that equal plots give equal files
     metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-    with style.context(["default", _SETTINGS]):
+    with style.context(["default", _SETTINGS]):  # "default" resets what a matplotlibrc sets
         figure = figures.Figure(figsize=SIZE_INCHES)
         agg.FigureCanvasAgg(figure)
         draw(figure, plot)

@@ -42,6 +42,7 @@ from sqrtdk.report.watch_words import (
 _TONES = {"critical": "bad", "fail": "bad", "warn": "doubtful", "note": ""}
 _MOST_MISSING = 200
 _FEW = 6  # up to this many notes stand among the alarms; more of them are folded away
+# the recorded text of a schedule: Every(steps=100, urgent=10)
 _EVERY = re.compile(r"Every\(steps=(\d+), urgent=(\d+|None)\)")
 _VALUES = {
     ("of", "checkpoints"): Text("checkpoints", "检查点"),
@@ -197,6 +198,7 @@ def _setting(key: str, value: Any) -> Markup:
         return _say("all_rows")
     if isinstance(value, str | bool) and (key, value) in _VALUES:
         return both(_VALUES[key, value])
+    # not isinstance: True is an int, too
     text = f"{value:,}" if type(value) is int else "; ".join(map(str, value)) if isinstance(value, list) else str(value)
     text = text[:200]
     every = _EVERY.fullmatch(text) if key == "every" else None

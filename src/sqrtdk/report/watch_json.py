@@ -85,6 +85,7 @@ def _site(site: Site) -> dict[str, Any]:
     statistics = {}
     for column in STATISTICS:
         worst, at = site.worst(column)
+        # value == value is false for NaN, of which no head is the worst
         heads = [site.heads[place] if value == value else None for place, value in zip(at, worst, strict=True)]
         statistics[column] = {"worst": worst.tolist(), "head": heads, "median": site.median(column).tolist()}
     return {

@@ -159,6 +159,7 @@ def summarise(run: Run) -> Summary:
     losses = _numbers(run.steps, "loss")
     # null means that no loss was given; NaN is a loss, and a bad one
     told = ~np.array(run.steps["loss"].is_null().to_pylist(), dtype=bool)
+    # no text means that the model ran as it is
     how = Counter((text or AS_IS) for text, is_one in zip(run.steps["how"].to_pylist(), sampled, strict=True) if is_one)
     sites = tuple(_sites(run))
     alarms = sorted((Alarm(**row) for row in run.alarms.to_pylist()), key=lambda alarm: alarm.step)

@@ -76,6 +76,7 @@ def assert_attention(
     """
     allowed = as_allowed(allow)
     check_fail_on(fail_on)
+    # assert_laws asks the laws
     report = check(model, inputs, laws="none", fail_on=fail_on, seed=seed)
     check_names(allowed, {judged.call.site for judged in report.calls} | {found.site for found in report.findings})
     bad = failing(report.findings, report.calls, fail_on, allowed)

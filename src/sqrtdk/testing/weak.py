@@ -101,7 +101,7 @@ def cannot_fail(calls: Sequence[AttentionCall], tensors: Sequence[CallTensors], 
 
     Args:
         calls: every attention that ran.
-        tensors: the tensors of the calls; only q, k and their rotations are used.
+        tensors: the tensors of the calls; sketches of them are enough.
         open_masks: number of masks that hide nothing.
     """
     if not calls:
