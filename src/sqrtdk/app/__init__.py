@@ -1,4 +1,4 @@
-"""The explorer: a page on this machine alone, `sqrtdk app`, that shows what a scale does to an attention.
+"""The explorer (`sqrtdk app`): a page, served on this machine only, that shows what a scale does to attention.
 
-It calls the library and has no mathematics of its own. Nothing of it is imported before it runs.
+It calls the library and contains no mathematics of its own. It is imported only when it runs.
 """

@@ -1,4 +1,4 @@
-"""The page's words: one TOML file a language, looked up by "table.key"."""
+"""The page's words: one TOML file for each language, looked up by "table.key"."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Words:
     entries: Mapping[str, str]
 
     def __call__(self, key: str, /, **parts: object) -> str:
-        """The words of a key with its parts in their places.
+        """Return the text of a key with its placeholders filled.
 
         Example:
             >>> words("zh")("control.keys")
@@ -32,11 +32,11 @@ class Words:
         return self.entries[key].format(**parts)
 
     def of(self, text: Text) -> str:
-        """A text of another catalogue in this language."""
+        """Return a bilingual text in this language."""
         return text.zh if self.language == "zh" else text.en
 
     def get(self, table: str, name: str) -> str:
-        """The word for a name, or the name itself if the catalogue has none.
+        """Return the word for a name, or the name itself if the table does not list it.
 
         Example:
             >>> words("zh").get("control", "keys"), words("zh").get("control", "<b>")
@@ -47,14 +47,14 @@ class Words:
 
 @functools.cache
 def words(language: Language) -> Words:
-    """The catalogue of a language."""
+    """Return the catalogue of a language."""
     text = importlib.resources.files("sqrtdk.app").joinpath("words", f"{language}.toml").read_text(encoding="utf-8")
     tables = tomllib.loads(text)
     return Words(language, {f"{table}.{key}": said for table, of in tables.items() for key, said in of.items()})
 
 
 def language_of(accepted: str) -> Language:
-    """The language that a browser asks for first (Accept-Language); English unless that is Chinese.
+    """Return the language for an Accept-Language header: Chinese if the browser asks for it first, else English.
 
     Example:
         >>> language_of("zh-TW,en;q=0.5"), language_of("de-DE,zh;q=0.9"), language_of("")

@@ -1,4 +1,4 @@
-"""The register's claims on the page: each with its experiment, which the page can run in its quick form."""
+"""Shows the register's claims on the page, and runs their experiments in the quick form."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from sqrtdk.report.lab_page import number
 from sqrtdk.report.lab_words import ANSWERS, MET
 from sqrtdk.report.terminal_words import word
 
-_STATEMENT = 76  # characters of a statement in the list
+_STATEMENT = 76  # longest statement in the list, in Latin characters
 TONES = {"holds": "good", "fails": "bad"}
 
 
 def options(words: Words) -> list[tuple[str, str]]:
-    """The claims by group, as (what is shown, id): the id, the statement as far as a line holds it, and the group."""
+    """Return the claims by group as (label, id); the label has the id, the shortened statement and the group."""
     most = _STATEMENT // 2 if words.language == "zh" else _STATEMENT  # a Chinese character is as wide as two
     return [
         (f"{claim.id} · {_shortened(words.of(claim.statement), most)} · {words.of(GROUPS[claim.group])}", claim.id)
@@ -34,7 +34,7 @@ def options(words: Words) -> list[tuple[str, str]]:
 
 
 def claim_html(name: str, words: Words) -> Markup:
-    """A claim before it is run: what it says, and how it is measured.
+    """Return a claim before its run: its statement, and how it is measured.
 
     Raises:
         RefusedValueError: there is no such claim.
@@ -54,7 +54,7 @@ def claim_html(name: str, words: Words) -> Markup:
 
 @functools.lru_cache(maxsize=64)
 def measured(name: str) -> Record:
-    """The record of a claim's quick run, measured once while the page is served.
+    """Return the record of a claim's quick run, which is measured once in the life of the server.
 
     Raises:
         RefusedValueError: there is no such claim.
@@ -63,7 +63,7 @@ def measured(name: str) -> Record:
 
 
 def record_html(record: Record, words: Words) -> Markup:
-    """A claim that was measured: the verdict and on what it depends, why, its parts, its plots."""
+    """Return a measured claim: verdict and condition, explanation, parts and plots."""
     verdict = record.outcome.verdict
     tone = TONES.get(verdict.answer, "doubtful")
     rows: list[tuple[Cell, ...]] = [(words.of(part.text), words.of(MET[part.met])) for part in verdict.findings]
@@ -89,7 +89,7 @@ def record_html(record: Record, words: Words) -> Markup:
 
 
 def _shortened(text: str, most: int) -> str:
-    """A text of `most` characters at most, cut between words where there are any."""
+    """Return a text of at most `most` characters. English is cut between words; Chinese has no blanks to cut at."""
     if len(text) <= most:
         return text
     cut = text[: most - 3]

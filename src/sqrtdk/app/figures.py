@@ -1,4 +1,4 @@
-"""The explorer's figures: what was sampled, as plots in symbols; the words around them are the page's."""
+"""The explorer's figures. Plots are labelled with symbols, so that one drawing serves both languages."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from sqrtdk.theory import largest_finite, spacing
 Mark = Literal["line", "dots", "dashes"]
 _NO_CAPTION = Text("", "")
 HALVES = ("float16", "bfloat16")
-_GREY = 8  # after the eight colours
-_PEN = threading.Lock()
+_GREY = 8  # number of the legend's grey, after the eight colours
+_PEN = threading.Lock()  # held while drawing: matplotlib's settings are global
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class Figure:
     """One figure.
 
     Attributes:
-        plot: in symbols; its series have no labels.
-        legend: of the series, as (mark, number of the colour, key of the words).
-        note: key of a sentence that the caption begins with; "" where there is none.
+        plot: labelled with symbols; its series have no labels.
+        legend: entries of the series: (mark, number of the colour, key of the words).
+        note: key of a sentence at the beginning of the caption, or "".
     """
 
     plot: Plot
@@ -51,7 +51,7 @@ def _plot(
 
 
 def logits(settings: Settings) -> Figure:
-    """Histogram of the logits, against the exact density of Gaussian components."""
+    """Draw the histogram of the logits and the exact density for Gaussian components."""
     histogram = sample.logits(settings).logit_histogram[0]
     bins = len(histogram.counts)
     width = (histogram.high - histogram.low) / bins
@@ -59,6 +59,7 @@ def logits(settings: Settings) -> Figure:
     ends = list(itertools.pairwise(edges))
     theory, total = sample.distribution(settings), sum(histogram.counts)
     middles = [(low + high) / 2 for low, high in ends]
+    # equal logits have a histogram without width, and no density
     measured = [count / total / width for count in histogram.counts] if width else []
     expected = [theory.probability_within(low, high) / width for low, high in ends] if width else []
     series = (
@@ -70,12 +71,13 @@ def logits(settings: Settings) -> Figure:
 
 
 def weights(settings: Settings) -> Figure:
-    """The weights of three rows, from the largest to the smallest."""
+    """Draw the weights of three rows, each sorted from the largest to the smallest."""
     rows = sample.weights(settings)
     ranks = range(1, settings.keys + 1)
     series = tuple(curve("", ranks, row, style="line") for row in rows)
     lines = (("$1/n$", 1.0 / settings.keys),)
     plot = _plot("weights", "$i$", "$p_{(i)}$", series, ("log", "log"), lines)
+    # on a log axis zeros are left out, so the note has to say that one key has all the weight
     alone = all(row[0] == 1 and not any(row[1:]) for row in rows)
     return Figure(plot, (("line", 0, "legend.rows"),), "note.one_key" if alone else "")
 
@@ -83,7 +85,7 @@ def weights(settings: Settings) -> Figure:
 def _over_dims(
     name: str, y: str, settings: Settings, of: Callable[[sample.AtDim], RowSummary], expected: int | None, axis: Axis
 ) -> Figure:
-    """A statistic of the rows over d_k: mean, 5% to 95% of the rows, and what Gaussian logits would have."""
+    """Draw a statistic over d_k: its mean, its 5% to 95% range over rows, and the theory for Gaussian logits."""
     found = [sample.at_dim(settings, d_k) for d_k in sample.dims(settings)]
     x = tuple(float(one.d_k) for one in found)
     rows = [of(one) for one in found]
@@ -101,17 +103,17 @@ def _over_dims(
 
 
 def entropy(settings: Settings) -> Figure:
-    """Entropy over d_k."""
+    """Draw the entropy (nats) over d_k."""
     return _over_dims("entropy", "$H$ / nat", settings, lambda one: one.entropy, 0, "linear")
 
 
 def peak(settings: Settings) -> Figure:
-    """Largest weight over d_k."""
+    """Draw the largest weight over d_k."""
     return _over_dims("peak", r"$\max_i\, p_i$", settings, lambda one: one.peak, 1, "linear")
 
 
 def jacobian(settings: Settings) -> Figure:
-    """Norm of the softmax Jacobian over d_k: root mean square over the rows, and their median."""
+    """Draw the norm of the softmax Jacobian over d_k: root mean square and median over rows."""
     found = [sample.at_dim(settings, d_k) for d_k in sample.dims(settings)]
     x = [one.d_k for one in found]
     here = found[x.index(settings.d_k)]
@@ -132,7 +134,7 @@ def jacobian(settings: Settings) -> Figure:
 
 
 def gradient(settings: Settings) -> Figure:
-    """Quantiles over the rows of the length of dL/dq, over d_k."""
+    """Draw the norm of dL/dq over d_k, as quantiles over rows."""
     found = [sample.at_dim(settings, d_k) for d_k in sample.dims(settings)]
     x = [one.d_k for one in found]
     shares = (0.95, 0.5, 0.05)
@@ -146,20 +148,20 @@ def gradient(settings: Settings) -> Figure:
 
 
 def of_range(settings: Settings) -> Settings:
-    """The settings with all that a forecast of the range does not ask for at its default."""
+    """Return the settings with defaults for everything that a range forecast ignores, so that its cache hits more."""
     plain = {"components": "normal", "softcap": None, "dtype": CONTROLS["dtype"].default, "seed": 0}
     return replace(settings, **plain)  # type: ignore[arg-type]
 
 
 def _largest(settings: Settings, before: bool) -> list[tuple[int, float]]:
-    """Largest product to be expected at each of a few d_k, the chosen one among them."""
+    """Return (d_k, largest product expected) for a few d_k, including the chosen one."""
     asked = of_range(settings)
     places = sorted({*sample.RANGE_DIMS, settings.d_k})
     return [(d_k, sample.forecast(asked, d_k, HALVES[0], before).expected_max) for d_k in places]
 
 
 def dtype_range(settings: Settings) -> Figure:
-    """Largest product that n^2 pairs are expected to have over d_k, against the range of fp16."""
+    """Draw the largest product expected among n^2 pairs over d_k, with the limit of fp16."""
     places = [zip(*_largest(settings, before), strict=True) for before in (False, True)]
     (x, after), (_, first) = places
     limit = [largest_finite("float16")] * len(x)
@@ -173,7 +175,7 @@ def dtype_range(settings: Settings) -> Figure:
 
 
 def step(settings: Settings) -> Figure:
-    """Distance of neighbouring numbers of fp16 and bf16 at the largest product, over d_k."""
+    """Draw the spacing of fp16 and bf16 numbers at the largest product, over d_k."""
     series, legend = [], []
     for before, mark in ((False, "line"), (True, "dashes")):
         for colour, dtype in enumerate(HALVES):
@@ -185,7 +187,7 @@ def step(settings: Settings) -> Figure:
 
 
 def _theory(settings: Settings) -> str:
-    """What the curve of the theory is called: it knows no softcap, and its components are Gaussian."""
+    """Return the legend key of the theory's curve, which must say that the theory knows no softcap."""
     return "legend.theory" if settings.softcap is None else "legend.uncapped"
 
 
@@ -203,20 +205,20 @@ FIGURES: Mapping[str, Callable[[Settings], Figure]] = {
 
 @functools.lru_cache(maxsize=256)
 def svg(plot: Plot, prefix: str) -> Markup:
-    """A plot as an element of the page, labelled by its caption; one at a time, as matplotlib's settings are global."""
+    """Return a plot as an element of the page, labelled by its caption."""
     with _PEN:
         return markup.svg(to_svg(plot), f"{prefix}.", f"{prefix}-caption")
 
 
 def drawing(plot: Plot, prefix: str, words: Words) -> Markup:
-    """A plot as an element of the page, or in words that it has nothing to show."""
+    """Return a plot as an element of the page, or a sentence that there is nothing to show."""
     if empty(plot):
         return Markup('<p class="empty">{}</p>').format(words("figure.empty"))
     return svg(plot, prefix)
 
 
 def to_html(name: str, figure: Figure, words: Words) -> Markup:
-    """A figure with its title, legend and caption."""
+    """Return a figure with title, legend and caption."""
     entries = Markup("").join(
         Markup('<li><span class="mark {} k{}"></span>{}</li>').format(mark, colour, words(key))
         for mark, colour, key in figure.legend

@@ -1,7 +1,7 @@
-"""Who may ask the page for what: an exact list of names, this origin alone, a list of paths, and bodies of one form.
+"""Restricts requests to what the page itself sends: exact host names, its own origin, listed paths, known bodies.
 
-A page on loopback is within reach of every site that the reader's browser shows: by a name that resolves to
-127.0.0.1, by a request from another origin, by a frame. What is not on a list gets no further than here.
+Every site that the reader's browser shows can reach a page on loopback: by a name that resolves to 127.0.0.1, by a
+request from another origin, or by a frame. A request that is not on the lists is answered here and goes no further.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-Functions = Mapping[str, Mapping[int, int]]  # of each language: by number, how many inputs it takes
+Functions = Mapping[str, Mapping[int, int]]  # language -> number of a function -> number of its inputs
 
 LARGEST_BODY = 2**20  # bytes: the page sends a dozen short values
-_NAME = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"  # no dots in a row, so nothing leads upwards
-_PATHS = {  # all that the page asks for: of our own, then of each language's Gradio
+_NAME = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"  # no "..", so no path leads upwards
+_PATHS = {  # all paths that the page requests: our own, then Gradio's for each language
     "GET": (
         r"/",
         r"/manifest\.json",
@@ -42,7 +42,7 @@ _PATHS = {  # all that the page asks for: of our own, then of each language's Gr
     "POST": (r"/(en|zh)/gradio_api/(queue/join|cancel|reset)",),
 }
 _ALLOWED = {method: re.compile("|".join(f"(?:{path})" for path in paths)) for method, paths in _PATHS.items()}
-_FIELDS: Mapping[str, Mapping[str, type]] = {  # of the bodies that are posted
+_FIELDS: Mapping[str, Mapping[str, type]] = {  # required fields of posted bodies
     "join": {"data": list, "fn_index": int, "session_hash": str},
     "cancel": {"event_id": str, "fn_index": int, "session_hash": str},
     "reset": {"event_id": str},
@@ -52,7 +52,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{0,64}")  # Gradio's names of sessions and ev
 _POLICY = "; ".join(
     (
         "default-src 'none'",
-        "script-src 'self' 'unsafe-inline' 'unsafe-eval'",  # Gradio makes functions of its components' scripts
+        "script-src 'self' 'unsafe-inline' 'unsafe-eval'",  # Gradio compiles scripts of its components
         "style-src 'self' 'unsafe-inline'",
         "img-src 'self' data:",
         "font-src 'self' data:",
@@ -74,22 +74,22 @@ _HEADERS = (
 
 
 class Guard:
-    """An application that passes on only what the page itself asks for."""
+    """An ASGI application that passes on only requests that the page itself makes."""
 
     def __init__(self, app: App, hosts: Iterable[str], functions: Functions) -> None:
         """Guard an application.
 
         Args:
-            app: of ASGI.
-            hosts: what the Host header may be, exactly, with the port.
-            functions: that the page calls.
+            app: the ASGI application.
+            hosts: accepted values of the Host header, with the port.
+            functions: functions that the page calls.
         """
         self._app = app
         self._hosts = frozenset(hosts)
         self._functions = functions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or pass on."""
+        """Answer a request that is refused, and pass on any other."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -111,7 +111,7 @@ class Guard:
 
         async def again() -> Message:
             nonlocal given
-            if given or scope["method"] != "POST":
+            if given or scope["method"] != "POST":  # the body was read above: hand it on once
                 return await receive()
             given = True
             return {"type": "http.request", "body": body, "more_body": False}
@@ -119,7 +119,7 @@ class Guard:
         async def headed(message: Message) -> None:
             nonlocal begun
             if message["type"] == "http.response.start":
-                if message["status"] == 500:  # what raised it comes here next
+                if message["status"] == 500:  # swallow it: the exception arrives next and gets a plain answer
                     return
                 begun = True
                 ours = {name for name, _ in _HEADERS}
@@ -138,7 +138,7 @@ class Guard:
             await _answer(send, 400, "The page can't answer this request.")
 
     def _wrong(self, path: str, body: bytes) -> str:
-        """Why the body of a request is none that the page sends; "" where it may be one."""
+        """Return why the page can't have sent this body, or "" if it can."""
         try:
             document = parse_json(body, "it", InvalidValueError, "")
         except InvalidValueError as error:
@@ -161,19 +161,22 @@ class Guard:
         return "" if len(document["data"]) == inputs else f"data has {len(document['data'])} inputs, not {inputs}"
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Status and reason, or None where the request may pass."""
+        """Return status and reason of a refusal, or None if the request may pass."""
         headers: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
         hosts = headers.get("host", [])
         if len(hosts) != 1 or hosts[0] not in self._hosts:
+            # a foreign name that resolves to 127.0.0.1 (DNS rebinding)
             return 421, "This page answers to its own name alone."
         if any(origin != f"http://{hosts[0]}" for origin in headers.get("origin", [])):
             return 403, "This page answers to itself alone."
+        # another site may link to the page, but neither fetch nor embed it
         site, mode = (headers.get(f"sec-fetch-{name}", ["none"])[0] for name in ("site", "mode"))
         if site not in ("none", "same-origin") and (mode != "navigate" or scope["method"] != "GET"):
             return 403, "This page answers to itself alone."
         path = scope["raw_path"].decode("latin-1") if scope.get("raw_path") else scope["path"]
+        # the path is compared undecoded, so that %2e%2e and %2f match nothing
         allowed = _ALLOWED.get(scope["method"])
         if allowed is None or not allowed.fullmatch(path):
             return 404, "There is no such page."
@@ -184,12 +187,12 @@ class Guard:
 
 
 def _local(name: bytes) -> bool:
-    """Whether a header of the application may stay: none that opens the page to another origin."""
+    """Return whether a response header may stay; headers that open the page to other origins may not."""
     return not name.lower().startswith(b"access-control-")
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """The body of a request; None: it is larger than any that the page sends, or breaks off."""
+    """Return the body of a request, or None if it is too large or breaks off."""
     parts: list[bytes] = []
     taken = 0
     while True:

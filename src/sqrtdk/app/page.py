@@ -1,4 +1,4 @@
-"""The page's layout and its events, in Gradio; what is shown comes from the other files."""
+"""The page's layout and events in Gradio; the content comes from the other modules."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from sqrtdk.errors import SqrtdkError, text_of
 from sqrtdk.lab import CLAIMS
 
 _TYPED = {name for name, control in CONTROLS.items() if control.low is not None}
-_TEMPLATES = str.maketrans({char: f"&#{ord(char)};" for char in "{}$`\\"})  # signs that Gradio's templates read
-# While a later drawing is put in place there is nothing to read for a moment.
+_TEMPLATES = str.maketrans({char: f"&#{ord(char)};" for char in "{}$`\\"})  # Gradio's templates interpret these
+# The element is missing for a moment while a new drawing replaces it, hence the retries.
 _KEEP_ADDRESS = """() => {
   const keep = (tries) => {
     const query = document.getElementById("address")?.dataset.query;
@@ -32,7 +32,7 @@ _KEEP_ADDRESS = """() => {
   };
   keep(50);
 }"""
-# Gradio's list takes its first entry that holds what was typed: 0.25 for 2. Here Enter keeps what was typed.
+# On Enter, Gradio's dropdown picks the first entry that contains the typed text: 0.25 for 2. This keeps the typed text.
 _KEEP_TYPED = """let typed = false;
 addEventListener("keydown", (event) => {
   const field = event.target;
@@ -47,7 +47,7 @@ addEventListener("keydown", (event) => {
 
 
 def look(language: Language) -> dict[str, Any]:
-    """Theme, style and head of the page: fonts of the system, and the page's language said to the browser."""
+    """Return theme, style and head of the page: system fonts, and the page's language announced to the browser."""
     themes = _extras.load("gradio.themes", "app")
     font = _extras.load("gradio.themes.utils.fonts", "app").Font
     sans = [font(name) for name in ("system-ui", "Noto Sans", "PingFang SC", "Microsoft YaHei", "sans-serif")]
@@ -66,7 +66,7 @@ def look(language: Language) -> dict[str, Any]:
 
 
 def build(words: Words) -> Any:
-    """The page in one language, as Blocks of Gradio."""
+    """Return the page in one language as Gradio Blocks."""
     gradio = _extras.load("gradio", "app")
     with gradio.Blocks(title=words("page.title"), analytics_enabled=False) as blocks:
         _header(gradio, words)
@@ -79,7 +79,7 @@ def build(words: Words) -> Any:
 
 
 def said(error: SqrtdkError, words: Words) -> str:
-    """An error in the page's language; what the library itself says stays English."""
+    """Return an error in the page's language; errors of the library stay English."""
     if not isinstance(error, RefusedValueError):
         return words("error.library", reason=text_of(error))
     parts = dict(error.parts)
@@ -106,7 +106,7 @@ def _header(gradio: Any, words: Words) -> None:
 
 
 def _choices(name: str, offered: tuple[str, ...], words: Words) -> list[tuple[str, str]]:
-    """What a list offers, as (what is shown, value)."""
+    """Return the entries of a dropdown as (label, value)."""
     return [(words.get(f"offered_{name}", value), value) for value in offered]
 
 
@@ -143,7 +143,7 @@ def _explore(gradio: Any, blocks: Any, words: Words) -> None:
                     for name in figures.FIGURES
                 }
             ranges = gradio.HTML(elem_id="ranges", js_on_load=None)
-    newest: dict[str, object] = {}  # what each reader asked for last: what came before is not drawn to its end
+    newest: dict[str, object] = {}  # each reader's latest request; an older drawing stops when it sees a newer one
 
     def drawn(settings: Settings) -> Iterator[dict[Any, str]]:
         query = Markup('<span id="address" hidden data-query="{}"></span>').format(address(settings))
@@ -164,10 +164,10 @@ def _explore(gradio: Any, blocks: Any, words: Words) -> None:
             empty = dict.fromkeys((numbers, ranges, *slots.values()), "")
             yield {message: _refused(error, words), **empty}
         finally:
-            if newest.get(reader) is mine:
+            if newest.get(reader) is mine:  # readers who left must not pile up here
                 del newest[reader]
 
-    show.__annotations__["request"] = gradio.Request  # by which Gradio knows what to pass
+    show.__annotations__["request"] = gradio.Request  # Gradio passes the request by this annotation
 
     def opened(request: Any) -> dict[Any, Any]:
         try:
@@ -191,7 +191,7 @@ def _explore(gradio: Any, blocks: Any, words: Words) -> None:
         "inputs": list(controls.values()),
         "outputs": outputs,
         "show_progress": "hidden",
-        "trigger_mode": "multiple",
+        "trigger_mode": "multiple",  # a new choice draws at once; the older drawing ends itself, see `newest`
         "concurrency_id": "explore",
         "concurrency_limit": 4,
     }
@@ -206,7 +206,7 @@ def _explore(gradio: Any, blocks: Any, words: Words) -> None:
 
 
 def _parameter(gradio: Any, settings: Settings, words: Words) -> Any:
-    """The control of the rule's parameter: hidden where it has none."""
+    """Return the update of the parameter's control, which is hidden if the rule has no parameter."""
     of_rule = RULES[settings.rule]
     if of_rule is None:
         return gradio.update(visible=False, value="none")

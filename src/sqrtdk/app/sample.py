@@ -1,4 +1,4 @@
-"""Random queries and keys, and what the library measures on them beside what its theory expects."""
+"""Draws random queries and keys, measures them with the library, and computes what theory expects."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from sqrtdk.theory import (
 )
 from sqrtdk.theory.ranges import DTYPES
 
-SETS, QUERIES = 4, 32  # sets of keys, and queries that share one
-VALUE_DIM = 64  # at every d_k, so that the value's path does not grow with it
+SETS, QUERIES = 4, 32  # sets of keys, and queries for each set
+VALUE_DIM = 64  # the same at every d_k, so that gradients through the values do not grow with d_k
 DIMS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 RANGE_DIMS = (4, 16, 64, 256, 1024)
 SHOWN_ROWS = 3
@@ -34,16 +34,16 @@ SHOWN_ROWS = 3
 
 @dataclass(frozen=True, slots=True)
 class AtDim:
-    """What is measured and expected at one d_k.
+    """Measured and expected statistics at one d_k.
 
     Attributes:
         d_k: the head dimension.
         heads: statistics of the measured rows.
-        entropy: of the rows, nats.
-        peak: of the rows.
+        entropy: entropy of the rows in nats.
+        peak: largest weight of the rows.
         jacobian: squared Frobenius norm of the softmax Jacobian of each row.
-        gradient: length of dL/dq of each row, for L = output . g with a random g of length 1.
-        expected: entropy, peak and norm of the Jacobian that Gaussian logits would have; no softcap.
+        gradient: norm of dL/dq of each row, for L = output . g with a random g of norm 1.
+        expected: entropy, peak and norm of the Jacobian for Gaussian logits without softcap.
     """
 
     d_k: int
@@ -56,7 +56,7 @@ class AtDim:
 
 
 def distribution(settings: Settings, d_k: int | None = None) -> LogitDistribution:
-    """The logits of Gaussian components under the scale and the temperature, before any softcap."""
+    """Return the distribution of Gaussian logits under scale and temperature, before any softcap."""
     dim = settings.d_k if d_k is None else d_k
     factor = logit_distribution(dim, settings.scale_rule(), keys=settings.keys).scale / settings.temperature
     variances = settings.query_variance, settings.key_variance
@@ -64,19 +64,19 @@ def distribution(settings: Settings, d_k: int | None = None) -> LogitDistributio
 
 
 def textbook(settings: Settings) -> LogitDistribution:
-    """The same logits under 1/sqrt(d_k), with neither temperature nor softcap."""
+    """Return the distribution of the same logits under 1/sqrt(d_k), without temperature and softcap."""
     variances = settings.query_variance, settings.key_variance
     return logit_distribution(settings.d_k, sqrt_dk(), query_variance=variances[0], key_variance=variances[1])
 
 
 def expected(keys: int, std: float) -> tuple[float, float, float]:
-    """Entropy in nats, largest weight and norm of the Jacobian that rows of Gaussian logits have in the mean."""
+    """Return mean entropy (nats), largest weight and norm of the Jacobian for rows of Gaussian logits."""
     return expected_entropy_nats(keys, std), expected_peak(keys, std), expected_jacobian_norm(keys, std)
 
 
 @functools.lru_cache(maxsize=64)
 def drawn(settings: Settings, d_k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value in the dtype chosen: (sets, 1, queries, d_k), (sets, 1, keys, d_k), (sets, 1, keys, E_v)."""
+    """Draw query (sets, 1, queries, d_k), key (sets, 1, keys, d_k) and value (sets, 1, keys, E_v) in the dtype."""
     rng = torch.Generator().manual_seed(settings.seed)
     dtype = DTYPES[settings.dtype]
     draw = COMPONENTS[settings.components]
@@ -88,14 +88,14 @@ def drawn(settings: Settings, d_k: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def logits(settings: Settings) -> HeadStats:
-    """Statistics of the logits at the d_k chosen, their histogram among them."""
+    """Return statistics of the logits at the chosen d_k, with a histogram."""
     query, key, _ = drawn(settings, settings.d_k)
     scale = distribution(settings).scale
     return head_stats_from_qk(query, key, scale=scale, softcap=settings.softcap).heads
 
 
 def weights(settings: Settings) -> list[list[float]]:
-    """The weights of a few rows, each sorted from the largest: the output where the values are unit vectors."""
+    """Return the weights of a few rows, largest first. With unit vectors as values, the output is the weights."""
     query, key, _ = drawn(settings, settings.d_k)
     unit = torch.eye(settings.keys, dtype=key.dtype).expand(1, 1, -1, -1)
     scale = distribution(settings).scale
@@ -106,13 +106,13 @@ def weights(settings: Settings) -> list[list[float]]:
 
 
 def dims(settings: Settings) -> list[int]:
-    """The d_k that the curves go through, the chosen one among them."""
+    """Return the d_k of the curves, including the chosen one."""
     return sorted({*DIMS, settings.d_k})
 
 
 @functools.lru_cache(maxsize=512)
 def at_dim(settings: Settings, d_k: int) -> AtDim:
-    """Measure and expect at one d_k; all else as chosen."""
+    """Return measured and expected statistics at one d_k, with all other settings as chosen."""
     query, key, value = drawn(settings, d_k)
     logit = distribution(settings, d_k)
     rows = measure(query, key, scale=logit.scale, softcap=settings.softcap)
@@ -128,11 +128,11 @@ def at_dim(settings: Settings, d_k: int) -> AtDim:
 
 
 def _gradients(settings: Settings, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Length of dL/dq of each row, (sets, 1, queries)."""
+    """Return the norm of dL/dq of each row, (sets, 1, queries)."""
     with torch.enable_grad():
         query = query.detach().clone().requires_grad_()
         output, _ = attention(query, key, value, scale=scale, softcap=settings.softcap, return_aux=AuxRequest(lse=True))
-        rng = torch.Generator().manual_seed(settings.seed + 1)
+        rng = torch.Generator().manual_seed(settings.seed + 1)  # another stream than that of q, k and v
         upstream = torch.nn.functional.normalize(torch.randn(output.shape, generator=rng), dim=-1)
         (output * upstream.to(output.dtype)).sum().backward()  # type: ignore[no-untyped-call]
     assert query.grad is not None
@@ -141,7 +141,7 @@ def _gradients(settings: Settings, query: Tensor, key: Tensor, value: Tensor, sc
 
 
 def rounding(settings: Settings) -> float:
-    """Largest difference of the output in the dtype chosen from the output in float64, on the same inputs."""
+    """Return the largest difference between the outputs in the chosen dtype and in float64, on the same inputs."""
     query, key, value = drawn(settings, settings.d_k)
     scale, softcap = distribution(settings).scale, settings.softcap
     low = attention(query, key, value, scale=scale, softcap=softcap)
@@ -153,9 +153,9 @@ def rounding(settings: Settings) -> float:
 
 @functools.lru_cache(maxsize=256)
 def forecast(settings: Settings, d_k: int, dtype: str, before: bool) -> RangeForecast:
-    """What a dtype makes of the products of as many queries as keys, scaled before they are stored or after.
+    """Forecast the range of n x n products in a dtype, scaled before (`before`) or after they are stored.
 
-    Only the moments, the scale and d_k matter: call it with what does not matter at its default.
+    Pass settings from `of_range`: only moments, scale and d_k matter, and other settings would miss the cache.
     """
     scale = distribution(settings, d_k).scale if before else 1.0
     return range_forecast(

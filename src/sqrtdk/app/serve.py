@@ -18,7 +18,7 @@ from sqrtdk.errors import InvalidValueError
 
 LOOPBACK = "127.0.0.1"
 _EXTRA = "app"
-_QUIET = {  # of Gradio, read when it is imported
+_QUIET = {  # Gradio reads these when it is imported: no analytics, no sharing, no files
     "GRADIO_ANALYTICS_ENABLED": "False",
     "GRADIO_RUN_HISTORY": "False",
     "GRADIO_SSR_MODE": "False",
@@ -29,11 +29,11 @@ _QUIET = {  # of Gradio, read when it is imported
 
 
 def serve(port: int, ready: Callable[[str], None]) -> None:
-    """Serve the page on 127.0.0.1 until it is interrupted; nothing of the run stays on the disk.
+    """Serve the page on 127.0.0.1 until interrupted. Nothing of the run stays on the disk.
 
     Args:
-        port: to listen on; 0 takes a free one.
-        ready: told the page's address once it listens.
+        port: port to listen on; 0 takes a free one.
+        ready: called with the page's address once the server listens.
 
     Raises:
         MissingExtraError: Gradio is not installed.
@@ -49,17 +49,17 @@ def serve(port: int, ready: Callable[[str], None]) -> None:
             port = listener.getsockname()[1]
             app = application(port, Path(folder))
             config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
-            config.timeout_graceful_shutdown = 3  # an open page holds a stream
+            config.timeout_graceful_shutdown = 3  # seconds: an open page holds a stream that never ends
             ready(f"http://{LOOPBACK}:{port}/")
             uvicorn.Server(config).run(sockets=[listener])
 
 
 def application(port: int, folder: Path) -> App:
-    """The page as an application of ASGI, behind its guard.
+    """Return the page as an ASGI application behind its guard.
 
     Args:
-        port: that it is served on.
-        folder: of the run, removed when it ends.
+        port: port that it is served on.
+        folder: temporary folder, removed when the server ends.
     """
     from sqrtdk.app.catalogue import words
     from sqrtdk.app.page import build, look
@@ -72,7 +72,7 @@ def application(port: int, folder: Path) -> App:
         try:
             yield
         finally:
-            shutil.rmtree(folder, ignore_errors=True)  # a server that is terminated leaves no `with` around it
+            shutil.rmtree(folder, ignore_errors=True)  # SIGTERM ends the process before the caller's `with` removes it
 
     app = fastapi.FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -97,7 +97,7 @@ def application(port: int, folder: Path) -> App:
             server_port=port,
             footer_links=[],
             run_history=False,
-            allowed_paths=[],
+            allowed_paths=[],  # the page serves no file of this machine
             blocked_paths=["/"],
             show_error=False,
             max_file_size=0,
@@ -117,7 +117,7 @@ def _listening(port: int) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((LOOPBACK, port))
-            listener.listen()  # who comes before the server runs waits, and is not refused
+            listener.listen()  # a browser that comes before the server runs waits instead of being refused
         except OSError as error:
             raise InvalidValueError(
                 f"port {port} of {LOOPBACK} can't be listened on: {error.strerror or error}",

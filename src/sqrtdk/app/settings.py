@@ -1,4 +1,4 @@
-"""What can be chosen on the page, read from what was typed or from the page's address."""
+"""The page's controls, and their values read from typed text or the page's address."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ LONGEST = 40  # characters of a value; no number needs more
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """One control: its value at the start, and what it offers.
+    """One control of the page.
 
     Attributes:
-        default: as text, as all values of the page are.
+        default: initial value, as text like all values of the page.
         offered: values in its list.
-        low: least number; None where only the offered names will do.
+        low: least number; None if only offered values are allowed.
         high: largest number.
-        whole: only whole numbers.
-        none: whether "none" will do as well.
+        whole: whether only whole numbers are allowed.
+        none: whether "none" is allowed too.
     """
 
     default: str
@@ -34,7 +34,7 @@ class Control:
     none: bool = False
 
 
-RULES: Mapping[str, Control | None] = {  # of `sqrtdk.scales.SCALES`, with the parameter that each has
+RULES: Mapping[str, Control | None] = {  # name in `sqrtdk.scales.SCALES` -> control of its parameter
     "sqrt_dk": None,
     "none": None,
     "dk": Control("1", ("1", "4", "8", "16"), 1e-3, 1e4),
@@ -63,7 +63,7 @@ CONTROLS: Mapping[str, Control] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The values chosen; see `CONTROLS`."""
+    """The chosen values; see `CONTROLS`."""
 
     d_k: int
     keys: int
@@ -78,12 +78,12 @@ class Settings:
     seed: int
 
     def scale_rule(self) -> ScaleRule:
-        """The rule with its parameter."""
+        """Return the scale rule with its parameter."""
         return SCALES[self.rule]() if self.parameter is None else SCALES[self.rule](self.parameter)
 
 
 class RefusedValueError(InvalidValueError):
-    """What was typed or uploaded can't be used: the key of the words that say so, and their parts."""
+    """A typed value can't be used. Holds the key of the page's message and its parts, so that it can be translated."""
 
     def __init__(self, key: str, **parts: object) -> None:
         super().__init__(f"{key}: {parts}", hint="See the page.")
@@ -91,10 +91,10 @@ class RefusedValueError(InvalidValueError):
 
 
 def parse(typed: Mapping[str, object]) -> Settings:
-    """Read the values of all controls; one that is not there has its default.
+    """Return the settings for typed values; a missing value has its default.
 
     Raises:
-        RefusedValueError: a value is no number, out of range, or none of those offered.
+        RefusedValueError: a value is not a number, out of range, or not offered.
 
     Example:
         >>> parse({"d_k": "128", "rule": "fixed"}).parameter
@@ -106,6 +106,7 @@ def parse(typed: Mapping[str, object]) -> Settings:
     }
     of_rule = RULES[rule]
     given = str(typed.get("parameter", "none")).strip()
+    # rules without a parameter leave "none" in the field: the next rule then takes its default
     wanted = {} if given in ("", "none") else {"parameter": given}
     values["parameter"] = None if of_rule is None else _read("parameter", of_rule, wanted)
     return Settings(**values)  # type: ignore[arg-type]
@@ -126,7 +127,7 @@ def _read(name: str, control: Control, typed: Mapping[str, object]) -> str | int
     except ValueError:
         number = math.nan
     whole = not control.whole or number.is_integer()
-    if not (control.low <= number <= control.high and whole):  # NaN is in no range
+    if not (control.low <= number <= control.high and whole):  # false for NaN too
         key = "error.whole" if control.whole else "error.number"
         raise RefusedValueError(
             key, control=name, got=text[:LONGEST], low=f"{control.low:.10g}", high=f"{control.high:.10g}"
@@ -135,7 +136,7 @@ def _read(name: str, control: Control, typed: Mapping[str, object]) -> str | int
 
 
 def address(settings: Settings) -> str:
-    """The query of the page's address that brings these settings back; what has its default is left out.
+    """Return the query of the page's address that restores these settings, without values at their default.
 
     Example:
         >>> address(parse({"d_k": "128", "softcap": "30"}))
@@ -147,13 +148,13 @@ def address(settings: Settings) -> str:
     }
     of_rule = RULES[settings.rule]
     defaults = {name: control.default for name, control in CONTROLS.items()}
-    if of_rule is not None:
+    if of_rule is not None:  # the parameter's default depends on the rule
         defaults["parameter"] = of_rule.default
     return urlencode({name: _short(text) for name, text in texts.items() if _short(text) != defaults[name]})
 
 
 def _short(text: str) -> str:
-    """A number with the fewest digits that give it back."""
+    """Return a number with the fewest digits that restore it; other texts are unchanged."""
     try:
         return f"{float(text):g}" if float(f"{float(text):g}") == float(text) else repr(float(text))
     except ValueError:
@@ -161,6 +162,6 @@ def _short(text: str) -> str:
 
 
 def texts(settings: Settings) -> dict[str, str]:
-    """What the controls show for these settings, by name."""
+    """Return the text of each control for these settings."""
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     return {name: "none" if value is None else _short(str(value)) for name, value in values.items()}

@@ -1,6 +1,6 @@
-"""Pieces of the page, and the tables of numbers beside the figures.
+"""Builds pieces of the page, and the tables of numbers beside the figures.
 
-A text is escaped, and only what is marked as markup is markup.
+All text is escaped unless it is `Markup`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Cell = str | Markup
 
 
 def shown(text: object) -> Markup:
-    """A text with every character visible and none that is markup."""
+    """Return a text escaped, with every hidden character made visible; `Markup` is unchanged."""
     return escape(text) if isinstance(text, Markup) else escape(plain(str(text)))
 
 
 def table(caption: Cell, head: Sequence[Cell], rows: Iterable[Sequence[Cell]]) -> Markup:
-    """A table whose first column names its rows; on a narrow screen a row's cells stand below its name, each labelled.
+    """Return a table whose first column names the rows. On a narrow screen, labelled cells stand below the name.
 
-    The roles are said, as a row that is laid out otherwise would lose them.
+    ARIA roles are explicit, because CSS that changes a row's layout makes browsers drop its table role.
     """
     titles = [shown(cell) for cell in head]
     top = Markup("").join(Markup('<th scope="col" role="columnheader">{}</th>').format(title) for title in titles)
@@ -50,25 +50,25 @@ def table(caption: Cell, head: Sequence[Cell], rows: Iterable[Sequence[Cell]]) -
 
 
 def notice(text: Cell, tone: str = "bad") -> Markup:
-    """A message that a reader of the screen hears at once."""
+    """Return a message that screen readers announce at once."""
     return Markup('<p class="notice {}" role="alert">{}</p>').format(tone, shown(text))
 
 
 def headline(word: str, tone: str, of: str) -> Markup:
-    """The result, and what it is of."""
+    """Return a headline: the result, and what it is about."""
     return Markup('<h3 class="result {}"><b>{}</b> <span>{}</span></h3>').format(tone, shown(word), shown(of))
 
 
 def lead(text: Cell) -> Markup:
-    """A paragraph."""
+    """Return a paragraph."""
     return Markup("<p>{}</p>").format(shown(text))
 
 
 def at_a_glance(settings: Settings, words: Words) -> Markup:
-    """The numbers at the d_k chosen: measured, expected for these settings, and expected with the textbook scale."""
+    """Return the numbers at the chosen d_k: measured, expected for these settings, expected for the textbook scale."""
     logit, heads, textbook = sample.distribution(settings), sample.logits(settings), sample.textbook(settings)
     one = sample.at_dim(settings, settings.d_k)
-    capped = settings.softcap is not None  # the theory knows none
+    capped = settings.softcap is not None  # the theory covers no softcap
     here = ("-",) * 4 if capped else _theory(logit.std, one.expected)
     there = _theory(textbook.std, sample.expected(settings.keys, textbook.std))
     entropy = f"{number(one.entropy.mean[0])} ({percent(heads.entropy_fraction[0])})"
@@ -92,7 +92,7 @@ def at_a_glance(settings: Settings, words: Words) -> Markup:
 
 
 def number(value: float) -> str:
-    """A number as the reports show it, zero without a sign.
+    """Format a number as the reports do, without a negative zero.
 
     Example:
         >>> number(-0.0), number(0.125), number(math.inf)
@@ -102,18 +102,18 @@ def number(value: float) -> str:
 
 
 def _rounding(settings: Settings) -> str:
-    """The error of the dtype chosen; of float64 there is none to tell, as it is what the others are held against."""
+    """Return the error of the chosen dtype; "-" for float64, which is the reference."""
     return "-" if settings.dtype == "float64" else number(sample.rounding(settings))
 
 
 def _theory(std: float, expected: tuple[float, float, float]) -> tuple[str, str, str, str]:
-    """Standard deviation, entropy, largest weight and norm of the Jacobian."""
+    """Format standard deviation, entropy, largest weight and norm of the Jacobian."""
     entropy, peak, jacobian = map(number, expected)
     return number(std), entropy, peak, jacobian
 
 
 def ranges(settings: Settings, words: Words) -> Markup:
-    """What fp16, bf16 and the dtype chosen make of the products, scaled after they are stored or before."""
+    """Return the range forecasts of fp16, bf16 and the chosen dtype, for products scaled after and before storing."""
     asked = of_range(settings)
     rows: list[tuple[Cell, ...]] = []
     for dtype in dict.fromkeys((*HALVES, settings.dtype)):

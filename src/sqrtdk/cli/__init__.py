@@ -1,6 +1,6 @@
-"""The command line: a file for each verb or family of verbs, and no logic of its own.
+"""The command line: one file for each verb or family of verbs, without logic of its own.
 
-Nothing here imports torch: `sqrtdk --help` must answer at once, so a verb imports what it runs when it runs.
+No file here imports torch at the top: `sqrtdk --help` must answer at once, so each verb imports what it needs itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _app = typer.Typer(
     ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # the rich help costs as much start-up time as all the rest
+    rich_markup_mode=None,  # rich help would double the start-up time
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _verb in (check, configs, diff, record, params, build, env, app):
@@ -42,31 +42,31 @@ for _group in (baseline, lab, watch):
 
 
 def main() -> None:
-    """Run the program `sqrtdk`; it ends the process with the exit code."""
+    """Run the program `sqrtdk`, and end the process with its exit code."""
     open_closed_streams()
     try:
         process.begin()
         keep_streams()
-        PlainMessages().__enter__()  # never left: the model's threads, exit handlers and last objects outlive this
+        PlainMessages().__enter__()  # never exited: the model's threads, exit handlers and finalisers outlive this
         process.end(_exit_code())
-    except KeyboardInterrupt:  # raised once, so nothing interrupts this
+    except KeyboardInterrupt:  # raised at most once, so the end itself is not interrupted
         process.end(process.INTERRUPTED)
 
 
 def _exit_code() -> int:
-    """Run the verb that the arguments name."""
+    """Run the verb that the arguments name, and return its exit code."""
     try:
         code = _app(prog_name="sqrtdk", standalone_mode=False)
     except typer.Abort:
         return process.INTERRUPTED
-    except OSError as error:  # help and --version go to stdout by typer
+    except OSError as error:  # typer itself writes help and --version to stdout
         drop_stdout()
         fail(unwritable(error))
         return process.FAILED
     except Exception as error:
         fail(error)
         return process.FAILED
-    return code if isinstance(code, int) else 0
+    return code if isinstance(code, int) else 0  # a verb that ends without typer.Exit succeeded
 
 
 def _show_version(wanted: bool) -> None:

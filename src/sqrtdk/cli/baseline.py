@@ -1,4 +1,4 @@
-"""`sqrtdk baseline`: what a model's attentions do, kept in a file for review; a later run fails on what changed."""
+"""`sqrtdk baseline` keeps what a model's attentions do in a file for review; a later run fails on changes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def write(
     with reported(show_traceback):
         from sqrtdk import _files
 
-        _files.check_writable(file, force)
+        _files.check_writable(file, force)  # before torch is imported and the model runs
         from sqrtdk.audit.baseline import ledger
         from sqrtdk.cli.output import say, written
         from sqrtdk.models.options import LoadOptions
@@ -112,7 +112,7 @@ def check(
         from sqrtdk import _files
 
         comment = options.file_or_stdout(markdown, json_ and output is None)
-        _files.check_outputs((output, sarif, comment), force)
+        _files.check_outputs((output, sarif, comment), force)  # before torch is imported and the model runs
         from sqrtdk.audit.baseline import compare, read
         from sqrtdk.cli.output import colors, print_text, say, width, written
         from sqrtdk.models.options import LoadOptions

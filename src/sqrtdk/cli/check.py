@@ -16,7 +16,7 @@ from sqrtdk.cli.errors import reported
 Attn = Literal["eager", "sdpa", "both"]
 KvDtype = Literal["fp8_e4m3", "fp8_e5m2", "int8", "q8_0", "int4"]
 FailOn = Literal["note", "warn", "unmeasured", "fail", "critical", "never"]
-_OF_A_DIFF: dict[str, Literal["different", "unmeasured", "never"]] = {  # which has no severities
+_OF_A_DIFF: dict[str, Literal["different", "unmeasured", "never"]] = {  # --fail-on of check -> of diff
     "fail": "different",
     "unmeasured": "unmeasured",
     "never": "never",
@@ -107,7 +107,7 @@ def check(
                 f"--fail-on {fail_on}": fail_on not in _OF_A_DIFF,
             }  # fmt: skip
             options.refuse(given, "with --like and --run, which are sqrtdk diff", f"sqrtdk diff {like} {model} --help")
-        diff(
+        diff(  # ends with typer.Exit, so the audit below does not run
             like, model, seed=seed, input_file=input_file, trust_remote_code=trust_remote_code, json_=json_,
             output=output, html=html, force=force, lang=lang, show_traceback=show_traceback,
             fail_on=_OF_A_DIFF[fail_on],
@@ -116,7 +116,7 @@ def check(
         from sqrtdk import _files
 
         comment = options.file_or_stdout(markdown, json_ and output is None)
-        _files.check_outputs((output, html, sarif, junit, comment), force)
+        _files.check_outputs((output, html, sarif, junit, comment), force)  # before torch is imported
         from sqrtdk.cli.output import announce, colors, print_text, say, width, working, written
 
         with working(f"Checking {model}"):

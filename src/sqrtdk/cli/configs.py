@@ -53,10 +53,10 @@ def configs(
                 continue
             quiet = not report.exit_code and not report.unjudged
             told = plain(str(file)) + word("colon", language) + summary_line(report, language)
-            wide = len(told.encode()) if width() == PIPE_WIDTH else width()  # a line a file, for what reads a log
+            wide = len(told.encode()) if width() == PIPE_WIDTH else width()  # unwrapped in a log
             print_text(line(told, wide) if quiet else to_text(report, width=width(), color=colors(), language=language))
             codes.add(report.exit_code)
-    raise typer.Exit(max(codes))
+    raise typer.Exit(max(codes))  # the worst file decides
 
 
 def params(
@@ -88,7 +88,7 @@ def params(
 
         _files.check_outputs((output,), force)
         with working(f"Counting {target or 'presets'}"):
-            if target is not None and "/" in target:  # any other name may be a preset
+            if target is not None and "/" in target:  # a name without a slash may be a preset
                 from sqrtdk.models.names import check_name
 
                 check_name(target, revision, announce)

@@ -1,4 +1,4 @@
-"""`sqrtdk diff A B`: where two implementations of one model differ, and why."""
+"""`sqrtdk diff A B` says where two implementations of one model differ, and why."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sqrtdk.cli.errors import reported
 Attn = Literal["eager", "sdpa"]
 FailOn = Literal["different", "unmeasured", "never"]
 
-_FILES = (".safetensors", ".onnx", ".pt2")  # sides that are no model
+_FILES = (".safetensors", ".onnx", ".pt2")  # endings of sides that are files, not model names
 _SIDE = (
     "A Hugging Face id, a local directory, package.module:factory, demo, or a file: trace (.safetensors), .onnx, .pt2."
 )
@@ -102,7 +102,7 @@ def diff(
     with reported(show_traceback):
         from sqrtdk import _files
 
-        _files.check_outputs((output, html), force)
+        _files.check_outputs((output, html), force)  # before torch is imported and the models run
         from sqrtdk.cli.output import announce, colors, print_text, say, width, working, written
 
         with working(f"Comparing {a} and {b}"):

@@ -1,7 +1,7 @@
-"""What a user sees when something goes wrong: one clear message, a hint, an exit code; a traceback only on request.
+"""Shows errors to the user: one message, a hint and an exit code; a traceback only on request.
 
-Warnings, log records and tracebacks that Python shows for the model's code are made plain as well, so that none of
-their characters commands the terminal.
+Warnings, log records and tracebacks that Python prints for the model's code pass `plain` too, so that no escape
+sequence in them reaches the terminal.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _HOW_TO_SEE = "; --traceback (or SQRTDK_TRACEBACK=1) shows where it was raised"
 
 @contextlib.contextmanager
 def reported(show_traceback: bool) -> Iterator[None]:
-    """Turn what is raised inside into a message on stderr and an exit code.
+    """Turn an exception raised inside into a message on stderr and an exit code.
 
     Args:
-        show_traceback: print the traceback as well; see `fail`.
+        show_traceback: whether to print the traceback too; see `fail`.
 
     Raises:
         typer.Exit: with code 2 for an error, 130 for Ctrl-C.
     """
     try:
         yield
-    except BaseException as error:  # a SystemExit of the model's must not choose our exit code
-        if isinstance(error, KeyboardInterrupt) or interrupted():  # some libraries make another error of it
+    except BaseException as error:  # even SystemExit: the model's code must not choose our exit code
+        if isinstance(error, KeyboardInterrupt) or interrupted():  # some libraries turn it into another error
             say("Interrupted.")
             raise typer.Exit(INTERRUPTED) from None
         fail(error, show_traceback)
@@ -50,17 +50,17 @@ def reported(show_traceback: bool) -> Iterator[None]:
 
 
 def fail(error: BaseException, show_traceback: bool = False) -> None:
-    """Say what went wrong and what to do about it.
+    """Print an error message, and a hint on what to do about it.
 
     Args:
-        error: what was raised.
-        show_traceback: print the traceback as well; the environment variable SQRTDK_TRACEBACK=1 does the same.
+        error: the exception that was raised.
+        show_traceback: whether to print the traceback too, as the environment variable SQRTDK_TRACEBACK=1 does.
     """
-    if type(error).__name__ == "NoArgsIsHelpError":  # a group without a verb: its help is all that is to be said
+    if type(error).__name__ == "NoArgsIsHelpError":  # a group without a verb: the text is its help
         say(text_of(error))
         return
     show_traceback = show_traceback or os.environ.get("SQRTDK_TRACEBACK", "") not in ("", "0")
-    if hasattr(error, "format_message"):  # a ClickException, which typer has under several names
+    if hasattr(error, "format_message"):  # a ClickException; typer has classes of that name in several modules
         message = error.format_message().replace(": Value error, ", ": ", 1)
         hint = _how_it_is_used(error, message)
     elif isinstance(error, SqrtdkError):
@@ -79,7 +79,7 @@ def fail(error: BaseException, show_traceback: bool = False) -> None:
 
 
 def _how_it_is_used(error: Any, message: str) -> str:
-    """The hint of a usage error: what serves instead, or a command that is right and where the options are listed."""
+    """Return the hint of a usage error: what replaces a removed feature, or an example and where to find options."""
     context = getattr(error, "ctx", None)
     if context is None:
         return ""
@@ -93,10 +93,10 @@ def _how_it_is_used(error: Any, message: str) -> str:
 
 
 class PlainMessages:
-    """Makes what goes through Python's own machinery to stderr plain, and puts everything back where it is left.
+    """Escapes control characters in what Python itself prints to stderr, until it is exited.
 
-    These are warnings, records of stream handlers, and exceptions that end a thread or are ignored. A log file gets
-    what its handler writes, and what code prints itself is its own.
+    That covers warnings, records of stream handlers, and exceptions that end a thread or are ignored. Log files and
+    direct prints are left alone.
     """
 
     def __enter__(self) -> None:
@@ -104,7 +104,7 @@ class PlainMessages:
         warnings.showwarning = _show_warning
         threading.excepthook = _show_thread
         sys.unraisablehook = _show_ignored
-        logging.StreamHandler.format = _format  # type: ignore[method-assign]  # its own, where it had its parent's
+        logging.StreamHandler.format = _format  # type: ignore[method-assign]  # inherited so far: `del` restores it
 
     def __exit__(self, *_: object) -> None:
         warnings.showwarning, threading.excepthook, sys.unraisablehook = self._before
@@ -140,7 +140,7 @@ def _show_ignored(args: sys.UnraisableHookArgs) -> None:
         return
     try:
         name = repr(args.object)
-    except Exception:  # it may be half taken apart
+    except Exception:  # a finaliser's object may be half torn down
         name = f"<{type(args.object).__name__}>"
     where = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
     _show(plain_lines(f"{args.err_msg or 'Exception ignored in'}: {name}\n{''.join(where)}".rstrip("\n")))
@@ -152,7 +152,7 @@ def _format(self: logging.Handler, record: logging.LogRecord) -> str:
 
 
 def _show(text: str) -> None:
-    """Write to `sys.stderr`, which the spinner makes room on; past it where the model's code broke it."""
+    """Write to `sys.stderr`, which the spinner redirects above itself, or to our own stream if the model broke it."""
     try:
         sys.stderr.write(text + "\n")
     except Exception:

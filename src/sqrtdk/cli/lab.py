@@ -1,4 +1,4 @@
-"""`sqrtdk lab`: the register of claims about sqrt(d_k), each an experiment with a verdict, and sweeps."""
+"""`sqrtdk lab` lists, runs and reports claims about sqrt(d_k) as experiments, and runs sweeps."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ def run(
         from sqrtdk.lab.register import find
         from sqrtdk.report import lab
 
-        find(claims)
+        find(claims)  # an unknown id is refused before anything runs
         folder = output or Path("sqrtdk-lab") / f"{'quick' if quick else 'full'}-seed{seed}"
         with working("Starting") as progress:
             from sqrtdk import _extras
             from sqrtdk.lab.runner import run as run_claims
             from sqrtdk.report.plots import write_plots
 
-            _extras.load("matplotlib.figure")  # missing, it shall be missed before an hour of experiments
+            _extras.load("matplotlib.figure")  # fail on a missing matplotlib now, not after an hour of experiments
             running = run_claims(
                 claims,
                 quick=quick,

@@ -1,4 +1,4 @@
-"""Verbs about this machine: `sqrtdk env`, `sqrtdk build` compiles the kernel, `sqrtdk app` serves the explorer."""
+"""Verbs on this machine: `sqrtdk env` describes it, `build` compiles the kernel, `app` serves the explorer."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def build(
                 from sqrtdk.impl.kernel.load import load
 
                 path = kernel.build(force)
-                load()  # what can't be loaded is not built
+                load()  # a library that can't be loaded counts as not built
         except UnsupportedError as error:
             if not if_possible:
                 raise

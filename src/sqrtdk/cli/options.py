@@ -1,4 +1,4 @@
-"""Options that several verbs take, each with its name, its kind and its help in one place."""
+"""Options that several verbs share, each with its name, type and help text."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ RayAddress = Annotated[
 
 
 def _speak(lang: Choice) -> Choice:
-    """Write messages on stderr in the language asked for."""
+    """Set the language of messages on stderr; this callback of `--lang` runs before the verb."""
     from sqrtdk.cli.output import speak
 
     speak(language(lang))
@@ -125,20 +125,20 @@ ShowTraceback = Annotated[bool, typer.Option("--traceback", help="Show where an 
 
 
 def language(lang: Choice) -> Language:
-    """The language that `--lang` means here."""
+    """Return the language that `--lang` stands for in this environment."""
     return chosen(lang, os.environ)
 
 
 def refuse(given: Mapping[str, object], where: str, instead: str) -> None:
-    """Refuse options that would be passed over in silence.
+    """Refuse options that would be ignored silently.
 
     Args:
-        given: options, and what was given for them; None and False are not given.
-        where: what passes over them.
-        instead: a command that tells what is taken there.
+        given: option -> value; None and False mean that it was not given.
+        where: phrase for the situation in which they are ignored: "with --static".
+        instead: a command that lists the options which apply.
 
     Raises:
-        InvalidValueError: one was given.
+        InvalidValueError: an option was given.
     """
     names = [name for name, value in given.items() if value is not None and value is not False]
     if names:
@@ -148,11 +148,11 @@ def refuse(given: Mapping[str, object], where: str, instead: str) -> None:
 
 
 def file_or_stdout(name: str | None, taken: bool) -> Path | None:
-    """The file that an option names; None if it names stdout or is not given.
+    """Return the file that an option names; None if it names stdout or is not given.
 
     Args:
-        name: what was given.
-        taken: whether another document goes to stdout.
+        name: the option's value.
+        taken: whether stdout already receives another document.
 
     Raises:
         InvalidValueError: two documents would be on stdout.

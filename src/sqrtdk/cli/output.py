@@ -1,8 +1,8 @@
-"""Streams: where text goes, how wide and colourful it may be, and what happens when nobody reads it.
+"""Streams: where text goes, its width and colours, and what happens if nobody reads it.
 
-The program keeps descriptors of its own for stdout and stderr (`keep_streams`), so that nothing that the model's code
-closes, replaces or prints to reaches the report. Used inside another program, as in a test, `sys.stdout` and
-`sys.stderr` serve.
+The program duplicates the descriptors of stdout and stderr (`keep_streams`), so that the model's code can close,
+replace or print to the standard streams without touching the report. Inside another program, such as a test,
+`sys.stdout` and `sys.stderr` are used.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from sqrtdk.report.plain import plain, plain_lines
 from sqrtdk.report.said import said
 from sqrtdk.report.terminal_words import word
 
-PIPE_WIDTH = 160  # nobody wraps a log or a pipe, and one line a site is easier to search
+PIPE_WIDTH = 160  # wide, because one line for each site is easier to search in a log
+# errors of fsync that mean lost data; it fails with others on files that can't be synced, such as a pipe
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A descriptor of our own, and what it was opened on: a number can be closed and given to another file."""
+    """A descriptor of our own, with device and inode: its number could be closed and reused for another file."""
 
     number: int
     place: tuple[int, int]
@@ -45,23 +46,24 @@ class _Kept:
         return cls(own, (status.st_dev, status.st_ino), getattr(stream, "encoding", None) or "utf-8")
 
     def write(self, text: str) -> None:
-        """Write all of it, also where the other end takes a little at a time.
+        """Write the whole text, even to a slow, non-blocking reader.
 
         Raises:
-            OSError: it can't be written, EBADF where someone closed it.
+            OSError: the text can't be written; EBADF if other code closed the descriptor.
         """
         status = os.fstat(self.number)
+        # the model's code closed our number, and another file has it now
         if (status.st_dev, status.st_ino) != self.place:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         rest = memoryview(text.encode(self.encoding, "backslashreplace"))
         while rest:
             try:
                 rest = rest[os.write(self.number, rest) :]
-            except BlockingIOError:
+            except BlockingIOError:  # a full pipe: wait until it takes more
                 select.select([], [self.number], [])
         if stat.S_ISREG(status.st_mode):
             try:
-                os.fsync(self.number)  # some file systems tell only now that the disk is full
+                os.fsync(self.number)  # some file systems report a full disk only here
             except OSError as error:
                 if error.errno in _FULL:
                     raise
@@ -73,19 +75,19 @@ _stderr: _Kept | None = None
 
 
 def keep_streams() -> None:
-    """Keep descriptors of stdout and stderr for the program alone."""
+    """Duplicate the descriptors of stdout and stderr for the program's own use."""
     global _stdout, _stderr
     _stdout, _stderr = _Kept.of(1, sys.stdout), _Kept.of(2, sys.stderr)
 
 
 def print_text(text: str) -> bool:
-    """Write to stdout; a reader that went away (`| head`) is no error, and an encoding that is too small neither.
+    """Write to stdout. A reader that went away (`| head`) and characters that can't be encoded are no errors.
 
     Returns:
         Whether there was a reader.
 
     Raises:
-        OutputError: not all of it could be written: a full disk, or stdout closed by the model's code.
+        OutputError: the text could not be written whole: the disk is full, or the model's code closed stdout.
     """
     try:
         if _stdout is not None:
@@ -102,25 +104,25 @@ def print_text(text: str) -> bool:
 
 
 def unwritable(error: OSError) -> OutputError:
-    """The error that says that stdout did not take everything."""
+    """Return the error for a text that stdout did not take whole."""
     hint = "Redirect it elsewhere, or write with --output."
     return OutputError(f"cannot write to stdout: {error.strerror or error}", hint=hint)
 
 
 def drop_stdout() -> None:
-    """Forget what `sys.stdout` still holds, so that it does not come out elsewhere."""
+    """Discard what `sys.stdout` still buffers, so that it is not flushed elsewhere later."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.stdout.flush()
 
 
 def print_path(path: str) -> None:
-    """Write a path to stdout: as it is for a script, with its controls made visible on a terminal."""
+    """Write a path to stdout: unchanged for a script, with control characters escaped on a terminal."""
     print_text((plain(path) if _is_terminal() else path) + "\n")
 
 
 def say(text: str) -> None:
-    """Write lines to stderr, no character of which commands a terminal; one that nobody can read is no error."""
+    """Write lines to stderr with control characters escaped; a stderr that can't be written is no error."""
     text = plain_lines(text) + "\n"
     with contextlib.suppress(OSError, ValueError):
         if _stderr is not None:
@@ -133,38 +135,38 @@ def say(text: str) -> None:
 
 
 def speak(language: Language) -> None:
-    """Tell in this language from now on; before that in the one of the environment."""
+    """Set the language of `tell`; until then it is the environment's."""
     global _language
     _language = language
 
 
 def tell(text: str) -> None:
-    """Say lines in the reader's language, as far as the catalogues have them; errors are said as they are."""
+    """Write lines to stderr in the reader's language if the catalogues have them. Errors use `say` and stay English."""
     say("\n".join(said(line, _spoken()) for line in text.split("\n")))
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names one after the other, with the marks of the reader's language between them."""
+    """Return names joined with the list separator of the reader's language."""
     return word("list comma", _spoken()).join(names)
 
 
 def written(kind: str, path: object) -> None:
-    """Say where a report is; a line break in its name makes no second line."""
+    """Say where a report was written; a line break in its name is escaped."""
     tell(f"{kind} report: {plain(str(path))}")
 
 
 def announce(model: str) -> None:
-    """Say that a name is no directory, before the hub is asked for it."""
+    """Say that a name is not a directory, before the hub is asked for it."""
     tell(f"There is no directory {model!r}: asking the hub for it.")
 
 
 def colors() -> bool:
-    """Say whether stdout takes colours: a terminal that is not dumb, and no NO_COLOR."""
+    """Return whether stdout takes colours: it is a terminal, TERM is not "dumb", and NO_COLOR is not set."""
     return _is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def screen() -> int | None:
-    """Return the lines of the terminal, where stdout is one that can be drawn anew; else None."""
+    """Return the height of the terminal in lines, or None if stdout is not a terminal that can be redrawn."""
     if not _is_terminal() or os.environ.get("TERM") == "dumb":
         return None
     with contextlib.suppress(OSError, ValueError):
@@ -173,8 +175,8 @@ def screen() -> int | None:
 
 
 def width() -> int:
-    """Return the columns of COLUMNS, or of the terminal, or enough for a pipe."""
-    columns = os.environ.get("COLUMNS", "")
+    """Return the width in columns: from COLUMNS, else from the terminal, else `PIPE_WIDTH`."""
+    columns = os.environ.get("COLUMNS", "")  # may hold anything: only a positive number counts
     if columns.isdecimal() and int(columns) > 0:
         return int(columns)
     if not _is_terminal():
@@ -193,10 +195,10 @@ def show_cursor() -> None:
 
 @contextlib.contextmanager
 def working(text: str) -> Iterator[Callable[[str], None]]:
-    """Show a spinner on stderr while it is a terminal; keep what the model prints away from stdout.
+    """Show a spinner if stderr is a terminal, and keep the model's prints away from stdout.
 
-    Its code may print in C or start programs, which know descriptor 1 and nothing of `sys.stdout`. What is yielded
-    changes the text beside the spinner, as does what the package tells of itself.
+    The model's code may print in C or start programs, which use descriptor 1 and not `sys.stdout`. The yielded function
+    changes the text beside the spinner; so do progress messages of the package.
     """
     with _away_from_stdout(), _console() as console:
         if console is None:
@@ -218,9 +220,9 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def counting(text: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr if it is a terminal; call the yielded function with (done, total).
+    """Show a progress bar if stderr is a terminal; the yielded function takes (done, total).
 
-    As in `working`, nothing that runs inside reaches stdout.
+    As in `working`, nothing inside reaches stdout.
     """
     with _away_from_stdout(), _console() as console:
         if console is None:
@@ -237,7 +239,7 @@ def counting(text: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextlib.contextmanager
 def _console() -> Iterator[Any]:
-    """A rich console on stderr if that is a terminal, else None; on a stream that the model's code can't close."""
+    """Yield a rich console on a stderr that the model's code can't close, or None if stderr is not a terminal."""
     number = _stderr.number if _stderr is not None else 2
     if not (os.isatty(number) if _stderr is not None else sys.stderr.isatty()):
         yield None
@@ -249,12 +251,12 @@ def _console() -> Iterator[Any]:
 
 
 def open_closed_streams() -> None:
-    """Point the standard descriptors that are closed at nothing: else the next file opened becomes one of them."""
+    """Open closed standard descriptors on /dev/null; otherwise the next file to be opened would become one of them."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free, so this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, so this one
         if getattr(sys, name) is None:
             stream = os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False)
             setattr(sys, name, stream)
@@ -263,14 +265,14 @@ def open_closed_streams() -> None:
 
 @contextlib.contextmanager
 def _away_from_stdout() -> Iterator[None]:
-    """Send what is written to stdout inside to stderr; in the program from then on: threads may outlive the run."""
+    """Redirect stdout to stderr. In the program this is permanent, because the model's threads may outlive the run."""
     if _stdout is None or _stderr is None:
         with descriptor_1_to_2(), contextlib.redirect_stdout(sys.stderr):
             yield
         return
     _flush()
     os.dup2(_stderr.number, 1)
-    # a stream of its own: who closes it does not close sys.stderr
+    # a separate stream, so that code that closes sys.stdout does not close sys.stderr
     sys.stdout = open(1, "w", buffering=1, encoding=_stderr.encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
     try:
         yield
@@ -281,7 +283,7 @@ def _away_from_stdout() -> Iterator[None]:
 
 @contextlib.contextmanager
 def descriptor_1_to_2() -> Iterator[None]:
-    """Send what is written to descriptor 1 inside to descriptor 2."""
+    """Redirect descriptor 1 to descriptor 2 inside the block."""
     _flush()
     saved = os.dup(1)
     os.dup2(2, 1)
@@ -294,7 +296,7 @@ def descriptor_1_to_2() -> Iterator[None]:
 
 
 def end_stdout() -> None:
-    """Send what still comes to stderr: threads and exit handlers of the model outlive the report."""
+    """Redirect stdout to stderr for good, because threads and exit handlers of the model outlive the report."""
     _flush()
     with contextlib.suppress(OSError):  # the model closed descriptor 2
         os.dup2(2, 1)
@@ -312,7 +314,7 @@ def _is_terminal() -> bool:
 
 def _flush() -> None:
     for stream in filter(None, (sys.stdout, sys.__stdout__, sys.stderr)):
-        with contextlib.suppress(Exception):  # nobody reads it, it is closed, or it is of the model's making
+        with contextlib.suppress(Exception):  # the stream may have no reader, be closed, or be the model's own object
             stream.flush()
     if "ctypes" in sys.modules:  # torch imports it; without torch nothing was printed in C
         with contextlib.suppress(OSError, TypeError, AttributeError):  # Windows has no such handle

@@ -1,4 +1,4 @@
-"""The process: what Ctrl-C does at any moment, how it ends, and children that come back out of the model's code."""
+"""The process: what Ctrl-C does at any moment, and how the process ends with the right exit code."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from sqrtdk.cli.output import end_stdout, show_cursor
 
 FAILED = 2  # usage, configuration or input/output error
 INTERRUPTED = 130
-_AGAIN = 0.05  # seconds until a swallowed Ctrl-C comes again
+_AGAIN = 0.05  # seconds until a swallowed Ctrl-C is sent again
 
 
 class _Interrupts:
-    """The handler of Ctrl-C: the first raises KeyboardInterrupt; another one, or one at the end, leaves at once.
+    """The handler of SIGINT. The first raises KeyboardInterrupt; a second, or one after the result, exits at once.
 
-    Only one is ever raised, so what catches it isn't itself interrupted; and the process never dies of the signal.
+    Only one exception is ever raised, so its handlers are not interrupted, and the process never dies of the signal.
     """
 
     def __init__(self) -> None:
         self.came = False
-        self.code: int | None = None  # once the result is out
+        self.code: int | None = None  # set when the result is out; a later Ctrl-C must not change it
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.code is not None:
@@ -43,46 +43,47 @@ _interrupts = _Interrupts()
 
 
 def begin() -> None:
-    """Take over Ctrl-C, unless the caller has it ignored (`nohup`, a script's background)."""
-    atexit.register(_last)  # registered first, it runs after the model's own exit handlers
+    """Handle Ctrl-C, unless the caller ignores it (`nohup`, a background job of a script)."""
+    atexit.register(_last)  # registered first, so it runs after the model's own exit handlers
+    # nohup and background jobs have SIG_IGN here, which stays
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupts)
 
 
 def interrupted() -> bool:
-    """Say whether Ctrl-C came, also where a library made another error of it."""
+    """Return whether Ctrl-C was pressed, even if a library turned it into another error."""
     return _interrupts.came
 
 
 def swallowed() -> None:
-    """Let a Ctrl-C come again that was raised where Python can only ignore it: in a finaliser, or a callback from C."""
+    """Send a Ctrl-C again that was raised where Python ignores exceptions: in a finaliser or a callback from C."""
     if _interrupts.code is None:
         _interrupts.came = False
         threading.Timer(_AGAIN, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
 def end(code: int) -> NoReturn:
-    """End the process with an exit code that no later Ctrl-C changes."""
+    """End the process with an exit code that a later Ctrl-C can't change."""
     _interrupts.code = code
-    if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):  # the model put it back
+    if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):  # reset by the model
         signal.signal(signal.SIGINT, _interrupts)
     end_stdout()
     sys.exit(code)
 
 
 def _last() -> None:
-    """Leave nothing to the interpreter's end that changes the exit code: no signal, no stream that can't be flushed."""
+    """Prevent the interpreter's shutdown from changing the exit code by a signal or a stream that can't be flushed."""
     if signal.getsignal(signal.SIGINT) is _interrupts:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in ("stdout", "stderr"):
         try:
             getattr(sys, name).flush()
-        except Exception:  # a full disk, or whatever the model put there
+        except Exception:  # a full disk, or an object that the model put there
             setattr(sys, name, None)
 
 
 def _leave_children() -> None:
-    """Stop the processes of an engine, which an exit without handlers would leave behind."""
+    """Terminate an engine's processes, which `os._exit` would leave behind."""
     if "multiprocessing" in sys.modules:
         with contextlib.suppress(Exception):
             for child in sys.modules["multiprocessing"].active_children():

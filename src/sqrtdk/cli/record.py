@@ -1,4 +1,4 @@
-"""`sqrtdk record [MODEL] --output FILE`: write what every attention of a model computed with."""
+"""`sqrtdk record MODEL --output FILE` writes the tensors of every attention of a model to a file."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def record(
     with reported(show_traceback):
         from sqrtdk import _files
 
-        _files.check_writable(output, force)
+        _files.check_writable(output, force)  # before torch is imported and the model runs
         from sqrtdk.cli.output import announce, tell, working
         from sqrtdk.report.plain import plain
 

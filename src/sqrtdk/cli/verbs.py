@@ -1,4 +1,4 @@
-"""What `--help` tells of each verb beside its docstring and its options: one line in the list, and examples."""
+"""What `--help` shows of each verb beside its docstring and options: a line in the list, and examples."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperCommand
 
-_TOLD_DEFAULT = re.compile(r"\bdefault: \((.+)\)(?=[;\]])")  # typer puts a default that is given in words in brackets
+_TOLD_DEFAULT = re.compile(r"\bdefault: \((.+)\)(?=[;\]])")  # typer puts brackets around a default in words
 
 
 class Verb(NamedTuple):
-    """The line of a verb or a group in the list of verbs, and commands that can be typed as they stand."""
+    """The line of a verb or group in the list of verbs, and example commands that run as they are."""
 
     line: str
     examples: tuple[str, ...]
@@ -100,7 +100,7 @@ GROUPS: dict[str, Verb] = {
     ),
 }
 
-INSTEAD: dict[tuple[str, str], str] = {  # what a command took once: how typer refuses it, and what serves today
+INSTEAD: dict[tuple[str, str], str] = {  # of removed features: (command, how typer refuses it) -> what to use now
     ("sqrtdk", "No such command 'bench'"): (
         "the kernels are timed in a checkout of sqrtdk: python benchmarks/kernels.py, or make bench"
     ),
@@ -113,10 +113,10 @@ INSTEAD: dict[tuple[str, str], str] = {  # what a command took once: how typer r
 
 
 class HelpfulCommand(TyperCommand):
-    """A command whose help names arguments as a user types them, without braces and Python's types."""
+    """A command whose help shows arguments as a user types them, without braces and Python types."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments. The error of an option without its value does not know its command, so it is added."""
+        """Parse the arguments. The error for an option without a value lacks its command, so it is added."""
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
@@ -126,14 +126,14 @@ class HelpfulCommand(TyperCommand):
             raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The arguments after the options."""
+        """Return the pieces of the usage line."""
         return [
             piece.replace("{", "").replace("}", "").replace("......", "...")
             for piece in super().collect_usage_pieces(ctx)
         ]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """The arguments and the options, with defaults."""
+        """Write the sections of arguments and options, with defaults."""
         for title, kind in (("Arguments", "argument"), ("Options", "option")):
             records = [
                 (name.partition(" ")[0] if kind == "argument" else name, _TOLD_DEFAULT.sub(r"default: \1", text))
@@ -147,11 +147,11 @@ class HelpfulCommand(TyperCommand):
 
 
 def group_of(name: str, about: str) -> typer.Typer:
-    """A group of verbs, without its verbs.
+    """Return a group to which verbs can be registered.
 
     Args:
-        name: as in `GROUPS`.
-        about: what its help says first.
+        name: key of `GROUPS`.
+        about: first sentence of its help.
     """
     return typer.Typer(
         name=name,
@@ -165,12 +165,12 @@ def group_of(name: str, about: str) -> typer.Typer:
 
 
 def register(group: typer.Typer, function: Callable[..., None], name: str | None = None) -> None:
-    """Make a function a verb of the program (`group.info.name` is "sqrtdk") or of a group."""
+    """Register a function as a verb of the program (`group.info.name` is "sqrtdk") or of a group."""
     name = name or function.__name__
     verb = VERBS[name if group.info.name == "sqrtdk" else f"{group.info.name} {name}"]
     group.command(name, cls=HelpfulCommand, short_help=verb.line, epilog=examples(*verb.examples))(function)
 
 
 def examples(*lines: str) -> str:
-    """What stands under the options; the control character keeps typer from filling the lines as a paragraph."""
+    """Return the examples below the options. The "\\b" keeps click from filling the lines as a paragraph."""
     return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))

@@ -1,4 +1,4 @@
-"""`sqrtdk watch`: what `sqrtdk.watch` recorded of training runs. Reading them needs no torch."""
+"""`sqrtdk watch` shows what `sqrtdk.watch` recorded of training runs. Reading the records needs no torch."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ for _verb in (show, report, compare, checkpoints):
 
 
 def _follow(run: Path, columns: list[str], language: Language) -> None:
-    """Draw a run each time that there is more of it, until Ctrl-C or nobody reads; a terminal shows what fits."""
+    """Draw a run whenever it has grown, until Ctrl-C or until stdout is closed. A terminal shows what fits."""
     from sqrtdk.cli.output import colors, print_text, screen, width
     from sqrtdk.monitor.reading import growing
     from sqrtdk.report.watch_summary import summarise

@@ -1,6 +1,6 @@
-"""What the verbs of `sqrtdk watch` share, and `sqrtdk watch checkpoints PATTERN...`.
+"""Helpers that the verbs of `sqrtdk watch` share, and `sqrtdk watch checkpoints PATTERN...`.
 
-That verb makes the records of a watched run from the checkpoints that a run left.
+That verb measures the checkpoints of a run and writes them as the records of a watched run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def read(run: Path) -> Summary:
     """Read a run.
 
     Raises:
-        RunFolderError: there is none, or it is damaged; a folder of several names them.
+        RunFolderError: the folder holds no run, a damaged one, or several in folders of its own, which are named.
     """
     from sqrtdk._stranger import shown
     from sqrtdk.errors import RunFolderError
@@ -34,6 +34,7 @@ def read(run: Path) -> Summary:
     from sqrtdk.report.plain import plain
     from sqrtdk.report.watch_summary import summarise
 
+    # `watch checkpoints` writes the records of several runs into folders of one
     if not (run / RUN).exists() and (runs := sorted(str(one.parent) for one in run.glob(f"*/{RUN}"))):
         named = ", ".join(map(plain, runs[:4])) + (", ..." if len(runs) > 4 else "")
         raise RunFolderError(
@@ -44,13 +45,13 @@ def read(run: Path) -> Summary:
 
 
 def verified(run: Path, summary: Summary) -> tuple[int, int]:
-    """Hold a run that was read to its inventory.
+    """Check that all parts of a run are there and undamaged.
 
     Returns:
-        The number of its parts, and of those without a checksum, which older versions wrote.
+        The number of parts, and how many have no checksum (older versions wrote none).
 
     Raises:
-        RunFolderError: a part is damaged or missing, which names the first of them.
+        RunFolderError: parts are damaged or missing; the first three are named.
     """
     from sqrtdk._stranger import shown
     from sqrtdk.errors import RunFolderError
@@ -69,10 +70,10 @@ def verified(run: Path, summary: Summary) -> tuple[int, int]:
 
 
 def columns_of(text: str) -> list[str]:
-    """The columns that `--statistic` names.
+    """Return the columns that `--statistic` names.
 
     Raises:
-        InvalidValueError: there is no such one.
+        InvalidValueError: no column is named, or an unknown one.
     """
     from sqrtdk.errors import InvalidValueError
     from sqrtdk.report.watch_statistics import STATISTICS
@@ -210,7 +211,7 @@ def _counted(series: Series) -> str:
 
 
 def _document(series: Series, runs: list[Summary]) -> str:
-    """One document: what was done, and of each run what `watch show --json` says."""
+    """Return one JSON document: what was done, and each run as `watch show --json` prints it."""
     from sqrtdk.report.watch_json import series_json
 
     failed = [{"checkpoint": str(one.path), "reason": reason} for one, reason in series.failed]

@@ -1,4 +1,4 @@
-"""What other libraries are given; each module imports its library on first use."""
+"""Integrations with other libraries. Each module imports its library on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks of transformers' Trainer, and of what is made from it."""
+"""Callbacks for transformers' Trainer and its subclasses."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _callback: Any = load("transformers", "hf").TrainerCallback
 class QKClipCallback(_callback):  # type: ignore[misc]
     """QK-clip after each optimizer step of a Trainer.
 
-    With a `watch` nothing is traced a second time, and the model may be compiled. The watch ends a step when the next
-    one begins, as its loss is not known earlier: the clip comes there, and after the last step there is none.
+    With a `watch` the model is not traced twice and may be compiled. The watch learns a step's loss late, so it ends a
+    step when the next one begins. The clip happens there, and there is none after the last step.
 
     Args:
         threshold: see `sqrtdk.qk_clip_`.
         balance: see `sqrtdk.qk_clip_`.
         every: optimizer steps from one clip to the next.
         group: ranks whose maxima are merged, see `sqrtdk.qk_clip_`.
-        watch: an `AttentionWatch` among the same Trainer's callbacks, by whose maxima to clip, at its sampled steps.
+        watch: an `AttentionWatch` among the same Trainer's callbacks. The clip then uses its maxima at sampled steps.
 
     Attributes:
         clip: the `QKClip` of the run, with the records of its last step; None before training.
 
     Raises:
-        InvalidValueError: an `every` beside a watch; a watch that is none of the Trainer's callbacks.
+        InvalidValueError: `every` is given beside a watch, or the watch is not among the Trainer's callbacks.
 
     Example:
         >>> from sqrtdk.integrations.trainer import QKClipCallback
@@ -55,13 +55,13 @@ class QKClipCallback(_callback):  # type: ignore[misc]
         self.clip: QKClip | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Begin to measure."""
+        """Begin to trace, unless a watch measures."""
         self.clip = None if self._watch is not None else QKClip(model, **self._options)
 
     def on_step_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
     ) -> None:
-        """Clip by the watch: it ends the step before, whichever of the two comes first among the callbacks."""
+        """End the watch's previous step, whichever callback is listed first, and clip by its maxima."""
         if self._watch is None:
             return
         self._watch.on_step_begin(args, state, control)
@@ -75,11 +75,11 @@ class QKClipCallback(_callback):  # type: ignore[misc]
         self.clip.step(optimizer)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Clip by what was traced."""
+        """Clip by the traced maxima."""
         if self._watch is None and self.clip is not None:
             self.clip.step(optimizer)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         if self.clip is not None:
             self.clip.remove()

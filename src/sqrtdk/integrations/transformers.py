@@ -14,7 +14,8 @@ from sqrtdk.nn._attend import attend
 
 NAME = "sqrtdk"
 _TAKEN = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
-# Keyword arguments that change nothing here, each with the reason. What is not in one of these tables is refused.
+# Keyword arguments that change no result here, with the reason. An argument in neither table is refused: swallowing one
+# that matters would give a wrong model without a word.
 HARMLESS = {
     "cache_position": "where new keys go in the cache, which the model has filled already",
     "deterministic": "a switch of flash attention's backward pass",
@@ -34,7 +35,7 @@ HARMLESS = {
     "sliding_window": "in the mask, where eager reads it as well; refused without one, unless it spans all keys",
     "use_cache": "the model has written its cache before it calls",
 }
-# Those that change the result where they are neither None nor False: the reason, and what to do.
+# Keyword arguments that change the result unless they are None or False: the reason to refuse them, and a hint.
 REFUSED = {
     "block_indices": ("attention to selected blocks of keys is not supported", "Use attn_implementation='sdpa'."),
     "block_table": ("a paged cache is not supported", "Use attn_implementation='sdpa' for it."),
@@ -45,19 +46,19 @@ REFUSED = {
 
 
 def register(name: str = NAME) -> None:
-    """Make `attn_implementation="sqrtdk"` work on every model that takes transformers' attention interface.
+    """Make `attn_implementation="sqrtdk"` work on every model that supports transformers' attention interface.
 
-    The function is registered with its mask function: without one, transformers hands a model's attention no causal
-    and no padding mask, and says nothing. Scale, dropout, softcap (Gemma 2), sinks (one a head in gpt-oss, one a row in
-    Inkling 2), position bias (T5), selected keys (DeepSeek-V3.2), grouped heads and sliding windows reach
-    `sqrtdk.attention`; a keyword argument that is not known is refused by its name.
+    A mask function is registered too: without one, transformers silently passes neither a causal nor a padding mask.
+    Scale, dropout, softcap (Gemma 2), sinks (one a head in gpt-oss, one a row in Inkling 2), position bias (T5),
+    selected keys (DeepSeek-V3.2), grouped heads and sliding windows reach `sqrtdk.attention`. An unknown keyword
+    argument is refused by its name.
 
     Args:
-        name: under which models ask for it.
+        name: the value of `attn_implementation`.
 
     Raises:
         MissingExtraError: transformers is not installed.
-        InvalidValueError: `name` is one of transformers' own.
+        InvalidValueError: `name` is an implementation of transformers.
 
     Example:
         >>> register()
@@ -81,22 +82,23 @@ def register(name: str = NAME) -> None:
 
 
 def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor:
-    """The mask that transformers asks for: always a tensor, (B, 1, L, S), bool, or floating as eager's.
+    """Return the mask that transformers asks for: always a tensor, (B, 1, L, S), bool, or floating for eager models.
 
-    transformers' own mask for sdpa is None where all is causal or nothing is hidden, and which of the two it was is
-    left to the module's `is_causal`: where that says otherwise than the mask did (AIMv2), the result is wrong.
-    Here such a mask is made, and carries a copy: while it equals that, the kernels need not read it.
-    Models that transformers does not run on sdpa may read the mask themselves (DeepSeek-V4, NLLB-MoE): theirs has
-    eager's form.
+    The sdpa mask of transformers is None if it is purely causal or hides nothing, and the module's `is_causal` has to
+    tell which. If that contradicts the mask (AIMv2), the result is wrong. So such a mask is built here, and carries a
+    copy of itself: as long as it equals the copy, kernels need not read it.
+    Models that transformers does not run on sdpa may read the mask themselves (DeepSeek-V4, NLLB-MoE) and get eager's
+    form.
 
     Args:
-        *args: those of `transformers.masking_utils.sdpa_mask`.
-        config: that of the model.
-        **kwargs: those of `sdpa_mask`.
+        *args: arguments of `transformers.masking_utils.sdpa_mask`.
+        config: the model's config.
+        **kwargs: keyword arguments of `sdpa_mask`.
     """
     from transformers.masking_utils import eager_mask, sdpa_mask
 
     as_eager = config is not None and _refuses_sdpa(type(config))
+    # asked first as transformers would: None means purely causal or nothing hidden
     mask: Tensor | None = sdpa_mask(*args, config=config, **kwargs)
     never_none = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     left_to_is_causal = mask is None
@@ -106,7 +108,7 @@ def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor:
         mask = sdpa_mask(*args, config=config, **(kwargs | never_none))
     assert mask is not None
     if left_to_is_causal and not torch.compiler.is_compiling() and type(mask) is Tensor and not mask.is_meta:
-        marked: Any = mask
+        marked: Any = mask  # for _plain: (is it causal, a copy of the entries in memory)
         marked._sqrtdk_plain = (bool(kwargs.get("allow_is_causal_skip", True)), _stored(mask).clone())
     return mask
 
@@ -118,11 +120,11 @@ def _refuses_sdpa(config_class: type) -> bool:
 
 @cache
 def _has_no_sdpa(config_class: type) -> bool:
-    """Whether transformers does not run a model of this config on sdpa."""
+    """Return whether transformers refuses sdpa for a model of this config."""
     from transformers import PreTrainedModel
 
     classes = [PreTrainedModel]
-    for cls in classes:  # grows: the subclasses of subclasses
+    for cls in classes:  # the list grows while it is walked, to reach subclasses of subclasses
         classes += cls.__subclasses__()
     return any(cls.config_class is config_class and not cls._supports_sdpa for cls in classes)
 
@@ -146,37 +148,37 @@ def attention_forward(
     output_attentions: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The function that transformers calls: (B, Hq, L, E) in, (B, L, Hq, Ev) out, and the weights if asked for.
+    """Compute attention for transformers: (B, Hq, L, E) in, (B, L, Hq, Ev) out, and the weights if requested.
 
     Args:
         module: the attention module.
         query: (B, Hq, L, E).
         key: (B, H, S, E).
         value: (B, H, S, Ev).
-        attention_mask: bool, True takes part, or floating, added; None: none, or causal if `is_causal`.
+        attention_mask: bool (True takes part) or floating (added). None is no mask, or causal if `is_causal`.
         dropout: rate of dropout on the weights.
-        scaling: factor on the product; None: 1/sqrt(E).
-        is_causal: whether a missing mask means causal; with a mask it is the mask that counts.
-        softcap: c of c tanh(z / c).
+        scaling: factor on the product; None is 1/sqrt(E).
+        is_causal: whether a missing mask means causal. A mask overrides it.
+        softcap: the c of c tanh(z / c).
         s_aux: (Hq,) sink logits.
         sinks: sink logits of rows, broadcastable to (B, Hq, L, 1).
         position_bias: added to the logits.
-        indices: (B, L, k), the keys that a row sees of those that the mask shows; negative: none.
-        cu_seq_lens_q: where the sequences of a packed batch begin and end; the mask has to keep them apart.
-        cu_seq_lens_k: the same of the keys.
-        output_attentions: whether to return the weights, (B, Hq, L, S), after dropout; they are then held, as in eager.
-        **kwargs: None, or those of `HARMLESS`, or those of `REFUSED` that are False.
+        indices: (B, L, k), the keys that each row selects among the visible ones. A negative entry selects none.
+        cu_seq_lens_q: offsets of the sequences in a packed batch; the mask has to keep the sequences apart.
+        cu_seq_lens_k: the same for the keys.
+        output_attentions: whether to return the weights, (B, Hq, L, S), after dropout. They take memory, as in eager.
+        **kwargs: arguments of `HARMLESS`, arguments of `REFUSED` that are False, and any argument that is None.
 
     Raises:
-        UnsupportedError: a keyword argument that is not known, or one of `REFUSED`; packed sequences that no mask keeps
-            apart; a window that no mask holds; or no mask and no `is_causal` for a module that calls itself causal.
-        InvalidValueError: both kinds of sinks; or `cu_seq_lens` that don't cover the rows or the keys.
+        UnsupportedError: a keyword argument is unknown or in `REFUSED`, no mask separates packed sequences or holds the
+            window, or a module that calls itself causal gets neither a mask nor `is_causal`.
+        InvalidValueError: both kinds of sinks are given, or `cu_seq_lens` do not cover the rows or the keys.
     """
     _refuse_unknown(kwargs)
     if s_aux is not None and sinks is not None:
         raise InvalidValueError("sinks are one a head (s_aux) or one a row (sinks); got both", hint="Pass one of them.")
     keys = key.shape[2]
-    if cu_seq_lens_q is not None or cu_seq_lens_k is not None or indices is not None:  # which are held against it
+    if cu_seq_lens_q is not None or cu_seq_lens_k is not None or indices is not None:  # both read the mask
         attention_mask = as_bool_mask("attention_mask", attention_mask, query.shape[2], keys, query.device)
     length, plain = query.shape[2], _plain(attention_mask, query.shape[2], keys)
     causal = bool(is_causal) if attention_mask is None else bool(plain)
@@ -195,8 +197,8 @@ def attention_forward(
         _refuse_what_a_mask_would_hold(kwargs.get("sliding_window"), kwargs.get("position_ids"), keys)
     if plain is not None:
         attention_mask = None
-    causal = causal and length > 1
-    if causal and keys > length:  # an empty static cache: the keys after the queries are not there yet
+    causal = causal and length > 1  # while decoding, one query sees all keys; upper-left causal would leave it key 0
+    if causal and keys > length:  # prefill of a static cache: the keys behind the queries are empty slots
         if position_bias is not None and position_bias.shape[-1] == keys:
             position_bias = position_bias[..., :length]
         key, value = key[:, :, :length], value[:, :, :length]
@@ -218,6 +220,7 @@ def attention_forward(
     )
     weights = found.weights
     if weights is not None and weights.shape[-1] < keys:
+        # the empty slots that were cut off above have weight 0
         weights = nn.functional.pad(weights, (0, keys - weights.shape[-1]))
     return found.output.transpose(1, 2).contiguous(), weights
 
@@ -232,20 +235,20 @@ def _refuse_unknown(kwargs: dict[str, Any]) -> None:
 
 
 def _stored(mask: Tensor) -> Tensor:
-    """What a mask holds in memory: one entry along a dimension that only repeats it."""
+    """Return the part of a mask that is in memory: an expanded dimension (stride 0) is reduced to one entry."""
     return mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
 
 
 def _plain(mask: Tensor | None, length: int, keys: int) -> bool | None:
-    """True of a mask that is causal and nothing else, False of one that hides nothing; None: it has to be read.
+    """Return True for a purely causal mask, False for one that hides nothing, and None if it has to be read.
 
-    A write need not move the version (`mask.data`), and a compiled graph sees neither version nor mark: the mask itself
-    is held against the copy that it carries.
+    The mask is compared with the copy that it carries. Its version counter would not do: a write to `mask.data` leaves
+    it unchanged, and a compiled graph sees neither counter nor mark.
     """
     mark = getattr(mask, "_sqrtdk_plain", None)
     if mask is None or mark is None or torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
         return None
-    if mask.is_cuda and torch.cuda.is_current_stream_capturing():  # a graph would hold today's answer
+    if mask.is_cuda and torch.cuda.is_current_stream_capturing():  # a CUDA graph would replay today's answer
         return None
     causal: bool
     causal, copy = mark
@@ -256,10 +259,10 @@ def _plain(mask: Tensor | None, length: int, keys: int) -> bool | None:
 
 
 def _same_bytes(mask: Tensor, copy: Tensor) -> bool:
-    """Whether two contiguous masks are equal, eight entries at a time: five times faster than one by one."""
+    """Return whether two contiguous masks are equal. Comparing eight entries at a time is five times faster."""
     one, other = mask.view(-1), copy.view(-1)
     words = one.numel() // 8 * 8
-    if not words or one.storage_offset() % 8:  # one entry may have a stride of 0: no words can be made of it
+    if not words or one.storage_offset() % 8:  # int64 needs whole, aligned words; a lone entry may have stride 0
         return torch.equal(one, other)
     return torch.equal(one[words:], other[words:]) and torch.equal(
         one[:words].view(torch.int64), other[:words].view(torch.int64)
@@ -267,7 +270,7 @@ def _same_bytes(mask: Tensor, copy: Tensor) -> bool:
 
 
 def _check_packed(mask: Tensor | None, ends_q: Tensor, ends_k: Tensor, query: Tensor, keys: int) -> None:
-    """Refuse packed sequences of which a row sees a key of another."""
+    """Refuse packed sequences if a row sees a key of another sequence."""
     if ends_q.shape != ends_k.shape:
         raise InvalidValueError(
             f"{len(ends_q) - 1} sequences of rows (cu_seq_lens_q) and {len(ends_k) - 1} of keys (cu_seq_lens_k)",
@@ -286,7 +289,7 @@ def _check_packed(mask: Tensor | None, ends_q: Tensor, ends_k: Tensor, query: Te
 
 
 def _sequences(name: str, ends: Tensor, batch: int, length: int, device: torch.device) -> Tensor:
-    """Which sequence each position is of: (1, length), or (batch, length) where the ends count through the batch."""
+    """Return each position's sequence: (1, length), or (batch, length) if the ends count through the whole batch."""
     ends = ends.to(device).long()
     last = int(ends[-1])
     if int(ends[0]) or bool((ends.diff() < 0).any()) or last not in (length, batch * length):
@@ -294,17 +297,18 @@ def _sequences(name: str, ends: Tensor, batch: int, length: int, device: torch.d
             f"{name} runs from {int(ends[0])} to {last}, for {batch} x {length} positions",
             hint="It begins with 0, rises, and ends with the number of positions.",
         )
+    # a position belongs to the first sequence whose end lies beyond it
     return torch.bucketize(torch.arange(last, device=device), ends[1:], right=True).view(-1, length)
 
 
 def _refuse_what_a_mask_would_hold(window: Any, positions: Tensor | None, keys: int) -> None:
-    """Refuse a window and packed sequences without a mask, as only the mask would say what they hide."""
+    """Refuse a window or packed sequences without a mask, because only a mask says what they hide."""
     if window is not None and window is not False and int(window) < keys:
         raise UnsupportedError(
             f"attention got 'sliding_window' = {int(window)} for {keys} keys and no mask that holds it",
             hint="Pass an attention_mask with the window in it; or use attn_implementation='flash_attention_2'.",
         )
-    # Those of three axes (images) fall within a sequence as well.
+    # position_ids of three axes (images) may fall within one sequence, so they don't prove packing
     if positions is not None and 0 < positions.ndim < 3 and bool((positions.diff() <= 0).any()):
         raise UnsupportedError(
             "attention got 'position_ids' that begin anew (packed sequences) and no mask that keeps them apart",
@@ -313,8 +317,9 @@ def _refuse_what_a_mask_would_hold(window: Any, positions: Tensor | None, keys: 
 
 
 def _selected(indices: Tensor, mask: Tensor | None, keys: int) -> Tensor:
-    """The mask (B, 1, L, S) with every key hidden that is not selected."""
+    """Return the mask, (B, 1, L, S), with all keys hidden that are not selected."""
     outside = (indices < 0) | (indices >= keys)
+    # column `keys` collects the indices that select none, and is cut off
     hidden = torch.ones(*indices.shape[:-1], keys + 1, dtype=torch.bool, device=indices.device)
     hidden = hidden.scatter(-1, indices.long().masked_fill(outside, keys), False)[..., :keys].unsqueeze(1)
     if mask is None:

@@ -1,4 +1,4 @@
-"""`sqrtdk.watch` as a callback of Lightning's Trainer."""
+"""`sqrtdk.watch` as a callback for Lightning's Trainer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _lightning() -> Any:
-    """The package that is in use, as a Trainer of the one takes no callback of the other; None: there is none."""
+    """Return the Lightning package in use, or None if none is installed.
+
+    A package that is already imported comes first: the Trainer of one package rejects callbacks of the other.
+    """
     for name in sorted(_PACKAGES, key=lambda name: name not in sys.modules):
         with suppress(ImportError):
             return import_module(name)
@@ -31,16 +34,15 @@ _Callback: Any = object if _package is None else _package.Callback
 class AttentionWatch(_Callback):  # type: ignore[misc]
     """Watches the model that a LightningModule trains.
 
-    A step is a batch after which an optimizer stepped, however many batches it accumulates and however many optimizers
-    there are; forward passes of validations are not measured. Where a checkpoint is saved, the records up to it are
-    written. A run that is resumed goes on at the step of its
-    checkpoint, by the Trainer's `global_step`, which counts the steps of every optimizer. The loss of
-    the records is the mean over the batches of a step: Lightning hands each to callbacks divided by their number.
+    A step ends with a batch after which an optimizer stepped, whatever the number of accumulated batches or optimizers.
+    Validation is not measured. When a checkpoint is saved, the records up to it are written. A resumed run continues at
+    its checkpoint's `global_step`, which counts the steps of all optimizers. The recorded loss is the mean over the
+    batches of a step, because Lightning passes each batch's loss to callbacks divided by their number.
 
     Args:
-        module: dotted path, within the LightningModule, of the module that `training_step` calls; None: the
-            LightningModule itself where it has a `forward`, else its only child with parameters.
-        options: of `sqrtdk.watch`: every, rows, to, on_alarm, sinks, ...
+        module: dotted path of the module that `training_step` calls, within the LightningModule. None is the
+            LightningModule itself if it has a `forward`, else its only child with parameters.
+        options: options of `sqrtdk.watch`: every, rows, to, on_alarm, sinks, ...
 
     Raises:
         MissingExtraError: lightning is not installed.
@@ -58,31 +60,31 @@ class AttentionWatch(_Callback):  # type: ignore[misc]
 
     @property
     def watch(self) -> Watch | None:
-        """The watch of the latest training, with its samples and alarms; None before the first."""
+        """The watch of the latest training, with samples and alarms; None before the first training."""
         return self._fit.watch
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin at the step after those that are done."""
+        """Begin at the step after the Trainer's `global_step`."""
         self._steps, self._loss = trainer.global_step, None
         self._fit.begin(called_module(pl_module, self._module), self._steps + 1)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """A batch comes."""
+        """Resume measuring for a batch."""
         self._fit.resume()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """The batch is over; an optimizer may have stepped, and a validation may follow."""
+        """Pause, because a validation may follow, and note a step if an optimizer stepped."""
         self._fit.pause()
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, Tensor):
             self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
-        if trainer.global_step > self._steps:
+        if trainer.global_step > self._steps:  # not after each batch: gradients may be accumulated over several
             self._steps = trainer.global_step
             self._fit.stepped(self._loss)
             self._loss = None
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """A checkpoint is saved: the records up to it are written."""
+        """Write the records up to a checkpoint."""
         self._fit.flush()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -90,15 +92,15 @@ class AttentionWatch(_Callback):  # type: ignore[misc]
         self._fit.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """End the watch."""
+        """End the watch of a training that raised."""
         self._fit.close(exception)
 
 
 def called_module(module: nn.Module, path: str | None) -> nn.Module:
-    """The module whose forward pass a `training_step` runs; see `AttentionWatch`.
+    """Return the module whose forward pass a `training_step` runs; see `AttentionWatch`.
 
     Raises:
-        InvalidValueError: `path` is that of no module, or there is none and several could be meant.
+        InvalidValueError: `path` names no module, or there is no `path` and not exactly one candidate.
 
     Example:
         >>> module = nn.Module()
@@ -113,6 +115,7 @@ def called_module(module: nn.Module, path: str | None) -> nn.Module:
                 f"{type(module).__name__} has no module {path!r}", hint=f"It has {', '.join(names[1:6])}, ..."
             )
         return module.get_submodule(path)
+    # a forward that is not overridden only raises, so training_step must call a child: self.model(batch)
     inherited = (nn.Module.forward, None if _package is None else _package.LightningModule.forward)
     if type(module).forward not in inherited:
         return module

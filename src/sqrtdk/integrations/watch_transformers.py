@@ -1,4 +1,4 @@
-"""`sqrtdk.watch` as a callback of transformers' Trainer, and of what is built on it, as TRL's trainers."""
+"""`sqrtdk.watch` as a callback for transformers' Trainer and trainers built on it, such as TRL's."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ except ImportError as error:
 class AttentionWatch(TrainerCallback):  # type: ignore[misc]
     """Watches the model that a Trainer trains.
 
-    A step is one of the optimizer, however many batches it takes; forward passes of evaluations are not measured. A
-    run that is resumed goes on at the step of its checkpoint. The loss of the records is what the Trainer logs: with
-    `logging_steps=1` that of each step, else at each n-th the mean of the n before. Where the Trainer saves a
-    checkpoint, the records up to it are written.
+    A step is an optimizer step, whatever the number of batches it takes. Evaluation is not measured. A resumed run
+    continues at the step of its checkpoint. The recorded loss is the one that the Trainer logs: with `logging_steps=1`
+    the loss of each step, else at each n-th step the mean of the last n. When a checkpoint is saved, the records up to
+    it are written.
 
-    After a training that raised, `close()` ends the watch; the next training, and the end of the process, do as well.
+    After a training that raised, `close()` ends the watch. So do the next training and the end of the process.
 
     Args:
-        options: of `sqrtdk.watch`: every, rows, to, on_alarm, sinks, ...
+        options: options of `sqrtdk.watch`: every, rows, to, on_alarm, sinks, ...
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -49,7 +49,7 @@ class AttentionWatch(TrainerCallback):  # type: ignore[misc]
 
     @property
     def watch(self) -> Watch | None:
-        """The watch of the latest training, with its samples and alarms; None before the first."""
+        """The watch of the latest training, with samples and alarms; None before the first training."""
         return self._fit.watch
 
     def close(self) -> None:
@@ -57,15 +57,15 @@ class AttentionWatch(TrainerCallback):  # type: ignore[misc]
         self._fit.close(RuntimeError("the training raised"))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Begin at the step after those that are done."""
+        """Begin at the step after the Trainer's `global_step`."""
         self._fit.begin(model, state.global_step + 1)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The first batch of a step comes."""
+        """Resume measuring for the batches of a step."""
         self._fit.resume()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The optimizer has made its step; its loss and an evaluation may follow."""
+        """Pause after an optimizer step, because an evaluation may follow; the loss is logged later."""
         self._fit.pause()
         self._fit.stepped()
 
@@ -75,7 +75,7 @@ class AttentionWatch(TrainerCallback):  # type: ignore[misc]
             self._fit.told(float(logs["loss"]))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A checkpoint was saved: the records up to it are written."""
+        """Write the records up to a checkpoint."""
         self._fit.flush()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

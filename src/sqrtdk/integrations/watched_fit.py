@@ -1,7 +1,7 @@
-"""What the callbacks of training frameworks share: a watch that counts optimizer steps and sees training alone.
+"""The shared part of the training callbacks: a watch that counts optimizer steps and measures training alone.
 
-A framework says when a forward pass of training may come and when it is over; what runs in between, as an evaluation,
-does not count. It tells of a step's loss late, so a step is ended when the next one begins.
+A callback resumes the watch before the forward passes of training and pauses it afterwards, so that an evaluation in
+between is not measured. Frameworks report a step's loss late, so a step ends when the next one begins.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class WatchedFit:
     """The watch of one training run of a framework.
 
     Args:
-        options: of `watch`.
+        options: options of `watch`.
 
     Attributes:
-        watch: of the latest run; None before the first.
+        watch: the watch of the latest run; None before the first run.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -34,49 +34,49 @@ class WatchedFit:
         self._loss: Tensor | float | None = None
 
     def begin(self, model: nn.Module, first_step: int) -> None:
-        """Begin a run; one that ended without a word is closed."""
+        """Begin a run, and close a previous run that was never ended."""
         self.close(RuntimeError("the run before ended without a word"))
         self.watch = self._open.enter_context(watch(model, **{"first_step": first_step, **self._options}))
         self._running = True
-        atexit.register(self.close)  # a run that raises may never be told to be over: keep its records
+        atexit.register(self.close)  # frameworks may not call back after an error: write the records at exit
         self.pause()
 
     def resume(self) -> None:
-        """Forward passes count from here on; ends the step before, if there is one to end."""
+        """Measure forward passes from here on. Ends the previous step if it is open."""
         self._end_step()
         self._pause.close()
 
     def pause(self) -> None:
-        """Forward passes do not count from here on."""
+        """Do not measure forward passes from here on."""
         if self.watch is not None:
             self._pause.close()
             self._pause.enter_context(self.watch.paused())
 
     def stepped(self, loss: Tensor | float | None = None) -> None:
-        """The optimizer has made its step."""
+        """Note that the optimizer has stepped."""
         self._ended, self._loss = True, loss
 
     def told(self, loss: float) -> None:
-        """The loss of the step that was made last."""
+        """Note the loss of the last step."""
         if self._ended:
             self._loss = loss
 
     def flush(self) -> None:
-        """A checkpoint is saved: end the step that was made last, and write the records up to it."""
+        """End the last step and write the records, because a checkpoint is saved."""
         self._end_step()
         if self.watch is not None and self._running:
             self.watch.flush()
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the run, and the step before, if there is one to end; a second time does nothing.
+        """End the run and its open step, if any. A second call does nothing.
 
         Args:
-            error: that ended it; None: it is over.
+            error: the error that ended the run; None if it is complete.
         """
         atexit.unregister(self.close)
         try:
             self._end_step()
-        finally:
+        finally:  # the last step may raise, and the hooks have to go all the same
             self._running = False
             self._pause.close()
             self._open.__exit__(None if error is None else type(error), error, None)

@@ -1,6 +1,6 @@
-"""Trace files: the tensors of every attention of a run, in one safetensors file that anybody can write.
+"""Trace files: the tensors of every attention of a run in one safetensors file, which any program can write.
 
-docs/en/trace-file.md describes the format. `record` runs a model and writes one, `read_trace_file` reads one.
+docs/en/trace-file.md describes the format. `record` runs a model and writes such a file; `read_trace_file` reads it.
 """
 
 from sqrtdk.recording.read import read_trace_file as read_trace_file

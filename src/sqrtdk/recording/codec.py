@@ -1,4 +1,4 @@
-"""Frozen records of numbers and texts as JSON, and back exactly; what comes back has the types that are declared."""
+"""Writes frozen records of numbers and texts as JSON, and reads them back exactly, with the declared types enforced."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def number_to_json(value: float) -> float | str:
-    """A number, or the name of one that JSON lacks.
+    """Return a number, or its name if JSON has no form for it (NaN and infinities).
 
     Example:
         >>> number_to_json(-math.inf), number_to_json(0.1)
@@ -31,10 +31,10 @@ def number_to_json(value: float) -> float | str:
 
 
 def number_from_json(value: Any, what: str) -> float:
-    """The number again.
+    """Return the number that `number_to_json` wrote.
 
     Raises:
-        TraceFileError: It is none.
+        TraceFileError: The value is not a number.
 
     Example:
         >>> number_from_json("-Infinity", "fill")
@@ -42,15 +42,16 @@ def number_from_json(value: Any, what: str) -> float:
     """
     if isinstance(value, str) and value in _NAMED:
         return _NAMED[value]
+    # bool is an int in Python, but true is no number in the format
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not abs(value) <= _LARGEST:
+    if not is_number or not abs(value) <= _LARGEST:  # JSON may hold integers beyond every float
         refuse(f"{what} is {shown(value)}, which is no number", f"Give a number, or {', '.join(_NAMED)} in quotes.")
     number: float = value
     return number
 
 
 def record_to_json(record: Any) -> str:
-    """A record, with those in it, as JSON on one line.
+    """Return a record, including nested records, as JSON on one line.
 
     Args:
         record: a dataclass of numbers, texts, None, tuples and other records.
@@ -67,12 +68,12 @@ def _plain(value: Any) -> Any:
 
 
 def record_from_json(kind: type[Record], document: Any, what: str) -> Record:
-    """The record again.
+    """Return the record that `record_to_json` wrote.
 
     Args:
-        kind: its class.
+        kind: the record's class.
         document: parsed JSON.
-        what: it is, for a message.
+        what: the record's name in error messages.
 
     Raises:
         TraceFileError: A field is missing, unknown or of another type.
@@ -87,20 +88,20 @@ def record_from_json(kind: type[Record], document: Any, what: str) -> Record:
     return read
 
 
-@functools.cache
+@functools.cache  # get_type_hints evaluates all annotations on each call
 def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
 def _value(value: Any, hint: Any, what: str) -> Any:
     origin = typing.get_origin(hint)
-    if origin in (types.UnionType, typing.Union):
+    if origin in (types.UnionType, typing.Union):  # `str | None`: records have no other unions
         choices = typing.get_args(hint)
         if value is None and types.NoneType in choices:
             return None
         (hint,) = (choice for choice in choices if choice is not types.NoneType)
         return _value(value, hint, what)
-    if origin is tuple:
+    if origin is tuple:  # always tuple[X, ...]
         if not isinstance(value, list):
             refuse(f"{what} is a {type(value).__name__}; a list belongs there")
         return tuple(_value(item, typing.get_args(hint)[0], f"{what}[{at}]") for at, item in enumerate(value))
@@ -108,7 +109,7 @@ def _value(value: Any, hint: Any, what: str) -> Any:
         return _record(value, hint, what)
     if hint is float:
         return number_from_json(value, what)
-    if type(value) is not hint:
+    if type(value) is not hint:  # not isinstance: True is no int here
         refuse(f"{what} is {shown(value)}; {hint.__name__} belongs there")
     if hint is str and len(value) > MAX_TEXT:
         refuse(f"{what} has {len(value)} characters; at most {MAX_TEXT} are read")

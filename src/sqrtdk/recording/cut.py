@@ -1,7 +1,7 @@
-"""Less of an attention: its first rows, some of its heads. What is left can be computed again by itself.
+"""Cuts a call to its first rows and some of its heads, so that the rest can still be computed by itself.
 
-A row needs all keys that it sees, so keys stay. A query head needs the key head that it reads: where the heads that are
-left have as many query heads to a key head each, grouping stays as it is, else each has a copy of its key head.
+A row needs every key that it sees, so all keys stay. A query head needs the key head that it reads. If all key heads
+that stay keep the same number of query heads, they stay grouped; otherwise each query head gets a copy of its key head.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Take = Callable[[Tensor], Tensor]
 def cut_call(
     call: CallTensors, rows: int | None = None, heads: Sequence[int] | None = None
 ) -> tuple[CallTensors, Cut | None]:
-    """A call with its first rows and some of its query heads.
+    """Return a call with its first rows and some of its query heads.
 
     Args:
-        call: whole.
-        rows: how many, from the first on; None, or as many as there are: all.
-        heads: numbers of query heads; None: all.
+        call: the whole call.
+        rows: number of rows to keep, from the first on. None or too many keeps all.
+        heads: numbers of the query heads to keep; None keeps all.
 
     Returns:
-        The call and what it is of the whole; None where nothing was cut.
+        The call, and a description of the cut, or None if nothing was cut.
 
     Raises:
-        InvalidValueError: No row, or a head that the call lacks.
+        InvalidValueError: `rows` is below 1, or the call lacks a head.
     """
     if is_empty(call):
         return call, None
@@ -65,6 +65,7 @@ def cut_call(
 
 def _first_rows(call: CallTensors, rows: int, of: int) -> CallTensors:
     def take(tensor: Tensor) -> Tensor:
+        # a tensor that broadcasts over rows, as a padding mask (B, 1, 1, S), has none to cut
         return tensor[..., :rows, :] if tensor.dim() >= 2 and tensor.shape[-2] == of else tensor
 
     query = _mapped(call.query, take)
@@ -77,9 +78,11 @@ def _some_heads(call: CallTensors, heads: list[int]) -> CallTensors:
     of, kv = call.query.values.shape[1], call.key.values.shape[1]
     groups = [head // (of // kv) for head in heads]
     sizes = Counter(groups)
+    # heads 0, 1, 4, 5 of groups (0, 1), (4, 5): key heads 0 and 2 stay shared; heads 0, 1, 4: key heads 0, 0, 2
     kept = list(sizes) if len(set(sizes.values())) == 1 else groups
 
     def of_query(tensor: Tensor) -> Tensor:
+        # a tensor that broadcasts over heads stays whole
         return tensor[..., heads, :, :] if tensor.dim() >= 3 and tensor.shape[-3] == of else tensor
 
     def of_key(tensor: Tensor) -> Tensor:
@@ -98,7 +101,7 @@ def _some_heads(call: CallTensors, heads: list[int]) -> CallTensors:
 
 
 def _projected(vector: Vector, heads: list[int], of: int) -> Vector:
-    """With the heads' part of the projection."""
+    """Return the vector with only these heads in its projection's weight, bias and features."""
     projection = vector.projection
     if projection is None or projection.features.shape[0] != of:
         return vector
@@ -137,10 +140,10 @@ def _term(term: Term, take: Take) -> Term:
 
 
 def parse_heads(text: str) -> list[int]:
-    """Numbers of heads as the command line has them.
+    """Parse the command line's notation for heads.
 
     Raises:
-        InvalidValueError: It is no list of numbers and ranges.
+        InvalidValueError: The text is not a list of numbers and ranges.
 
     Example:
         >>> parse_heads("0,4-6")
@@ -151,6 +154,7 @@ def parse_heads(text: str) -> list[int]:
         first, dash, last = part.strip().partition("-")
         if not all(end.isdecimal() and end.isascii() for end in ((first, last) if dash else (first,))):
             raise InvalidValueError(f"heads {text[:100]!r} are no numbers", hint="Write for example 0,3 or 0-7.")
+        # nine digits exceed every head number and keep int() cheap; 0-999999999 must not fill the memory
         ends = int(first[:9]), int((last or first)[:9])
         if ends[1] - ends[0] > 2**16 or ends[1] < ends[0]:
             raise InvalidValueError(f"heads {text[:100]!r} are no range", hint="Write for example 0-7.")

@@ -1,4 +1,4 @@
-"""From names, tensors and JSON to `CallTensors`, with all that must fit checked."""
+"""Decodes names, tensors and JSON into `CallTensors`, and checks that they fit one another."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ Shape = tuple[int, ...]
 
 
 def decode(fields: Fields, number: int, index: int, source: Source) -> tuple[CallTensors, Cut | None]:
-    """One call of a file.
+    """Return one call of a file.
 
     Args:
-        fields: its JSON.
-        number: its place in the file.
-        index: what counts as its index where it does not say.
-        source: of its tensors.
+        fields: the call's JSON.
+        number: the call's place in the file.
+        index: index at its site if the JSON names none.
+        source: gives the tensors.
 
     Raises:
-        TraceFileError: Something is missing, unknown, or does not fit.
+        TraceFileError: A field or tensor is missing, unknown, or does not fit the others.
     """
     at = prefix(number)
     if at + "q" not in source and "missing" in fields:
@@ -57,7 +57,7 @@ def decode(fields: Fields, number: int, index: int, source: Source) -> tuple[Cal
     if lse is not None and lse.shape != logits[:3]:
         refuse(f"{at}lse has shape {tuple(lse.shape)}; (B, Hq, L) is {logits[:3]}")
     dtype = fields.choice("dtype", FLOAT_NAMES, str(query.values.dtype).removeprefix("torch."))
-    wide = dtype if dtype == "float64" else "float32"
+    wide = dtype if dtype == "float64" else "float32"  # of the logits, unless the file says otherwise
     items = fields.items("terms", MAX_STEPS)
     kept = fields.take("kept")
     call = CallTensors(
@@ -88,7 +88,7 @@ def decode(fields: Fields, number: int, index: int, source: Source) -> tuple[Cal
 
 
 def _without(fields: Fields, at: str, index: int, source: Source) -> CallTensors:
-    """A call that says why it has no tensors."""
+    """Return a call without tensors, which states the reason in `missing`."""
     nothing = Vector(torch.zeros(0))
     call = CallTensors(
         site=fields.text("site", limit=MAX_NAME),
@@ -122,14 +122,14 @@ def _laid_out(name: str, layout: str, source: Source) -> Tensor:
 
 
 def _check_fit(at: str, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> Shape:
-    """The shape of the logits, (B, Hq, L, S); refuses tensors that don't fit one another."""
+    """Return the shape of the logits, (B, Hq, L, S). Refuses tensors that don't fit one another."""
     (batch, heads, rows, width), (kv_batch, kv_heads, keys, key_width) = query.shape, key.shape
     told = f"{at}q (B, H, L, E) {tuple(query.shape)} and k {tuple(key.shape)}"
     if batch != kv_batch:
         refuse(f"{told} have batches of {batch} and {kv_batch}", "Repeat the one of them that serves all.")
     if width != key_width or not width:
         refuse(f"{told} have heads of {width} and {key_width} features", "Both enter one product: check the layout.")
-    if not heads or not kv_heads or heads % kv_heads:
+    if not heads or not kv_heads or heads % kv_heads:  # grouped heads: heads // kv_heads of q share one of k
         refuse(f"{told}: {heads} heads of q can't share {kv_heads} of k", "Hq is a multiple of H: check the layout.")
     if value.shape[:3] != key.shape[:3]:
         refuse(f"{at}v {tuple(value.shape)} does not fit k {tuple(key.shape)}", "B, H and S are the same for both.")
@@ -143,7 +143,7 @@ def _vector(call: Fields, at: str, name: str, layout: str, source: Source) -> Ve
     fields = Fields(call.take(name, {}), f"{call.what}.{name}")
     begin = at + name
     values = _laid_out(begin, layout, source)
-    factors = source.take(begin + ".factor", FLOATS)
+    factors = source.take(begin + ".factor", FLOATS)  # a number in JSON, or a tensor that broadcasts
     if factors is not None and "factor" in fields:
         refuse(f"{fields.what} has its factor as a number and as a tensor")
     if factors is not None:
@@ -163,7 +163,7 @@ def _vector(call: Fields, at: str, name: str, layout: str, source: Source) -> Ve
 
 
 def _on_the_way(name: str, layout: str, values: Tensor, source: Source) -> Tensor | None:
-    """What the vector was before; it may have had less features than at the product, and its heads repeated since."""
+    """Return an earlier state of a vector, or None. Heads and features may differ: heads are repeated later."""
     if name not in source:
         return None
     tensor = _laid_out(name, layout, source)
@@ -222,6 +222,7 @@ def _mask(fields: Fields, at: str, logits: Shape, source: Source) -> Tensor | No
     bounds = least is not None or greatest is not None
     if any(bound is not None and abs(bound) > MAX_SIDE for bound in (least, greatest)):
         refuse(f"{fields.what} has bounds {least} and {greatest}; they are at most {MAX_SIDE} from 0")
+    # the three forms of a mask: a bool tensor, packed bits, or bounds of i - j with padding
     parts = (plain is not None, bits is not None, bounds or padding is not None)
     if sum(parts) > 1:
         refuse(f"{fields.what} is told twice", "Give its tensor, or its bits with a shape, or bounds and padding.")
@@ -235,6 +236,7 @@ def _mask(fields: Fields, at: str, logits: Shape, source: Source) -> Tensor | No
     if shape is None:
         if not bounds and padding is None:
             return None
+        # bounds alone cover all rows and keys of one batch entry; padding may bring its own batch dimension
         shape = (1 if padding is None or padding.dim() < 4 else padding.shape[0], 1, *logits[2:])
     _check_broadcast(at, shape, logits)
     if bits is not None and bits.shape != (bits_needed(shape),):
@@ -270,7 +272,7 @@ def _record(name: str, source: Source) -> AttentionCall | None:
     if text.dim() != 1:
         refuse(f"{name} has shape {tuple(text.shape)}; it is a text, (bytes,)")
     at_most(text.numel(), MAX_RECORD_BYTES, f"bytes in {name}")
-    if source.dry:
+    if source.dry:  # shapes alone: there is no text to parse yet
         return None
     return record_from_json(AttentionCall, parse_json(text.numpy().tobytes(), name), name)
 

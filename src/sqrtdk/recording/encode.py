@@ -1,4 +1,4 @@
-"""From `CallTensors` to names, tensors and JSON."""
+"""Encodes `CallTensors` as names, tensors and JSON."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(CallTenso
 
 
 class Sheet:
-    """The tensors of a file, by name, as they will be written."""
+    """Collects the tensors of a file by name."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
 
     def put(self, name: str, tensor: Tensor | None) -> None:
-        """Note a tensor; None is not there.
+        """Add a tensor; None is ignored.
 
         Raises:
-            InvalidValueError: It has no values, or a dtype that the format lacks.
+            InvalidValueError: The tensor has no values, or a dtype that the format lacks.
         """
         if tensor is not None:
             self.tensors[name] = plain(name, tensor)
 
 
 def plain(name: str, tensor: Tensor) -> Tensor:
-    """The tensor without its history, where it is one that the format has a form for.
+    """Return the tensor without its autograd history.
 
     Raises:
-        InvalidValueError: It is not.
+        InvalidValueError: The format can't hold this kind of tensor.
     """
     if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype not in NAMES:
         kind = "meta" if tensor.is_meta else "nested" if tensor.is_nested else f"{tensor.dtype}, {tensor.layout}"
@@ -51,14 +51,14 @@ def plain(name: str, tensor: Tensor) -> Tensor:
 
 
 def encode(call: CallTensors, number: int, sheet: Sheet, *, projections: bool, cut: Cut | None) -> Entry:
-    """The JSON of a call; its tensors are put on the sheet.
+    """Return the JSON of a call, and put its tensors on the sheet.
 
     Args:
-        call: what is written.
-        number: its place in the file.
-        sheet: gets the tensors.
-        projections: with the weights of the projections, and what they were given.
-        cut: what the call is of the attention that ran.
+        call: the call to write.
+        number: the call's place in the file.
+        sheet: receives the tensors.
+        projections: whether to write weights and inputs of the projections too.
+        cut: which part the call is of the attention that ran; None if it is whole.
 
     Raises:
         InvalidValueError: See `Sheet.put`.
@@ -90,7 +90,7 @@ def encode(call: CallTensors, number: int, sheet: Sheet, *, projections: bool, c
 
 
 def is_empty(call: CallTensors) -> bool:
-    """Whether it has no tensors, and says why."""
+    """Return whether a call has no tensors but a reason for that."""
     parts = (call.query.values, call.key.values, call.value.values, call.output)
     return call.missing is not None and call.terms is None and all(part.shape == (0,) for part in parts)
 
@@ -100,7 +100,7 @@ def _vector(vector: Vector, at: str, sheet: Sheet, projections: bool) -> Entry:
     sheet.put(at, vector.values)
     if isinstance(vector.factor, Tensor):
         sheet.put(at + ".factor", vector.factor)
-    elif vector.factor != 1.0 or isinstance(vector.factor, int):
+    elif vector.factor != 1.0 or isinstance(vector.factor, int):  # 1.0 is the default; an int 1 must stay an int
         entry["factor"] = number_to_json(vector.factor)
     sheet.put(at + ".projected", vector.projected)
     if vector.steps:
@@ -150,10 +150,10 @@ def _mask(mask: Tensor, at: str, sheet: Sheet) -> Entry:
 
 
 def number_sites(calls: Sequence[CallTensors]) -> None:
-    """Refuse two calls of one site and index.
+    """Check that no two calls have the same site and index.
 
     Raises:
-        InvalidValueError: There are.
+        InvalidValueError: Two calls have.
     """
     seen: set[tuple[str, int]] = set()
     for call in calls:

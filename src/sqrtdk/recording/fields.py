@@ -1,4 +1,4 @@
-"""What a call of a trace file says, field by field: each of its type, none that the format lacks."""
+"""Reads the JSON objects of a trace file field by field. Wrong types and unknown fields are refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NONE = object()
 
 
 class Fields:
-    """An object of JSON that is read field by field."""
+    """A JSON object from which fields are taken one by one. A field that is null counts as absent."""
 
     def __init__(self, value: Any, what: str) -> None:
         if not isinstance(value, dict):
@@ -23,17 +23,17 @@ class Fields:
         return name in self._rest
 
     def take(self, name: str, default: Any = None) -> Any:
-        """The field as it is, or the default."""
+        """Return the field unchecked, or the default."""
         return self._rest.pop(name, default)
 
     def names(self, limit: int) -> list[str]:
-        """What is left to read, at most `limit` names."""
+        """Return the names of all fields left, at most `limit`."""
         if len(self._rest) > limit:
             refuse(f"{self.what} has {len(self._rest)} fields; at most {limit} are read")
         return list(self._rest)
 
     def text(self, name: str, default: Any = _NONE, limit: int = MAX_TEXT) -> Any:
-        """A text; `default` where there is none, or null."""
+        """Return a text, or `default` if the field is absent."""
         value = self._rest.pop(name, None)
         if value is None:
             if default is _NONE:
@@ -46,40 +46,40 @@ class Fields:
         return value
 
     def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
-        """One of several texts."""
+        """Return a text that must be one of `choices`."""
         value = self.text(name, default)
         if value not in choices:
             refuse(f"{self.what} has {name} {shown(value)}", f"Use one of: {', '.join(choices)}.")
         return str(value)
 
     def number(self, name: str, default: float | None) -> float | None:
-        """A number; `default` where there is none, or null."""
+        """Return a number, or `default` if the field is absent."""
         value = self._rest.pop(name, None)
         return default if value is None else number_from_json(value, f"{name} of {self.what}")
 
     def flag(self, name: str) -> bool:
-        """True or false; false where there is none, or null."""
+        """Return true or false; false if the field is absent."""
         value = self._rest.pop(name, None)
         if value is not None and type(value) is not bool:
             refuse(f"{self.what} has {name} {shown(value)}, which is neither true nor false")
         return bool(value)
 
     def count(self, name: str, default: int | None) -> int | None:
-        """A whole number from 0 on; `default` where there is none, or null."""
+        """Return a whole number >= 0, or `default` if the field is absent."""
         value = self.whole(name)
         if value is not None and value < 0:
             refuse(f"{self.what} has {name} {value}; it is at least 0")
         return default if value is None else value
 
     def whole(self, name: str) -> int | None:
-        """A whole number; None where there is none, or null."""
+        """Return a whole number, or None if the field is absent."""
         value = self._rest.pop(name, None)
         if value is not None and type(value) is not int:
             refuse(f"{self.what} has {name} {shown(value)}, which is no whole number")
         return value
 
     def counts(self, name: str, limit: int) -> tuple[int, ...] | None:
-        """A list of whole numbers from 0 on, at most `limit` of them; None where there is none, or null."""
+        """Return a list of at most `limit` whole numbers >= 0, or None if the field is absent."""
         value = self._rest.pop(name, None)
         if value is None:
             return None
@@ -88,7 +88,7 @@ class Fields:
         return tuple(value)
 
     def items(self, name: str, limit: int) -> list[Any] | None:
-        """A list of at most `limit` items; None where there is none, or null."""
+        """Return a list of at most `limit` items, or None if the field is absent."""
         value = self._rest.pop(name, None)
         if value is None:
             return None
@@ -99,7 +99,7 @@ class Fields:
         return value
 
     def end(self) -> None:
-        """Refuse what is left: a field that nobody reads is a misspelt one, or of another version."""
+        """Refuse fields that are left: a field that was never read is misspelt or from another version."""
         if self._rest:
             refuse(
                 f"{self.what} has a field {shown(min(self._rest))}, which the format lacks",

@@ -1,4 +1,4 @@
-"""Names, dtypes and layouts of a trace file; docs/en/trace-file.md is the same for those who write one elsewhere."""
+"""Names, dtypes and layouts of a trace file. docs/en/trace-file.md describes them for other programs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 SCHEMA_VERSION = 1
-KEY = "sqrtdk_trace"  # of safetensors' metadata: a JSON document
-INPUTS = "inputs."  # prefix of what the model was given
+KEY = "sqrtdk_trace"  # key in the metadata of safetensors; its value is a JSON document
+INPUTS = "inputs."  # prefix of the names of the model's inputs
 
 DTYPES = {
     "F64": torch.float64,
@@ -27,19 +27,20 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 FLOATS = frozenset(dtype for dtype in NAMES if dtype.is_floating_point)
 INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 BITS = frozenset({torch.bool, torch.uint8})
-# of `dtype`, `logits_dtype` and `weights_dtype`
+# values of `dtype`, `logits_dtype` and `weights_dtype`
 FLOAT_NAMES = tuple(sorted(str(dtype).removeprefix("torch.") for dtype in FLOATS))
 
 TERMS = ("scale", "softcap", "bias", "mask", "sinks", "unknown")
+# batch, heads, rows and channels in the orders that engines use; without B, the tensors are of one sequence
 LAYOUTS = ("BHLE", "BLHE", "HLE", "LHE")
 
 
 def to_bhle(tensor: Tensor, layout: str) -> Tensor:
-    """A vector's tensor as (B, H, L, E).
+    """Return a tensor of q, k or v as (B, H, L, E).
 
     Args:
-        tensor: of as many dimensions as `layout` has letters.
-        layout: one of `LAYOUTS`; those without B are one sequence.
+        tensor: one dimension for each letter of `layout`.
+        layout: one of `LAYOUTS`. A layout without B holds one sequence, so B is 1.
 
     Example:
         >>> to_bhle(torch.zeros(7, 2, 4), "LHE").shape
@@ -51,7 +52,7 @@ def to_bhle(tensor: Tensor, layout: str) -> Tensor:
 
 
 def prefix(number: int) -> str:
-    """How the names of the tensors of a call begin.
+    """Return the prefix of the names of a call's tensors.
 
     Example:
         >>> prefix(3) + "q"

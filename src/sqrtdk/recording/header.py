@@ -1,4 +1,4 @@
-"""The header of a safetensors file, checked whole before a tensor is read.
+"""Reads the header of a safetensors file, and checks all of it before a tensor is read.
 
 The file is 8 bytes (the length of the header, little endian), the header (JSON) and the tensors, end to end.
 """
@@ -32,7 +32,7 @@ _FIELDS = {"dtype", "shape", "data_offsets"}
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One tensor of the file: its bytes are from `start` to `end`, counted from the end of the header."""
+    """One tensor of the file. `start` and `end` are byte offsets from the end of the header."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of itself."""
+    """The header of a file, checked."""
 
     specs: Mapping[str, Spec]
     document: str  # the JSON document of the trace
@@ -53,11 +53,11 @@ def read_header(file: BinaryIO, size: int) -> Header:
     """Read and check the header.
 
     Args:
-        file: at its beginning.
-        size: of the file, in bytes.
+        file: positioned at its beginning.
+        size: size of the file in bytes.
 
     Raises:
-        TraceFileError: It is no safetensors file, no trace file, damaged or beyond a limit.
+        TraceFileError: The file is not a safetensors file, not a trace file, damaged, or beyond a limit.
     """
     begin = _exactly(file, 8)
     length = int.from_bytes(begin, "little")
@@ -115,8 +115,9 @@ def _counts(values: Any) -> bool:
 
 
 def _check_places(specs: Mapping[str, Spec], size: int) -> None:
-    """Each tensor begins where the one before it ends, and the last ends with the file."""
+    """Check that each tensor begins where the previous one ends, and that the last one ends with the file."""
     place, before = 0, "the header"
+    # by end as well: an empty tensor begins where the next one does and has to come first
     for name, spec in sorted(specs.items(), key=lambda item: (item[1].start, item[1].end)):
         if spec.start != place:
             how = "overlap" if spec.start < place else f"leave {spec.start - place} bytes that are nobody's"
@@ -129,10 +130,10 @@ def _check_places(specs: Mapping[str, Spec], size: int) -> None:
 
 
 def read_tensor(file: BinaryIO, header: Header, spec: Spec) -> Tensor:
-    """Read one tensor; its size was checked against that of the file.
+    """Read one tensor, whose size `read_header` checked against the file's.
 
     Raises:
-        TraceFileError: The file has become shorter meanwhile.
+        TraceFileError: The file has been shortened since.
     """
     count = spec.end - spec.start
     if not count:
@@ -148,12 +149,12 @@ def read_tensor(file: BinaryIO, header: Header, spec: Spec) -> Tensor:
 
 
 def _exactly(file: BinaryIO, count: int) -> bytearray:
-    """As many bytes, or all that are left; one read gives at most 2^31 - 4096 on Linux, on some file systems less."""
-    content = bytearray(count)
+    """Read `count` bytes, or all that are left. One read returns at most 2^31 - 4096 bytes on Linux, so it loops."""
+    content = bytearray(count)  # writable, as torch.frombuffer wants it
     whole = memoryview(content)
     taken = 0
     while taken < count and (more := file.readinto(whole[taken:])):  # type: ignore[attr-defined]  # BinaryIO lacks it
         taken += more
-    whole.release()
+    whole.release()  # a bytearray can't shrink while a view of it exists
     del content[taken:]
     return content

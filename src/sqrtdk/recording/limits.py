@@ -1,4 +1,4 @@
-"""What a trace file may ask of a reader: a stranger wrote it."""
+"""Limits on what a trace file, which is untrusted, may make a reader allocate and compute."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from sqrtdk._stranger import MAX_DEPTH as MAX_DEPTH
 from sqrtdk._stranger import shown as shown
 from sqrtdk.errors import TraceFileError
 
-MAX_FILE_BYTES = 2**34
-MAX_HEADER_BYTES = 2**24
+MAX_FILE_BYTES = 2**34  # 16 GiB
+MAX_HEADER_BYTES = 2**24  # 16 MiB
 MAX_TENSORS = 2**17
 MAX_CALLS = 2**12
 MAX_DIMENSIONS = 8
-MAX_SIDE = 2**40  # of a dimension
-MAX_NAME = 500
-MAX_TEXT = 10_000
-MAX_STEPS = 64  # of one vector, or terms of one call
-MAX_RECORD_BYTES = 2**22
-MAX_MASK = 2**30  # entries of one mask, a byte each once it is read
-MAX_MASKS = 2**32  # of all masks of a file
-# What a reader computes grows with rows x keys, of which a file with heads of one feature can name many in few bytes.
-# 8192 rows and keys of 64 features in float16: 16 logits for each byte of q, k, v and output.
+MAX_SIDE = 2**40  # entries in one dimension
+MAX_NAME = 500  # characters
+MAX_TEXT = 10_000  # characters
+MAX_STEPS = 64  # steps of one vector, or terms of one call
+MAX_RECORD_BYTES = 2**22  # 4 MiB of JSON on one call
+MAX_MASK = 2**30  # entries of one mask; each takes a byte once the mask is unpacked
+MAX_MASKS = 2**32  # entries of all masks of a file
+# Logits to compute for each byte of the file. A reader's work grows with rows x keys, and a file whose heads have one
+# feature names many of them in few bytes. A real call stays below: 8192 rows and keys of 64 features in float16 have 16
+# logits for each byte of q, k, v and output.
 WORK_A_BYTE = 32
-LEAST_WORK = 2**20  # that any file may ask for
+LEAST_WORK = 2**20  # logits that any file may ask for, however small it is
 REPLACE = "Write the file again; docs/en/trace-file.md says how."
 
 
@@ -39,10 +40,10 @@ def refuse(rule: str, hint: str = REPLACE) -> NoReturn:
 
 
 def at_most(count: int, limit: int, what: str) -> None:
-    """Refuse what is more than a reader takes.
+    """Check a count against a limit.
 
     Raises:
-        TraceFileError: It is.
+        TraceFileError: The count exceeds the limit.
 
     Example:
         >>> at_most(9, 8, "dimensions")
@@ -54,14 +55,14 @@ def at_most(count: int, limit: int, what: str) -> None:
 
 
 def parse_json(text: bytes | str, what: str) -> Any:
-    """Parse JSON of a stranger: no name twice, no NaN, no depth.
+    """Parse untrusted JSON: repeated names, NaN and deep nesting are refused.
 
     Args:
-        text: the document, of a size that was checked.
-        what: it is, for a message.
+        text: the document. The caller has checked its size.
+        what: the document's name in error messages.
 
     Raises:
-        TraceFileError: It is no JSON, has too many containers, or is too deep.
+        TraceFileError: The text is not JSON, repeats a name, or has too many or too deep containers.
 
     Example:
         >>> parse_json('{"a": 1, "a": 2}', "the header")

@@ -1,4 +1,4 @@
-"""Masks in few bytes: a band of i - j with the keys that are tokens, or one bit an entry."""
+"""Packs masks into few bytes: as a band of i - j with padding (causal, sliding window), or as one bit an entry."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Packed:
     """A bool mask (..., L, S), True where row i sees key j.
 
     Attributes:
-        shape: of the mask.
-        least: least i - j of a visible key; None: no bound.
-        greatest: greatest i - j; None: no bound.
-        padding: bool, (..., 1, S), True at keys that are tokens; None: all are.
-        bits: uint8, in place of all three: the entries in order, eight a byte, the first is the highest bit.
+        shape: shape of the mask.
+        least: least i - j of a visible key (0 if causal); None is no bound.
+        greatest: greatest i - j of a visible key (w - 1 for a window of w); None is no bound.
+        padding: bool, (..., 1, S), True at keys that are real tokens; None if all are.
+        bits: uint8, instead of these three: the entries in order, eight a byte, highest bit first.
     """
 
     shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class Packed:
 
 
 def band(rows: int, keys: int, least: int | None, greatest: int | None) -> Tensor:
-    """A bool (rows, keys) mask: least <= i - j <= greatest.
+    """Return a bool (rows, keys) mask that is True where least <= i - j <= greatest.
 
     Example:
         >>> band(3, 3, 0, 1).int()
@@ -40,7 +40,7 @@ def band(rows: int, keys: int, least: int | None, greatest: int | None) -> Tenso
     """
     i, j = torch.arange(rows)[:, None], torch.arange(keys)
     visible = torch.ones(rows, keys, dtype=torch.bool)
-    if least is not None:  # i - j may be beyond int64 for no size that is read, but a stranger's bound may be: clamped
+    if least is not None:  # clamp: an untrusted bound may lie beyond int64
         visible &= j <= i - max(min(least, rows), -keys)
     if greatest is not None:
         visible &= j >= i - max(min(greatest, rows), -keys)
@@ -48,7 +48,7 @@ def band(rows: int, keys: int, least: int | None, greatest: int | None) -> Tenso
 
 
 def pack(mask: Tensor) -> Packed:
-    """The mask in the form that takes least room and gives it back exactly.
+    """Return the smallest form that restores the mask exactly.
 
     Args:
         mask: bool, on the CPU.
@@ -59,28 +59,29 @@ def pack(mask: Tensor) -> Packed:
         (0, None, None, None)
     """
     shape = tuple(mask.shape)
-    if mask.dim() >= 2 and shape[-2] == 1:  # the same for every row: bounds of i - j would say nothing
+    if mask.dim() >= 2 and shape[-2] == 1:  # one row for all queries: bounds of i - j would say nothing
         return Packed(shape, padding=mask)
     if mask.dim() >= 2 and shape[-1] > 1 and bool(mask.any()):
         rows, keys = shape[-2:]
-        seen = mask.reshape(-1, rows, keys).any(0)
+        seen = mask.reshape(-1, rows, keys).any(0)  # keys that a row sees in any batch entry or head
         seeing = seen.any(-1)
-        first = seen.byte().argmax(-1)
+        first = seen.byte().argmax(-1)  # argmax gives the first of equal values
         last = keys - 1 - seen.flip(-1).byte().argmax(-1)
         i = torch.arange(rows)
         least, greatest = int((i - last)[seeing].min()), int((i - first)[seeing].max())
         seen_keys = mask.any(-2, keepdim=True)
-        # the fewest bounds that do: where padding hides keys, those of the rule may be wider than what is left
+        # try the fewest bounds first: padding may hide keys, so that the visible ones look narrower than the true band
         for low, high in ((None, None), (least, None), (None, greatest), (least, greatest)):
             visible = band(rows, keys, low, high)
-            padding = seen_keys | ~visible.any(-2, keepdim=True)  # a key that the band shows to no row is no padding
+            # a key that the band hides from all rows need not be padding
+            padding = seen_keys | ~visible.any(-2, keepdim=True)
             if torch.equal((visible & padding).expand(shape), mask):
                 return Packed(shape, low, high, None if bool(padding.all()) else padding)
     return Packed(shape, bits=torch.from_numpy(numpy.packbits(mask.contiguous().numpy())))
 
 
 def unpack(packed: Packed) -> Tensor:
-    """The mask again.
+    """Return the mask that was packed.
 
     Example:
         >>> mask = torch.rand(2, 1, 5, 7) > 0.5
@@ -99,7 +100,7 @@ def unpack(packed: Packed) -> Tensor:
 
 
 def bits_needed(shape: tuple[int, ...]) -> int:
-    """Bytes of the bits of a mask.
+    """Return the number of bytes that a mask takes at one bit an entry.
 
     Example:
         >>> bits_needed((3, 3))

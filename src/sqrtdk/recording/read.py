@@ -1,4 +1,4 @@
-"""Read a trace file: whatever a stranger wrote, checked before it is believed."""
+"""Reads a trace file. The file is untrusted: everything is checked before it is used."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _MOST_PACKAGES = 200
 def read_trace_file(path: str | Path) -> TraceFile:
     """Read a trace file into memory.
 
-    Nothing in it is executed. Sizes, names and shapes are checked before a tensor is read; the numbers of the limits
-    are in docs/en/trace-file.md.
+    Nothing in it is executed. Sizes, names and shapes are checked before a tensor is read; docs/en/trace-file.md lists
+    the limits.
 
     Args:
         path: The file.
 
     Raises:
-        TraceFileError: It can't be read, is no trace file, is damaged, of an unknown version, beyond a limit, or its
-            tensors don't fit one another.
+        TraceFileError: The file can't be read, is not a trace file, is damaged, has an unknown version or exceeds a
+            limit, or its tensors don't fit one another.
 
     Example:
         >>> read_trace_file("/dev/null")
@@ -46,7 +46,7 @@ def read_trace_file(path: str | Path) -> TraceFile:
     path = Path(path)
     try:
         check_file(path, "it", MAX_FILE_BYTES)
-        with open(path, "rb", buffering=0) as file:
+        with open(path, "rb", buffering=0) as file:  # reads go straight into the tensors' memory
             return _read(path, file)
     except (SqrtdkError, OSError) as error:
         hint = error.hint if isinstance(error, SqrtdkError) else "Check the path and its permissions."
@@ -57,15 +57,15 @@ def read_trace_file(path: str | Path) -> TraceFile:
 def _read(path: Path, file: BinaryIO) -> TraceFile:
     header = read_header(file, path.stat().st_size)
     document = parse_document(header.document)
-    check_calls(header, document)
+    check_calls(header, document)  # all shapes first: an unfit file costs no memory
     return _take(path, header, document, lambda spec: read_tensor(file, header, spec))
 
 
 def parse_document(text: str) -> dict[str, Any]:
-    """The JSON document of a trace file, of a version that is known.
+    """Return the JSON document of a trace file.
 
     Raises:
-        TraceFileError: It is none.
+        TraceFileError: The text is not such a document, or its version is unknown.
     """
     document = parse_json(text, f"the metadata {KEY!r}")
     version = document.get("schema_version") if isinstance(document, dict) else None
@@ -80,10 +80,10 @@ def parse_document(text: str) -> dict[str, Any]:
 
 
 def check_calls(header: Header, document: dict[str, Any]) -> None:
-    """Check all that can be checked without a tensor's values.
+    """Check everything that can be checked without the values of a tensor.
 
     Raises:
-        TraceFileError: Something is missing, unknown, or does not fit.
+        TraceFileError: A field or tensor is missing, unknown, or does not fit the others.
     """
     _take(Path(), header, document, None)
 
@@ -103,6 +103,7 @@ def _take(path: Path, header: Header, document: dict[str, Any], load: Any) -> Tr
     for number, item in enumerate(items):
         one = Fields(item, f"calls[{number}]")
         site = item.get("site")
+        # a call without an index is the next one at its site
         call, cut = decode(one, number, count[site] if isinstance(site, str) else 0, source)
         if (call.site, call.index) in seen:
             refuse(
@@ -155,13 +156,13 @@ def _metadata(fields: Fields) -> TraceMetadata:
 
 
 def _oddities(call: CallTensors) -> list[str]:
-    """What a reader should know of the numbers: they are read as they are."""
+    """Return notes on NaN and infinity in a call's tensors, which are read as they are."""
     tensors = {"q": call.query.values, "k": call.key.values, "v": call.value.values, "output": call.output}
     return [note for name, tensor in tensors.items() if (note := _oddity(f"{call.site}#{call.index}", name, tensor))]
 
 
 def _oddity(place: str, name: str, tensor: Tensor) -> str | None:
-    values = tensor.float() if tensor.dtype.itemsize == 1 else tensor
+    values = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # isfinite lacks float8
     if bool(torch.isfinite(values).all()):
         return None
     lost = int(values.isnan().sum())

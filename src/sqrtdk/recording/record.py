@@ -1,4 +1,4 @@
-"""`record`: run a model once and write what its attentions computed with to a trace file."""
+"""`record` runs a model once and writes the tensors of its attentions to a trace file."""
 
 from __future__ import annotations
 
@@ -65,40 +65,40 @@ def record(
 ) -> Recording:
     """Run a model once, in evaluation mode, and write a trace file: q, k, v, output and formula of every attention.
 
-    The file holds the inputs of the model as well. docs/en/trace-file.md describes it, and what reads it elsewhere.
+    The file also holds the inputs of the model. docs/en/trace-file.md describes the format and readers in other tools.
 
     Args:
-        model: A module, or a name as `check` takes it.
-        inputs: A dict or tuple for forward, or one tensor; None makes inputs of the right kind.
+        model: A module, or a name that `check` accepts.
+        inputs: A dict, a tuple or one tensor for forward; None makes up suitable inputs.
         path: The file to write, "run.safetensors".
-        calls: Which sites, as a pattern of the shell: "layers.0.*".
-        rows: Keep the first query rows of each call, this many; all keys stay.
+        calls: Sites to record, as a shell pattern: "layers.0.*".
+        rows: Number of query rows to keep of each call, from the first on; all keys stay.
         heads: Keep these query heads, and the key heads that they read.
-        projections: Write the weights of the projections of q, k and v as well, and what they were given.
-        force: Replace a file that exists.
-        announce: Is told the size, before the file is written.
-        attn: "eager" or "sdpa" for a model that lets one choose.
+        projections: Whether to write weights and inputs of the projections of q, k and v too.
+        force: Whether to replace an existing file.
+        announce: Called with the file's size before it is written.
+        attn: "eager" or "sdpa", for a model that offers the choice.
         text: UTF-8 file for the tokenizer, for a model given by name.
         input_file: safetensors with the inputs, for a model given by name.
         batch: Rows of made-up inputs, default 1.
-        seq_len: Tokens a row of made-up inputs.
-        device: For a model given by name; a module runs where it is.
-        dtype: For a model given by name; a module keeps its own.
-        seed: For weights, inputs and the run.
-        revision: Of a hub id.
-        trust_remote_code: Let the model's own Python files run.
-        device_map: "auto" spreads a checkpoint through accelerate.
-        offload_folder: Directory for what fits nowhere else.
+        seq_len: Tokens in each row of made-up inputs.
+        device: Device of a model given by name; a module runs where it is.
+        dtype: Dtype of a model given by name; a module keeps its own.
+        seed: Seed of random weights, made-up inputs and the run.
+        revision: Revision of a hub id.
+        trust_remote_code: Whether the model's own Python files may run.
+        device_map: "auto" lets accelerate spread a checkpoint over devices.
+        offload_folder: Directory for weights that fit on no device.
 
     Returns:
-        What was written.
+        A description of the file that was written.
 
     Raises:
         OutputError: The file exists, can't be written, or does not fit on the disk.
         ModelError: The model can't be built or has no values, its forward raises, or no attention runs in it.
-        InvalidValueError: No call at `calls`, no row, a head that a call lacks, or an option that does not go with a
-            module.
-        InvalidTypeError: `model` or `inputs` of another type.
+        InvalidValueError: No call matches `calls`, `rows` is below 1, a call lacks a head, or an option does not apply
+            to a module.
+        InvalidTypeError: `model` or `inputs` has another type.
         UnsupportedError: The module can't be switched to `attn`.
         TraceFileError: The file would be larger than a reader takes.
 
@@ -133,10 +133,10 @@ def record_with(
     force: bool = False,
     announce: Callable[[str], None] = lambda text: None,
 ) -> Recording:
-    """`record`, with its options of loading in one; it says what they are."""
+    """Run `record` with its loading options in one object; `record` documents them."""
     if not str(path):
         raise InvalidValueError("no path to write to", hint="Name a file: run.safetensors.")
-    check_writable(path, force)
+    check_writable(path, force)  # before the model is loaded and run
     if rows is not None and rows < 1:
         raise InvalidValueError(f"{rows} rows are wanted", hint="Keep at least one.")
     check_seed(options.seed)
@@ -189,7 +189,7 @@ def _loaded(model: nn.Module | str, inputs: Inputs | None, options: LoadOptions)
 
 
 def _traced(loaded: LoadedModel, options: LoadOptions) -> tuple[Trace, str | None]:
-    """The run, and the implementation of attention that the model says it ran."""
+    """Run the model, and return the trace and the attention implementation that the model reports."""
     module = loaded.module
     with ExitStack() as stack:
         stack.enter_context(random_state(module))
@@ -226,7 +226,7 @@ def _refuse_none(loaded: LoadedModel, run: Trace, pattern: str, chosen: Sequence
 
 
 def _written(call: CallTensors, projections: bool) -> CallTensors:
-    """The call as it can be written; what can't be is told, and the others are written."""
+    """Return the call if it can be written, else one without tensors that gives the reason: the others are kept."""
     try:
         fits(call, projections=projections)
     except SqrtdkError as error:
@@ -241,6 +241,7 @@ def _written(call: CallTensors, projections: bool) -> CallTensors:
 
 def _metadata(loaded: LoadedModel, run: Trace, attn: str | None) -> TraceMetadata:
     first = next((p for p in loaded.module.parameters() if p.is_floating_point()), None)
+    # a softmax that may have been an attention counts as lost, not as "no attention"
     lost = [NotMeasured(e.site, e.reason, e.formula, e.at) for e in run.not_attention if e.reason in DOUBTFUL]
     return TraceMetadata(
         writer=f"sqrtdk {_version('sqrtdk')}",
@@ -263,7 +264,7 @@ def _version(package: str) -> str:
 
 
 def _plain_tensors(inputs: Inputs, notes: list[str]) -> Mapping[str, Tensor]:
-    """Those of the inputs that the format has a form for; others are told."""
+    """Return the inputs that the format can hold; the others are noted."""
     named = inputs.items() if isinstance(inputs, dict) else ((str(at), value) for at, value in enumerate(inputs))
     tensors = {}
     for name, value in named:

@@ -1,4 +1,4 @@
-"""What is read from a trace file, and what is said of one that was written."""
+"""Records of a trace file: its content when read, and its description when written."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from sqrtdk.tracing.tensors import CallTensors
 
 @dataclass(frozen=True, slots=True)
 class TraceMetadata:
-    """Who wrote a trace file, and of what.
+    """Who wrote a trace file, and of which model.
 
     Attributes:
-        writer: program and version, "sqrtdk 0.1.0"; "" where the file does not say.
-        model: as it was named: "demo", "org/name".
+        writer: program and version, "sqrtdk 0.1.0"; "" if the file does not say.
+        model: the name it was loaded by: "demo", "org/name".
         module_class: class name of the model.
-        dtype: of its parameters, "float32".
-        device: where it ran.
-        attn: implementation of attention, where the model says it.
-        packages: versions, by name.
-        not_measured: what ran and is not in the file, and why.
+        dtype: dtype of its parameters, "float32".
+        device: device that it ran on.
+        attn: implementation of attention, if the model reports it.
+        packages: package -> version.
+        not_measured: attentions that ran but are not in the file, with reasons.
     """
 
     writer: str = ""
@@ -39,13 +39,13 @@ class TraceMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a call in a file is of the attention that ran: its first rows, some of its query heads.
+    """Which part of the attention that ran is in the file: its first rows, some of its query heads.
 
     Attributes:
-        rows: how many are in the file, from the first on; None: all.
-        rows_of: how many ran.
-        heads: numbers of the query heads in the file, in order; None: all.
-        heads_of: how many ran.
+        rows: number of rows in the file, from the first on; None if all are.
+        rows_of: number of rows that ran.
+        heads: numbers of the query heads in the file, in order; None if all are.
+        heads_of: number of query heads that ran.
     """
 
     rows: int | None = None
@@ -59,14 +59,14 @@ class TraceFile:
     """A trace file as it was read.
 
     Attributes:
-        path: of the file.
-        schema_version: of its format.
-        metadata: who wrote it, and of what.
+        path: path of the file.
+        schema_version: version of the format.
+        metadata: who wrote it, and of which model.
         calls: in the order of the file.
         cuts: parallel to `calls`; None for a call that is whole.
-        model_inputs: the tensors that the model was given, by the names of forward's arguments; those of a tuple by
-            "0", "1", ...; empty where the file has none.
-        notes: sentences on what is odd but no error: NaN, infinity.
+        model_inputs: the model's input tensors by argument of forward; a tuple's by "0", "1", ... Empty if the file has
+            none.
+        notes: sentences on oddities that are no errors, such as NaN.
     """
 
     path: Path
@@ -83,11 +83,11 @@ class Recording:
     """A trace file that was written.
 
     Attributes:
-        path: of the file.
-        calls: how many it holds.
-        bytes: its size.
-        metadata: as in the file.
-        notes: sentences on what was decided or left out.
+        path: path of the file.
+        calls: number of calls in it.
+        bytes: size of the file.
+        metadata: the file's metadata.
+        notes: sentences on choices that were made and things left out.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""The tensors of a file, asked for by name: first for their shapes alone, then for what they hold."""
+"""Gives the tensors of a file by name: first their shapes alone (a dry run for checks), then their values."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from sqrtdk.recording.masks import Packed, unpack
 
 
 class Source:
-    """Tensors by name; one that stands for another is read once.
+    """Tensors of a file by name. A tensor with several names is read once.
 
     Attributes:
-        dry: shapes alone: each tensor is on the meta device.
+        dry: whether only shapes are given, as tensors on the meta device.
     """
 
     def __init__(self, header: Header, same: Mapping[str, str], load: Callable[[Spec], Tensor] | None) -> None:
@@ -47,10 +47,10 @@ class Source:
         return name in self._specs or name in self._same
 
     def take(self, name: str, kinds: frozenset[torch.dtype]) -> Tensor | None:
-        """The tensor; None where the file has none of this name.
+        """Return the tensor, or None if the file has none of this name.
 
         Raises:
-            TraceFileError: Its dtype is none of `kinds`.
+            TraceFileError: The dtype is not one of `kinds`.
         """
         place = self._same.get(name, name)
         spec = self._specs.get(place)
@@ -62,7 +62,7 @@ class Source:
             refuse(f"{shown(name)} is of {str(spec.dtype).removeprefix('torch.')}", f"It may be: {wanted}.")
         if self._load is None:
             return torch.empty(spec.shape, dtype=spec.dtype, device="meta")
-        if place not in self._shared:
+        if place not in self._shared:  # taken once, so it is not kept here
             return self._load(spec)
         known = self._shared[place]
         if known is None:
@@ -70,10 +70,10 @@ class Source:
         return known
 
     def bits(self, name: str) -> Tensor | None:
-        """A tensor of truths, bool; uint8 of 0 and 1 serves as well.
+        """Return a bool tensor, which the file may hold as uint8 of 0 and 1.
 
         Raises:
-            TraceFileError: It is of another dtype, or holds another number.
+            TraceFileError: The dtype is another, or a number is neither 0 nor 1.
         """
         tensor = self.take(name, BITS)
         if tensor is None or tensor.dtype is torch.bool:
@@ -83,10 +83,10 @@ class Source:
         return tensor.bool()
 
     def mask(self, name: str, packed: Packed) -> Tensor:
-        """The mask that was packed, by the name of its call and term; equal ones are one tensor.
+        """Return a mask, unpacked. Equal masks, as those of all layers, share one tensor.
 
         Raises:
-            TraceFileError: It is larger than a reader takes.
+            TraceFileError: The mask, or all masks together, exceed a limit.
         """
         count = math.prod(packed.shape)
         at_most(count, MAX_MASK, f"entries in the mask {shown(name)}")
@@ -101,14 +101,14 @@ class Source:
         return self._masks[key]
 
     def count_logits(self, shape: tuple[int, ...]) -> None:
-        """Note the logits of a call, (B, Hq, L, S): what computes it again makes each of them."""
+        """Add the logits of a call, (B, Hq, L, S), to the work that computing the file's calls takes."""
         self._logits += math.prod(shape)
 
     def check_work(self) -> None:
-        """Refuse a file that asks for much more than it holds.
+        """Refuse a file that takes far more work than its size justifies.
 
         Raises:
-            TraceFileError: The logits and the entries of masks are too many for its bytes.
+            TraceFileError: It has too many logits and mask entries for its bytes.
         """
         work, most = self._logits + self._entries, max(LEAST_WORK, WORK_A_BYTE * self._size)
         if work > most:
@@ -119,14 +119,14 @@ class Source:
             )
 
     def prefixed(self, begin: str) -> list[str]:
-        """The names that begin so, in the file's order."""
+        """Return the names with a prefix, in the file's order."""
         return [name for name in (*self._specs, *self._same) if name.startswith(begin)]
 
     def end(self) -> None:
-        """Refuse a tensor that nobody asked for: its name is misspelt, or of another version.
+        """Refuse tensors that were never taken: their names are misspelt or from another version.
 
         Raises:
-            TraceFileError: There is one.
+            TraceFileError: There is such a tensor.
         """
         if left := (self._specs.keys() | self._same.keys()) - self._taken:
             refuse(
@@ -136,10 +136,10 @@ class Source:
 
 
 def read_same(value: Any, header: Header) -> dict[str, str]:
-    """The table of names that stand for tensors of other names.
+    """Return the table of names that stand for equal tensors of other names.
 
     Raises:
-        TraceFileError: It is none, or a name stands for itself, for one that the file lacks, or for two.
+        TraceFileError: The value is not such a table, a name is a tensor's own, or its target is missing.
     """
     if value is None:
         return {}

@@ -1,4 +1,4 @@
-"""Write a trace file: checked as a reader checks it, announced, and on disk whole or not at all."""
+"""Writes a trace file: checked as a reader will check it, and on disk whole or not at all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from sqrtdk.recording.read import check_calls, parse_document
 from sqrtdk.recording.records import Cut, Recording, TraceMetadata
 from sqrtdk.tracing.tensors import CallTensors
 
-_PART = 2**26  # bytes that are written at once: what a signal waits for
+_PART = 2**26  # bytes written at once; a signal such as Ctrl-C waits for no more than this
 
 
 def write_trace_file(
@@ -49,22 +49,22 @@ def write_trace_file(
 ) -> Recording:
     """Write calls to a trace file, whole or not at all.
 
-    `read_trace_file` gives the same calls back, bit for bit; without `projections`, theirs are None.
+    `read_trace_file` returns the same calls bit for bit. Without `projections`, their projections are None.
 
     Args:
         path: The file; its directory must exist.
-        calls: No two of one site and index.
-        metadata: Of the model and the program; None: nothing is said.
-        cuts: Parallel to `calls`: what each is of the attention that ran.
-        model_inputs: What the model was given.
-        projections: With the weights of the projections, and what they were given.
-        force: Replace a file that exists.
-        announce: Is told the size, before anything is written.
+        calls: The calls; no two with the same site and index.
+        metadata: Model and program; None leaves it empty.
+        cuts: Parallel to `calls`: which part of the attention each holds.
+        model_inputs: Input tensors of the model by name.
+        projections: Whether to write weights and inputs of the projections too.
+        force: Whether to replace an existing file.
+        announce: Called with the file's size before anything is written.
 
     Raises:
         OutputError: The file exists, can't be written, or does not fit on the disk.
-        InvalidValueError: A tensor has no values or a dtype that the format lacks, or two calls are one.
-        TraceFileError: The file would be larger than a reader takes, or the tensors of a call don't fit one another.
+        InvalidValueError: A tensor has no values or a dtype that the format lacks, or two calls share site and index.
+        TraceFileError: The file would exceed a reader's limits, or the tensors of a call don't fit one another.
 
     Example:
         >>> import tempfile
@@ -92,7 +92,7 @@ def write_trace_file(
     tensors, same = _without_copies(sheet.tensors)
     document = {"schema_version": SCHEMA_VERSION, **_told(metadata), "calls": entries, "same": same}
     header, begin = _lay_out(tensors, document)
-    check_calls(header, parse_document(header.document))  # as a reader will
+    check_calls(header, parse_document(header.document))  # a file that we can't read must not be written
     size = sum(len(part) for part in begin) + max((spec.end for spec in header.specs.values()), default=0)
     at_most(size, MAX_FILE_BYTES, "bytes")
     announce(f"{path.name}: {_count(len(calls), 'call')}, {_bytes(size)}")
@@ -107,7 +107,7 @@ def write_trace_file(
 
 
 def fits(call: CallTensors, *, projections: bool = False) -> None:
-    """Refuse a call that could not be read again.
+    """Check that a call, once written, could be read.
 
     Raises:
         InvalidValueError: See `write_trace_file`.
@@ -123,6 +123,7 @@ def fits(call: CallTensors, *, projections: bool = False) -> None:
 def _told(metadata: TraceMetadata) -> dict[str, Any]:
     told = {name: value for name, value in dataclasses.asdict(metadata).items() if value}
     if metadata.packages:
+        # a reader refuses longer texts, and one odd version must not cost the recording
         told["packages"] = {name: text[:MAX_TEXT] for name, text in metadata.packages.items()}
     if metadata.not_measured:
         told["not_measured"] = [
@@ -133,15 +134,16 @@ def _told(metadata: TraceMetadata) -> dict[str, Any]:
 
 
 def _without_copies(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors of which no two are the same, and which names stand for which."""
+    """Return the tensors without duplicates, and name -> name of the equal tensor that is kept."""
     shapes = Counter((tensor.dtype, tensor.shape) for tensor in tensors.values())
     kept: dict[str, Tensor] = {}
     same: dict[str, str] = {}
     first: dict[tuple[Any, ...], str] = {}
     for name, tensor in tensors.items():
         place = name
-        if tensor.numel() and shapes[tensor.dtype, tensor.shape] > 1:
+        if tensor.numel() and shapes[tensor.dtype, tensor.shape] > 1:  # hash only what can have an equal
             digest = hashlib.sha256(_content(tensor)).digest()
+            # equal bytes under another dtype or shape are other numbers
             place = first.setdefault((tensor.dtype, tensor.shape, digest), name)
         if place == name:
             kept[name] = tensor
@@ -151,7 +153,7 @@ def _without_copies(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], d
 
 
 def _lay_out(tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> tuple[Header, list[bytes]]:
-    """The header, and the bytes that it begins the file with; the widest dtypes come first, so that each is aligned."""
+    """Return the header and the first bytes of the file. The widest dtypes come first, so that all are aligned."""
     at_most(len(tensors), MAX_TENSORS, "tensors")
     specs: dict[str, Spec] = {}
     place = 0
@@ -166,7 +168,7 @@ def _lay_out(tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> tupl
         shape, offsets = list(spec.shape), [spec.start, spec.end]
         entries[name] = {"dtype": NAMES[spec.dtype], "shape": shape, "data_offsets": offsets}
     header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
+    header += b" " * (-len(header) % 8)  # so that the tensors begin aligned to 8 bytes
     at_most(len(header), MAX_HEADER_BYTES, "bytes in the header")
     return Header(specs, text, 8 + len(header)), [len(header).to_bytes(8, "little"), header]
 
@@ -180,7 +182,7 @@ def _parts(begin: Sequence[bytes], header: Header, tensors: Mapping[str, Tensor]
 
 
 def _content(tensor: Tensor) -> memoryview:
-    """Its numbers in order, as bytes."""
+    """Return the values of a tensor in order, as bytes."""
     whole = tensor.detach().to("cpu").contiguous().reshape(-1)
     return whole.view(torch.uint8).numpy().data if whole.numel() else memoryview(b"")
 
@@ -190,7 +192,7 @@ def _count(number: int, word: str) -> str:
 
 
 def _bytes(count: int) -> str:
-    """A size for a reader.
+    """Format a number of bytes.
 
     Example:
         >>> _bytes(2_500_000)

@@ -1,4 +1,4 @@
-"""How records are shown: `json.to_json` and `html.to_html` write the report of a check; nothing here computes."""
+"""Writers for results, such as `json.to_json` and `html.to_html` for a check. Nothing is computed here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One plot on a figure of matplotlib: series, intervals, reference lines, ticks and legend."""
+"""Draws one plot on a matplotlib figure: series, intervals, reference lines, ticks and legend."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from sqrtdk import _extras
 from sqrtdk.lab.figures import Plot, Series
 from sqrtdk.report.plain import plain
 
-# Apart for every kind of sight, and dark enough for white; the page has lighter ones for the dark.
+# Distinct under every kind of colour blindness and dark enough on white; the page has a lighter set for dark mode.
 COLOURS = ("#0072b2", "#d55e00", "#7d2ae0", "#5c3a1e", "#cd7a99", "#1f9fc4", "#a0005c", "#c25cff")
 INK, SOFT, LINE, PAPER = "#171c26", "#566072", "#dfe3ea", "#ffffff"
 SIZE_INCHES = (6.4, 3.6)
 
 _MARKERS = "os^DvPX*"
-_MANY = 24  # points with a marker and a whisker each; with more of them the interval is a band
+_MANY = 24  # a line with more points shows its interval as a band instead of whiskers
 _LABEL_LINES = 4
-_WORD = 20  # characters of a word that no line is too short for
-_TICK_CHARACTERS = 58  # of one line below the axes
-_LEGEND_INCHES = 0.35  # of a legend of one line
-_LEVEL = 1e-6  # of the value: what float32 leaves of a constant
-_FARTHEST = 1e100  # beyond it matplotlib's own arithmetic overflows
-_MOST_BRACES = 20  # its parser goes down a dozen calls for each
-_WRITTEN_OUT = 2**16  # powers of two up to this one are ticks as numbers
+_WORD = 20  # a word of at most this many characters is never cut, however narrow the label
+_TICK_CHARACTERS = 58  # characters that fit on one line below the axes
+_LEGEND_INCHES = 0.35  # height of a legend of one line
+_LEVEL = 1e-6  # relative spread of a constant that was computed in float32
+_FARTHEST = 1e100  # matplotlib's own arithmetic overflows on larger values
+_MOST_BRACES = 20  # mathtext's parser recurses about a dozen calls deep for each brace
+_WRITTEN_OUT = 2**16  # ticks up to 2^16 read "65536"; larger ones read "2^17"
 
 
 @dataclass(frozen=True, slots=True)
 class _Points:
-    """What of a series can be shown; where there is no interval its ends are the value."""
+    """The points of a series that the axes can show. Without an interval, `low` and `high` equal `y`."""
 
     x: list[float]
     y: list[float]
@@ -46,12 +46,12 @@ class _Points:
 def draw(figure: Any, plot: Plot, colours: Mapping[str, str] | None = None) -> None:
     """Draw a plot.
 
-    What an axis can't show is left out: what is not finite or beyond 1e100, and on a logarithmic one zero and less.
+    Values that an axis can't show are left out: non-finite ones, ones beyond 1e100, and on a log axis zero and less.
 
     Args:
-        figure: of matplotlib, empty.
+        figure: an empty matplotlib figure.
         plot: the data.
-        colours: of series, by their labels; of the others each has the next of COLOURS.
+        colours: series label -> colour. Each series without an entry takes the next of COLOURS.
     """
     axes = figure.add_subplot()
     names = _names(plot)
@@ -65,6 +65,7 @@ def draw(figure: Any, plot: Plot, colours: Mapping[str, str] | None = None) -> N
         points = _points(series, plot, names)
         shown.append(points)
         if series.style == "bars":
+            # bars of one name stand side by side, centred on its tick
             width = 0.8 / len(bars)
             offset = (bars.index(series) - (len(bars) - 1) / 2) * width
             handle = _bars(axes, points, offset, width, colour)
@@ -75,6 +76,7 @@ def draw(figure: Any, plot: Plot, colours: Mapping[str, str] | None = None) -> N
         axes.text(0.5, 0.5, "no value that can be shown", transform=axes.transAxes, ha="center", color=SOFT)
     _level(axes, plot, shown)
     _ticks(axes, plot, names)
+    # widths in characters: about the lengths of the two axes
     axes.set_xlabel(label(plot.x_label, 72))
     axes.set_ylabel(label(plot.y_label, 38))
     _lines(axes, plot)
@@ -83,7 +85,7 @@ def draw(figure: Any, plot: Plot, colours: Mapping[str, str] | None = None) -> N
 
 
 def empty(plot: Plot) -> bool:
-    """Whether the axes can show no value of a plot.
+    """Return whether the axes can show no value of a plot.
 
     Example:
         >>> from sqrtdk.lab.figures import curve
@@ -97,13 +99,15 @@ def empty(plot: Plot) -> bool:
 
 
 def label(text: str, width: int = 60) -> str:
-    """A label that matplotlib can draw: lines of about `width` characters, and no mathematics that it can't parse.
+    """Return a label that matplotlib can draw, in lines of about `width` characters.
+
+    Mathematics that matplotlib can't parse is shown as plain text.
 
     Example:
         >>> label("a $q_i$ b", 5), label("$\\\\frac{$")
         ('a $q_i$\\nb', '\\\\$\\\\frac{\\\\$')
     """
-    text = plain(text)[:200]
+    text = plain(text)[:200]  # an untrusted record may carry labels of any length
     if not _parses(text):
         text = text.replace("$", r"\$")
     lines = [""]
@@ -117,7 +121,7 @@ def label(text: str, width: int = 60) -> str:
 
 
 def _parses(text: str) -> bool:
-    if text.count("{") > _MOST_BRACES:  # here they may just pass, and not further down in the drawing
+    if text.count("{") > _MOST_BRACES:  # parsing may succeed here and still overflow the stack deeper in the draw
         return False
     try:
         _extras.load("matplotlib.mathtext").MathTextParser("path").parse(text)
@@ -127,9 +131,9 @@ def _parses(text: str) -> bool:
 
 
 def _words(text: str, width: int) -> Iterator[str]:
-    """Words, mathematics whole; what no line can hold is cut."""
+    """Yield the words of a label. A formula stays whole; a word that no line can hold is cut."""
     most = max(width, _WORD)
-    for word in re.findall(r"(?:\$[^$]*\$|\S)+", text):
+    for word in re.findall(r"(?:\$[^$]*\$|\S)+", text):  # "$a + b$," is one word, blanks included
         if "$" in word or len(word) <= most:
             yield word
         else:
@@ -137,18 +141,19 @@ def _words(text: str, width: int) -> Iterator[str]:
 
 
 def _size(text: str) -> int:
-    """Characters seen, about."""
+    """Return about how many characters are visible once TeX commands and braces are gone."""
     return len(re.sub(r"\\[A-Za-z]+|[${}_^]", "", text))
 
 
 def _looks(every: Sequence[Series]) -> list[tuple[Series, str, str]]:
-    """Colour and marker of each. A dashed series has the colour of the one that it stands next to, or is grey."""
+    """Return each series with its colour and marker. A dashed series takes the colour of its solid partner, or grey."""
     solid = [series for series in every if series.style != "dashed"]
     dashed = [series for series in every if series.style == "dashed"]
     places = {id(series): place for place, series in enumerate(solid)}
     free = len(solid)
     for index, series in enumerate(dashed):
         owner = _owner(series, solid)
+        # no label names a partner, but there are as many dashed as solid series: pair them in order
         if owner is not None or len(dashed) == len(solid) > 1:
             places[id(series)] = index if owner is None else places[id(owner)]
         elif len(dashed) > 1:
@@ -163,7 +168,7 @@ def _looks(every: Sequence[Series]) -> list[tuple[Series, str, str]]:
 
 
 def _owner(series: Series, others: Sequence[Series]) -> Series | None:
-    """The series that this one's label names: "unscaled" of "theory, unscaled" and of "unscaled, upper end"."""
+    """Return the series that this label names: "unscaled" for "theory, unscaled" and for "unscaled, upper end"."""
     first = series.label.split(",")[0]
     labelled = [one for one in others if one.label]
     named = [one for one in labelled if one.label in series.label or one.label.split(",")[0] == first]
@@ -180,18 +185,19 @@ def _points(series: Series, plot: Plot, names: Sequence[str]) -> _Points:
             continue
         shown.x.append(one[0])
         shown.y.append(one[1])
+        # an end at zero or below becomes the floor of a log axis; an end that does not fit otherwise becomes the value
         shown.low.append(min(one[2], one[1]) if _fits(one[2], y_log) else _floor(plot) if y_log else one[1])
         shown.high.append(max(one[3], one[1]) if _fits(one[3], y_log) else one[1])
     return shown
 
 
 def _names(plot: Plot) -> list[str]:
-    """What the bars stand for, in their order."""
+    """Return the names under the bars, in order."""
     return list(dict.fromkeys(str(x) for series in plot.series if series.style == "bars" for x in series.x))
 
 
 def _level(axes: Any, plot: Plot, shown: Sequence[_Points]) -> None:
-    """Values that are one but for their rounding lie on a level line, of which the axis shows no digits."""
+    """Widen the y axis around values that differ by rounding alone, so that it does not magnify rounding errors."""
     values = [value for points in shown for value in (*points.y, *points.low, *points.high)]
     largest = max(map(abs, values), default=0.0)
     if plot.y_axis == "linear" and largest and max(values) - min(values) <= _LEVEL * largest:
@@ -203,7 +209,7 @@ def _fits(value: float, log: bool) -> bool:
 
 
 def _floor(plot: Plot) -> float:
-    """Where a whisker or a bar ends that comes from zero on a logarithmic axis."""
+    """Return the lower end of a bar or whisker that reaches down to zero, which a log axis can't show."""
     values = [value for series in plot.series for value in (*series.y, *series.low) if _fits(value, True)]
     return min(values, default=1.0) / 2
 
@@ -216,7 +222,8 @@ def _series(axes: Any, points: _Points, style: str, colour: str, marker: str) ->
         color=colour,
         linestyle={"points": "none", "dashed": (0, (5, 2.5))}.get(style, "-"),
         marker=marker if marked else "",
-        markersize=3 if len(points.x) > 4 * _MANY else 5,
+        markersize=3 if len(points.x) > 4 * _MANY else 5,  # smaller if they crowd
+        # from back to front: lines (2.2), whiskers (2.3), markers (2.4), dashed theory (2.5)
         zorder=2.5 if style == "dashed" else 2.4 if marked else 2.2,
     )
     if points.spread and marked:
@@ -228,7 +235,7 @@ def _series(axes: Any, points: _Points, style: str, colour: str, marker: str) ->
 
 def _bars(axes: Any, points: _Points, offset: float, width: float, colour: str) -> Any:
     x = [value + offset for value in points.x]
-    handle = axes.bar(x, points.y, width * 0.92, color=colour)
+    handle = axes.bar(x, points.y, width * 0.92, color=colour)  # leaves a gap between neighbours
     if points.spread:
         axes.vlines(x, points.low, points.high, color=INK, linewidth=1.3, zorder=2.5)
     return handle
@@ -239,6 +246,7 @@ def _ticks(axes: Any, plot: Plot, names: Sequence[str]) -> None:
     if names:
         room = max(6, _TICK_CHARACTERS // len(names))
         texts = [label(name, room) for name in names]
+        # names that would touch each other are rotated
         crowded = max(_size(line) for text in texts for line in text.split("\n")) > room + 2
         axes.set_xticks(range(len(names)), texts, rotation=25 if crowded else 0)
         axes.set_xlim(-0.6, len(names) - 0.4)
@@ -251,16 +259,17 @@ def _ticks(axes: Any, plot: Plot, names: Sequence[str]) -> None:
         axes.xaxis.set_minor_locator(ticker.NullLocator())
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
         if axis.get_scale() == "log" and axis.get_transform().base == 10:
-            few = high < 100 * low
+            few = high < 100 * low  # less than two decades: powers of ten alone would leave one or two ticks
             axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if few else (1,), numticks=9))
             axis.set_minor_formatter(ticker.NullFormatter())
-            if few or (low > 5e-4 and high < 2e4):
+            if few or (low > 5e-4 and high < 2e4):  # short enough to be written out: 0.001 to 10000
                 axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _powers_of_two(plot: Plot) -> bool:
     marked = [series for series in plot.series if series.style in ("line", "points")]
     values = [float(x) for series in marked for x in series.x if _fits(float(x), True)]
+    # frexp(8.0) == (0.5, 4): only powers of two have the mantissa 0.5
     return bool(values) and all(math.frexp(value)[0] == 0.5 for value in values)
 
 
@@ -269,15 +278,15 @@ def _power(value: float, _: int) -> str:
 
 
 def _lines(axes: Any, plot: Plot) -> None:
-    """Reference lines, each with its label to the right of the axes."""
+    """Draw the reference lines, each with its label to the right of the axes."""
     lines = sorted((line for line in plot.lines if _fits(line[1], plot.y_axis == "log")), key=lambda line: line[1])
     for _, y in lines:
         axes.axhline(y, color=INK, linewidth=1, linestyle=(0, (1.5, 2)), zorder=2.1)
-    axes.set_ylim(axes.get_ylim())  # labels are placed by the limits, so these stay
-    free = -1.0  # above the label before, as a share of the axes' height
+    axes.set_ylim(axes.get_ylim())  # labels are placed by the limits: fix them before placing
+    free = -1.0  # top of the previous label, as a share of the axes' height
     for name, y in lines:
         text = label(name, 16)
-        half = 0.034 * (1 + text.count("\n"))
+        half = 0.034 * (1 + text.count("\n"))  # half the label's height, as a share of the axes' height
         place = axes.transAxes.inverted().transform(axes.transData.transform((axes.get_xlim()[0], y)))[1]
         at = max(free + half, float(place))
         free = at + half
@@ -285,7 +294,7 @@ def _lines(axes: Any, plot: Plot) -> None:
 
 
 def _legend(figure: Any, handles: Sequence[tuple[Any, str]]) -> None:
-    """Above the axes, in as many columns as fit; the figure grows by what further lines take."""
+    """Place the legend above the axes in as many columns as fit. The figure grows by each line after the first."""
     width = figure.bbox.width - 12
     for columns in range(min(len(handles), 6), 0, -1):
         legend = figure.legend(*zip(*handles, strict=True), loc="outside upper left", ncols=columns)

@@ -1,4 +1,4 @@
-"""A baseline as its file, and a run held against one: for the terminal, as JSON, and as a comment."""
+"""Writes a baseline file, and a comparison with a baseline as terminal text, JSON or a pull request comment."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from sqrtdk.report.plain import plain
 from sqrtdk.report.said import TITLES, said
 from sqrtdk.report.terminal_words import WORDS, bracketed, counted, named, word
 
-_MOST = 40  # folded changes that are shown
+_MOST = 40  # rows of folded changes; the rest is counted
 
 
 def to_file(ledger: Ledger) -> str:
-    """The content of a baseline: JSON, sorted by site, one line for each attention.
+    """Return the content of a baseline file: JSON, sorted by site, with one line for each attention.
 
     Example:
         >>> from sqrtdk.audit.baseline import Line
@@ -46,7 +46,7 @@ def to_file(ledger: Ledger) -> str:
 
 
 def ledger_line(ledger: Ledger, language: Language = "en") -> str:
-    """What a ledger holds, in a line."""
+    """Return one line that counts a ledger's attentions by verdict, and its findings."""
     attentions = [line for line in ledger.lines if line.verdict is not None]
     verdicts = Counter(line.verdict for line in attentions)
     each = [
@@ -60,14 +60,14 @@ def ledger_line(ledger: Ledger, language: Language = "en") -> str:
 
 
 def to_json(comparison: Comparison) -> str:
-    """The comparison as one JSON document that ends with a newline."""
+    """Return the comparison as one JSON document that ends with a newline."""
     fields: dict[str, Any] = {field.name: getattr(comparison, field.name) for field in dataclasses.fields(comparison)}
     tool = {"name": "sqrtdk", "version": importlib.metadata.version("sqrtdk")}
     return _json.document({"schema_version": SCHEMA_VERSION, "tool": tool, **fields, "exit_code": comparison.exit_code})
 
 
 def summary_line(comparison: Comparison, language: Language = "en") -> str:
-    """How much changed, what was not judged, and the exit code."""
+    """Return one line: how much changed, how much was not judged, and the exit code."""
     failing = sum(change.fails for change in comparison.changes)
     others = len(comparison.changes) - failing
     parts = [counted("change", "changes", failing, language) if failing else word("nothing changed", language)]
@@ -80,7 +80,7 @@ def summary_line(comparison: Comparison, language: Language = "en") -> str:
 
 
 def to_text(comparison: Comparison, *, width: int = 80, color: bool = False, language: Language = "en") -> str:
-    """The comparison as text of at most `width` columns."""
+    """Return the comparison as text of at most `width` columns."""
 
     def draw(console: Console) -> None:
         names = {"model": plain(comparison.model), "file": plain(comparison.file)}
@@ -110,7 +110,7 @@ def to_text(comparison: Comparison, *, width: int = 80, color: bool = False, lan
 
 
 def to_markdown(comparison: Comparison, language: Language = "en") -> str:
-    """The comparison as a comment on a pull request, see `sqrtdk.report.markdown`."""
+    """Return the comparison as a pull request comment; see `sqrtdk.report.markdown`."""
     return fitted(_parts(comparison, language), language)
 
 
@@ -120,6 +120,7 @@ def _parts(comparison: Comparison, language: Language) -> Iterator[str]:
     file = word("baseline file", language, file=comparison.file)
     yield text(f"{summary_line(comparison, language)} {file}", 1000) + "\n"
     folds = list(_folded(comparison))
+    # changes that fail the run are shown; the others are folded away
     loud, quiet = ([fold for fold in folds if fold[1].fails is fails] for fails in (True, False))
     titles = [word(key, language) for key in ("site", "column change", "before", "now")]
     if loud:
@@ -144,7 +145,7 @@ def _row(fold: tuple[str, Change, int], language: Language) -> list[str]:
 
 
 def _folded(comparison: Comparison) -> Iterator[tuple[str, Change, int]]:
-    """Equal changes of layers as one, with how many they are."""
+    """Yield site, change and count. Equal changes of several layers are yielded once: "h.0-31.attn", change, 32."""
 
     def shown(change: Change) -> tuple[Any, ...]:
         return change.fails, change.kind, change.what, change.before, change.after, change.index
@@ -168,10 +169,10 @@ def _side(change: Change, side: str, language: Language) -> str:
 
 
 def _value(change: Change, side: str, language: Language) -> str:
-    """What a side has; of a verdict its word, and the mistake's name."""
+    """Return the value of one side. A verdict such as "unexplained: missing" has its first word translated."""
     if change.what != "verdict":
         return side
-    verdict, mark, mistake = side.partition(": ")
+    verdict, mark, mistake = side.partition(": ")  # "unexplained: missing"; other verdicts have no mistake
     return named(VERDICT_WORDS, verdict, language) + (word("colon", language) if mark else "") + mistake
 
 

@@ -1,4 +1,4 @@
-"""Every fixed word of the page of a check, in its two languages."""
+"""The fixed words of a check's page, in English and Chinese."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from sqrtdk.audit.records import OK, UNMEASURED
 from sqrtdk.lab.text import Text
 from sqrtdk.report.watch_words import SEVERITY_WORDS
 
-RESULTS = {  # the word for the whole, and its tone
+RESULTS = {  # outcome of a report -> its word and its tone
     "failed": (Text("Failed", "未通过"), "bad"),
     "findings": (Text("Findings", "有问题"), "bad"),
     "incomplete": (Text("Incomplete", "不完整"), "doubtful"),
@@ -29,7 +29,7 @@ MODES = {
     "static": Text("without weights", "仅公式"),
 }
 
-STEPS = {  # the steps that many models have; others keep their name
+STEPS = {  # the usual steps; a step that is not listed keeps its own name
     "projection": Text("projection", "投影"),
     "input": Text("input", "输入"),
     "norm": Text("norm", "规范化"),
@@ -156,7 +156,7 @@ WORDS = {
     "kv_forecast": Text("Forecast of the cache", "缓存的预测"),
 }
 
-SCRIPT_WORDS = {  # of the page's script
+SCRIPT_WORDS = {  # words that the page's script inserts
     "by_value": Text("by value", "按数值"),
     "by_rank": Text("by rank", "按排名"),
     "no_data": Text("no data", "无数据"),
@@ -185,7 +185,7 @@ _NATS, _KEYS, _ROWS, _NONE, _PERCENT = (
     Text("nats", "nat"), Text("keys", "个键"), Text("rows", "行"), Text("", ""), Text("%", "%")
 )  # fmt: skip
 
-# key of HeadStats, or "scale_ratio" -> name, unit, what it says
+# field of HeadStats, or "scale_ratio" -> title, unit, explanation
 STATISTICS: dict[str, tuple[Text, Text, Text]] = {
     "max_logit": (
         Text("Max logit", "最大 logit"),

@@ -1,7 +1,7 @@
-"""Drawing with rich into a string: no colour but on a terminal, no markup, no trailing blanks; paragraphs and tables.
+"""Draws paragraphs and tables with rich into a string, without markup and trailing blanks.
 
-A table is one where it fits. Where it does not, its first columns stand on lines of their own above the others, and
-where these do not fit either, each row is a name and a paragraph. Nothing is cut, and no line is wider than it may be.
+A table that is too wide puts the first columns of each row on a line above the others. If the others still do not fit,
+each row becomes a name and a paragraph. Nothing is cut, and no line exceeds the width.
 """
 
 from __future__ import annotations
@@ -25,22 +25,25 @@ from sqrtdk.report.terminal_words import word
 
 _MOST_SITES = 3
 _PROSE_WIDTH = 110
-_LEAST_PROSE = 24  # cells of a column of text, below which its table is no longer one
+_LEAST_PROSE = 24  # a column of text narrower than this reads badly: the table is broken up instead
 _GAP = 2
+# ranges of East Asian characters that take two cells
 _WIDE = "\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\uffe0-\uffe6"
+# Chinese punctuation that must not end a line, and that must not begin one
 _OPENING, _CLOSING = "（《「『【〔“‘", "，。：；？！、）》」』】〕”’…"
-# what no line is broken in: a run of narrow characters, or one wide one, with the punctuation that clings to it
+# Lines break between these units: a run of narrow characters ("scale"), or one wide character (Chinese), each with
+# the punctuation that must stay beside it.
 _UNIT = re.compile(
     rf"[{_OPENING}]*(?:[^\s{_WIDE}{_OPENING}{_CLOSING}]+|[{_WIDE}](?<![{_CLOSING}]))?[{_CLOSING}]*\s*|\S\s*"
 )
 
 
 def drawn(draw: Callable[[Console], None], width: int, color: bool) -> str:
-    """Return what `draw` prints on a console of `width` columns, 40 at least."""
+    """Return what `draw` prints on a console of `width` columns (at least 40)."""
     console = Console(
         file=io.StringIO(),
         width=max(width, 40),
-        force_terminal=color,
+        force_terminal=color,  # the text is written later, so rich can't ask the terminal itself
         no_color=not color,
         color_system="standard" if color else None,
         legacy_windows=False,
@@ -50,16 +53,16 @@ def drawn(draw: Callable[[Console], None], width: int, color: bool) -> str:
     )
     with console.capture() as capture:
         draw(console)
-    return "\n".join(line.rstrip() for line in capture.get().split("\n"))
+    return "\n".join(line.rstrip() for line in capture.get().split("\n"))  # rich pads tables to their width
 
 
 def line(text: str, width: int) -> str:
-    """Return a text as a line of its own, wrapped where it is wider than `width` columns."""
+    """Return a text as a line that wraps at `width` columns."""
     return drawn(lambda console: paragraph(console, text, most=console.width), width, False)
 
 
 def listed(sites: Sequence[str], language: Language = "en") -> str:
-    """Name sites, each once; of many the first ones.
+    """Return the names of sites without repetition: the first few, then the number of the rest.
 
     Example:
         >>> listed(["h.0", "", "h.0", "h.2", "h.4", "h.6"])
@@ -74,8 +77,8 @@ def listed(sites: Sequence[str], language: Language = "en") -> str:
 def wrapped(text: Text, width: int) -> list[Text]:
     """Break a text into lines of at most `width` cells, at blanks and between Chinese characters.
 
-    A line never begins with closing Chinese punctuation, and never ends with opening punctuation. What is wider than a
-    line by itself is broken anywhere; nothing but blanks at the ends of lines is left out.
+    A line never begins with closing Chinese punctuation and never ends with opening punctuation. A word wider than a
+    line is broken anywhere. Only blanks at the ends of lines are dropped.
 
     Example:
         >>> [line.plain for line in wrapped(Text("scale 1, 8 times"), 8)]
@@ -98,19 +101,20 @@ def wrapped(text: Text, width: int) -> list[Text]:
 
 
 def _pieces(text: str, width: int) -> list[tuple[int, int]]:
-    """Where the units of a text begin and end; those that are wider than a line are cut."""
+    """Return start and end of each unit of a text. A unit wider than a line is cut."""
     pieces = []
     for unit in _UNIT.finditer(text):
         begin, stop = unit.span()
         cells = 0
         if cell_len(unit.group().rstrip()) > width:
             for at in range(begin, stop):
-                size = cell_len(text[at])
+                size = cell_len(text[at])  # 1, or 2 for a wide character
                 if cells + size > width:
                     cut = at
+                    # move back so that the next line does not begin with closing punctuation
                     while text[cut] in _CLOSING and cut > begin + 1:
                         cut -= 1
-                    if cell_len(text[cut : at + 1]) > width:  # more punctuation than a line holds
+                    if cell_len(text[cut : at + 1]) > width:  # the punctuation alone is longer than a line
                         cut = at
                     pieces.append((begin, cut))
                     begin, cells = cut, cell_len(text[cut:at])
@@ -121,34 +125,34 @@ def _pieces(text: str, width: int) -> list[tuple[int, int]]:
 
 
 def paragraph(console: Console, text: Text | str, indent: int = 0, *, most: int = _PROSE_WIDTH) -> None:
-    """Print a paragraph of at most `most` columns; the lines that wrap are indented two columns further."""
+    """Print a paragraph of at most `most` columns. Wrapped lines are indented by two more columns."""
     text = Text(text) if isinstance(text, str) else text
     width = min(console.width, most) - indent
     if max(map(cell_len, text.plain.split("\n"))) > width:
-        width -= 2
+        width -= 2  # leaves room for the indent of the wrapped lines
     for number_of, words in enumerate(wrapped(text, width)):
         console.print(Text(" " * (indent + (2 if number_of else 0))) + words)
 
 
 @dataclass(frozen=True, slots=True)
 class Prose:
-    """A text in the cell of a table."""
+    """A table cell whose text wraps by the rules of `wrapped`, not by rich's own."""
 
     text: Text
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Its lines."""
+        """Yield the wrapped text."""
         yield Text("\n").join(wrapped(self.text, options.max_width))
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """How narrow and how wide it may be."""
+        """Return the least and the largest width of the cell."""
         widest = max(cell_len(line) for line in self.text.plain.split("\n"))
         return Measurement(min(widest, _LEAST_PROSE), widest).with_maximum(options.max_width)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: numbers to the right, words to the left, and texts, which may wrap."""
+    """A column of a table. `right` aligns numbers to the right; `prose` lets the text wrap."""
 
     title: str
     right: bool = False
@@ -167,15 +171,15 @@ def print_table(
     indent: int = 0,
     language: Language = "en",
 ) -> None:
-    """Print a table; see the module for what becomes of it where it is too wide.
+    """Print a table; the module's docstring says how one that is too wide is broken up.
 
     Args:
-        console: where.
-        columns: without any title there is no line of titles.
-        rows: of as many cells as there are columns; text that is a stranger's is plain already.
-        lead: how many columns say what a row is about: these go on a line of their own where there is little room.
+        console: receives the table.
+        columns: the line of titles is left out if no column has a title.
+        rows: one cell for each column. Untrusted text must already have passed `plain`.
+        lead: the number of columns that identify a row. They get a line of their own if the table is too wide.
         indent: blanks before each line.
-        language: of the marks between the cells of a row that is a paragraph.
+        language: sets the punctuation between cells if a row becomes a paragraph.
     """
     cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     widths = [_widest(column, [row[at] for row in cells]) for at, column in enumerate(columns)]
@@ -184,6 +188,7 @@ def print_table(
         console.print(Padding(_table(columns, widths, cells, titles=True), (0, 0, 0, indent)))
         return
     rest, rest_widths = columns[lead:], widths[lead:]
+    # the columns below the lead are indented if there is room for that
     step = 2 if _needed(rest, rest_widths) + 2 <= room else 0
     fits = _needed(rest, rest_widths) <= room - step
     if fits and any(column.title for column in rest):
@@ -201,7 +206,7 @@ def _widest(column: Column, cells: Sequence[Text]) -> int:
 
 
 def _needed(columns: Sequence[Column], widths: Sequence[int]) -> int:
-    """Cells that a table takes at least."""
+    """Return the least width of a table, in terminal cells."""
     least = [min(width, _LEAST_PROSE) if one.prose else width for one, width in zip(columns, widths, strict=True)]
     return sum(least) + _GAP * (len(columns) - 1)
 
@@ -222,7 +227,7 @@ def _table(columns: Sequence[Column], widths: Sequence[int], rows: Sequence[Sequ
 
 
 def _lead(console: Console, cells: Sequence[Text], indent: int) -> None:
-    """What a row is about: on one line where it fits, else each on its own."""
+    """Print the cells that identify a row: on one line if they fit, else one a line."""
     line = Text("   ").join(cell for cell in cells if cell.plain)
     if line.cell_len <= console.width - indent:
         console.print(Text(" " * indent) + line)
@@ -232,7 +237,7 @@ def _lead(console: Console, cells: Sequence[Text], indent: int) -> None:
 
 
 def _pairs(columns: Sequence[Column], cells: Sequence[Text], language: Language) -> Text:
-    """The titles and cells of a row as one text; a blank in between does not break."""
+    """Return the titles and cells of a row as one text. A no-break space joins a title to its cell."""
     told = [
         Text.assemble((f"{column.title} ".lstrip(), "dim"), cell)
         for column, cell in zip(columns, cells, strict=True)

@@ -1,4 +1,4 @@
-"""A comparison as text for a terminal, a pipe, or a log: one line a pair of sites, then what there is to say."""
+"""Draws a comparison as text for a terminal, a pipe or a log: one line for each pair of sites, then the causes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from sqrtdk.report.said import TITLES, said
 STYLES = {SAME: "green", DIFFERS: "bold red", FOLLOWS: "cyan", UNJUDGED: "yellow"}
 _TONES = {"good": "bold green", "bad": "bold red", "doubtful": "bold yellow"}
 _COLUMNS = ("first", "cause", "explained", "residue", "allowed")
-_NARROW = 80  # below, columns are one blank apart
+_NARROW = 80  # on a narrower console, columns are one blank apart instead of two
 _NARROWEST_CAUSE = 12
 _MOST_NOTES = 8
 
@@ -45,12 +45,12 @@ _MOST_NOTES = 8
 def to_text(report: DiffReport, *, width: int = 80, color: bool = False, language: Language = "en") -> str:
     """Draw the report as text of at most `width` columns.
 
-    Equal pairs are folded; their figures are those of the pair with the largest residue, relative to what is
-    allowed.
+    Equal pairs are folded into one line. Its figures come from the pair with the largest residue relative to the
+    allowed difference.
 
     Args:
         report: what `sqrtdk.diff` returned.
-        width: columns, 40 at least.
+        width: in columns, at least 40.
         color: whether to write ANSI colours.
         language: "en" or "zh"; names and formulas stay English.
 
@@ -87,7 +87,7 @@ def to_text(report: DiffReport, *, width: int = 80, color: bool = False, languag
 
 
 def summary_line(report: DiffReport, language: Language = "en") -> str:
-    """Return the last line of the report: how many pairs, how they came out, exit code."""
+    """Return the last line of the report: the number of pairs by outcome, and the exit code."""
     return _summary(report, language).plain
 
 
@@ -100,7 +100,7 @@ def _side(letter: str, side: SideInfo, language: Language) -> Text:
 
 
 def _premises(console: Console, report: DiffReport, language: Language) -> None:
-    """What was decided on the user's behalf: random weights, ids, a cut length."""
+    """Print what was decided on the user's behalf: random weights, random token ids, a shortened input."""
     notes = list(dict.fromkeys(str(note) for note in report.environment.get("notes") or ()))
     for note in notes[:_MOST_NOTES]:
         paragraph(console, Text(f"! {plain(said(note, language))}", style="yellow"), 0)
@@ -121,6 +121,7 @@ def _pairs(console: Console, folds: Sequence[PairFold], language: Language) -> N
         for name, row in zip(names, cells, strict=True):
             console.print(_row((name, *row), [site, *widths], 3))
     else:
+        # too wide for one line: the site gets a line above, and the cause (column 1) wraps in what is left
         gap = 2 if console.width >= _NARROW else 1
         room = console.width - sum(widths) + widths[1] - gap * len(widths)
         widths[1] = min(widths[1], max(_NARROWEST_CAUSE, room))
@@ -132,7 +133,7 @@ def _pairs(console: Console, folds: Sequence[PairFold], language: Language) -> N
 
 
 def _broken(console: Console, row: Sequence[Text], widths: Sequence[int], gap: int) -> None:
-    """A row whose cause takes as many lines as it needs."""
+    """Print a row whose cause wraps over as many lines as it needs."""
     blank = [Text()] * len(widths)
     for index, line in enumerate(wrapped(row[1], widths[1])):
         cells = [*(row if index == 0 else blank)]
@@ -141,7 +142,7 @@ def _broken(console: Console, row: Sequence[Text], widths: Sequence[int], gap: i
 
 
 def _row(cells: Sequence[Text], widths: Sequence[int], left: int, gap: int = 2) -> Text:
-    """Set cells in columns, `gap` blanks apart; the first `left` of them to the left, numbers to the right."""
+    """Return cells in columns, `gap` blanks apart. The first `left` cells are aligned left, the others right."""
     line = Text()
     for position, (cell, width) in enumerate(zip(cells, widths, strict=True)):
         pad = Text(" " * max(0, width - cell.cell_len))
@@ -169,7 +170,7 @@ def _cause(pair: PairDiff, how: str, language: Language) -> str:
 
 
 def _alone(console: Console, report: DiffReport, language: Language) -> None:
-    """Calls without a partner, and what could not be judged, each counted and named."""
+    """Print the calls without a partner and the pairs that could not be compared, with counts and names."""
     shown = False
     words = (MORE, COMMA) if language == "zh" else ()
     for letter, calls in (("A", report.unpaired_a), ("B", report.unpaired_b)):
@@ -203,7 +204,7 @@ def _by_text(calls: Sequence[Unpaired], language: Language) -> dict[str, list[st
 
 def _summary(report: DiffReport, language: Language) -> Text:
     outcomes = Counter(outcome(pair) for pair in report.pairs)
-    first = "it" if outcomes[DIFFERS] == 1 else "these"
+    first = "it" if outcomes[DIFFERS] == 1 else "these"  # "1 differs, 3 follow from it"
     verbs = {DIFFERS: ("differs", "differ"), FOLLOWS: (f"follows from {first}", f"follow from {first}")}
     counts = [(verbs.get(name, (name, name))[total > 1], total) for name in OUTCOMES if (total := outcomes[name])]
     if alone := len(report.unpaired_a) + len(report.unpaired_b):

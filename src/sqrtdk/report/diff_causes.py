@@ -1,4 +1,4 @@
-"""Every cause that a comparison may name: what it means, and what it says; docs/en/diff.md has the same list."""
+"""The causes that a comparison can name, with their explanations; docs/en/diff.md has the same list."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CAUSES = {name: Text(*next(iter(table.items()))) for name, table in read(*CATALO
 
 
 def caused(text: str, language: Language) -> str:
-    """A sentence of a cause, or a word for what one side does.
+    """Translate a cause's sentence, or the words for what one side does.
 
     Example:
         >>> caused("turns q and k with base 500000 instead of base 10000", "zh"), caused("the last 1 to 3", "zh")

@@ -1,4 +1,4 @@
-"""What a comparison found, in Chinese: the sentences of `sqrtdk.compare.words` for the page."""
+"""Says in Chinese what a comparison found: the counterpart of the English sentences of `sqrtdk.compare.words`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MORE = "{} 等，另有 {} 处"
 
 
 def paragraphs(report: DiffReport) -> tuple[str, ...]:
-    """One paragraph for each group of pairs that differ for the same reasons, then what else there is to say.
+    """Return one paragraph for each group of pairs that differ for the same reasons, then the remaining remarks.
 
     Example:
         >>> from sqrtdk.compare.records import SideInfo
@@ -44,6 +44,7 @@ def paragraphs(report: DiffReport) -> tuple[str, ...]:
     found = groups(report.pairs)
     own = [group for group in found if group.causes]
     if report.outputs_from.startswith(FIRST):
+        # the difference begins before any attention: groups that it merely reaches need no paragraph
         own = [group for group in own if not group.only_reached]
     allows = _allows(report)
     first, after = _of_outputs(report)
@@ -76,7 +77,7 @@ def paragraphs(report: DiffReport) -> tuple[str, ...]:
 
 
 def _of_outputs(report: DiffReport) -> tuple[list[str], list[str]]:
-    """As `sqrtdk.compare.outputs.of_outputs`."""
+    """Return sentences to put before and after the others, like `sqrtdk.compare.outputs.of_outputs` in English."""
     after = [f"模型的输出未比较：{caused(report.outputs_missing, 'zh')}。"] if report.outputs_missing else []
     if unjudged := [f"`{one.name}`" for one in report.outputs if one.same is None and one.reason is None]:
         after.append(f"两侧模型的输出都含有 NaN，未能判定：{COMMA.join(unjudged)}。")
@@ -145,7 +146,7 @@ def _unexplained(group: Group, report: DiffReport, allows: str) -> str:
 def _at(members: Sequence[PairDiff], report: DiffReport) -> str:
     if len(members) == len(report.pairs) == 1:
         return f"在 {place_of(members[0])}"
-    told = where(members, report.pairs, "从 {} 起", "\0")
+    told = where(members, report.pairs, "从 {} 起", "\0")  # "\0" stands for "nowhere in particular": list the sites
     return told if told != "\0" else f"在 {_sites([place_of(pair) for pair in members])}"
 
 

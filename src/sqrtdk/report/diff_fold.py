@@ -1,4 +1,4 @@
-"""Pairs of a comparison as a reader sees them: equal ones folded, each with one word for how it came out."""
+"""Folds equal pairs of a comparison into one, and gives each pair and stage one word for its outcome."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MARKS = (DIFFERS, FOLLOWS, CANCELS, UNJUDGED, SAME)  # of a stage
 
 @dataclass(frozen=True, slots=True)
 class PairFold:
-    """Pairs that are shown as one, with the first as their speaker."""
+    """Pairs that are shown as one line."""
 
     site_a: str
     site_b: str
@@ -28,24 +28,24 @@ class PairFold:
 
     @property
     def first(self) -> PairDiff:
-        """The first in A's order; its words hold for all, its numbers for itself."""
+        """The first pair in A's order. Its texts hold for all pairs of the fold; its numbers do not."""
         return self.pairs[0]
 
     @property
     def worst(self) -> PairDiff:
-        """The pair whose figures are shown: the largest residue for what is allowed, or the largest difference."""
+        """The pair whose figures are shown: largest residue relative to what is allowed, or largest difference."""
         if outcome(self.first) == DIFFERS:
             return max(self.pairs, key=excess)
         return largest(self.pairs, largest_left)
 
     @property
     def site(self) -> str:
-        """Both sites, once where they are the same."""
+        """Both sites as "a = b", or one site if they are the same."""
         return self.site_a if self.site_a == self.site_b else f"{self.site_a} = {self.site_b}"
 
 
 def fold_pairs(pairs: Iterable[PairDiff]) -> tuple[PairFold, ...]:
-    """Fold the pairs that differ in one integer of their site and agree in all that one line shows."""
+    """Fold pairs that agree in everything a line shows and whose sites differ in one integer (the layer)."""
 
     def shown(pair: PairDiff) -> object:
         causes = tuple(map(change, told(pair.causes)))
@@ -62,26 +62,27 @@ def fold_pairs(pairs: Iterable[PairDiff]) -> tuple[PairFold, ...]:
 
 
 def outcome(pair: PairDiff) -> str:
-    """One of `OUTCOMES`."""
+    """Return the outcome of a pair, one of `OUTCOMES`."""
     if pair.same is not False:
         return UNJUDGED if pair.same is None else SAME
     return DIFFERS if pair.follows_from is None else FOLLOWS
 
 
 def mark(pair: PairDiff, stage: StageDiff) -> str:
-    """How a stage came out, one of `MARKS`: it follows where the difference began before it, by another cause."""
+    """Return the outcome of a stage, one of `MARKS`. FOLLOWS means that the difference began at another stage."""
     if stage.same is not False:
         return UNJUDGED if stage.same is None else SAME
     if stage.cancels:
         return CANCELS
     if pair.follows_from is not None:
         return FOLLOWS
+    # stages at which a difference begins: the first one, and the stages of the proven causes
     began = {pair.first_stage, *(cause.stage for cause in pair.causes)} - {None, ""}
     return DIFFERS if not began or stage.stage in began else FOLLOWS
 
 
 def change(cause: Cause, language: Language = "en") -> str:
-    """What a cause is in a few characters.
+    """Return a cause in a few characters.
 
     Example:
         >>> change(Cause("softcap", 50.0, None, 1.0, "leaves out the softcap (50)", "softcap"))
@@ -96,37 +97,37 @@ def change(cause: Cause, language: Language = "en") -> str:
     name = cause_name(cause.name, language)
     if not has_values(cause):
         return name
-    gap = "" if name.endswith("）") else " "
+    gap = "" if name.endswith("）") else " "  # a full-width bracket brings its own space
     if is_one(cause):
         return f"{name}{gap}{value(cause.a, language)}"
     return f"{name}{gap}{value(cause.a, language)} -> {value(cause.b, language)}"
 
 
 def cause_name(name: str, language: Language) -> str:
-    """A cause as people read it, with the name that JSON and the documentation have."""
+    """Return a cause's title, followed by its name in JSON and in the documentation if that differs."""
     title = said(name, language, TITLES)
     return name if title == name else f"{title}（{name}）"
 
 
 def has_values(cause: Cause) -> bool:
-    """Whether what the sides do fits into words or a number; of an input it does not."""
+    """Return whether each side's behaviour has a short value. An unknown cause or a changed input has none."""
     return cause.name not in (UNKNOWN, "input") and not (cause.a is None is cause.b)
 
 
 def is_one(cause: Cause) -> bool:
-    """Whether both sides have one name, as parameters do: it is said once."""
+    """Return whether both sides have the same value, as "weights q, k" has; it is shown once, without an arrow."""
     return cause.name == "weights" and cause.a == cause.b
 
 
 def value(of: str | float | None, language: Language = "en") -> str:
-    """What one side does, as words or as a number."""
+    """Return one side's value as words or as a number; None reads "none"."""
     if of is None:
         of = "none"
     return caused(of, language) if isinstance(of, str) else number(of)
 
 
 def verdict(report: DiffReport) -> tuple[str, str]:
-    """The word for the whole, and its tone: "good", "bad", "doubtful"."""
+    """Return the result of the comparison and its tone: "good", "bad" or "doubtful"."""
     if report.same is None:
         return "not judged", "doubtful"
     if report.same and report.outputs_missing:
@@ -135,5 +136,5 @@ def verdict(report: DiffReport) -> tuple[str, str]:
 
 
 def largest_left(pair: PairDiff) -> float | None:
-    """The difference that is left: of pairs that no cause was applied to, all of it."""
+    """Return the difference that no cause explains; if no cause was applied, that is the whole difference."""
     return pair.difference if pair.residue is None else pair.residue

@@ -1,6 +1,6 @@
-"""A comparison as one HTML page in English and Simplified Chinese that needs nothing else.
+"""Draws a comparison as one self-contained HTML page in English and Simplified Chinese.
 
-Names, formulas and reasons come from models and from strangers' files, and are text: see `sqrtdk.report.page`.
+Names, formulas and reasons come from untrusted models and files, and are escaped: see `sqrtdk.report.page`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from sqrtdk.report.said import TITLES
 from sqrtdk.report.said import said as translated
 
 _TOKEN = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?|\w+|\s+|.", re.DOTALL)
-_MOST_TOKENS = 2000  # of a formula; longer ones are shown without marks
-_SHORT_FACT = 32  # characters; a longer one gets a line of its own
-_LADDER = (1e-12, 1e2)  # what the ladder reaches from and to
+_MOST_TOKENS = 2000  # tokens of a formula; difflib takes quadratic time, so longer formulas get no marks
+_SHORT_FACT = 32  # characters; a longer value gets a line of its own
+_LADDER = (1e-12, 1e2)  # smallest and largest difference on the ladder
 
 
 def to_html(report: DiffReport, language: Choice = "auto") -> str:
@@ -54,7 +54,7 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
 
     Args:
         report: what `sqrtdk.diff` returned.
-        language: "en" or "zh-CN", which the page opens in; "auto": the one that the reader's browser prefers.
+        language: "en" or "zh-CN", the language that the page opens in; "auto" follows the reader's browser.
 
     Returns:
         A complete HTML document.
@@ -110,7 +110,7 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
     return page.render("diff", context, languages=True, opens=language)
 
 
-FIGURES = {  # what the page and the notebook's table call
+FIGURES = {  # functions that both the page and the notebook's table call
     "left": largest_left,
     "place": place,
     "short": short,
@@ -123,7 +123,7 @@ FIGURES = {  # what the page and the notebook's table call
 
 
 def to_table(report: DiffReport) -> str:
-    """What was found, and the table of the pairs, for a notebook."""
+    """Return the result and the table of pairs as HTML for a notebook."""
     language = notebook.language()
     word, tone = verdict(report)
     return notebook.fragment(
@@ -153,7 +153,7 @@ def _tone(name: str) -> str:
 
 
 def formulas(pair: PairDiff) -> tuple[Markup | None, Markup | None]:
-    """Both formulas, with what differs marked; None where one is not known.
+    """Return both formulas with their differences marked; an unknown formula is None.
 
     Example:
         >>> pair = PairDiff("h", "h", 0, 0, True, None, None, (), 0, 1, formula_a="2 * q.k", formula_b="3 * q.k")
@@ -171,12 +171,12 @@ def formulas(pair: PairDiff) -> tuple[Markup | None, Markup | None]:
 
 
 def _marked(tokens: Sequence[str], alike: Sequence[tuple[int, int]]) -> Markup:
-    """The tokens, with a mark on each run that is in none of the runs that are alike (start and length)."""
+    """Return the tokens with a mark on each run outside `alike`, which lists (start, length) of the equal runs."""
     text, done = Markup(), 0
     for start, size in alike:
         begin, end = done, start
         limit = start + size
-        # "(softcap" before "(" reads better as "softcap(": the run slides on while that leaves the same text
+        # "(softcap" before "(" reads better as "softcap(": slide the mark while the marked text stays equivalent
         while begin < end < limit and tokens[begin] == tokens[end]:
             begin, end = begin + 1, end + 1
         text += escape("".join(tokens[done:begin]))
@@ -188,12 +188,12 @@ def _marked(tokens: Sequence[str], alike: Sequence[tuple[int, int]]) -> Markup:
 
 
 def ladder(pair: PairDiff) -> Markup | None:
-    """The difference before and after, and what rounding allows, on a logarithmic scale; None where there is none."""
+    """Draw the difference before and after the causes on a log scale, or return None if a figure is not known."""
     figures = {"before": pair.difference, "left": largest_left(pair), "allowed": pair.allowed}
     known = {name: size for name, size in figures.items() if size is not None and math.isfinite(size) and size >= 0}
     if "left" not in known or "allowed" not in known:
         return None
-    sizes = [min(max(size, _LADDER[0]), _LADDER[1]) for size in known.values() if size > 0] or [1e-9]
+    sizes = [min(max(size, _LADDER[0]), _LADDER[1]) for size in known.values() if size > 0] or [1e-9]  # all are 0
     low = math.floor(math.log10(min(sizes)))
     high = max(math.ceil(math.log10(max(sizes))), low + 3)
 
@@ -201,7 +201,7 @@ def ladder(pair: PairDiff) -> Markup | None:
         power = math.log10(min(max(size, 10.0**low), 10.0**high))
         return round(20 + 560 * (power - low) / (high - low), 1)
 
-    step = max(1, (high - low) // 7)
+    step = max(1, (high - low) // 7)  # decades between ticks, so that labels do not overlap
     ticks = Markup().join(
         Markup('<line class="axis" x1="{0}" x2="{0}" y1="26" y2="31"/><text x="{0}" y="44">1e{1}</text>').format(
             at(10.0**power), power
@@ -215,7 +215,7 @@ def ladder(pair: PairDiff) -> Markup | None:
     drawn += Markup('<line class="axis" x1="20" x2="580" y1="26" y2="26"/>') + ticks
     if "before" in known and known["before"] != known["left"]:
         ends = (at(known["left"]) + 7, at(known["before"]) - 6)
-        if ends[1] - ends[0] > 4:
+        if ends[1] - ends[0] > 4:  # else the circles touch and leave no room for an arrow
             drawn += Markup('<line class="went" x1="{1}" x2="{0}" y1="17" y2="17" marker-end="url(#went)"/>').format(
                 *ends
             )
@@ -226,12 +226,13 @@ def ladder(pair: PairDiff) -> Markup | None:
 
 
 def said(text: str) -> Markup:
-    """A sentence, whose numbers are not broken at their sign.
+    """Return a sentence in which no line breaks inside a number such as 3e-6.
 
     Example:
         >>> print(said("to 3e-6 & less"))
         to <span class="whole">3e-6</span> &amp; less
     """
+    # browsers may break a line behind the minus of 3e-6
     return Markup(re.sub(r"\d[\d.]*e-\d+", r'<span class="whole">\g<0></span>', str(escape(plain(text)))))
 
 
@@ -249,13 +250,13 @@ def _meaning(cause: Cause) -> Markup:
 
 
 def _marks(pair: PairDiff) -> list[tuple[str, str | None, StageDiff | None]]:
-    """For each stage of the header its mark; None where the pair has no such stage."""
+    """Return each stage of the header with its mark, which is None if the pair has no such stage."""
     by_name = {stage.stage: stage for stage in pair.stages}
     return [(name, mark(pair, by_name[name]) if name in by_name else None, by_name.get(name)) for name in STAGES]
 
 
 def _environment(report: DiffReport) -> list[tuple[str, str, bool]]:
-    """What the run was on: a name, its value as a text, and whether that needs a line of its own."""
+    """Return the environment: name, value as text, and whether the value needs a line of its own."""
     shown = []
     for key, item in report.environment.items():
         if item is None or item == "" or str(item) == "[]":

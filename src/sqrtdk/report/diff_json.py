@@ -1,4 +1,4 @@
-"""A comparison as JSON, schema_version 1; docs/diff.schema.json describes it.
+"""Writes a comparison as JSON, schema_version 1; docs/diff.schema.json describes it.
 
 NaN is written as null and an infinity as a string: see `sqrtdk._json`.
 """
@@ -13,7 +13,7 @@ from sqrtdk._json import document
 from sqrtdk.compare.records import DiffReport, OutputDiff
 
 SCHEMA_VERSION = 1
-_DRAWN = ("scatter",)  # thousands of points, in the HTML report only
+_DRAWN = ("scatter",)  # thousands of points; only the HTML page holds them
 
 
 def to_json(report: DiffReport) -> str:
@@ -65,6 +65,6 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 def _without_empty(output: OutputDiff) -> dict[str, Any]:
-    """An output, with a reason where there is one."""
+    """Return the fields of an output, without `reason` if it is empty."""
     fields = dataclasses.asdict(output)
     return fields if output.reason else {name: value for name, value in fields.items() if name != "reason"}

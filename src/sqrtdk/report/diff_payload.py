@@ -1,4 +1,4 @@
-"""The data that the page of a comparison draws with its own script: logits of both sides, and masks."""
+"""Prepares the data that the script of a comparison's page draws: logits of both sides, and masks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _CELLS = frozenset(".+ab")
 
 
 def payload(folds: Sequence[PairFold]) -> dict[str, Any]:
-    """Return what the page's script needs, as JSON-ready data in which every text is made visible.
+    """Return the data for the page's script, JSON-ready, with every text passed through `plain`.
 
     Args:
-        folds: in the order of the page.
+        folds: the folded pairs in the page's order.
 
     Returns:
-        `folds`: for each, its pairs that have something to draw: a `label`, `heads` (points of the logits, those that
-        are not finite counted and left out) and a `picture`.
+        A dictionary whose `folds` lists, for each fold, its drawable pairs. Each has a `label`, `heads` (finite logits
+        as points, and the number of points dropped) and a `picture` of the masks.
     """
     return {"folds": [[_pair(pair) for pair in fold.pairs if drawable(pair)] for fold in folds]}
 
 
 def drawable(pair: PairDiff) -> bool:
-    """Whether there are logits or masks to draw."""
+    """Return whether a pair has logits or masks to draw."""
     return bool(pair.scatter) or pair.picture is not None
 
 
@@ -51,7 +51,7 @@ def _points(scatter: Scatter) -> dict[str, Any]:
 
 
 def _picture(picture: MaskPicture) -> dict[str, Any]:
-    """Rows of one length; a character that is none of the four is as hidden as what is not there."""
+    """Return the mask picture with rows of equal length. Unknown and missing cells count as hidden in both (".")."""
     wide = max(map(len, picture.rows), default=0)
     rows = ["".join(cell if cell in _CELLS else "." for cell in row).ljust(wide, ".") for row in picture.rows]
     return {"row": picture.first_row, "key": picture.first_key, "rows": rows}

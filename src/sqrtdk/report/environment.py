@@ -1,4 +1,4 @@
-"""The environment as lines for the terminal."""
+"""Draws the environment as lines for the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqrtdk.report.terminal_words import ENVIRONMENT, named
 
 
 def to_text(environment: dict[str, Any], *, width: int = 160, color: bool = False, language: Language = "en") -> str:
-    """Draw what `sqrtdk._environment.environment` returns, a name and its value a line."""
+    """Draw the result of `sqrtdk._environment.environment`, one name and value a line."""
     versions, kernel, triton = (environment[name] for name in ("versions", "kernel", "triton"))
     lines = {name: version or "not installed" for name, version in versions.items()}
     cores = environment["cpus"] or "an unknown number of"
@@ -31,7 +31,7 @@ def to_text(environment: dict[str, Any], *, width: int = 160, color: bool = Fals
 
 
 def _library(path: Path) -> str:
-    return f"in use: {path.name} in {path.parent}"  # the whole path is too long for a line
+    return f"in use: {path.name} in {path.parent}"  # the name first: a whole path is too long for a line
 
 
 def _use_of(triton: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Numbers as the reports show them: one precision for the terminal, the page, and for deciding what is equal."""
+"""Formats numbers. Terminal and page share one precision, which also decides which layers are folded as equal."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorstHead:
-    """The four health figures of some calls: the worst head of each, None where nothing was measured."""
+    """The four health figures of some calls, each from its worst head; None if nothing was measured."""
 
     max_logit: float | None
     entropy_nats: float | None
-    entropy_fraction: float | None  # share of log(visible keys), of the head with the lowest entropy
+    entropy_fraction: float | None  # entropy as a share of log(visible keys), from the head with the lowest entropy
     peak: float | None
     saturated: float | None
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Show a number with `digits` significant digits; whole numbers below a million keep all of theirs.
+    """Format a number with `digits` significant digits. Below a million no digit left of the point is dropped.
 
     Example:
         >>> number(0.125), number(12345.678), number(65504), number(1e9), number(None), number(float("inf"))
@@ -36,7 +36,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Show a scale ratio; 1 is the textbook value.
+    """Format a scale ratio; 1 is the textbook value.
 
     Example:
         >>> ratio(1.0), ratio(8.0), ratio(0.08838), ratio(None)
@@ -48,7 +48,7 @@ def ratio(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Show a share in percent.
+    """Format a share in percent.
 
     Example:
         >>> percent(0.5831), percent(0.0042), percent(None), percent(float("nan"))
@@ -56,11 +56,12 @@ def percent(value: float | None) -> str:
     """
     if value is None or math.isnan(value):
         return "-"
+    # one more decimal at the ends: 99.6% must not read 100%, nor 0.4% read 0%
     return f"{100 * value:.0f}%" if value in (0, 1) or 0.1 <= value <= 0.99 else f"{100 * value:.1f}%"
 
 
 def count(number_of: int, noun: str) -> str:
-    """Show a count with its noun.
+    """Format a count with its noun.
 
     Example:
         >>> count(1, "finding"), count(1200, "head")
@@ -70,9 +71,9 @@ def count(number_of: int, noun: str) -> str:
 
 
 def worst_head(calls: Iterable[JudgedCall]) -> WorstHead:
-    """Pick the worst head of some calls: largest max logit, lowest entropy, largest peak, most saturated.
+    """Return the worst value of each figure: largest max logit, lowest entropy, largest peak, most saturated rows.
 
-    Heads that hold NaN are passed over while there is another; their findings speak for them.
+    NaN is returned only if all heads are NaN; a head with NaN has a finding of its own.
     """
     stats = [judged.call.stats for judged in calls if judged.call.stats is not None]
     low, share = _lowest_entropy(stats)

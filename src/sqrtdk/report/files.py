@@ -1,4 +1,4 @@
-"""What each record can be written as, by the ending of the file's name."""
+"""Maps each kind of record and each file name ending to the function that writes it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Draw = Callable[[Any], str]
 
 
 def _drawn(name: str) -> Draw:
-    """A function of a module that is imported when it draws, as pages take longer to load than to ask for."""
+    """Return a writer that imports its module on the first call, because the modules of the pages load slowly."""
     module, _, function = name.rpartition(".")
     return lambda record: str(getattr(import_module(f"sqrtdk.{module}"), function)(record))
 
 
 def _of_record(ending: str, done: Any) -> str:
-    """A claim that was run, as its record."""
+    """Return the document of the record of a claim that was run."""
     return document(done.record, ending)
 
 
@@ -46,14 +46,14 @@ WRITERS: Mapping[str, Mapping[str, Draw]] = {
 
 
 def document(record: object, ending: str) -> str:
-    r"""A record as the document that files of an ending hold.
+    r"""Return a record as the document for files with a given name ending.
 
     Args:
-        record: a report, the summary of a watch, the forecast of a cache, a claim that was run, or its record.
-        ending: of the file's name, with the dot.
+        record: a report, a watch's summary, a cache forecast, a claim that was run, or its record.
+        ending: ending of the file's name, with the dot: ".json".
 
     Raises:
-        InvalidValueError: there is none.
+        InvalidValueError: records of this kind have no such document.
 
     Example:
         >>> from sqrtdk.audit.records import CheckReport, ModelInfo

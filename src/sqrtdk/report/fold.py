@@ -1,4 +1,4 @@
-"""Equal layers folded: what differs only in one integer of the site, and in nothing that a reader is shown."""
+"""Folds equal layers: calls and findings that look alike and whose sites differ in one integer."""
 
 from __future__ import annotations
 
@@ -13,43 +13,44 @@ from sqrtdk.lab.text import Text
 from sqrtdk.report.figures import number, ratio
 from sqrtdk.report.places import in_files, places_text
 
-# Other rules have bounds.
+# Findings of these rules expect one exact value; other rules have an upper or lower bound.
 _EXACT = ("scale_ledger", "declared_vs_actual", "mask_audit", "sliding_window", "unused", "responsiveness")
-_OF_LAWS = "law_"  # what moves must not move at all
-_NEAR = 0.01
+_OF_LAWS = "law_"  # exact too: an output that a law fixes must not move at all
+_NEAR = 0.01  # a value this close to its bound, relative to the bound, is shown with more decimals
+# -0.5, 1e-06, 1,024: findings that differ in such numbers alone fold into one
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Calls that are shown as one."""
+    """Calls that are shown as one line."""
 
-    site: str  # with the integers that differ as ranges: "model.layers.0-31.self_attn"
+    site: str  # the integers that differ are a range: "model.layers.0-31.self_attn"
     calls: tuple[JudgedCall, ...]
 
     @property
     def first(self) -> JudgedCall:
-        """The call that ran first; what is shown of it holds for all."""
+        """The call that ran first; its line is true of all calls of the fold."""
         return self.calls[0]
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedFinding:
-    """Findings that are shown as one, with the worst, which comes first in a report, as their speaker."""
+    """Findings that are shown as one, worst first."""
 
     site: str
     findings: tuple[Finding, ...]
 
     @property
     def first(self) -> Finding:
-        """The finding whose message is shown."""
+        """The worst finding, whose message is shown."""
         return self.findings[0]
 
 
 def fold_calls(calls: Iterable[JudgedCall]) -> tuple[Fold, ...]:
-    """Fold the calls that differ in one integer of their site and agree in all that one line shows.
+    """Fold calls that agree in everything a line shows and whose sites differ in one integer (the layer).
 
-    A call whose numbers are not finite is a line of its own.
+    A call with non-finite numbers is never folded.
     """
 
     def shown(judged: JudgedCall) -> Hashable:
@@ -69,7 +70,9 @@ def fold_calls(calls: Iterable[JudgedCall]) -> tuple[Fold, ...]:
             judged.declared_by,
             judged.reason,
             call.stats is None,
+            # a graph's places, "<node>:12", are unlike in each layer and would prevent every fold
             places_text(call) if in_files(call) else None,
+            # a call with non-finite numbers is kept apart by its own site
             call.site if broken(call) else None,
         )
 
@@ -78,11 +81,11 @@ def fold_calls(calls: Iterable[JudgedCall]) -> tuple[Fold, ...]:
 
 
 def fold_findings(findings: Iterable[Finding]) -> tuple[FoldedFinding, ...]:
-    """Fold the findings of one rule that differ in one integer of their site and in the numbers of their message."""
+    """Fold findings of one rule whose sites differ in one integer and whose messages differ in numbers only."""
 
     def shown(finding: Finding) -> Hashable:
         message, fix = (_NUMBER.sub("#", text) for text in (finding.message, finding.fix))
-        at = None if (finding.at or "").startswith("<") else finding.at
+        at = None if (finding.at or "").startswith("<") else finding.at  # a graph's node is another in each layer
         return finding.rule, finding.severity, str(finding.threshold), message, fix, at
 
     groups = fold(findings, lambda finding: finding.site, shown)
@@ -90,7 +93,7 @@ def fold_findings(findings: Iterable[Finding]) -> tuple[FoldedFinding, ...]:
 
 
 def values(folded: FoldedFinding) -> Text:
-    """Show the values of folded findings: one number, or the range of several.
+    """Return the values of folded findings as a text: one number, or a range.
 
     Example:
         >>> finding = Finding("r", "warn", "h.0", 101.0, 100.0, "m", "f", "s")
@@ -107,7 +110,7 @@ def values(folded: FoldedFinding) -> Text:
 
 
 def expected(folded: FoldedFinding) -> Text:
-    """Show what the values of folded findings should have been: a number, or its bound; empty where there is none.
+    """Return what the values should have been: a number, a bound, or an empty text if there is no threshold.
 
     Example:
         >>> flat = FoldedFinding("h.0", (Finding("flat", "note", "h.0", 0.99971, 0.999, "m", "f", "s"),))
@@ -124,18 +127,19 @@ def expected(folded: FoldedFinding) -> Text:
     exact = finding.rule in _EXACT or finding.rule.startswith(_OF_LAWS)
     if exact or not isinstance(value, (int, float)) or math.isnan(value) or value == threshold:
         return Text(shown, shown)
-    if value > threshold:
+    if value > threshold:  # the finding breaks its bound, so the side tells which kind of bound it is
         return Text(f"at most {shown}", f"不超过 {shown}")
     return Text(f"at least {shown}", f"不低于 {shown}")
 
 
 def _figure(folded: FoldedFinding, figure: float) -> str:
-    """A value or a bound; within 1% of one another, with the decimals that show two digits of what lies between."""
+    """Return a value or a bound as text. If they lie within 1%, their decimals show two digits of the gap."""
     bound = folded.first.threshold
     if folded.first.rule in _EXACT or not isinstance(bound, (int, float)):
         return number(figure)
     between = (abs(one.value - bound) for one in folded.findings if isinstance(one.value, (int, float)))
-    gap = min((gap for gap in between if gap > 0), default=math.inf)
+    gap = min((gap for gap in between if gap > 0), default=math.inf)  # the smallest one: its digits must show
     if not gap < _NEAR * abs(bound):
         return number(figure)
+    # 0.99971 against 0.999: the gap of 0.00071 needs five decimals
     return f"{figure:.{max(0, 1 - math.floor(round(math.log10(gap), 9)))}f}"

@@ -1,4 +1,4 @@
-"""What a check found, in words: the headline, and which findings are consequences of which."""
+"""Makes the headline of a check, and sorts its findings into causes and consequences."""
 
 from __future__ import annotations
 
@@ -18,37 +18,36 @@ from sqrtdk.report.headline_words import HEADLINE, joined, phrase
 from sqrtdk.report.said import said
 
 SCALE_RULES = ("scale_ledger", "declared_vs_actual", "blocks")
-TOO_LARGE = ("max_logit", "entropy", "saturation", "range_forecast")  # what a scale leads to that is too large
-TOO_SMALL = ("flat",)  # and one that is too small
+TOO_LARGE = ("max_logit", "entropy", "saturation", "range_forecast")  # consequences of a scale that is too large
+TOO_SMALL = ("flat",)  # consequences of a scale that is too small
 NOT_FINITE = "nonfinite"
 _LAWS_OF_MASKS = {
     "mask_audit": "law_causal",
     "padding": "law_padding",
-}  # what a rule reads in a mask, and the law shows
-_MOST = 2  # findings that a headline speaks of beside the scale
+}  # rule that reads the mask -> law that the outputs break by it
+_MOST = 2  # findings that a headline names beside the scale
 
 
 @dataclass(frozen=True, slots=True)
 class Caused:
-    """A finding, and those that it leads to at its sites."""
+    """A folded finding and its consequences."""
 
     cause: FoldedFinding
     consequences: tuple[FoldedFinding, ...] = ()
 
 
 def consequences(findings: Iterable[Finding]) -> tuple[Caused, ...]:
-    """Fold the findings, and put those that a wrong scale leads to under that scale.
+    """Fold the findings and put consequences under their cause.
 
-    A scale that is too large leads to large logits, little entropy, saturated rows and logits that half precision
-    cannot hold, one that is too small to flat rows, at the same sites. What NaN reaches stands under its beginning,
-    wherever it is; a scale that was not judged under a softmax over the wrong axis; outputs that move and must not
-    under the mask that lets them. What has no such cause stands alone.
+    At its own sites, a scale that is too large causes large logits, low entropy, saturated rows and logits that half
+    precision cannot hold. One that is too small causes flat rows. A softmax over the wrong axis explains why no scale
+    was judged, and a wrong mask explains a broken law. NaN causes NaN at every later site. Other findings stand alone.
 
     Args:
-        findings: of a report, worst first.
+        findings: findings of a report, worst first.
 
     Returns:
-        Causes and findings without one, each at the place of the worst of its kind; each finding is in there once.
+        Causes and findings without a cause, ordered by the worst finding in each. Every finding occurs once.
 
     Example:
         >>> scale = Finding("scale_ledger", "fail", "h.0", 8.0, 1.0, "missing", "scale it", "paper")
@@ -64,7 +63,8 @@ def consequences(findings: Iterable[Finding]) -> tuple[Caused, ...]:
         for index, cause in enumerate(causes):
             here = finding.site in sites[index] or finding.rule == NOT_FINITE
             if here and finding.rule in _leads_to(cause.first) and not _leads_to(finding):
-                cause_of.setdefault(place, index)
+                cause_of.setdefault(place, index)  # the first cause is the worst one
+    # folded anew under each cause, as consequences of unlike causes must not share a line
     below = [fold_findings(f for p, f in enumerate(findings) if cause_of.get(p) == i) for i in range(len(causes))]
     told = [Caused(cause, under) for cause, under in zip(causes, below, strict=True)]
     alone = fold_findings(f for p, f in enumerate(findings) if p not in cause_of and not _leads_to(f))
@@ -74,7 +74,7 @@ def consequences(findings: Iterable[Finding]) -> tuple[Caused, ...]:
 
 
 def headline(report: CheckReport) -> Text:
-    """Say in one sentence what is wrong, NaN first, then the scale, then laws and masks; or that nothing is.
+    """Return one sentence on what is wrong (NaN first, then the scale, then laws and masks), or that nothing is.
 
     Args:
         report: what `sqrtdk.check` returned.
@@ -99,7 +99,7 @@ def headline(report: CheckReport) -> Text:
         if len(others) > _MOST:
             shown.append(phrase("more", count=len(others) - _MOST))
         between = HEADLINE[("also" if wrong or nan else "but") if failing else "warned"]
-        if not (wrong or nan) and _broken_law(report):  # a model that breaks a law is not said to have a right scale
+        if not (wrong or nan) and _broken_law(report):  # a broken law must not hide behind praise for the scale
             told = joined([*shown, *_unjudged(report)], HEADLINE["joint"])
         else:
             told = joined([told, joined(shown, HEADLINE["joint"])], between)
@@ -111,13 +111,15 @@ def _all(one: Caused) -> list[Finding]:
 
 
 def _leads_to(finding: Finding) -> tuple[str, ...]:
-    """Rules whose findings are consequences of this one."""
+    """Return the rules whose findings are consequences of this finding."""
     if finding.rule == NOT_FINITE:
+        # NaN that arrives from another site is itself a consequence
         return () if finding.message.startswith(REACHES) else (NOT_FINITE,)
     if finding.rule == "softmax_axis":
         return (UNMEASURED,)
     if finding.rule in _LAWS_OF_MASKS and finding.severity in FAILING:
         return (_LAWS_OF_MASKS[finding.rule],)
+    # blocks with unlike scales have no one scale that could be too large or too small
     if finding.rule not in SCALE_RULES[:2] or SEVERITIES.index(finding.severity) < SEVERITIES.index("warn"):
         return ()
     if not isinstance(finding.value, (int, float)) or not isinstance(finding.threshold, (int, float)):
@@ -127,12 +129,12 @@ def _leads_to(finding: Finding) -> tuple[str, ...]:
 
 
 def _broken_law(report: CheckReport) -> bool:
-    """Whether a law is broken that fails."""
+    """Return whether a law is broken with a failing severity."""
     return any(finding.rule.startswith("law_") and finding.severity in FAILING for finding in report.findings)
 
 
 def _not_finite(report: CheckReport) -> Text | None:
-    """Where numbers stop being finite, why, and what that reaches; None where all are finite."""
+    """Return where numbers stop being finite, why, and the consequences. Return None if all are finite."""
     caused = next((one for one in consequences(report.findings) if one.cause.first.rule == NOT_FINITE), None)
     if caused is None:
         return None
@@ -143,10 +145,11 @@ def _not_finite(report: CheckReport) -> Text | None:
 
 
 def _wrong(wrong: Sequence[JudgedCall], total: int) -> list[Text]:
-    """One part for each mistake, in the order of the calls."""
+    """Return one phrase for each mistake, in the order of the calls."""
     groups: dict[tuple[str, bool, bool], list[JudgedCall]] = {}
     for judged in wrong:
         size = _size(judged)
+        # blocks with unlike scales share no mistake, whatever one of them looks like
         mistake = UNKNOWN if judged.call.unlike_blocks else judged.mistake or UNKNOWN
         groups.setdefault((mistake, judged.call.unlike_blocks, size is not None and size < 1), []).append(judged)
     return [_mistake(name, calls, total) for (name, *_), calls in groups.items()]
@@ -163,13 +166,13 @@ def _mistake(name: str, calls: Sequence[JudgedCall], total: int) -> Text:
 
 
 def _where(some: int, total: int) -> Text:
-    """In which of the attentions."""
+    """Return a phrase such as "in 3 of 12 attentions"."""
     words = "in the one" if total == 1 else "in all" if some == total else "in some"
     return phrase(words, count=some, number=total, total=count(total, "attention"))
 
 
 def _happened(name: str) -> Text:
-    """What a mistake is; the catalogue has the Chinese as part of a finding, after the name."""
+    """Return what a mistake does. The Chinese catalogue holds it only behind the mistake's name, which is cut off."""
     english = MISTAKES[name].happened
     if name == UNKNOWN:
         return Text(english, said(english, "zh"))
@@ -177,8 +180,9 @@ def _happened(name: str) -> Text:
 
 
 def _size(judged: JudgedCall) -> float | None:
-    """The scale over the expected one; None where it is not known, or not wrong by its size."""
+    """Return the scale divided by the expected one. Return None if it is unknown, infinite, not positive, or right."""
     scale = judged.call.scale
+    # heads with unlike scales are off by no single factor
     if scale.effective is None or not judged.expected or (scale.per_head and len(set(scale.per_head)) > 1):
         return None
     size = scale.effective / judged.expected
@@ -186,20 +190,20 @@ def _size(judged: JudgedCall) -> float | None:
 
 
 def _sizes(sizes: Sequence[float | None]) -> Text:
-    """How far off some scales are, which are all too large or all too small."""
+    """Return how far off the scales are; all of them are too large, or all too small."""
     known = [size for size in sizes if size is not None]
     if not known or len(known) < len(sizes):
         return HEADLINE["size unknown"]
     large = known[0] > 1
     far = sorted(size if large else 1 / size for size in known)
     shown = list(dict.fromkeys(number(size, 3) for size in (far[0], far[-1])))
-    shares = [f"1/{size}" for size in shown]
+    shares = [f"1/{size}" for size in shown]  # Chinese says "1/8 of the right value", not "8 times too small"
     times, parts = (joined((Text(one, one) for one in span), HEADLINE["from to"]) for span in (shown, shares))
     return phrase("too large" if large else "too small", times=times, parts=parts)
 
 
 def _right(report: CheckReport) -> Text:
-    """What is said of the scales where none is wrong."""
+    """Return the phrase on the scales of a report in which none is wrong."""
     total = len(report.calls)
     if not total:
         return HEADLINE["no attention"]
@@ -217,9 +221,10 @@ def _right(report: CheckReport) -> Text:
 
 
 def _unjudged(report: CheckReport) -> list[Text]:
-    """What is said of attentions that could not be judged, and of those that did not run or were lost."""
+    """Return phrases on attentions that could not be judged, and on attentions that did not run."""
     total = len(report.calls)
     lost = sum(judged.verdict == UNMEASURED for judged in report.calls)
+    # findings at sites without a call are about attentions that did not run
     more = sum(finding.site not in {judged.call.site for judged in report.calls} for finding in report.unjudged)
     parts = []
     if lost:
@@ -230,7 +235,7 @@ def _unjudged(report: CheckReport) -> list[Text]:
 
 
 def _others(report: CheckReport) -> list[FoldedFinding]:
-    """The causes beside wrong scales and what could not be judged: those that fail, else those that warn."""
+    """Return the causes other than wrong scales and unjudged attentions: failing ones, else warnings."""
     told = [one.cause for one in consequences(report.findings)]
     unexplained = {judged.call.site for judged in report.calls if judged.verdict == "unexplained"}
     others = [
@@ -246,12 +251,12 @@ def _others(report: CheckReport) -> list[FoldedFinding]:
 
 
 def _named(folded: FoldedFinding) -> Text:
-    """What a finding says, up to its details, and where."""
+    """Return a finding's message up to its details, with the site."""
     told = _message(folded)
     return phrase("at site", told=told, site=folded.site) if folded.site else told
 
 
 def _message(folded: FoldedFinding) -> Text:
-    """What a finding says, up to its details."""
+    """Return a finding's message up to the first semicolon, where its details begin."""
     message = folded.first.message
     return Text(message.partition("; ")[0], said(message, "zh").partition("；")[0].partition("; ")[0])

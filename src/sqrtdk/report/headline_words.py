@@ -1,4 +1,4 @@
-"""Every fixed word of a check's headline, in its two languages."""
+"""The fixed words of a check's headline, in English and Chinese."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ HEADLINE = {
 
 
 def phrase(key: str, /, **parts: object) -> Text:
-    """A part of the headline; what stands in its braces may have two languages itself.
+    """Return a phrase of the headline with its braces filled; a filling may be bilingual itself.
 
     Example:
         >>> phrase("at site", told=Text("a head", "一个头"), site="h.0").zh
@@ -65,7 +65,7 @@ def phrase(key: str, /, **parts: object) -> Text:
 
 
 def joined(parts: Iterable[Text], between: Text) -> Text:
-    """Parts with a mark between them.
+    """Join phrases with a separator.
 
     Example:
         >>> joined([Text("8", "8"), Text("16", "16")], HEADLINE["from to"]).en

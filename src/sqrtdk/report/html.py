@@ -1,6 +1,6 @@
-"""The report of a check as one HTML file that needs nothing else.
+"""Draws the report of a check as one self-contained HTML file.
 
-Whatever comes from the model is text: see `sqrtdk.report.page`. The data block has no `<`, `>` or `&`.
+Everything that comes from the model is escaped: see `sqrtdk.report.page`. The data block has no `<`, `>` or `&`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from sqrtdk.report.terminal_words import WORDS as TERMINAL
 from sqrtdk.report.terminal_words import counted, word
 from sqrtdk.tracing.records import AttentionCall
 
-_DIAL_OCTAVES = 8.0  # the ratio's dial reaches from 2^-8 to 2^8
-_MOST_NOTES = 6  # on what was made up, or decided for the user: they stand beside the figures
+_DIAL_OCTAVES = 8.0  # the dial of the scale ratio reaches from 2^-8 to 2^8
+_MOST_NOTES = 6  # notes on values that were made up or chosen for the user; they stand beside the figures
 
 
 def to_html(report: CheckReport, language: Choice = "auto") -> str:
@@ -43,7 +43,7 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
 
     Args:
         report: what `sqrtdk.check` returned.
-        language: "en" or "zh-CN", which the page opens in; "auto": the one that the reader's browser prefers.
+        language: "en" or "zh-CN", the language that the page opens in; "auto" follows the reader's browser.
 
     Returns:
         A complete HTML document.
@@ -113,7 +113,7 @@ def _premises(report: CheckReport) -> list[str]:
 
 
 def _said(text: str) -> Markup:
-    """A sentence of the product's own making: of a finding, or a reason."""
+    """Return a finding's message, or a reason, in both languages."""
     return both(Text(text, said(text, "zh")))
 
 
@@ -123,18 +123,18 @@ def _say(key: str, **parts: object) -> Markup:
 
 
 def _broken(path: str) -> Markup:
-    """A site or a file, whose line is broken behind a dot or a slash where it must be."""
+    """Return a site or a path that may wrap after each dot or slash."""
     return Markup("<wbr>").join(re.split(r"(?<=[./])(?=\w)", plain(path)))
 
 
 def _written(call: AttentionCall) -> dict[str, Markup]:
-    """File and line -> what is written there."""
+    """Return file and line -> what stands there in the code."""
     chinese = places(call, "zh")
     return {at: both(Text(what, chinese[at])) for at, what in places(call).items()}
 
 
 def _searched(fold: Fold) -> str:
-    """What the filter of the sites looks at, in lower case."""
+    """Return the lower-case text that the page's site filter searches."""
     first = fold.first
     words = [site_name(judged.call.site) for judged in fold.calls]
     words += [first.call.formula, first.mistake or "", first.verdict, VERDICT_WORDS[first.verdict].zh]
@@ -144,7 +144,7 @@ def _searched(fold: Fold) -> str:
 
 
 def to_table(report: CheckReport) -> str:
-    """The table of the sites and the findings, for a notebook."""
+    """Return the table of sites and the findings as HTML for a notebook."""
     result, tone = RESULTS[report.outcome]
     language = notebook.language()
     return _table(
@@ -158,12 +158,12 @@ def to_table(report: CheckReport) -> str:
 
 
 def judged_table(judged: JudgedCall) -> str:
-    """The line of one call and its steps, for a notebook."""
+    """Return the line of one call and its steps as HTML for a notebook."""
     return _table([judged], call=judged.call, judges=True)
 
 
 def call_table(call: AttentionCall) -> str:
-    """The line of one call that nobody judged, and its steps, for a notebook."""
+    """Return the line of one call without a verdict, and its steps, as HTML for a notebook."""
     return _table([JudgedCall(call, UNMEASURED)], call=call)
 
 
@@ -184,7 +184,7 @@ def _table(calls: Sequence[JudgedCall], **context: Any) -> str:
 
 
 def _dial(ratio: float | None) -> float | None:
-    """Place a ratio on a logarithmic dial from -1 to 1 with the textbook value 1 in the middle."""
+    """Return a ratio's place on a logarithmic dial from -1 to 1; the textbook ratio 1 is at 0."""
     if ratio is None or not math.isfinite(ratio) or ratio <= 0:
         return None
     return round(max(-1.0, min(1.0, math.log2(ratio) / _DIAL_OCTAVES)), 3)

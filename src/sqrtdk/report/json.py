@@ -1,4 +1,4 @@
-"""The report as JSON, schema_version 1; docs/check.schema.json describes it.
+"""Writes the report of a check as JSON, schema_version 1; docs/check.schema.json describes it.
 
 NaN is written as null and an infinity as a string: see `sqrtdk._json`.
 """
@@ -11,7 +11,7 @@ from typing import Any
 from sqrtdk._json import document
 from sqrtdk.audit.records import CheckReport, JudgedCall, LawAnswer
 
-_BULKY = ("logit_histogram", "entropy_histogram")  # drawn in the HTML report only
+_BULKY = ("logit_histogram", "entropy_histogram")  # only the HTML report draws them
 
 
 def to_json(report: CheckReport) -> str:
@@ -22,8 +22,8 @@ def to_json(report: CheckReport) -> str:
 
     Returns:
         A document with the keys `schema_version`, `tool`, `environment`, `command`, `seed`, `model`, `mode`,
-        `calls`, `not_attention`, `not_measured`, `findings`, `laws`, `sources`, `fail_on` and `exit_code`; with a
-        forecast of a quantised cache `kv_cache` as well.
+        `calls`, `not_attention`, `not_measured`, `findings`, `laws`, `sources`, `fail_on` and `exit_code`. A report
+        with the forecast of a quantised cache also has `kv_cache`.
 
     Example:
         >>> import json
@@ -36,7 +36,7 @@ def to_json(report: CheckReport) -> str:
 
 
 def to_document(report: CheckReport) -> dict[str, Any]:
-    """Return what `to_json` writes, before it is made of JSON's own types: NaN, infinities, records inside records."""
+    """Return the document of `to_json` before conversion to JSON types: it may hold NaN, infinities and records."""
     return {
         "schema_version": report.schema_version,
         "tool": report.tool,
@@ -74,10 +74,10 @@ def _call(judged: JudgedCall) -> dict[str, Any]:
 
 
 def _law(answer: LawAnswer) -> dict[str, Any]:
-    """Without its finding, which stands among the others."""
+    """Return the fields of an answer without its finding, which is listed in `findings`."""
     return {name: value for name, value in _fields(answer).items() if name != "finding"}
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    """The fields as they are: `dataclasses.asdict` would copy what a model brought, by its own methods."""
+    """Return the fields uncopied: `dataclasses.asdict` would deep-copy objects of the model, which runs their code."""
     return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}

@@ -1,4 +1,4 @@
-"""The report as JUnit XML: one test case an attention, and one for each answer of a law."""
+"""Writes the report as JUnit XML: one test case for each attention and one for each answer of a law."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Element = ElementTree.Element
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One test case: what it is called, what was found there, and why it was not judged if it was not."""
+    """One test case: its name, its findings, and the reason if it was not judged."""
 
     name: str
     findings: tuple[Finding, ...]
@@ -32,8 +32,8 @@ def to_junit(report: CheckReport) -> str:
     """Draw the report as JUnit XML, one suite with one case for each attention and one for each answer of a law.
 
     A finding at `fail_on` or above is a failure of each call at its site. An attention that could not be judged is
-    skipped, with the reason; with `fail_on` "unmeasured" it fails. A law that was not asked is skipped. What is said of
-    no call has a case of its own, so there is a failure exactly where the exit code is 1.
+    skipped, with the reason; with `fail_on` "unmeasured" it fails. A law that was not asked is skipped. Findings that
+    belong to no call get cases of their own, so that the suite fails if and only if the exit code is 1.
 
     Args:
         report: what `sqrtdk.check` returned.
@@ -80,7 +80,7 @@ def _of_calls(report: CheckReport) -> Iterable[_Case]:
 
 
 def _of_laws(report: CheckReport) -> Iterable[_Case]:
-    """The answers of laws; where the law `finite` is broken the rule of NaN says where."""
+    """Yield a case for each answer of a law. A broken law `finite` carries the findings that say where NaN begins."""
     for answer in report.laws:
         name = f"law {answer.law}" + (f" ({answer.about})" if answer.about else "")
         findings = tuple(filter(None, [answer.finding]))
@@ -90,7 +90,7 @@ def _of_laws(report: CheckReport) -> Iterable[_Case]:
 
 
 def _of_the_rest(report: CheckReport) -> Iterable[_Case]:
-    """What is said where no call was: attentions that did not run, findings on the whole model, checks not made."""
+    """Yield the cases without a call: attentions that did not run, findings on the whole model, checks not made."""
     told = {id(finding) for judged in report.calls for finding in about(report, judged)}
     told |= {id(answer.finding) for answer in report.laws}
     by_site: dict[str, list[Finding]] = {}
@@ -138,7 +138,7 @@ def _ledger(judged: JudgedCall) -> str:
 
 
 def _text(findings: Sequence[Finding]) -> str:
-    """Findings in words, each on lines of its own."""
+    """Return the findings as text: severity, rule and site on one line, then message and fix."""
     lines = []
     for finding in findings:
         where = f" at {finding.at}" if finding.at else ""

@@ -1,4 +1,4 @@
-"""The forecast of a quantised cache in a terminal: the worst head of each call, and what other ways would give."""
+"""Draws the forecast of a quantised cache: the worst head of each call, and its error by other ways to quantise."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STYLES = {"note": "cyan", "warn": "yellow", "fail": "red"}
 
 
 def draw_cache(console: Console, forecast: CacheForecast | None, language: Language = "en") -> None:
-    """Print the forecast; nothing where none was asked for."""
+    """Print the forecast, or nothing if the check made none."""
     if forecast is None:
         return
     title = Line(_title(forecast, language), style="bold")
@@ -53,7 +53,7 @@ def draw_cache(console: Console, forecast: CacheForecast | None, language: Langu
 
 
 def section(forecast: CacheForecast | None) -> dict[str, Any] | None:
-    """What the page shows of it; None where none was asked for."""
+    """Return the page's section on the forecast, or None if the check made none."""
     if forecast is None:
         return None
     names, rows = _cells(forecast.calls)
@@ -70,19 +70,19 @@ def section(forecast: CacheForecast | None) -> dict[str, Any] | None:
 
 
 def _told(text: str) -> Markup:
-    """A sentence in both languages."""
+    """Return a sentence in both languages."""
     return both(Text(text, said(text, "zh")))
 
 
 def _blamed(one: Blame) -> Markup:
-    """What is at fault and what mends it, in both languages."""
+    """Return the cause of an error and its fix, in both languages."""
     cause = Text(one.cause, said(one.cause, "zh", TITLES))
     why, fix = (Text(text, said(text, "zh")) for text in (one.text, fix_text(one)))
     return both(filled(_BLAME, cause=cause, why=why, fix=fix))
 
 
 def row_of(call: CacheCall) -> tuple[str, ...]:
-    """The figures of a call's worst head, then its mean KL in every other way."""
+    """Return the figures of a call's worst head, then its mean KL for each other way to quantise."""
     head = call.stored.worst
     error = call.stored.heads[head]
     return (
@@ -98,12 +98,12 @@ def row_of(call: CacheCall) -> tuple[str, ...]:
 
 
 def titles(call: CacheCall) -> tuple[str, ...]:
-    """Above the figures of `row_of`."""
+    """Return the column titles for `row_of`."""
     return ("site", *COLUMNS, *(NAMES.get(way.name, way.name) for way in call.others))
 
 
 def legend(forecast: CacheForecast, language: Language) -> str:
-    """What the columns are."""
+    """Return the explanation of the columns."""
     rows = max((call.rows for call in forecast.calls), default=0)
     of = max((call.rows_of for call in forecast.calls), default=0)
     sampled = "" if rows >= of else f", of {rows} of {of} rows"
@@ -124,11 +124,11 @@ def _title(forecast: CacheForecast, language: Language) -> str:
 
 
 def _cells(calls: Sequence[CacheCall]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The titles, and a row of each call as long as they are."""
+    """Return the titles and one row for each call, padded with "-" to the length of the titles."""
     if not calls:
         return (), []
     names = titles(max(calls, key=lambda call: len(call.others)))
-    rows = [row_of(call) for call in calls]
+    rows = [row_of(call) for call in calls]  # a call may lack ways to quantise that others have
     return names, [(*row, *("-" for _ in names[len(row) :])) for row in rows]
 
 

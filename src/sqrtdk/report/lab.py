@@ -1,4 +1,4 @@
-"""The register, one claim, and the verdicts of a run, for the terminal and as JSON."""
+"""Writes the register of claims, one claim, or the verdicts of a run, as terminal text and as JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLOURS = {"holds": "green", "fails": "red", "partly": "blue", "depends": "yello
 
 
 def register_text(language: Language = "en", *, width: int = 100, color: bool = False) -> str:
-    """All claims by group: id, sources, statement; and what the explanations among the sources are called."""
+    """Return all claims by group (id, sources, statement), then the names of the explanations among the sources."""
 
     def draw(console: Console) -> None:
         for group, claims in groupby(CLAIMS.values(), key=lambda claim: claim.group):
@@ -49,12 +49,12 @@ def register_text(language: Language = "en", *, width: int = 100, color: bool = 
 
 
 def register_json() -> str:
-    """The register as one JSON document."""
+    """Return the register as one JSON document."""
     return _json.document({"claims": [_described(claim) for claim in CLAIMS.values()]})
 
 
 def claim_text(claim: Claim, language: Language = "en", *, width: int = 100, color: bool = False) -> str:
-    """One claim: what it says, how it is measured, and what counts as true."""
+    """Return one claim as text: its statement, how it is measured, and what counts as true."""
 
     def draw(console: Console) -> None:
         sources = word("list comma", language).join(say(spelled(source), language) for source in claim.sources)
@@ -83,14 +83,14 @@ def claim_text(claim: Claim, language: Language = "en", *, width: int = 100, col
 
 
 def claim_json(claim: Claim) -> str:
-    """One claim as a JSON document."""
+    """Return one claim as a JSON document."""
     return _json.document(_described(claim))
 
 
 def verdicts_text(
     done: Sequence[Done], folder: Path, language: Language = "en", *, width: int = 100, color: bool = False
 ) -> str:
-    """The verdicts of a run, a line a claim; of those that are mixed or undecided the condition and the parts."""
+    """Return the verdicts of a run, one line a claim. A mixed or undecided claim shows its condition and its parts."""
 
     def draw(console: Console) -> None:
         rows: list[tuple[Cell, ...]] = []
@@ -114,7 +114,7 @@ def verdicts_text(
 
 
 def verdicts_json(done: Sequence[Done]) -> str:
-    """The verdicts of a run as one JSON document; the figures are in the records."""
+    """Return the verdicts of a run as one JSON document; the figures are in the records."""
     rows = [
         {
             "id": one.record.id,
@@ -136,7 +136,7 @@ def verdicts_json(done: Sequence[Done]) -> str:
 
 
 def tally(answers: Sequence[str], language: Language = "en") -> str:
-    """How many claims have which verdict.
+    """Return the number of claims by verdict, as a sentence.
 
     Example:
         >>> tally(["holds", "fails", "holds"]), tally(["depends"], "zh")
@@ -151,7 +151,7 @@ def tally(answers: Sequence[str], language: Language = "en") -> str:
 
 
 def bar(expect: Expect, language: Language = "en") -> str:
-    """A bar in symbols, and where it is.
+    """Return a bar (the bound on a figure) in symbols, with the point that it applies to.
 
     Example:
         >>> bar(Expect("peak", low=0.5)), bar(Expect("mean", -1.0, 1.0, {"d_k": 64}))
@@ -167,7 +167,7 @@ def bar(expect: Expect, language: Language = "en") -> str:
 
 
 def _on(record: Record, language: Language) -> str:
-    """On what a verdict depends, and the parts; empty where all parts have one answer."""
+    """Return a mixed verdict's condition and parts; empty if the claim holds or fails as a whole."""
     verdict = record.outcome.verdict
     if verdict.answer in ("holds", "fails"):
         return ""
@@ -200,7 +200,7 @@ def _described(claim: Claim) -> dict[str, Any]:
 
 
 def _columns(number_of: int) -> tuple[Column, ...]:
-    """Of a table without titles whose last column is a text."""
+    """Return the columns of a table without titles whose last column is prose."""
     return (*(Column("") for _ in range(number_of - 1)), Column("", prose=True))
 
 

@@ -1,4 +1,4 @@
-"""The records of `sqrtdk lab` as one HTML page in English and Simplified Chinese that needs nothing else.
+"""Draws the records of `sqrtdk lab` as one self-contained HTML page in English and Simplified Chinese.
 
 Text and figures come from the records; the page's own words are in `lab_words`. Records are untrusted: see
 `sqrtdk.report.page` for texts and `sqrtdk.report.markup` for formulas and plots.
@@ -29,26 +29,26 @@ from sqrtdk.report.lab_words import ANSWERS, ANSWERS_MEAN, MET, PARTS, WORDS
 from sqrtdk.report.plain import plain
 from sqrtdk.report.plots import to_svg
 
-_OWN_IDS = ("register", "sources", "run", "claims", "zh", "en")  # of the page; claims have others
+_OWN_IDS = ("register", "sources", "run", "claims", "zh", "en")  # anchors of the page itself; claims must use others
 
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """A record with what is drawn from it."""
+    """A record with its anchor, formula and plots as the page shows them."""
 
     record: Record
     anchor: str
     formula: Markup | None
-    plots: tuple[tuple[Markup, Text, str], ...]  # drawing, caption, the caption's id
+    plots: tuple[tuple[Markup, Text, str], ...]  # drawing, caption, id of the caption
 
 
 def to_html(records: Sequence[Record], missing: Sequence[str] = (), language: Choice = "auto") -> str:
     """Draw records of claims as one self-contained page that opens from disk.
 
     Args:
-        records: of one run or of several; where their settings differ the page says so.
+        records: records of one or several runs. The page says so if their settings differ.
         missing: ids of claims that have no record, listed as not run.
-        language: "en" or "zh-CN", which the page opens in; "auto": the one that the reader's browser prefers.
+        language: "en" or "zh-CN", the language that the page opens in; "auto" follows the reader's browser.
 
     Returns:
         A complete HTML document.
@@ -100,7 +100,7 @@ def to_html(records: Sequence[Record], missing: Sequence[str] = (), language: Ch
 
 
 def to_table(record: Record) -> str:
-    """A claim with its verdict and the figures that it rests on, in English, for a notebook."""
+    """Return a claim, its verdict and the figures behind it as English HTML for a notebook."""
     return notebook.fragment(
         "lab",
         {
@@ -122,7 +122,7 @@ def to_table(record: Record) -> str:
 
 
 def done_table(done: Done) -> str:
-    """The claim that was run, for a notebook."""
+    """Return the claim that was run as HTML for a notebook."""
     return to_table(done.record)
 
 
@@ -134,7 +134,7 @@ def _shown(records: Iterable[Record]) -> list[_Shown]:
     taken, shown = set(_OWN_IDS), []
     for record in records:
         stem = anchor = re.sub(r"[^A-Za-z0-9_-]+", "-", record.id) or "claim"
-        while anchor in taken:
+        while anchor in taken:  # ids such as "a b" and "a/b" give the same stem
             anchor = f"{stem}-{len(taken)}"
         taken.add(anchor)
         plots = []
@@ -146,6 +146,7 @@ def _shown(records: Iterable[Record]) -> list[_Shown]:
 
 
 def _groups(shown: Sequence[_Shown]) -> list[tuple[Text, list[_Shown]]]:
+    # the register's groups in its order, then any others: a record may name a group that we do not have
     names = dict.fromkeys((*GROUPS, *(one.record.group for one in shown)))
     members = [
         (GROUPS.get(name, Text(name, name)), [one for one in shown if one.record.group == name])  # type: ignore[call-overload]
@@ -155,13 +156,13 @@ def _groups(shown: Sequence[_Shown]) -> list[tuple[Text, list[_Shown]]]:
 
 
 def _settings(records: Sequence[Record]) -> list[tuple[Markup, list[tuple[Any, int]], bool]]:
-    """Each setting: what it is, its values with the number of records of each, and whether they should be equal."""
+    """Return each setting: its name, its values with the number of records, and whether all should be equal."""
 
     def values(of: Callable[[Record], Any]) -> list[tuple[Any, int]]:
         return list(Counter(map(of, records)).items())
 
     environment = dict.fromkeys(key for record in records for key in record.environment)
-    days = sorted(record.started for record in records)
+    days = sorted(record.started for record in records)  # the page shows the first and the last
     return [
         (_say("kind"), values(lambda record: _say("quick" if record.quick else "full")), True),
         (_say("seed"), values(lambda record: record.seed), True),
@@ -181,7 +182,7 @@ def _say(key: str, **parts: object) -> Markup:
 
 
 def both(text: Text) -> Markup:
-    """Both languages of a text, of which the page shows one; letters with an index get it as one.
+    """Return a text in both languages, of which the page shows one. An index such as in "d_k" is set as a subscript.
 
     Example:
         >>> print(both(Text("d_k < 3", "d_k < 3")))
@@ -194,7 +195,8 @@ def both(text: Text) -> Markup:
     )
 
 
-_SIGNS = (  # what a plain text writes, and how it is set; letters and digits only, in text that is escaped
+# pattern in escaped text -> HTML. Groups match letters and digits only, so that they cannot bring markup in.
+_SIGNS = (
     (r"sqrt\((\w|[A-Za-z]_\w)\)", r"√\1"),
     (r"sqrt\(", r"√("),
     (r"(?<![\w.])([a-z]) \. ([a-z])(?![\w.])", "\\1\u00a0·\u00a0\\2"),
@@ -211,7 +213,7 @@ def _prose(text: str) -> Markup:
 
 
 def number(value: float) -> str:
-    """A measured number as the texts of the records show it; whole ones with all their digits.
+    """Format a measured number as the records' texts do. A whole number keeps all its digits.
 
     Example:
         >>> number(0.123456), number(2363904.0), number(math.nan), number(-math.inf)
@@ -225,7 +227,7 @@ def number(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in percent.
+    """Format a share in percent.
 
     Example:
         >>> percent(0.99), percent(0.999)
@@ -235,7 +237,7 @@ def percent(share: float) -> str:
 
 
 def limit(value: float) -> str:
-    """An end of a bar with all its digits.
+    """Format one end of a bar with all its digits.
 
     Example:
         >>> limit(0.99999), limit(65504.0)
@@ -245,7 +247,7 @@ def limit(value: float) -> str:
 
 
 def bar(check: Check) -> str:
-    """A bar as a formula.
+    """Format a bar as a formula.
 
     Example:
         >>> one = Figure("peak", 0.5, 0.4, 0.6, "t", 9)
@@ -262,16 +264,16 @@ def bar(check: Check) -> str:
 
 
 def strip(check: Check) -> Markup:
-    """A small drawing: the bar as a field, on it the interval with its value. Empty where it can't be drawn."""
+    """Draw a bar as a field with the measured value and its interval on it. Empty if a number is not finite."""
     figure = check.figure
     ends = [value for value in (check.low, check.high) if math.isfinite(value)]
     inside = [figure.low, figure.value, figure.high]
     if not all(map(math.isfinite, inside)) or not ends:
         return Markup()
     low, high = min(*ends, *inside), max(*ends, *inside)
-    if not math.isfinite(2 * (high - low)):
+    if not math.isfinite(2 * (high - low)):  # finite ends may be too far apart for a finite difference
         return Markup()
-    room = 0.15 * (high - low) or 1.0
+    room = 0.15 * (high - low) or 1.0  # a bar and an interval of one point still need a width
     low, high = low - room, high + room
 
     def at(value: float) -> float:
@@ -286,14 +288,14 @@ def strip(check: Check) -> Markup:
 
 
 def _part_sets(findings: Sequence[PartAnswer]) -> list[tuple[Markup, str, list[PartAnswer]]]:
-    """The parts that hold, those that do not, those undecided; none of a kind that has no member."""
+    """Return the parts in up to three sets: those that hold, fail, or are undecided. Empty sets are left out."""
     tones = {True: "good", False: "bad", None: "open"}
     sets = [(both(PARTS[met]), tone, [part for part in findings if part.met is met]) for met, tone in tones.items()]
     return [(title, tone, parts) for title, tone, parts in sets if parts]
 
 
 def _parameters(record: Record) -> list[tuple[str, str, str, bool]]:
-    """Each parameter in the experiment and in the control, and whether they differ."""
+    """Return each parameter's value in the experiment and in the control, and whether they differ."""
     ours, turned = record.outcome.parameters, record.control.parameters
     names = dict.fromkeys((*ours, *turned))
     return [(name, *(pair := (_value(ours, name), _value(turned, name))), pair[0] != pair[1]) for name in names]
@@ -311,7 +313,7 @@ def _value(parameters: Mapping[str, Any], name: str) -> str:
 
 
 def _name(name: str) -> Markup:
-    """A figure's name, which may be broken after its underscores."""
+    """Return a figure's name, which may wrap after underscores."""
     return Markup(str(escape(plain(name))).replace("_", "_<wbr>"))
 
 
@@ -320,7 +322,7 @@ def _place(figure: Figure) -> Markup:
 
 
 def _source(source: str) -> Markup:
-    """A source; a paper of arXiv leads to its abstract."""
+    """Return a source. An arXiv id becomes a link to the abstract."""
     paper = re.fullmatch(r"arXiv:(\d{4}\.\d{4,5})(v\d+)?", source)
     if paper:
         return Markup('<a href="https://arxiv.org/abs/{}" rel="noreferrer">{}</a>').format(paper[1], source)

@@ -1,4 +1,4 @@
-"""Every fixed word of the lab's page and of its tables in the terminal, in its two languages."""
+"""The fixed words of the lab's page and of its terminal tables, in English and Chinese."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANSWERS_MEAN = {
     "undecided": Text("an interval lies across a bar: more samples are needed", "有置信区间跨越判据，需要更多样本"),
 }
 
-TALLY = {  # how many claims have which verdict; "_1" for one
+TALLY = {  # number of claims by verdict; "_1" is the singular
     "all": Text("{count} claims: {parts}.", "{count} 条说法：{parts}。"),
     "all_1": Text("{count} claim: {parts}.", "{count} 条说法：{parts}。"),
     "holds": Text("{count} hold", "{count} 条成立"),
@@ -62,7 +62,7 @@ MET = {
     None: Text("undecided", "未定"),
 }
 
-PARTS = {  # of a claim, by their answer
+PARTS = {  # headings over the parts of a claim, by answer
     True: Text("Holds", "成立的部分"),
     False: Text("Does not hold", "不成立的部分"),
     None: Text("Undecided", "未定的部分"),

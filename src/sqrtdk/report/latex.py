@@ -1,7 +1,7 @@
-"""Formulas in LaTeX as plain text for the terminal, written as the register's sentences write them: sqrt(d_k), q . k.
+"""Turns LaTeX formulas into plain text for the terminal, as the claims' sentences write them: sqrt(d_k), q . k.
 
-Blanks stand where the author put them; a fraction gets brackets where a product or a sum would be read otherwise. It
-knows what the register's formulas use: what it doesn't know stays as LaTeX writes it.
+Spacing follows the author's commands. A side of a fraction gets brackets if it is a sum or a product. Only commands
+that the register's formulas use are known; others stay as they are.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 _TOKEN = re.compile(r"\\left\s*(?P<opening>\S)\s*|\s*\\right(?P<closing>\S)|\\partial\s*|\\[A-Za-z]+|\\.|\s+|.")
-_WIDE = "\t"  # a wide blank, until all is put together
+_WIDE = "\t"  # stands for a wide blank (\quad) until the whole text is put together
 _SIGNS = {
     **{rf"\{name}": name for name in ("cos", "eta", "log", "max", "min", "mu", "sigma", "tanh", "theta")},
     **{rf"\{name}": name for name in ("Delta", "Phi")},
@@ -37,15 +37,15 @@ _SIGNS = {
 }
 _WORDS = (r"\mathrm", r"\text")
 _CALLS = {r"\sqrt": "sqrt", r"\bar": "mean"}
-_SHORT = re.compile(r"-?\d+|[A-Za-z]+|\*|\([^()]*\)")  # an index or exponent that needs no brackets
+_SHORT = re.compile(r"-?\d+|[A-Za-z]+|\*|\([^()]*\)")  # an index or exponent that needs no brackets: d_k, x^2, z_(1)
 _BRACKETS = re.compile(r"\([^()]*\)|\[[^\[\]]*\]|\|[^|]*\|")
 
 
 def to_text(latex: str) -> str:
-    r"""A formula as plain text.
+    r"""Return a formula as plain text.
 
     Args:
-        latex: as LaTeX writes it, without dollars.
+        latex: the formula in LaTeX, without dollar signs.
 
     Example:
         >>> to_text(r"\frac{\partial L}{\partial q} = s \, K^\top J, \quad s = \frac{1}{2 \sqrt{d_k}}")
@@ -58,7 +58,7 @@ def to_text(latex: str) -> str:
 
 
 def _group(tokens: Iterator[re.Match[str]]) -> str:
-    """What comes up to the brace that closes the group, or the end."""
+    """Return the text up to the brace that closes this group, or up to the end."""
     pieces = []
     for token in tokens:
         if token[0] == "}":
@@ -68,9 +68,9 @@ def _group(tokens: Iterator[re.Match[str]]) -> str:
 
 
 def _piece(token: re.Match[str], tokens: Iterator[re.Match[str]]) -> str:
-    """A token with what belongs to it."""
+    """Return the text of a token and its arguments."""
     sign = token[0].strip() or " "
-    if delimiter := token["opening"] or token["closing"]:
+    if delimiter := token["opening"] or token["closing"]:  # \left( and \right): plain text needs the bracket alone
         return delimiter
     if sign == "{":
         return _group(tokens)
@@ -85,7 +85,7 @@ def _piece(token: re.Match[str], tokens: Iterator[re.Match[str]]) -> str:
 
 
 def _argument(tokens: Iterator[re.Match[str]]) -> str:
-    """The next group, or the next token where it isn't one."""
+    """Return the text of the next argument: a group in braces or a single token."""
     for token in tokens:
         if token[0].strip():
             return _piece(token, tokens)
@@ -93,8 +93,8 @@ def _argument(tokens: Iterator[re.Match[str]]) -> str:
 
 
 def _operand(text: str) -> str:
-    """A side of a fraction, in brackets where it is more than one factor."""
-    inside, outside = "", text
+    """Return a side of a fraction, in brackets if it has more than one factor."""
+    inside, outside = "", text  # strip brackets from inside out: operators within them need no brackets of ours
     while inside != outside:
         inside, outside = outside, _BRACKETS.sub("", outside)
     return f"({text})" if re.search(r"[\s+/-]", outside) else text

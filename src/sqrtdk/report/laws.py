@@ -1,4 +1,4 @@
-"""What the laws answered: a table of kept, broken and not asked, and which positions of a broken one moved."""
+"""Draws the answers of the laws (kept, broken, not asked), and which positions a broken law let move."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sqrtdk.report.plain import plain
 from sqrtdk.report.said import said
 from sqrtdk.report.terminal_words import SEVERITIES, word
 
-WIDEST = 64  # squares of a picture; of more positions several share one
+WIDEST = 64  # squares of a picture; with more positions, several share a square
 NAMES = {
     "finite": Text("finite", "有限"),
     "samples": Text("samples", "样本"),
@@ -63,21 +63,21 @@ _MARKS = {True: "#", False: "."}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Answers that are shown as one: laws that are kept or not asked for one reason, or one that is broken."""
+    """One line of the table: a broken law, or all laws that were kept, or all that were not asked for one reason."""
 
     laws: tuple[str, ...]
     answer: LawAnswer
 
     @property
     def severity(self) -> str | None:
-        """Of what is broken."""
+        """The severity of a broken law's finding, else None."""
         return self.answer.finding.severity if self.answer.finding is not None else None
 
 
 def rows_of(answers: Sequence[LawAnswer]) -> tuple[Row, ...]:
-    """Fold answers; those that are broken come first, those that were not asked last.
+    """Fold the answers into rows: broken laws first, laws that were not asked last.
 
-    The input that was changed is kept where a law answered for several.
+    A law that answered for several inputs keeps a row for each input.
 
     Example:
         >>> kept = [LawAnswer("finite", "", KEPT), LawAnswer("causal", "input_ids", KEPT)]
@@ -85,10 +85,10 @@ def rows_of(answers: Sequence[LawAnswer]) -> tuple[Row, ...]:
         ('finite', 'causal')
     """
     times = Counter(answer.law for answer in answers)
-    groups: dict[tuple[str, ...], list[LawAnswer]] = {}
+    groups: dict[tuple[str, ...], list[LawAnswer]] = {}  # keys hold all that the members of a row share
     for place, answer in enumerate(answers):
-        about = answer.about if times[answer.law] > 1 else ""
-        alone = str(place) if answer.state == BROKEN else ""
+        about = answer.about if times[answer.law] > 1 else ""  # of a single input the name says nothing
+        alone = str(place) if answer.state == BROKEN else ""  # a key of its own: broken laws are never folded
         groups.setdefault((answer.state, answer.reason, about, alone), []).append(answer)
     rows = []
     for (state, reason, about, _), members in groups.items():
@@ -99,7 +99,7 @@ def rows_of(answers: Sequence[LawAnswer]) -> tuple[Row, ...]:
 
 
 def picture(moved: Sequence[bool], most: int = WIDEST) -> tuple[bool, ...]:
-    """Which positions moved, in at most `most` marks; one that stands for several says whether any of them did.
+    """Return which positions moved, in at most `most` marks. A mark is True if any of its positions moved.
 
     Example:
         >>> picture((False, False, True)), picture((False, False, False, True, True, True), 3)
@@ -110,18 +110,18 @@ def picture(moved: Sequence[bool], most: int = WIDEST) -> tuple[bool, ...]:
 
 
 def each_of(moved: Sequence[bool], most: int = WIDEST) -> int:
-    """Positions for each mark of a picture."""
-    return max(-(-len(moved) // most), 1)
+    """Return the number of positions that share a mark of the picture."""
+    return max(-(-len(moved) // most), 1)  # rounded up
 
 
 def named_law(law: str) -> Text:
-    """A law's name in both languages: the Chinese has the identifier behind it."""
+    """Return a law's name in both languages; the Chinese is followed by the identifier."""
     name = NAMES.get(law)
     return Text(law, law) if name is None else Text(law, f"{name.zh}（{law}）")
 
 
 def answer_of(row: Row) -> Text:
-    """Kept, not asked, or broken with its severity."""
+    """Return the answer as a text; a broken law has its severity behind it."""
     state = STATES[row.answer.state]
     if row.severity is None:
         return state
@@ -129,7 +129,7 @@ def answer_of(row: Row) -> Text:
 
 
 def what_of(row: Row, *, message: bool = False) -> Text:
-    """What was changed and where it shows first, or why it was not asked; of a broken one also the message."""
+    """Return what was changed and where it first shows, the reason for not asking, or a broken law's message."""
     answer = row.answer
     reason, about = (Text(text, said(text, "zh")) for text in (answer.reason, answer.about))
     if answer.state != BROKEN or answer.finding is None:
@@ -142,7 +142,7 @@ def what_of(row: Row, *, message: bool = False) -> Text:
 
 
 def draw_laws(console: Console, answers: Sequence[LawAnswer], language: Language = "en") -> None:
-    """Print the table, and the pictures of what is broken; nothing where no law was asked for."""
+    """Print the table and the pictures of broken laws, or nothing if there are no answers."""
     if not answers:
         return
     title = Line(say(WORDS["laws"], language), style="bold")
@@ -175,7 +175,7 @@ def _pictured(row: Row, most: int, language: Language) -> Iterator[Line]:
 
 
 def caption(row: Row, most: int = WIDEST) -> Text:
-    """What a picture shows."""
+    """Return the caption of a picture."""
     moved = row.answer.moved
     which = ranges([position for position, mark in enumerate(moved) if mark])
     text = filled(WORDS["moved"], law=named_law(row.answer.law), last=len(moved) - 1, which=which)
@@ -184,7 +184,7 @@ def caption(row: Row, most: int = WIDEST) -> Text:
 
 
 def counts(answers: Sequence[LawAnswer]) -> Text:
-    """How many laws are kept, broken and not asked; one that answered several times counts for the worst."""
+    """Return the number of laws kept, broken and not asked. A law with several answers counts once, by the worst."""
     states: dict[str, str] = {}
     order = (BROKEN, KEPT, NOT_ASKED)
     for answer in answers:
@@ -194,7 +194,7 @@ def counts(answers: Sequence[LawAnswer]) -> Text:
 
 
 def section(answers: Sequence[LawAnswer]) -> dict[str, Any] | None:
-    """What the page shows; None where no law was asked for."""
+    """Return the page's section on laws, or None if there are no answers."""
     if not answers:
         return None
     return {
@@ -219,12 +219,12 @@ def section(answers: Sequence[LawAnswer]) -> dict[str, Any] | None:
 
 
 def _told(text: str) -> Markup:
-    """A sentence, or the name of an input, in both languages."""
+    """Return a sentence or the name of an input in both languages."""
     return both(Text(text, said(text, "zh")))
 
 
 def _tone(row: Row) -> str:
-    """The style of its badge."""
+    """Return the CSS class of a row's badge."""
     if row.answer.state == BROKEN:
         return f"s-{row.severity or 'critical'}"
     return "v-exact" if row.answer.state == KEPT else "v-plain"

@@ -1,7 +1,7 @@
-"""The report as a comment on a pull request: the verdict, a small table, what to mend, and the rest folded away.
+"""Writes the report as a pull request comment: verdict, a small table, what to fix, and the rest folded away.
 
-Names and messages come from strangers. Where they stand, every character that Markdown or GitHub would obey is written
-as an entity: no link, image, mention, reference or tag comes out of one.
+Names and messages are untrusted. Every character in them that Markdown or GitHub interprets is written as an entity, so
+that they can't become a link, image, mention, reference or tag.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from sqrtdk.report.said import said
 from sqrtdk.report.terminal import summary_line
 from sqrtdk.report.terminal_words import ENVIRONMENT, OUTCOMES, SEVERITIES, WORDS, bracketed, counted, named, word
 
-MOST_CHARACTERS = 60_000  # GitHub takes comments of 65536
+MOST_CHARACTERS = 60_000  # GitHub rejects comments beyond 65536
 _MOST_ROWS = 12
-_MOST_OPEN = 8  # findings that are not folded away
+_MOST_OPEN = 8  # failing findings that are shown unfolded
 _LONGEST = 400  # characters of one text
+# Markup characters, "_" at the edge of a word, the colon of "http://" and ":emoji:", and the dot of "www.": GitHub
+# turns each of these into formatting, an emoji or a link.
 _OBEYED = re.compile(
     r"[\\`*\[\]<>&~|$]|(?<![^\W_])_|_(?![^\W_])|:(?=//|[\w+-]+:)|(?<=www)\."
-    r"|@|#(?=\w)|(?<=\bGH)-(?=\d)",  # people, and other threads, which GitHub looks for after entities are read
+    r"|@|#(?=\w)|(?<=\bGH)-(?=\d)",  # @someone, #12, GH-12: GitHub looks for these after it has decoded entities
     re.IGNORECASE,
 )
 
@@ -55,7 +57,7 @@ def to_markdown(report: CheckReport, language: Language = "en") -> str:
 
 
 def fitted(parts: Iterable[str], language: Language = "en") -> str:
-    """Join whole parts while they fit; what stands between `<details>` is one part."""
+    """Join as many whole parts as fit. A `<details>` block is one part, so that it is never cut open."""
     chosen: list[str] = []
     cut = f"\n{word('cut', language)}\n"
     room = MOST_CHARACTERS - len(cut)
@@ -68,7 +70,7 @@ def fitted(parts: Iterable[str], language: Language = "en") -> str:
 
 
 def text(words: str, longest: int = _LONGEST) -> str:
-    r"""A stranger's text, on one line, with nothing in it that Markdown obeys.
+    r"""Return an untrusted text on one line, with everything escaped that Markdown interprets.
 
     Example:
         >>> text("[x](http://a.b) *bold* @someone #1")
@@ -76,22 +78,23 @@ def text(words: str, longest: int = _LONGEST) -> str:
     """
     words = plain(words)
     words = words if len(words) <= longest else words[: longest - 3] + "..."
+    # the zero-width space (8203) keeps "@" from its name: GitHub decodes the entity before it looks for mentions
     return _OBEYED.sub(lambda found: f"&#{ord(found[0])};" + ("&#8203;" if found[0] in "@#-" else ""), words)
 
 
 def code(words: str, longest: int = 160) -> str:
-    """The same in the type of code, which GitHub does not search for people and threads."""
+    """Return an untrusted text as code, in which GitHub does not look for mentions and references."""
     return f"<code>{text(words, longest)}</code>"
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are Markdown already."""
+    """Return a table; its cells must be escaped already."""
     lines = [titles, ["---"] * len(titles), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def details(title: str, lines: Iterable[str]) -> str:
-    """Lines that are folded away under a title."""
+    """Return lines that are folded away under a title."""
     return "\n".join((f"<details><summary>{title}</summary>\n", *lines, "\n</details>\n"))
 
 
@@ -119,7 +122,7 @@ def _parts(report: CheckReport, language: Language) -> Iterator[str]:
 
 
 def _ledger(report: CheckReport, language: Language) -> str:
-    """The lines of the table, those that are not as they should be first."""
+    """Return the table of sites, worst health first."""
     order = ("critical", "fail", UNMEASURED, "warn", "note", OK)
     folds = sorted(fold_calls(report.calls), key=lambda fold: order.index(fold.first.health))
     rows = [_row(fold, language) for fold in folds[:_MOST_ROWS]]
@@ -152,7 +155,7 @@ def _finding(entry: FoldedFinding, language: Language) -> str:
 
 
 def _laws(report: CheckReport, language: Language) -> Iterator[str]:
-    """A line for each law that is broken, and for those that are kept or not asked for one reason."""
+    """Yield one line for each row of `laws.rows_of`."""
     for row in laws.rows_of(report.laws):
         names = word("list comma", language).join(say(laws.named_law(law), language) for law in row.laws)
         parts = (say(laws.answer_of(row), language), say(laws.what_of(row), language))

@@ -1,7 +1,7 @@
-"""SVG and MathML that other libraries wrote, written anew from lists of what may be in it.
+"""Rebuilds the SVG and MathML of other libraries from lists of allowed elements and attributes.
 
-Nothing is filtered out of a text: elements, attributes and references that are not on the lists never get into the
-output, and every text is escaped. So a formula or a label can't bring a script, a link or a style along.
+The output is built from the lists rather than filtered from the input: an element, attribute or reference that is not
+listed never gets in, and every text is escaped. So a formula or a label can't carry a script, a link or a style.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ _SVG_STYLES = {
     *("fill", "fill-opacity", "fill-rule", "opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray"),
     *("stroke-dashoffset", "stroke-linecap", "stroke-linejoin", "stroke-miterlimit"),
 }
-# matplotlib's colours by the names that the page gives them, lighter ones in the dark
+# our matplotlib colours -> the page's CSS variables, which have lighter values in dark mode
 _PAGE_COLOURS = {PAPER: "none", INK: "currentColor", SOFT: "var(--soft)", LINE: "var(--line)"} | {
     colour: f"var(--c{index})" for index, colour in enumerate(COLOURS)
 }
+# values of attributes: without quotes, colons and slashes they can neither end the attribute nor name an address
 _HARMLESS = re.compile(r"[\w\s.,+%()#-]*")
 
 
 def math(latex: str) -> Markup | None:
-    """A formula as MathML.
+    """Return a formula as MathML.
 
     Args:
-        latex: as LaTeX writes it, without dollars.
+        latex: the formula in LaTeX, without dollar signs.
 
     Returns:
-        A `math` element in display style; None where the formula can't be converted whole.
+        A `math` element in display style, or None if any part of the formula can't be converted.
 
     Raises:
         MissingExtraError: latex2mathml is not installed.
@@ -59,11 +60,12 @@ def math(latex: str) -> Markup | None:
     """
     converter = _extras.load("latex2mathml.converter")
     try:
-        # as text, since the library sets a single letter of \mathrm in italics and takes longer words apart
+        # \mathrm{T} -> \text{T}: the library sets a single \mathrm letter in italics and splits longer words
         root = converter.convert_to_element(re.sub(r"\\mathrm\{([A-Za-z]+)\}", r"\\text{\1}", latex), display="block")
-    except Exception:  # the library raises what it happens to run into, RecursionError included
+    except Exception:  # the library documents no errors: bad input raises whatever it runs into, even RecursionError
         return None
     texts = [html.unescape(element.text or "") for element in root.iter()]
+    # the library leaves a command that it does not know as text: \nonsense{x}
     if any(element.tag not in _MATH for element in root.iter()) or any("\\" in text for text in texts):
         return None
     return Markup("".join(_math(root)))
@@ -79,17 +81,18 @@ def _math(element: ElementTree.Element) -> Iterator[str]:
 
 
 def svg(drawing: str, prefix: str, labelled_by: str) -> Markup:
-    """A plot of `sqrtdk.report.plots` as an element of the page, in the page's colours.
+    """Return a plot of `sqrtdk.report.plots` as an element of the page, in the page's colours.
 
     Args:
         drawing: a complete SVG document.
-        prefix: of all ids in it, so that those of several plots differ.
-        labelled_by: id of its caption.
+        prefix: prefix of all ids in the drawing, so that the ids of several plots differ.
+        labelled_by: id of the plot's caption.
 
     Returns:
         An `svg` element without styles, names and metadata.
     """
     root = ElementTree.fromstring(drawing)
+    # ids that a <use> or a clip path refers to; all other ids are dropped
     wanted = set(re.findall(r'(?:xlink:href="#|url\(#)([\w-]+)', drawing))
     attributes = {"role": "img", "aria-labelledby": labelled_by, "viewBox": root.attrib["viewBox"]}
     ids = {name: f"{prefix}{index}" for index, name in enumerate(sorted(wanted))}
@@ -115,12 +118,12 @@ def _svg(element: ElementTree.Element, ids: dict[str, str]) -> Iterator[str]:
     children = "".join(part for child in element for part in _svg(child, ids))
     if children:
         yield f"{_opening(tag, attributes)[:-1]}{_attributes(references)}>{children}</{tag}>"
-    elif tag not in ("g", "defs"):
+    elif tag not in ("g", "defs"):  # empty groups show nothing
         yield f"{_opening(tag, attributes)[:-1]}{_attributes(references)}/>"
 
 
 def _compact(name: str, value: str) -> str:
-    """Coordinates to a hundredth of a point; factors of a transform keep their digits."""
+    """Round coordinates to a hundredth of a point to save bytes. A transform keeps its digits, as it multiplies."""
     if name == "transform":
         return value
     return re.sub(r"-?\d+\.\d{3,}", lambda digits: f"{float(digits[0]):.2f}", " ".join(value.split()))

@@ -1,6 +1,6 @@
-"""Records as a notebook shows them: a table of the page, of a fixed size, without a script and without the network.
+"""Draws records for a notebook: the tables of the page, limited in length, without scripts or network access.
 
-The parts of a table are those of the page (templates/*_parts.html); text is treated as there: see `sqrtdk.report.page`.
+The tables share the page's macros (templates/*_parts.html) and its escaping: see `sqrtdk.report.page`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from sqrtdk._language import Language, chosen
 from sqrtdk.report import figures, page
 
-MOST = 40  # lines of a table, as a notebook keeps what it shows
+MOST = 40  # rows of a table; a notebook stores its outputs, so a long table would bloat the file
 UNITS = {
     "lse": "logits",
     "max_scores": "logits",
@@ -29,7 +29,7 @@ UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One statistic over all rows; None where there are no values, as on the meta device."""
+    """One statistic over all rows. Figures are None if the tensor holds no values, as on the meta device."""
 
     name: str
     unit: str
@@ -37,11 +37,11 @@ class Rows:
     least: float | None = None
     mean: float | None = None
     largest: float | None = None
-    lost: int | None = None  # rows whose value is no finite number; left out of the others
+    lost: int | None = None  # rows with a non-finite value; the other figures leave them out
 
 
 def to_html(record: object) -> str:
-    """A record as HTML for a notebook: a check, a judged call, a call, a comparison, statistics of rows, or a claim.
+    """Return a check, a call, a comparison, statistics of rows or a claim as HTML for a notebook.
 
     Example:
         >>> from sqrtdk.audit.records import CheckReport, ModelInfo
@@ -53,12 +53,12 @@ def to_html(record: object) -> str:
 
 
 def fragment(name: str, context: Mapping[str, Any]) -> str:
-    """Fill in the template of a notebook's table."""
+    """Render the template of a notebook's table."""
     return page.fragment(name, {"most": MOST, "number": figures.number, **context})
 
 
 def language() -> Language:
-    """What the tables of checks and comparisons are in: the language of the environment."""
+    """Return the language of the tables, which is that of the environment."""
     return chosen("auto", os.environ)
 
 
@@ -81,7 +81,7 @@ def _summary(name: str, rows: Any) -> Rows:
 
 
 def _drawn(name: str) -> Callable[[Any], str]:
-    """A function beside that of the page, imported when it draws."""
+    """Return a function of `sqrtdk.report` that is imported on its first call."""
     module, function = name.split(".")
     return lambda record: str(getattr(import_module(f"sqrtdk.report.{module}"), function)(record))
 

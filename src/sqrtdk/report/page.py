@@ -1,8 +1,7 @@
-"""What the HTML pages share: one file each, which needs nothing else: no network, no font, no library.
+"""Renders the HTML pages. Each is one file that needs no network, no web font and no library.
 
-Whatever comes from a model or a record is text. It passes `plain` and the template's autoescape on its way into the
-page. Should something slip through all the same, the page's content security policy runs only the one script whose
-hash it names, and fetches nothing.
+Everything that comes from a model or a record is untrusted text: it passes `plain` and the template's autoescape. As a
+second barrier, the page's content security policy runs only the one script whose hash it names, and fetches nothing.
 """
 
 from __future__ import annotations
@@ -24,21 +23,22 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.lab.text import Text
 from sqrtdk.report.plain import plain
 
+# "</script>" and "<!--" would end or open something in HTML; U+2028 and U+2029 break lines in older JavaScript
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 def render(
     name: str, context: Mapping[str, Any], languages: bool = False, before: Sequence[str] = (), opens: Choice = "auto"
 ) -> str:
-    """Fill in a page's template; its style is `base.css` and its own, its script `print.js` and its own.
+    """Render a page's template with the shared style and script (`base.css`, `print.js`) and the page's own.
 
     Args:
-        name: of the template, the style and the script, without their endings.
-        context: what the template shows, and the functions that it calls.
-        languages: the page is in two languages, and has the style and the script that choose one.
-        before: names of scripts that its own one uses.
-        opens: the language that a page of two opens in; "auto": that of the reader's browser.
-            `opening` stands for it in the template's `html` element.
+        name: name of the template, style and script, without ending.
+        context: values that the template shows and functions that it calls.
+        languages: whether the page is in two languages and needs the style and script that switch between them.
+        before: names of scripts that the page's own script uses.
+        opens: the language that a bilingual page opens in; "auto" follows the reader's browser. The template's
+            `html` element receives it as `opening`.
     """
     names = ["languages", name] if languages else [name]
     style = "".join(_asset(f"{one}.css") for one in ("base", *names))
@@ -57,13 +57,13 @@ def render(
 
 
 def fragment(name: str, context: Mapping[str, Any]) -> str:
-    """Fill in a template for the output of a notebook's cell, which brings its style and has no script."""
+    """Render a template as the output of a notebook's cell, with its style and without a script."""
     style = Markup(_asset("notebook/notebook.css"))
     return _environment().get_template(f"notebook/{name}.html").render({**context, "style": style})
 
 
 def both(text: Text) -> Markup:
-    """Both languages of a text, of which the page shows one.
+    """Return a text in both languages, of which the page shows one.
 
     Example:
         >>> print(both(Text("a < b", "a < b")), both(Text("mask", "掩码")))
@@ -77,7 +77,7 @@ def both(text: Text) -> Markup:
 
 
 def script_json(value: Any) -> str:
-    """Write JSON that may stand inside a script element."""
+    """Return JSON that is safe inside a script element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     for char, escaped in _UNSAFE.items():
         text = text.replace(char, escaped)
@@ -90,7 +90,7 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader("sqrtdk.report", "templates"),
         autoescape=True,
         finalize=_visible,
-        undefined=jinja2.StrictUndefined,
+        undefined=jinja2.StrictUndefined,  # a misspelt name raises instead of printing nothing
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -99,7 +99,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _visible(value: Any) -> Any:
-    """Make every text that a template prints visible; our own markup is left alone."""
+    """Pass every text that a template prints through `plain`, except our own markup."""
     return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

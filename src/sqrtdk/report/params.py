@@ -1,4 +1,4 @@
-"""Tables of attention parameters, from the document of `sqrtdk.models.parameters`."""
+"""Draws tables of attention parameters from the document of `sqrtdk.models.parameters`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _all_presets(presets: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     for preset in presets:
         share = f"{preset['attention_parameters'] / preset['parameters']:.1%}"
         for at, layers in enumerate(preset["layers"]):
-            last = at == len(preset["layers"]) - 1
+            last = at == len(preset["layers"]) - 1  # the share is of the whole preset and is shown once
             name = preset["name"] if len(preset["layers"]) == 1 else f"{preset['name']} {layers['name']}"
             yield name, *_sizes(layers), share if last else ""
 
@@ -95,9 +95,10 @@ def _model_rows(layers: list[dict[str, Any]], language: Language) -> Iterator[tu
 
 
 def _equal(layers: list[dict[str, Any]]) -> Iterator[tuple[list[str], list[dict[str, Any]]]]:
-    """Layers of equal class and parameters, under the sites that they fold to, in order."""
+    """Yield each group of layers with equal class and parameters, with its folded sites, in order."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for layer in layers:
+        # as JSON, because the weights are a dictionary and can't be hashed
         key = json.dumps([layer["class"], layer["weights"], layer["parameters"], layer["formula"]])
         groups.setdefault(key, []).append(layer)
     for group in groups.values():

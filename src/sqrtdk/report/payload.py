@@ -1,4 +1,4 @@
-"""The data that the page draws with its own script: heat maps and distributions, one entry a call with statistics."""
+"""Prepares the data that the page's script draws: heat maps and distributions, one entry for each measured call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INTEGER = re.compile(r"\d+")
 
 
 def payload(report: CheckReport) -> dict[str, Any]:
-    """Return what the page's script needs, as JSON-ready data in which every text is made visible.
+    """Return the data for the page's script, JSON-ready, with every text passed through `plain`.
 
     Numbers are rounded to five digits; NaN is None, an infinity is the string "Infinity" or "-Infinity".
 
@@ -27,8 +27,8 @@ def payload(report: CheckReport) -> dict[str, Any]:
         report: what `sqrtdk.check` returned.
 
     Returns:
-        `words`: of the script, and `statistics`: what can be chosen, texts as English and Chinese; `groups`: calls of
-        one kind, each with a `title` and `rows`; `opens`: row, over all groups, and head that are shown first.
+        A dictionary: `words` of the script and `statistics` to choose from, as pairs of English and Chinese; `groups`
+        of calls that share a map, each with a `title` and `rows`; `opens`, the row and head that are shown first.
     """
     several_kinds = len({judged.call.kind for judged in report.calls}) > 1
     groups: dict[str, list[dict[str, Any]]] = {}
@@ -41,7 +41,7 @@ def payload(report: CheckReport) -> dict[str, Any]:
     for rows in groups.values():
         repeated = Counter(row["label"] for row in rows)
         for position, row in enumerate(rows):
-            if repeated[row["label"]] > 1:  # the same layer ran twice: number by order
+            if repeated[row["label"]] > 1:  # the same layer ran twice: number its rows
                 row["label"] = f"{row['label']}·{position}".lstrip("·")
     return {
         "words": {key: _pair(text) for key, text in SCRIPT_WORDS.items()},
@@ -59,12 +59,13 @@ def _pair(text: Text) -> list[str]:
 
 
 def _opens(calls: list[JudgedCall]) -> list[int]:
-    """The head to look at first: where the worst failing finding is, of NaN, else of the largest logit."""
+    """Return row and head to show first: the worst failing call, in it a head with NaN, else the largest logit."""
 
     def harm(place: tuple[int, int]) -> tuple[int, bool, float]:
         judged, head = calls[place[0]], place[1]
         stats = judged.call.stats
         assert stats is not None
+        # the worst call wins, in it a head with NaN rows, then the largest logit
         largest, failing = stats.max_logit[head], HEALTH.index(judged.health) if _fails(judged) else -1
         return failing, bool(stats.nan_rows[head]), -math.inf if math.isnan(largest) else largest
 
@@ -77,7 +78,7 @@ def _fails(judged: JudgedCall) -> bool:
 
 
 def _ratios(judged: JudgedCall) -> list[float]:
-    """The scale ratio of each head; NaN where it is not known."""
+    """Return the scale ratio of each head; NaN if it is not known."""
     scale, heads = judged.call.scale, judged.call.stats.heads if judged.call.stats else 0
     if scale.per_head and len(scale.per_head) == heads:
         return [value * math.sqrt(judged.call.head_dim) for value in scale.per_head]
@@ -85,7 +86,7 @@ def _ratios(judged: JudgedCall) -> list[float]:
 
 
 def _place(judged: JudgedCall, several_kinds: bool) -> tuple[str, str]:
-    """Say in which map a call stands, and the name of its row there: its integers."""
+    """Return the title of a call's map and the label of its row: ("model.layers.*.self_attn", "3")."""
     call = judged.call
     title = plain(_INTEGER.sub("*", call.site)) or ROOT
     title += f" #{call.index}" if call.index else ""
@@ -114,7 +115,7 @@ def _row(judged: JudgedCall, stats: HeadStats, label: str) -> dict[str, Any]:
 
 
 def _expected(keys: float, sigma: float) -> float | str | None:
-    """Entropy of a row of Gaussian logits with this spread over this many keys; None where there is no such row."""
+    """Return the entropy (nats) of Gaussian logits with this spread over this many keys; None without visible keys."""
     if not (math.isfinite(keys) and math.isfinite(sigma)) or keys < 1:
         return None
     return _short(expected_entropy_nats(min(keys, LARGEST_N), sigma))

@@ -1,4 +1,4 @@
-"""Where the parts of an attention are written, for a reader."""
+"""Names the lines of code that wrote the parts of an attention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqrtdk.tracing.records import AttentionCall
 
 
 def places(call: AttentionCall, language: Language = "en") -> dict[str, str]:
-    """File and line -> what is written there: the product, the factors of the scale, the softmax."""
+    """Return "file:line" -> the parts written there: the product, factors of the scale, the softmax."""
     factors = [
         (word("by kernel" if factor.where == "op" else "factor on", language,
               value=number(factor.value), where=factor.where), factor.at)
@@ -25,12 +25,12 @@ def places(call: AttentionCall, language: Language = "en") -> dict[str, str]:
 
 
 def in_files(call: AttentionCall) -> bool:
-    """Whether its places are lines of files; those of a graph, `<node>:12`, are another for each layer."""
+    """Return whether the places are lines of files. A graph's places, `<node>:12`, are unlike in each layer."""
     return not any(at.startswith("<") for at in places(call))
 
 
 def at_text(at: str, language: Language = "en") -> str:
-    """The files and lines of a finding, with the marks of the language between them.
+    """Return a finding's files and lines with the language's punctuation between them.
 
     Example:
         >>> at_text("a.py:3, b.py:14"), at_text("a.py:3, b.py:14", "zh")
@@ -40,6 +40,6 @@ def at_text(at: str, language: Language = "en") -> str:
 
 
 def places_text(call: AttentionCall, language: Language = "en") -> str:
-    """The same in one line; empty where nothing is known."""
+    """Return the result of `places` as one line; empty if no place is known."""
     written = places(call, language).items()
     return word("semicolon", language).join(word("what at", language, what=what, at=at) for at, what in written)

@@ -1,7 +1,7 @@
-"""Names and texts of the audited model, made safe to show.
+"""Makes names and texts of the audited model safe to show.
 
-A module name is whatever the author of a checkpoint wrote. Terminal escape sequences, line breaks and the controls
-that reverse the direction of text must be seen, never obeyed. HTML's own characters are the template's business.
+A module name is whatever the author of a checkpoint wrote. Terminal escape sequences, line breaks and controls that
+reverse the direction of text must be shown, never executed. HTML's own characters are escaped by the template.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def plain(text: str) -> str:
 
 
 def plain_lines(text: str) -> str:
-    r"""Return `text` with the lines that it has, each made plain.
+    r"""Return `text` with each line made plain and the line breaks kept.
 
     Example:
         >>> print(plain_lines("one\x07\ntwo"))

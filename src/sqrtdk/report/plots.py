@@ -1,7 +1,7 @@
-"""Draws the plots of a record with matplotlib: SVG for the page, SVG and PNG as files.
+"""Draws the plots of a record with matplotlib: as SVG for the page, as SVG and PNG files.
 
-Equal plots give equal bytes: fixed settings, a fixed salt for ids, no date. Text becomes outlines, so that a reader
-without the font sees the same picture.
+Equal plots give equal bytes: settings and the salt of ids are fixed, and no date is written. Text becomes outlines, so
+that a reader without the font sees the same picture.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sqrtdk.report.axes import INK, LINE, PAPER, SIZE_INCHES, SOFT, draw
 PNG_DPI = 160
 
 _SETTINGS = {
-    "svg.fonttype": "path",
-    "svg.hashsalt": "sqrtdk",
+    "svg.fonttype": "path",  # text as outlines
+    "svg.hashsalt": "sqrtdk",  # the same ids in every run
     "font.size": 10.5,
     "text.color": INK,
     "axes.edgecolor": SOFT,
@@ -29,7 +29,7 @@ _SETTINGS = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.facecolor": "none",
-    "axes.formatter.useoffset": False,
+    "axes.formatter.useoffset": False,  # full tick labels instead of "+1e3" above the axis
     "axes.formatter.limits": (-4, 5),
     "axes.axisbelow": True,
     "axes.grid": True,
@@ -57,15 +57,15 @@ def write_plots(record: Record, folder: Path, keep: bool = False) -> list[Path]:
     """Write each plot of a record as `<id>-<name>.svg` and `.png`, each whole or not at all.
 
     Args:
-        record: of a claim.
+        record: the record of a claim.
         folder: an existing directory.
-        keep: leave files that are there; else they are replaced.
+        keep: whether to leave existing files as they are instead of replacing them.
 
     Returns:
-        The files, written or kept.
+        The paths of all files, written or kept.
 
     Raises:
-        InvalidValueError: the record's id or a plot's name is no file name.
+        InvalidValueError: the record's id and a plot's name don't make a safe file name.
         MissingExtraError: matplotlib is not installed.
         OutputError: a file can't be written.
 
@@ -97,7 +97,7 @@ def to_svg(plot: Plot) -> str:
     """Draw a plot as a complete SVG document.
 
     Args:
-        plot: of a record.
+        plot: a plot of a record.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -116,7 +116,7 @@ def to_png(plot: Plot) -> bytes:
     """Draw a plot as a PNG image, 1024 pixels wide.
 
     Args:
-        plot: of a record.
+        plot: a plot of a record.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -125,12 +125,16 @@ def to_png(plot: Plot) -> bytes:
 
 
 def _drawn(plot: Plot, kind: str) -> bytes:
-    """Draw and save; the reader's own matplotlibrc plays no part. A figure is laid out by its first saving only."""
+    """Draw and save a plot, unaffected by the user's matplotlibrc.
+
+    Each kind draws a new figure, because matplotlib lays out a figure at its first saving only.
+    """
     figures, style = _extras.load("matplotlib.figure"), _extras.load("matplotlib.style")
     agg = _extras.load("matplotlib.backends.backend_agg")
     buffer = io.BytesIO()
+    # no date and no version of matplotlib, so that equal plots give equal files
     metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-    with style.context(["default", _SETTINGS]):
+    with style.context(["default", _SETTINGS]):  # "default" resets what a matplotlibrc sets
         figure = figures.Figure(figsize=SIZE_INCHES)
         agg.FigureCanvasAgg(figure)
         draw(figure, plot)

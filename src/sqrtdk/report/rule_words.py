@@ -1,15 +1,15 @@
-"""What each kind of finding is, for readers who have no page at hand: a title, what it means and what to do."""
+"""Titles and help texts of the rules, for readers without our page: what a finding means and what to do."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-NOT_MEASURED = "not_measured"  # of what a rule could not look at, and of which no finding speaks
+NOT_MEASURED = "not_measured"  # pseudo-rule for sites that no rule could look at and that have no finding
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A title of half a line, and the help: what is wrong where it is found, and what to do."""
+    """A short title, and a help text that says what is wrong and what to do."""
 
     title: str
     help: str
@@ -179,7 +179,7 @@ RULES: dict[str, Words] = {
 
 
 def words(rule: str) -> Words:
-    """The words of a rule; its name where it has none.
+    """Return the words of a rule; a rule without words is described by its name.
 
     Example:
         >>> words("max_logit").title, words("another").title

@@ -1,11 +1,11 @@
-"""What the product says in English sentences of its own making, in Chinese: matched against the catalogues of `words`.
+"""Translates the package's own English sentences into Chinese by matching them against the catalogues in `words`.
 
-Findings, alarms and reasons are made and recorded in English; a record that was read back has the sentence alone. So
-the Chinese is found by the sentence: it is matched against the templates, and what stands in their places, where that
-is a sentence of a catalogue itself, is put over as well. Where none fits, the English is kept.
+Findings, alarms and reasons are made and recorded in English, and a record that is read back holds only the finished
+sentence. So the sentence is matched against the templates of the catalogues. A value inside it that is a sentence of a
+catalogue itself is translated too. A sentence that no template matches stays English.
 
-Sentences are looked up in `CATALOGUES`. Single words would be found where a module is called so: the catalogues that
-have some, such as `TITLES`, are named by who asks.
+Sentences are looked up in `CATALOGUES`. Catalogues of single words, such as `TITLES`, are used only if a caller names
+them: a module may be called "query", and its name must not be translated.
 """
 
 from __future__ import annotations
@@ -25,21 +25,23 @@ TITLES = ("titles",)
 Catalogues = tuple[str, ...]
 _NUMBER = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?")
 _JOINTS = {"; ": "；", " and ": "，以及 "}
+# "first sentence; second sentence", and " and " before a declaration such as "config.scale_attn_weights"
 _JOINT = re.compile(r"; | and (?=config\.)")
-_FEW = 5  # letters
-_LONGEST = 2000  # characters; a longer one is a stranger's, and is kept as it is
-_DEEPEST = 40  # sentences within sentences, the sides of a joint counted; a deeper text is kept as it is
+_FEW = 5  # a template with fewer letters than this is hardly more than punctuation
+_LONGEST = 2000  # characters; none of our sentences is longer, so a longer one is untrusted text and stays as it is
+_DEEPEST = 40  # levels of sentences inside sentences; a deeper text stays as it is
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A sentence with places.
+    """A sentence with placeholders.
 
     Attributes:
-        english: with `{name}` for each place.
-        chinese: with the same names.
-        pattern: what a whole sentence must be, a group for each name.
-        joiner: hardly anything but marks and places: it fits where one of its parts is known, or all are numbers.
+        english: the sentence, with `{name}` for each value.
+        chinese: its translation, with the same names.
+        pattern: matches a whole sentence, with a group for each name.
+        joiner: whether it is hardly more than punctuation, as "{a}: {b}", which would match almost any text. A joiner
+            matches only if one of its values is a known sentence or all are numbers.
     """
 
     english: str
@@ -49,15 +51,15 @@ class Template:
 
 
 def said(text: str, language: Language, catalogues: Catalogues = CATALOGUES) -> str:
-    """A sentence in a language.
+    """Return a sentence in a language.
 
     Args:
-        text: as the rules, the alarms and the trace make it.
-        language: "en" gives the text itself.
-        catalogues: where it is looked up.
+        text: a sentence made by a rule, an alarm or the trace.
+        language: "en" returns the text unchanged.
+        catalogues: names of the catalogues to look in.
 
     Returns:
-        The Chinese; the English where no template fits.
+        The Chinese sentence, or the English one if no template matches.
 
     Example:
         >>> said("head 3 has a logit 61.5 above the mean of its row", "zh")
@@ -77,7 +79,7 @@ def _chinese(text: str, catalogues: Catalogues, depth: int = 0) -> str | None:
         return None
     mark = _JOINT.search(text)
     both = mark and [_chinese(one, catalogues, depth + 1) for one in (text[: mark.start()], text[mark.end() :])]
-    if mark and both and all(both):  # before a template takes both for one part
+    if mark and both and all(both):  # first of all, as a template would take both sides for one value
         return f"{both[0]}{_JOINTS[mark[0]]}{both[1]}"
     for template in templates(catalogues):
         found = template.pattern.fullmatch(text)
@@ -85,6 +87,7 @@ def _chinese(text: str, catalogues: Catalogues, depth: int = 0) -> str | None:
             continue
         english = found.groupdict()
         parts = {name: _chinese(part, catalogues, depth + 1) for name, part in english.items()}
+        # "{a}: {b}" would match any text with a colon, so one value must be known, or all must be numbers
         if template.joiner and not any(parts.values()) and not all(map(_NUMBER.fullmatch, english.values())):
             continue
         return template.chinese.format_map({name: parts[name] or part for name, part in english.items()})
@@ -93,14 +96,14 @@ def _chinese(text: str, catalogues: Catalogues, depth: int = 0) -> str | None:
 
 @functools.cache
 def templates(catalogues: Catalogues = CATALOGUES) -> tuple[Template, ...]:
-    """All sentences of the catalogues, those that say most themselves in front."""
+    """Return the templates of the catalogues, most literal text first, so that the most specific one matches."""
     tables = (table for name in catalogues for table in read(name).values())
     made = [_template(english, chinese) for table in tables for english, chinese in table.items()]
     return tuple(sorted(made, key=lambda template: -sum(map(len, _literals(template.english)))))
 
 
 def placeholders(text: str) -> set[str]:
-    """The names of a text's places.
+    """Return the names of a text's placeholders.
 
     Example:
         >>> sorted(placeholders("{value} of {name}"))
@@ -110,7 +113,7 @@ def placeholders(text: str) -> set[str]:
 
 
 def read(name: str) -> Mapping[str, Mapping[str, str]]:
-    """A catalogue: its tables, each English = Chinese, in their order."""
+    """Return a catalogue: its tables of English -> Chinese, in the order of the file."""
     content = importlib.resources.files("sqrtdk.report").joinpath("words", f"{name}.toml").read_text(encoding="utf-8")
     tables: Mapping[str, Mapping[str, str]] = tomllib.loads(content)
     return tables

@@ -1,7 +1,7 @@
-"""The report as SARIF 2.1.0, for code scanning: one result a finding, and one for each check that was not made.
+"""Writes the report as SARIF 2.1.0 for code scanning: a result for each finding and each check that was not made.
 
-A result lies at the line of the code that made the call; what else it is about, the config's line that declares the
-scale among it, is a related location. URIs are relative to the repository's root where the file is below it.
+A result's location is the line of code that made the call. Further lines, such as the config's line that declares the
+scale, are related locations. URIs of files in the repository are relative to its root.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sqrtdk.tracing.records import NotMeasured
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 LEVELS = {"note": "note", "warn": "warning", "fail": "error", "critical": "error"}
 FINGERPRINT = "sqrtdkFinding/v1"
-_ROOT, _PACKAGES = "SRCROOT", "PYTHONPATH"
+_ROOT, _PACKAGES = "SRCROOT", "PYTHONPATH"  # names of the directories that URIs are relative to
 _MOST_RELATED = 9
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 
@@ -34,9 +34,9 @@ _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 def to_sarif(report: CheckReport) -> str:
     """Draw the report as a SARIF 2.1.0 log with one run.
 
-    Severity note is level note, warn is warning, fail and critical are error. Of what could not be looked at, and of
-    which no finding speaks, the kind is "open". The fingerprint has neither lines nor numbers: it stays the same while
-    code moves.
+    Severity note becomes level note, warn becomes warning, fail and critical become error. A site that could not be
+    looked at and has no finding gets a result of kind "open". Fingerprints contain neither line numbers nor measured
+    values, so that they stay the same while code moves.
 
     Args:
         report: what `sqrtdk.check` returned.
@@ -69,6 +69,7 @@ def _run(report: CheckReport) -> dict[str, Any]:
                 "rules": [_rule(name) for name in ids],
             }
         },
+        # code scanning replaces earlier results of the same id, so each model has its own
         "automationDetails": {"id": f"sqrtdk/{re.sub(r'[^A-Za-z0-9._-]+', '-', report.model.id)[:120]}/"},
         "invocations": [{"executionSuccessful": True, "exitCode": report.exit_code}],
         "originalUriBaseIds": _bases(report),
@@ -129,7 +130,7 @@ def _result(report: CheckReport, finding: Finding, ids: list[str]) -> dict[str, 
 
 
 def _open(report: CheckReport, entry: NotMeasured, ids: list[str]) -> dict[str, Any]:
-    """What was not looked at: neither right nor wrong."""
+    """Return a result of kind "open" for a site that was not measured: it is neither right nor wrong."""
     seen = f"; seen up to there: {entry.formula}" if entry.formula else ""
     text = f"{site_name(entry.site)}: not measured: {entry.reason}{seen}"
     finding = Finding(NOT_MEASURED, "note", entry.site, None, None, entry.reason, "", "", entry.at)
@@ -167,7 +168,7 @@ def _entry(
 
 
 def _message(text: str) -> str:
-    """A message without links: SARIF's texts have them in Markdown's way, and a name may look like one."""
+    """Return a message with brackets escaped: SARIF reads "[text](target)" as a link, and a name may look like one."""
     return plain(text).replace("\\", "\\\\").replace("[", "\\[").replace("]", "\\]") if "](" in text else plain(text)
 
 
@@ -194,14 +195,14 @@ def _plain_value(value: float | str | None) -> float | str | None:
 
 
 def _fingerprint(said: Iterable[str]) -> str:
-    """Of what was said where, without the numbers in it: code that moves and values that drift leave it as it is."""
+    """Hash rule, site and message without its numbers, so that moved code and drifting values change nothing."""
     rule, site, message = said
     text = json.dumps((rule, site, _NUMBER.sub("#", message)))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _number_fingerprints(results: Iterable[dict[str, Any]]) -> None:
-    """Tell apart what is said several times at one site."""
+    """Append ":1", ":2" to equal fingerprints, which equal messages at one site have."""
     counts: Counter[str] = Counter()
     for result in results:
         prints = result["partialFingerprints"]

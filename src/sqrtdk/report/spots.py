@@ -1,4 +1,4 @@
-"""Where in the files a finding is shown: the code, the config's line, or what was audited."""
+"""Finds the lines of files at which a finding is shown: code, the config's declaration, or the audited file."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from sqrtdk.audit.records import CheckReport, Finding, JudgedCall, Source, at_site
 from sqrtdk.audit.sources import each
 
-_OF_SCALE = ("scale_ledger", "declared_vs_actual", "unmeasured")  # what a declaration has to do with
+_OF_SCALE = ("scale_ledger", "declared_vs_actual", "unmeasured")  # their findings also show the scale's declaration
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A line of a file, and what stands there in a few words."""
+    """A line of a file, and a few words on what stands there."""
 
     source: Source
     line: int  # 1-based
@@ -21,13 +21,13 @@ class Spot:
 
 
 def calls_at(report: CheckReport, site: str) -> tuple[JudgedCall, ...]:
-    """The calls that a finding at a site is about: those of the module there, else those of the one around it."""
+    """Return the calls that a finding at a site is about: those of its module, else those of a module around it."""
     here = tuple(judged for judged in report.calls if judged.call.site == site)
     return here or tuple(judged for judged in report.calls if judged.call.site and _inside(site, judged.call.site))
 
 
 def about(report: CheckReport, judged: JudgedCall) -> tuple[Finding, ...]:
-    """The findings on a call, as its health counts them."""
+    """Return the findings on a call, the same that its health counts."""
     return at_site(judged.call.site, report.findings)
 
 
@@ -36,10 +36,10 @@ def _inside(site: str, module: str) -> bool:
 
 
 def spots(report: CheckReport, finding: Finding) -> tuple[Spot, ...]:
-    """The lines that a finding is about, the one to show it at first: of the repository's own where there is one.
+    """Return the lines that a finding is about, lines of the repository first.
 
-    They are those of the finding, else of the call that was made at its site, then those of the config that declares
-    the scale; where none of these is in the repository, also that of what was audited.
+    They are the finding's own lines, or else those of the call at its site, followed by the lines that declare the
+    scale. If none of them is in the repository, the line that was audited is added.
     """
     calls = calls_at(report, finding.site)
     by_call = [at for judged in calls for at in (judged.call.product_at, judged.call.softmax_at)]
@@ -48,11 +48,12 @@ def spots(report: CheckReport, finding: Finding) -> tuple[Spot, ...]:
     audited: tuple[list[str | None], str] = ([report.model.at], "audited here")
     groups: list[tuple[list[str | None], str]] = [(code, "written here"), (declared, "declared here")]
     found = at_lines(report, groups)
+    # no line of the repository so far: add the one that was audited
     return found if found and found[0].source.base == "root" else at_lines(report, [*groups, audited])
 
 
 def at_lines(report: CheckReport, groups: Iterable[tuple[Iterable[str | None], str]]) -> tuple[Spot, ...]:
-    """Texts like "a.py:3, b.py:4" as lines of files that are known, each once; those of the repository first."""
+    """Return texts like "a.py:3, b.py:4" as lines of known files without repetition, the repository's first."""
     known = {source.file: source for source in report.sources}
     found: dict[tuple[Source, int], Spot] = {}
     for texts, what in groups:

@@ -1,4 +1,4 @@
-"""The summary of a sweep as a table, from the document of `sqrtdk.lab.sweep`."""
+"""Draws the summary of a sweep as a table, from the document of `sqrtdk.lab.sweep`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_LINES = 60
 
 
 def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False, language: Language = "en") -> str:
-    """Draw the document."""
+    """Draw the document as text of at most `width` columns."""
 
     def draw(console: Console) -> None:
         grid = document["grid"]
@@ -37,7 +37,7 @@ def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False, 
             console.print(Text(said(f"... and {left:,} more", language), style="dim"))
         console.print()
         results = said(f"results: {plain(document['results'])}", language)
-        console.print(Text(results, style="dim"), soft_wrap=True)  # on one line, so that the path can be copied
+        console.print(Text(results, style="dim"), soft_wrap=True)  # unbroken, so that the path can be copied
 
     return drawn(draw, width, color)
 

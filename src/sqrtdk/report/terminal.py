@@ -1,4 +1,4 @@
-"""The report as text for a terminal, a pipe, or a log: what is wrong, a line a site, and the findings, worst first."""
+"""Draws the report as text for a terminal, a pipe or a log: headline, one line a site, findings worst first."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ _COLUMNS = (
 )
 _MOST_FINDINGS = 40
 _MOST_PREMISES = 8
-_LONGEST_SAID = 400  # characters of a headline, which names sites of a stranger's
+_LONGEST_SAID = 400  # characters of a headline, whose site names are untrusted and may be long
 
 
 def to_text(report: CheckReport, *, width: int = 80, color: bool = False, language: Language = "en") -> str:
     """Draw the report as text of at most `width` columns.
 
-    Equal layers are folded. Where a site, its formula and its figures fit on one line they stand there, else the
-    formula has a line of its own. The four health figures are those of the worst head of the fold.
+    Equal layers are folded. If a site, its formula and its figures do not fit on one line, site and formula get a line
+    of their own. The four health figures are those of the fold's worst head.
 
     Args:
         report: what `sqrtdk.check` returned.
-        width: columns, 40 at least.
+        width: in columns, at least 40.
         color: whether to write ANSI colours.
         language: "en" or "zh"; names, formulas and sources stay English.
 
@@ -94,13 +94,13 @@ def to_text(report: CheckReport, *, width: int = 80, color: bool = False, langua
 
 
 def summary_line(report: CheckReport, language: Language = "en") -> str:
-    """Return what is wrong in words, then the last line of the report: calls, verdicts, findings, exit code."""
+    """Return the headline and the last line of the report: calls, verdicts, findings, exit code."""
     wrong = plain(say(headline(report), language))
     wrong = wrong if len(wrong) <= _LONGEST_SAID else f"{wrong[: _LONGEST_SAID - 3]}.."
     return f"{wrong}{word('stop', language)}{_summary(report, language).plain}"
 
 
-_JOINS = ("joined", "combined")  # stages of weights that meet others on their way to the values
+_JOINS = ("joined", "combined")  # stages at which weights meet other weights after the softmax
 
 
 def _head(console: Console, report: CheckReport, language: Language) -> None:
@@ -127,10 +127,10 @@ def _head(console: Console, report: CheckReport, language: Language) -> None:
 
 
 def _premises(console: Console, report: CheckReport, language: Language) -> None:
-    """What was decided on the user's behalf, as it changes what the figures mean: random weights, ids, a cut length."""
+    """Print what was decided for the user (random weights, random ids, a cut length), as it affects all figures."""
     notes = sorted(
         dict.fromkeys(str(note) for note in report.environment.get("notes") or ()),
-        key=lambda note: note.endswith(" was ignored"),  # a stranger's config may bring many of these
+        key=lambda note: note.endswith(" was ignored"),  # last: an untrusted config may cause many of these
     )
     for note in notes[:_MOST_PREMISES]:
         paragraph(console, Text(f"! {plain(said(note, language))}", style="yellow"), 0)
@@ -182,12 +182,12 @@ def _figures(fold: Fold, language: Language) -> tuple[Text, ...]:
 
 
 def _has_nan_rows(fold: Fold) -> bool:
-    """Whether some head has rows with a NaN logit, which no figure of another head is to hide."""
+    """Return whether a head has rows with a NaN logit; another head's finite maximum must not hide them."""
     return any(judged.call.stats is not None and any(judged.call.stats.nan_rows) for judged in fold.calls)
 
 
 def _notes(console: Console, folds: Sequence[Fold], language: Language) -> None:
-    """What the table has no room for: who declared a scale, why something was not measured, where it is written."""
+    """Print notes that do not fit in the table: who declared a scale, why a site is unmeasured, where it is written."""
     if any(fold.first.call.stats for fold in folds):
         paragraph(console, Text(word("legend", language), style="dim"), 0)
     sites: dict[str, list[str]] = {}
@@ -207,6 +207,7 @@ def _notes(console: Console, folds: Sequence[Fold], language: Language) -> None:
             why = said(judged.call.stats_reason or "no reason given", language)
             sites.setdefault(word("no statistics", language, why=why), []).append(fold.site)
     for fold in folds:
+        # layers of a module share the lines of its class; layers of a graph have a node each
         one_place = len(fold.calls) == 1 or in_files(fold.first.call)
         if one_place and (written := places_text(fold.first.call, language)):
             sites.setdefault(word("written", language, places=written), []).append(fold.site)
@@ -232,7 +233,7 @@ def _findings(console: Console, report: CheckReport, language: Language) -> None
 
 
 def _finding(console: Console, folded: FoldedFinding, indent: int, language: Language) -> None:
-    """A finding; of a consequence without its fix, as its cause is what to fix."""
+    """Print a finding. A consequence is printed without its fix, because its cause is what to fix."""
     first = folded.first
     line = Text(f" {named(SEVERITY_WORDS, first.severity, language)} ", style=_SEVERITY_STYLE.get(first.severity, ""))
     line.append(f" {plain(said(first.message, language))}", style="not bold default on default")

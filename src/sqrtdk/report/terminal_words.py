@@ -1,4 +1,4 @@
-"""Every fixed word of a check in the terminal and in a comment on a pull request, in its two languages."""
+"""The fixed words of a check in the terminal and in a pull request comment, in English and Chinese."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ WORDS = {
     "more changes": Text("{count} more changes, not counted", "另有 {count} 处改变，不计入"),
     "cut": Text("... the rest is cut: see the JSON or HTML report", "……其余已略去：见 JSON 或 HTML 报告"),
 }
-ENVIRONMENT = {  # the entries that are no names of libraries
+ENVIRONMENT = {  # entries of the environment other than names of libraries
     "platform": Text("platform", "平台"),
     "compiler": Text("compiler", "编译器"),
     "kernel": Text("kernel", "内核"),
@@ -141,7 +141,7 @@ SEVERITIES = {
 
 
 def word(key: str, language: Language, /, **parts: object) -> str:
-    """A fixed word with what stands in its braces.
+    """Return a fixed text with its braces filled.
 
     Example:
         >>> word("fix", "zh", fix="x")
@@ -151,7 +151,7 @@ def word(key: str, language: Language, /, **parts: object) -> str:
 
 
 def bracketed(sites: str, language: Language) -> str:
-    """Sites in brackets, behind a text; the root has its own.
+    """Return sites in brackets, to be put behind a text; the root has brackets already.
 
     Example:
         >>> bracketed("h.0, h.1", "en"), bracketed("(root)", "en")
@@ -161,7 +161,7 @@ def bracketed(sites: str, language: Language) -> str:
 
 
 def counted(one: str, several: str, number: int, language: Language) -> str:
-    """A number of things.
+    """Return a count with its noun in the singular or the plural.
 
     Example:
         >>> counted("call", "calls", 1200, "en"), counted("call", "calls", 1, "zh")
@@ -171,7 +171,7 @@ def counted(one: str, several: str, number: int, language: Language) -> str:
 
 
 def named(table: dict[str, Text], name: str, language: Language) -> str:
-    """A name of a record as people read it; the name itself where the table has none.
+    """Return the display name from a table, or the name itself if the table does not list it.
 
     Example:
         >>> named(OUTCOMES, "passed", "zh"), named(OUTCOMES, "another", "zh")

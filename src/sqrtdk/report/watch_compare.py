@@ -1,7 +1,7 @@
-"""Two runs, statistic by statistic, over the last samples of the steps that both went through.
+"""Compares two runs, statistic by statistic, over the last samples of the steps that both reached.
 
-Runs may be of different length and sampled at different steps. The samples compared are the last ones of the run that
-has fewer of them up to the step that both reached, and of the other the ones nearest to these.
+Runs may differ in length and in the steps that were sampled. The samples compared are the last ones, within the shared
+steps, of the run with fewer samples, and the samples of the other run that lie nearest to them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 from sqrtdk.report.watch_statistics import STATISTICS, Array
 from sqrtdk.report.watch_summary import Site, Summary
 
-APART = 0.10  # a difference of more than this share of the larger value is counted
-SAMPLES = 5  # so that one batch, or one sample with NaN, says little
+APART = 0.10  # differences above this share of the larger value are counted
+SAMPLES = 5  # samples compared: several, so that one batch or one NaN sample decides little
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One attention of each run: the median over the samples of its worst head's value; None: not measured."""
+    """One attention in both runs: the median over samples of its worst head's value, or None if not measured."""
 
     label: str
     a: float | None
@@ -30,7 +30,7 @@ class Pair:
 
     @property
     def apart(self) -> float | None:
-        """The difference as a share of the larger value, from 0 to 2; None where one is not measured.
+        """The difference as a share of the larger value, from 0 to 2; None if a value is missing.
 
         Example:
             >>> Pair("h.0", 2.0, 8.0).apart, Pair("h.0", 1.0, -1.0).apart, Pair("h.0", None, 8.0).apart
@@ -46,7 +46,7 @@ class Pair:
 
     @property
     def ratio(self) -> float | None:
-        """B as a multiple of A; None where there is none."""
+        """B as a multiple of A; None if a value is missing or infinite, or if A is 0."""
         if self.a is None or self.b is None or not self.a or not (math.isfinite(self.a) and math.isfinite(self.b)):
             return None
         return self.b / self.a
@@ -54,11 +54,11 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One statistic.
+    """The difference of two runs in one statistic.
 
     Attributes:
-        column: of `STATISTICS`.
-        pairs: every attention that both runs have.
+        column: key of `STATISTICS`.
+        pairs: all attentions that both runs have.
     """
 
     column: str
@@ -71,17 +71,17 @@ class Difference:
 
     @property
     def measured(self) -> int:
-        """How many they are."""
+        """The number of attentions with a value in both runs."""
         return len(self.known)
 
     @property
     def count(self) -> int:
-        """Attentions that are more than `APART` apart."""
+        """The number of attentions that differ by more than `APART`."""
         return sum((pair.apart or 0.0) > APART for pair in self.known)
 
     @property
     def typical(self) -> float | None:
-        """Median over attentions of the difference: one that is infinite, or not measured, can't lead it astray.
+        """The median difference over attentions; unlike a mean, it survives an infinite one.
 
         Example:
             >>> Difference("peak", (Pair("a", 1.0, 2.0), Pair("b", 3.0, 4.0), Pair("c", 1.0, math.inf))).typical
@@ -91,20 +91,20 @@ class Difference:
 
     @property
     def farthest(self) -> Pair | None:
-        """The pair that is farthest apart; None: none has two values."""
+        """The pair with the largest difference, or None if no pair has two values."""
         return max(self.known, key=lambda pair: pair.apart or 0.0, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs.
+    """Two runs, compared.
 
     Attributes:
-        steps_a: of the samples of A that are compared.
-        steps_b: of those of B, as many.
-        overlap: whether both runs reached these steps; else the newest samples of each are compared.
-        by: "name", or "order": no attention has the same name in both, and the n-th of A stands beside the n-th of B.
-        differences: one a statistic, the one that typically differs most first.
+        steps_a: steps of A's compared samples.
+        steps_b: steps of B's compared samples, as many.
+        overlap: whether both runs reached these steps. If not, each run's newest samples are compared.
+        by: how attentions are matched: by "name", or by "order" (n-th with n-th) if no name occurs in both runs.
+        differences: one for each statistic, the largest typical difference first.
         only_a: attentions that B does not have.
         only_b: attentions that A does not have.
     """
@@ -124,7 +124,7 @@ class Comparison:
 
 
 def compare(a: Summary, b: Summary) -> Comparison:
-    """Hold the worst heads of two runs against each other."""
+    """Compare the worst heads of two runs."""
     sites_a, sites_b = ({(site.site, site.index): site for site in run.sites} for run in (a, b))
     shared = [(sites_a[place], sites_b[place]) for place in sites_a if place in sites_b]
     by = "name"
@@ -158,7 +158,7 @@ def compare(a: Summary, b: Summary) -> Comparison:
 
 
 def _rank(one: Difference) -> tuple[float, float]:
-    """The least is listed first."""
+    """Return the sort key: largest typical difference first, statistics without values last."""
     farthest = one.farthest
     if one.typical is None or farthest is None or farthest.apart is None:
         return math.inf, 0.0
@@ -166,12 +166,12 @@ def _rank(one: Difference) -> tuple[float, float]:
 
 
 def _measured(run: Summary) -> Array:
-    """Steps at which any attention was measured."""
+    """Return the steps at which any attention was measured."""
     return np.unique(np.concatenate([np.empty(0, np.int64), *(site.steps for site in run.sites)]))
 
 
 def _steps(a: Array, b: Array) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
-    """The samples of two runs to compare, and whether both reached them.
+    """Return the steps of each run to compare, and whether both runs reached them.
 
     Example:
         >>> _steps(np.array([1, 10, 20, 30]), np.array([1, 7, 14, 21, 28, 35, 42]))
@@ -183,20 +183,21 @@ def _steps(a: Array, b: Array) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
     """
     if not len(a) or not len(b):
         return (), (), False
-    low, high = max(a[0], b[0]), min(a[-1], b[-1])
+    low, high = max(a[0], b[0]), min(a[-1], b[-1])  # the steps that both runs cover
     within = [steps[(low <= steps) & (steps <= high)] for steps in (a, b)]
-    if not all(map(len, within)):
+    if not all(map(len, within)):  # no shared steps: compare the newest samples of each
         most = min(len(a), len(b), SAMPLES)
         return tuple(a[-most:].tolist()), tuple(b[-most:].tolist()), False
-    sparser = min(within, key=len)[-SAMPLES:]
+    sparser = min(within, key=len)[-SAMPLES:]  # the run with fewer samples sets the steps
     near = [steps[np.abs(steps[None] - sparser[:, None]).argmin(1)] for steps in within]
     return tuple(near[0].tolist()), tuple(near[1].tolist()), True
 
 
 def _at(site: Site, column: str, steps: Sequence[int]) -> float | None:
-    """The worst head's value: the median over the samples that have one."""
+    """Return the median of the worst head's value over the samples that have one."""
     values = site.worst(column)[0][np.isin(site.steps, steps)]
     known = values[~np.isnan(values)].tolist()
+    # median_low never averages two samples, so a finite one is not mixed with an infinite one
     return statistics.median_low(known) if known else None
 
 

@@ -1,6 +1,6 @@
-"""A run, or several, as one HTML page in English and Simplified Chinese that needs nothing else.
+"""Draws one or several runs as one self-contained HTML page in English and Simplified Chinese.
 
-Names of sites, texts of alarms and reasons come from records, which are a stranger's: see `sqrtdk.report.page`.
+Names of sites, texts of alarms and reasons come from untrusted records: see `sqrtdk.report.page`.
 """
 
 from __future__ import annotations
@@ -41,28 +41,29 @@ from sqrtdk.report.watch_words import (
 
 _TONES = {"critical": "bad", "fail": "bad", "warn": "doubtful", "note": ""}
 _MOST_MISSING = 200
-_FEW = 6  # notes that stand among the alarms
+_FEW = 6  # up to this many notes stand among the alarms; more of them are folded away
+# the recorded text of a schedule: Every(steps=100, urgent=10)
 _EVERY = re.compile(r"Every\(steps=(\d+), urgent=(\d+|None)\)")
 _VALUES = {
     ("of", "checkpoints"): Text("checkpoints", "检查点"),
     ("trust_remote_code", True): Text("was trusted", "已信任"),
 }
-_LETTERS = string.ascii_uppercase  # a run is called by
+_LETTERS = string.ascii_uppercase  # names of the runs on the page
 
 
 def to_html(runs: Sequence[Summary], compared: Comparison | None = None, language: Choice = "auto") -> str:
     """Draw one run, or several next to each other, as one self-contained page that opens from disk.
 
     Args:
-        runs: one, or some.
-        compared: what differs, where they are two.
-        language: "en" or "zh-CN", which the page opens in; "auto": the one that the reader's browser prefers.
+        runs: one or several runs.
+        compared: the comparison, if there are two runs.
+        language: "en" or "zh-CN", the language that the page opens in; "auto" follows the reader's browser.
 
     Returns:
         A complete HTML document.
 
     Raises:
-        InvalidValueError: there are more runs than letters to call them by.
+        InvalidValueError: there are more runs than letters to name them.
     """
     if len(runs) > len(_LETTERS):
         raise InvalidValueError(
@@ -110,25 +111,26 @@ def to_html(runs: Sequence[Summary], compared: Comparison | None = None, languag
 
 
 def result(run: Summary) -> tuple[Markup, str]:
-    """The word for a run and its tone: that of the worst alarm; green only where all was measured."""
+    """Return a run's result and tone: those of the worst alarm. Green requires that everything was measured."""
     for severity, number_of in run.counts.items():
         if number_of:
             return both(SEVERITY_WORDS[severity]), _TONES[severity]
-    if run.alarms:
+    if run.alarms:  # all are of severities that only a later version knows
         return both(SEVERITY_WORDS["critical"]), "bad"
     if not run.sites:
         return _say("nothing"), "doubtful"
+    # a statistic that some kernels lack, or a loss that was never given, is no reason for doubt
     serious = any(entry.kind not in ("statistic", "loss") for entry in run.missing)
     return _say("good"), "doubtful" if serious else "good"
 
 
 def newest(site: Site, column: str) -> str:
-    """The worst head of the newest sample, as it is shown."""
+    """Return the worst head's value in the newest sample as text."""
     return value(column, float(site.worst(column)[0][-1]))
 
 
 def value(column: str, number_of: float | None) -> str:
-    """A value in the statistic's unit.
+    """Format a value in the statistic's unit.
 
     Example:
         >>> value("saturated", 0.25), value("max_logit", 12.5), value("max_logit", None)
@@ -140,7 +142,7 @@ def value(column: str, number_of: float | None) -> str:
 
 
 def shown_alarms(run: Summary) -> list[tuple[str, list[tuple[int, Alarm]]]]:
-    """The alarms on the page with their places in the data: those to act on, and notes apart where there are others."""
+    """Return the page's alarms with their index in the data; many notes form a group apart from the other alarms."""
     every = list(enumerate(run.alarms[at] for at in alarms_shown(run)))
     notes = [one for one in every if one[1].severity == "note"]
     rest = [one for one in every if one[1].severity != "note"]
@@ -148,7 +150,7 @@ def shown_alarms(run: Summary) -> list[tuple[str, list[tuple[int, Alarm]]]]:
 
 
 def in_chinese(alarm: Alarm) -> str:
-    """An alarm in Chinese: its sentence, which was recorded in English; where that is not known, its parts.
+    """Return an alarm in Chinese: its recorded English sentence translated, or its fields if no template matches.
 
     Example:
         >>> in_chinese(Alarm("max_logit", "warn", 5, "", "", site="h.0", index=0, head=3, value=120.0, bar=100.0))
@@ -170,7 +172,7 @@ def in_chinese(alarm: Alarm) -> str:
 
 
 def steps_of(steps: Sequence[int]) -> Text:
-    """Steps one after the other.
+    """Return a list of steps as text.
 
     Example:
         >>> steps_of([5, 10, 15]).en, steps_of([5, 10, 15]).zh
@@ -181,7 +183,7 @@ def steps_of(steps: Sequence[int]) -> Text:
 
 
 def model_of(run: Summary) -> list[tuple[Markup, Markup]]:
-    """What the writer said of the model and of the watch; an option that was left alone is not named."""
+    """Return what the writer recorded on the model and the watch; options left at None, False or [] are dropped."""
     told: list[tuple[str, Any]] = []
     for part in (run.model, run.settings):
         told += list(part.items()) if isinstance(part, dict) else [("", part)]
@@ -196,6 +198,7 @@ def _setting(key: str, value: Any) -> Markup:
         return _say("all_rows")
     if isinstance(value, str | bool) and (key, value) in _VALUES:
         return both(_VALUES[key, value])
+    # not isinstance: True is an int, too
     text = f"{value:,}" if type(value) is int else "; ".join(map(str, value)) if isinstance(value, list) else str(value)
     text = text[:200]
     every = _EVERY.fullmatch(text) if key == "every" else None
@@ -214,13 +217,13 @@ def _how(way: str, count: int) -> Markup:
 
 
 def _label(key: str, of: str) -> Markup:
-    """A name for a reader of the screen, which the page's script sets anew with the language."""
+    """Return a label for screen readers, in both languages so that the page's script can switch it."""
     en, zh = WORDS[key].en.format(what=WORDS[of].en), WORDS[key].zh.format(what=WORDS[of].zh)
     return Markup('aria-label="{}" data-label-en="{}" data-label-zh="{}"').format(en, en, zh)
 
 
 def _share(value: float | None) -> str:
-    """A difference in percent: up to 200 where signs differ, and infinite where one value is."""
+    """Format a difference in percent: up to 200% if signs differ, ∞ if a value is infinite."""
     return percent(value) if value is None or math.isfinite(value) else "∞"
 
 

@@ -1,4 +1,4 @@
-"""A run, or two, as one JSON document; NaN is null ("not measured"), an infinity a string: see `sqrtdk._json`."""
+"""Writes runs as one JSON document. NaN is null ("not measured"), an infinity a string: see `sqrtdk._json`."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ SCHEMA_VERSION = 1
 def to_json(summary: Summary) -> str:
     """Return a run as one document, ASCII only, that ends with a newline.
 
-    `sites` has for each attention and statistic the trend: `steps`, and beside each `worst` (the value of the worst
-    head), `head` (its number; null where no head has a value) and `median` (over heads).
+    `sites` holds the trend of each attention and statistic: for each of `steps`, `worst` (the worst head's value),
+    `head` (its number, or null if no head has a value) and `median` (over heads).
     """
     return document(_head() | _run(summary))
 
 
 def series_json(done: dict[str, Any], runs: Sequence[Summary]) -> str:
-    """Return runs as one document, each as `to_json` has it, beside what was done to make them."""
+    """Return runs as one document: the fields of `done`, and `runs`, each as `to_json` writes it."""
     return document(_head() | done | {"runs": [_head() | _run(run) for run in runs]})
 
 
 def comparison_json(a: Summary, b: Summary, compared: Comparison) -> str:
     """Return two runs and what differs as one document.
 
-    `differences` are sorted: `typical` is the median over attentions of `apart`, the difference as a share of the
-    larger value; `a` and `b` are medians over the samples at `steps_a` and `steps_b` of the value of the worst head.
+    `differences` are sorted by `typical`, the median over attentions of `apart`. `apart` is the difference as a share
+    of the larger value. `a` and `b` are medians of the worst head's value over the samples at `steps_a` and `steps_b`.
     """
     differences = [
         {
@@ -85,6 +85,7 @@ def _site(site: Site) -> dict[str, Any]:
     statistics = {}
     for column in STATISTICS:
         worst, at = site.worst(column)
+        # value == value is false for NaN, of which no head is the worst
         heads = [site.heads[place] if value == value else None for place, value in zip(at, worst, strict=True)]
         statistics[column] = {"worst": worst.tolist(), "head": heads, "median": site.median(column).tolist()}
     return {

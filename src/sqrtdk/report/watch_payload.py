@@ -1,7 +1,7 @@
-"""The data that the page of a run draws with its own script, no larger than a browser likes.
+"""Prepares the data that the script of a run's page draws, small enough for a browser.
 
-Numbers are float16 with a power of two for each series: three digits, and 0 for less than 1e-12 of the largest.
-They are one block, its high bytes before its low ones, deflated, in base64: about two bytes of the page each.
+Numbers are stored as float16 with one power of two for each series. That keeps three digits; values below 1e-12 of the
+largest become 0. All numbers form one block, high bytes before low bytes, deflated and in base64: about two bytes each.
 """
 
 from __future__ import annotations
@@ -18,37 +18,38 @@ from sqrtdk.report.plain import plain
 from sqrtdk.report.watch_statistics import STATISTICS, Array, badness
 from sqrtdk.report.watch_summary import SEVERITIES, Site, Summary, rank
 
-MOST_COLUMNS = 240  # samples of a site that are drawn next to each other
-MOST_CELLS = 600_000  # of all maps of a page
+MOST_COLUMNS = 240  # columns of a site's map; with more samples, several share a column
+MOST_CELLS = 600_000  # cells of all maps on a page
 MOST_NUMBERS = 4_500_000  # values of single heads on a page: about 8 MB
 MOST_LOSSES = 2000
 MOST_ALARMS = 400
-_NOBODY = 0xFFFF  # the worst head where no head has a value
-_TOP = 14  # exponent to which the largest value of a series is brought
+_NOBODY = 0xFFFF  # index of the worst head if no head has a value
+_TOP = 14  # the largest value of a series is scaled to 2^14..2^15; float16 ends at 65504, just below 2^16
 
 
 class Block:
-    """Series of 16 bits, one after the other."""
+    """A block of 16-bit numbers to which series are appended."""
 
     def __init__(self) -> None:
         self._parts: list[Array] = []
         self._size = 0
 
     def numbers(self, values: Array) -> list[int]:
-        """Keep values; NaN and infinities stay what they are.
+        """Append values as float16; NaN and infinities are kept.
 
         Returns:
-            Offset, length and exponent: value = float16 * 2 ** exponent. Equal values are kept once, with length 1.
+            Offset, length and exponent: value = float16 * 2 ** exponent. A constant series is stored with length 1.
         """
         finite = np.abs(values[np.isfinite(values)])
         largest = float(finite.max(initial=0.0))
+        # frexp(x) = (m, e) with 0.5 <= m < 1 and x = m * 2^e, so this brings the largest value to 2^14..2^15
         exponent = math.frexp(largest)[1] - 1 - _TOP if largest else 0
         with np.errstate(invalid="ignore", under="ignore"):
             short = np.ldexp(values.astype(np.float64), -exponent).astype("<f2")
         return [*self.whole(short.view("<u2")), exponent]
 
     def whole(self, values: Array) -> list[int]:
-        """Keep numbers from 0 to 65535: offset and length."""
+        """Append whole numbers from 0 to 65535, and return offset and length."""
         flat = values.astype("<u2").ravel()
         if flat.size and (flat == flat[0]).all():
             flat = flat[:1]
@@ -57,25 +58,26 @@ class Block:
         return [self._size - flat.size, flat.size]
 
     def text(self) -> str:
-        """All of it, as the page has it."""
+        """Return the whole block, deflated and in base64."""
         pairs = np.concatenate([np.empty(0, "<u2"), *self._parts]).view(np.uint8).reshape(-1, 2)
-        planes = np.ascontiguousarray(pairs[:, ::-1].T).tobytes()  # high bytes are much alike
+        planes = np.ascontiguousarray(pairs[:, ::-1].T).tobytes()  # high bytes are alike and compress well together
         return base64.b64encode(zlib.compress(planes)).decode()
 
 
 def payload(runs: Sequence[Summary], by: str = "name") -> dict[str, Any]:
-    """Return what the page's script needs, as JSON-ready data in which every text is made visible.
+    """Return the data for the page's script, JSON-ready, with every text passed through `plain`.
 
-    Of samples that share a column of a map, or a point of the trend of a head, the worst value of each head is kept;
-    `samples_a_column` and `samples_a_point` say how many they are.
+    Several samples may share a column of a map or a point of a trend (`samples_a_column`, `samples_a_point`). Each head
+    then keeps its worst value.
 
     Args:
-        runs: one, or some.
+        runs: one or several runs.
         by: how the attentions of two runs were matched, "name" or "order".
     """
     samples = max((len(site.steps) for run in runs for site in run.sites), default=1)
     cells = sum(len(site.steps) for run in runs for site in run.sites) * len(STATISTICS)
     numbers = sum(len(site.steps) * len(site.heads) for run in runs for site in run.sites) * len(STATISTICS)
+    # the least thinning that keeps columns, cells and numbers of the page within their limits
     a_column = math.ceil(max(samples / MOST_COLUMNS, cells / MOST_CELLS, 1))
     a_point = max(a_column, math.ceil(numbers / MOST_NUMBERS))
     block = Block()
@@ -100,7 +102,7 @@ def payload(runs: Sequence[Summary], by: str = "name") -> dict[str, Any]:
 
 
 def alarms_shown(run: Summary) -> list[int]:
-    """Which alarms are on the page: all, or the worst and among them the earliest ones."""
+    """Return the indices of the alarms on the page: the worst `MOST_ALARMS`, among equals the earliest."""
     order = sorted(range(len(run.alarms)), key=lambda at: (-rank(run.alarms[at].severity), at))
     return sorted(order[:MOST_ALARMS])
 
@@ -134,9 +136,9 @@ def _run(run: Summary, a_column: int, a_point: int, block: Block) -> dict[str, A
 
 
 def _losses(run: Summary) -> list[list[Any]]:
-    """Steps and losses; of those that share a place one that is not finite, or else the largest."""
+    """Return steps and losses. Steps that share a point keep a non-finite loss, or else the largest."""
     every = math.ceil(len(run.losses) / MOST_LOSSES) or 1
-    bad = np.where(np.isfinite(run.losses), run.losses, math.inf)
+    bad = np.where(np.isfinite(run.losses), run.losses, math.inf)  # NaN ranks with the infinities: argmax picks it
     places = [start + int(bad[start : start + every].argmax()) for start in range(0, len(bad), every)]
     return [run.loss_steps[places].tolist(), [_short(value) for value in run.losses[places].tolist()]]
 
@@ -159,7 +161,7 @@ def _site(site: Site, a_column: int, a_point: int, block: Block) -> dict[str, An
         "who": who,
         "medians": medians,
         "points": _last_of(site.steps, a_point) if a_point > a_column else None,
-        "values": values,  # by statistic: all points of the first head, then those of the next
+        "values": values,  # by statistic: all points of the first head, then all points of the next
     }
 
 
@@ -168,7 +170,7 @@ def _last_of(steps: Array, a_column: int) -> list[int]:
 
 
 def _thinned(values: Array, column: str, a_column: int) -> Array:
-    """Of so many along the first axis the worst."""
+    """Return the worst of every `a_column` values along the first axis."""
     if a_column == 1:
         return values
     cells = [values[start : start + a_column] for start in range(0, len(values), a_column)]
@@ -177,7 +179,7 @@ def _thinned(values: Array, column: str, a_column: int) -> Array:
 
 
 def _short(value: float) -> float | str | None:
-    """Four digits; null where there is none, and words for infinities, which JSON does not have."""
+    """Return a number with four digits. NaN becomes None and infinities strings, as JSON has neither."""
     if math.isnan(value):
         return None
     return float(f"{value:.4g}") if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")

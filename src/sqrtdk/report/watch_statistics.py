@@ -1,4 +1,4 @@
-"""The columns of the records that are drawn: their names, units and meanings in two languages, and which is worse."""
+"""The recorded columns that are drawn: name, unit and meaning in two languages, and which values are worse."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Statistic:
     """How a column of the records is shown.
 
     Attributes:
-        name: for readers.
-        of: unit of it, both empty for a plain number; "%" for a share.
-        worst: which head is the worst: of the "largest" value, the "least", or the "farthest" from 1 as a factor.
-        meaning: in one sentence.
-        newest: whether the table of the newest sample has it, and a reader sees it first.
-        always: whether every attention should have it; a fused kernel stores no product.
+        name: the title that readers see.
+        of: the unit; empty for a plain number, "%" for a share.
+        worst: which value is the worst: the "largest", the "least", or the "farthest" from 1 as a factor.
+        meaning: one sentence.
+        newest: whether the table of the newest sample shows it.
+        always: whether every attention should have it. A fused kernel, for one, stores no product.
     """
 
     name: Text
@@ -287,7 +287,7 @@ NEWEST = tuple(name for name, statistic in STATISTICS.items() if statistic.newes
 
 
 def badness(values: Array, column: str) -> Array:
-    """What is greatest at the worst head; minus infinity where there is no value.
+    """Return a key that is largest at the worst head: the value, its negative, or |log|value||. NaN gives -inf.
 
     Example:
         >>> badness(np.array([0.5, 1.0, math.nan]), "scale_ratio").round(2).tolist()

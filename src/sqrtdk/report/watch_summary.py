@@ -1,6 +1,6 @@
-"""A run's records in the form in which they are shown: statistics by site over steps, and all that is missing.
+"""Summarises a run's records for display: statistics by site over steps, and everything that is missing.
 
-The records are a stranger's: heads and sites are counted as they come, and nothing is sized by a number in them.
+The records are untrusted: heads and sites are counted from the rows, and no array is sized by a number in the file.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from sqrtdk.report.watch_statistics import STATISTICS, Array, badness
 
 SEVERITIES = ("note", "warn", "fail", "critical")  # ascending
 FAIL_ON = ("note", "warn", "unmeasured", "fail", "critical", "never")
-MOST_NAMED = 5  # places of one reason
+MOST_NAMED = 5  # sites that are named for one reason; the rest is counted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """One attention over the samples that it is in.
+    """One attention over all samples that contain it.
 
     Attributes:
         site: module path.
-        index: of the call at the site.
-        heads: their numbers.
+        index: index of the call at the site.
+        heads: numbers of the heads.
         steps: (n,) int64, ascending.
-        values: by column of `STATISTICS`, (n, H) float64; NaN is "not measured".
-        left_out: rows that are in no statistic, by column of their count.
+        values: column of `STATISTICS` -> (n, H) float64; NaN is "not measured".
+        left_out: column -> number of rows that no statistic includes, such as "nan_rows".
     """
 
     site: str
@@ -46,7 +46,7 @@ class Site:
 
     @property
     def label(self) -> str:
-        """Site, and index where it is not the first call.
+        """The site, followed by the index unless it is the first call.
 
         Example:
             >>> Site("h.0", 1, (0,), np.array([1]), {}, {}).label, Site("", 0, (0,), np.array([1]), {}, {}).label
@@ -55,31 +55,31 @@ class Site:
         return site_name(self.site, self.index)
 
     def worst(self, column: str) -> tuple[Array, Array]:
-        """Of each sample the value of the worst head, and its place in `heads`; NaN where no head has one."""
+        """Return each sample's worst head: its value (NaN if no head has one) and its place in `heads`."""
         values = self.values[column]
         at = badness(values, column).argmax(1)
         return values[np.arange(len(values)), at], at
 
     def median(self, column: str) -> Array:
-        """Of each sample the median over heads, those without a value left out."""
+        """Return each sample's median over the heads that have a value."""
         values = self.values[column]
         medians, some = np.full(len(values), math.nan), ~np.isnan(values).all(1)
-        with np.errstate(invalid="ignore"):  # of plus and minus infinity
+        with np.errstate(invalid="ignore"):  # the median of plus and minus infinity is NaN
             medians[some] = np.nanmedian(values[some], axis=1)
         return medians
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Something that a reader could take for measured, and is not.
+    """Something that was not measured, although a reader could assume that it was.
 
     Attributes:
         kind: a key of `watch_words.MISSING`.
-        what: of which part, site or statistic.
-        count: how many; of what, the kind says.
-        first_step: where that is known.
-        last_step: where that is known.
-        reason: as it was recorded.
+        what: the part, site or statistic.
+        count: the number of steps, samples or rows, depending on the kind.
+        first_step: first step, if known.
+        last_step: last step, if known.
+        reason: the recorded reason.
     """
 
     kind: str
@@ -92,23 +92,23 @@ class Missing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Summary(Saved):
-    """A run.
+    """Everything that is shown of a run.
 
     Attributes:
-        name: the folder as it was named.
-        model: as the writer described it.
-        settings: of the watch.
-        attempts: processes that wrote.
-        recorded: steps on record.
+        name: the folder, as the caller named it.
+        model: the writer's description of the model.
+        settings: settings of the watch.
+        attempts: number of processes that wrote.
+        recorded: number of steps on record.
         samples: (n,) int64, steps that were to be measured.
-        how: how many of them ran "as is", "eager", or were not measured.
+        how: number of samples that ran "as is", "eager", or were not measured, by reason.
         loss_steps: (n,) int64, steps with a loss.
-        losses: (n,) float64; NaN is what the loss was.
+        losses: (n,) float64; NaN means that the loss was NaN.
         sites: in the order of the first sample.
-        alarms: in order of step; those that something was not measured are in `missing`.
-        missing: damaged parts, gaps, and whatever else was not measured.
-        first_step: None: there is no step.
-        last_step: None: there is no step.
+        alarms: in order of step, except alarms about missing measurements, which are in `missing`.
+        missing: damaged parts, gaps, and everything else that was not measured.
+        first_step: None if no step is on record.
+        last_step: None if no step is on record.
     """
 
     name: str
@@ -128,14 +128,14 @@ class Summary(Saved):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Alarms by severity, all of `SEVERITIES`, the worst first."""
+        """The number of alarms of each of `SEVERITIES`, worst first."""
         found = Counter(alarm.severity for alarm in self.alarms)
         return {severity: found[severity] for severity in reversed(SEVERITIES)}
 
     def exit_code(self, fail_on: str) -> int:
-        """1 where an alarm is at `fail_on` or above; at "unmeasured" also where something is missing.
+        """Return 1 if an alarm is at `fail_on` or above, or if something is missing at "unmeasured", else 0.
 
-        What the watch itself noted as not measured counts at "note", as every note does.
+        Missing measurements that the watch itself noted count at "note", as every note does.
         """
         if fail_on == "never":
             return 0
@@ -144,20 +144,22 @@ class Summary(Saved):
         if fail_on == "unmeasured":
             return int(bool(self.missing)) or self.exit_code("fail")
         bar = SEVERITIES.index(fail_on)
-        # a severity that is not known is a later version's, and no reason to say that all is well
+        # an unknown severity comes from a later version: count it as failing rather than call the run healthy
         return int(any(a.severity not in SEVERITIES[:bar] for a in self.alarms))
 
 
 def rank(severity: str) -> int:
-    """Place of a severity; one that is not known is a later version's, and no reason to say that all is well."""
+    """Return a severity's rank. An unknown one comes from a later version and ranks worst, to be on the safe side."""
     return SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)
 
 
 def summarise(run: Run) -> Summary:
-    """Make the summary of a run that was read."""
+    """Return the summary of a run that was read."""
     steps, sampled = _numbers(run.steps, "step"), np.array(run.steps["sampled"].to_pylist(), dtype=bool)
     losses = _numbers(run.steps, "loss")
-    told = ~np.array(run.steps["loss"].is_null().to_pylist(), dtype=bool)  # NaN is a loss, and bad news
+    # null means that no loss was given; NaN is a loss, and a bad one
+    told = ~np.array(run.steps["loss"].is_null().to_pylist(), dtype=bool)
+    # no text means that the model ran as it is
     how = Counter((text or AS_IS) for text, is_one in zip(run.steps["how"].to_pylist(), sampled, strict=True) if is_one)
     sites = tuple(_sites(run))
     alarms = sorted((Alarm(**row) for row in run.alarms.to_pylist()), key=lambda alarm: alarm.step)
@@ -189,18 +191,20 @@ def _sites(run: Run) -> Iterator[Site]:
     if not table.num_rows:
         return
     names = table["site"].combine_chunks().dictionary_encode()
+    # group the rows by (site, index)
     keys = np.stack([names.indices.to_numpy(zero_copy_only=False), _numbers(table, "index")], 1)
     places, first, of = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     steps, heads = _numbers(table, "step"), _numbers(table, "head")
     columns = {name: _numbers(table, name) for name in STATISTICS}
     order = np.argsort(of.reshape(-1), kind="stable")
     groups = np.split(order, np.cumsum(np.bincount(of.reshape(-1)))[:-1])
-    for place in np.argsort(first, kind="stable"):
+    for place in np.argsort(first, kind="stable"):  # sites in the order of their first row
         rows = groups[place]
         own_steps, at_step = np.unique(steps[rows], return_inverse=True)
         own_heads, at_head = np.unique(heads[rows], return_inverse=True)
         values = {}
         for name, column in columns.items():
+            # a head that has no row at a step stays NaN, "not measured"
             values[name] = np.full((len(own_steps), len(own_heads)), math.nan)
             values[name][at_step, at_head] = column[rows]
         left_out = {name: int(_numbers(table, name)[rows].sum()) for name in ("blind_rows", "nan_rows", "inf_rows")}
@@ -220,6 +224,7 @@ def _missing(run: Run, sites: tuple[Site, ...], samples: Array, no_loss: int) ->
     with_rows: Counter[int] = Counter()
     for site in sites:
         with_rows.update(site.steps.tolist())
+    # a step that failed as a whole is told once, not again for each attention
     for row in run.steps.to_pylist():
         step = row["step"]
         if row["how"] and row["how"].startswith(NOT_MEASURED):
@@ -244,12 +249,13 @@ def _missing(run: Run, sites: tuple[Site, ...], samples: Array, no_loss: int) ->
 
 
 def _noted(alarms: Sequence[Alarm], how: Iterable[str]) -> Iterator[Missing]:
-    """What the watch noted as not measured, places with one reason together; that of whole steps is told with them."""
+    """Yield what the watch noted as unmeasured, grouped by reason. Reasons of whole steps are listed elsewhere."""
     told = {text.removeprefix(NOT_MEASURED) for text in how}
     places: dict[str, dict[str, None]] = defaultdict(dict)
     steps: dict[str, list[int]] = defaultdict(list)
     for alarm in alarms:
         if alarm.name == UNMEASURED and alarm.text not in told:
+            # "SITE: REASON"; a text without a site is about the whole run
             place, colon, reason = alarm.text.partition(": ")
             reason, place = (reason, place) if colon else (alarm.text, "(run)")
             places[reason][place] = None
@@ -261,7 +267,7 @@ def _noted(alarms: Sequence[Alarm], how: Iterable[str]) -> Iterator[Missing]:
 
 
 def _unread(sites: tuple[Site, ...], gradients: bool) -> Iterator[Missing]:
-    """Statistics that some samples of some sites lack; those that lack the same ones in one entry."""
+    """Yield the statistics that some samples lack. Statistics missing at the same sites and steps share an entry."""
     columns: dict[tuple[int, int, int], list[str]] = defaultdict(list)
     for column in (name for name, one in STATISTICS.items() if one.always and (gradients or "_grad_" not in name)):
         lacking = [(site, np.isnan(site.values[column]).all(1)) for site in sites]

@@ -1,4 +1,4 @@
-"""A run in the terminal: a line of small bars for each attention, the newest values, and the alarms."""
+"""Draws a run in the terminal: a sparkline for each attention, the newest values, and the alarms."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ MOST_MISSING = 12
 _HOME, _TO_END_OF_LINE, _TO_END = "\x1b[H", "\x1b[K", "\x1b[J"
 _BARS = "▁▂▃▄▅▆▇█"
 _NONE = "·"
-_WIDE = 90  # columns from which a table has more than the trend and the newest value
+_WIDE = 90  # least width at which a table has further columns beside trend and newest value
 _WRAPPED = ("site", "farthest")
 _RIGHT = ("first", "newest", "head", "median", "step", "apart", "A", "B")
-_LOG_FROM = 30.0  # a range of positive values that is wider than this factor has a logarithmic scale
+_LOG_FROM = 30.0  # positive values that span more than this factor are drawn on a log scale
 
 
 def to_text(
@@ -43,10 +43,10 @@ def to_text(
     """Draw a run.
 
     Args:
-        summary: of the run.
-        columns: of `STATISTICS`: a table each.
-        width: columns of the terminal.
-        color: whether it takes colours.
+        summary: the run.
+        columns: keys of `STATISTICS`; each gets a table.
+        width: of the terminal, in columns.
+        color: whether to write ANSI colours.
         language: "en" or "zh"; names of sites and statistics stay English.
     """
 
@@ -62,19 +62,19 @@ def live_text(
     color: bool = False,
     language: Language = "en",
 ) -> str:
-    """Draw a run over what a terminal shows: of the attentions the worst, so many as fit.
+    """Redraw a run in place over the terminal's content, with as many of the worst attentions as fit.
 
     Args:
         summary: as `to_text`.
         columns: as `to_text`.
-        lines: of the terminal.
+        lines: height of the terminal in lines.
         width: as `to_text`.
         color: as `to_text`.
         language: as `to_text`.
     """
     most = len(summary.sites)
     text = to_text(summary, columns, width=width, color=color, language=language).split("\n")
-    while len(text) > lines and most > 1:
+    while len(text) > lines and most > 1:  # halve the excess each time: wrapped lines make the height hard to predict
         most -= max(1, (len(text) - lines) // (2 * max(1, len(columns))))
         few = _Few(max(1, most), max(1, lines // 8))
         draw = functools.partial(_whole, summary=summary, columns=columns, language=language, few=few)
@@ -85,7 +85,7 @@ def live_text(
 
 @dataclass(frozen=True, slots=True)
 class _Few:
-    """How much there is room for: attentions a statistic, and alarms; and no sources, and nothing that is missing."""
+    """How many attentions (for each statistic) and alarms fit. Sources and missing measurements are not shown then."""
 
     sites: int
     alarms: int
@@ -95,7 +95,7 @@ def _whole(
     console: Console, summary: Summary, columns: Sequence[str], language: Language, few: _Few | None = None
 ) -> None:
     _head(console, summary, language)
-    bars = max(12, min(60, console.width - 64))
+    bars = max(12, min(60, console.width - 64))  # a sparkline takes what the other columns leave
     if len(summary.losses):
         line, low, high = _loss(summary, bars)
         first, newest = (number(float(summary.losses[at])) for at in (0, -1))
@@ -117,7 +117,7 @@ def _whole(
 def comparison_text(
     a: Summary, b: Summary, compared: Comparison, *, width: int = 100, color: bool = False, language: Language = "en"
 ) -> str:
-    """Draw what differs between two runs."""
+    """Return the differences of two runs as text."""
 
     def draw(console: Console) -> None:
         for letter, run in (("A", a), ("B", b)):
@@ -175,14 +175,14 @@ def _differences(console: Console, compared: Comparison, language: Language) -> 
 
 
 def sparkline(values: Sequence[float] | Array, width: int, low: float, high: float, *, log: bool = False) -> str:
-    """Values as bars of eight heights, `width` characters at most; of those that share one the last finite counts.
+    """Draw values as bars of eight heights, at most `width` characters. A bar shows the last known value of its share.
 
     Args:
-        values: NaN is drawn as a dot: not measured; an infinity as the highest or the lowest bar.
+        values: NaN ("not measured") is drawn as a dot, an infinity as the highest or the lowest bar.
         width: in characters.
         low: value of the lowest bar.
-        high: value of the highest one.
-        log: bars are as high as the logarithm; `low` is above 0.
+        high: value of the highest bar.
+        log: whether bars show the logarithm, which needs `low` > 0.
 
     Example:
         >>> sparkline([0, 1, 2, 3, math.nan, 7], 10, 0, 7)
@@ -197,7 +197,7 @@ def sparkline(values: Sequence[float] | Array, width: int, low: float, high: flo
         if not len(known):
             drawing += _NONE
             continue
-        value = min(max(float(known[-1]), low), high)
+        value = min(max(float(known[-1]), low), high)  # an infinity becomes the lowest or the highest bar
         share = 0.0
         if high > low:
             share = math.log(value / low) / math.log(high / low) if log else (value - low) / (high - low)
@@ -206,7 +206,7 @@ def sparkline(values: Sequence[float] | Array, width: int, low: float, high: flo
 
 
 def worst_of(values: Array, column: str, width: int) -> Array:
-    """Values in at most `width` places, each the worst of those that it stands for.
+    """Return at most `width` values, each the worst of its share of the input.
 
     Example:
         >>> worst_of(np.array([1.0, 9.0, 2.0, math.nan]), "max_logit", 2).tolist()
@@ -226,6 +226,7 @@ def _head(console: Console, summary: Summary, language: Language, letter: str = 
     if summary.first_step is None:
         console.print(say(TERMINAL["nothing"], language))
         return
+    # longer texts are reasons why steps were not measured, which are listed below
     counted = [(way, number_of) for way, number_of in summary.how.items() if len(way) < 40]
     ways = [
         say(TERMINAL["samples with"], language, count=number_of, what=plain(_way(way, language)))
@@ -264,7 +265,7 @@ def _statistic(
     table = _table(language, "site", "trend", "newest", "head", *(("first", "median", "step") if wide else ()))
     newest_values = np.array([float(site.worst(column)[0][-1]) for site in summary.sites])
     order = np.argsort(-badness(newest_values, column), kind="stable")[:most]
-    for at in sorted(order.tolist()):
+    for at in sorted(order.tolist()):  # the worst ones, in the order of the model
         site = summary.sites[at]
         values, heads = site.worst(column)
         newest = float(values[-1])
@@ -293,6 +294,7 @@ def _alarms(console: Console, summary: Summary, language: Language, few: _Few | 
     counts = say(TERMINAL["comma"], language).join(some)
     console.print(Text.assemble((say(TERMINAL["alarms"], language), "bold"), f"  {counts}"))
     worst = sorted(range(len(summary.alarms)), key=lambda at: (rank(summary.alarms[at].severity), at))
+    # sorted ascending, so the last ones are the worst, and among equals the newest
     worst = worst[-(few.alarms if few else MOST_ALARMS) :]
     if left := len(summary.alarms) - len(worst):
         console.print(say(TERMINAL["more_alarms"], language, shown=len(worst), count=left))
@@ -304,7 +306,7 @@ def _alarms(console: Console, summary: Summary, language: Language, few: _Few | 
         step = say(TERMINAL["at_step"], language, step=alarm.step)
         head = severity + Text(step + plain(said(alarm.text, language)))
         paragraph(console, head, 2)
-        if few is None and alarm.source not in sources:  # once for all that have it
+        if few is None and alarm.source not in sources:  # print each source once
             paragraph(
                 console, Text(say(TERMINAL["source"], language) + plain(said(alarm.source, language)), style="dim"), 11
             )
@@ -331,7 +333,7 @@ def _table(language: Language, *columns: str, **parts: str) -> Table:
 
 
 def _count(key: str, number_of: int, language: Language) -> str:
-    """A number of things: the singular has the key alone or with "_1"."""
+    """Return a count with its noun. Keys come in pairs: "sample" and "samples", or "missing_1" and "missing"."""
     plural = key if f"{key}_1" in TERMINAL else f"{key}s"
     single = f"{key}_1" if f"{key}_1" in TERMINAL else key
     return say(TERMINAL[single if number_of == 1 else plural], language, count=f"{number_of:,}")
@@ -346,7 +348,7 @@ def _way(way: str, language: Language) -> str:
 
 
 def _range(values: Array) -> tuple[float, float, bool]:
-    """The least and the largest finite value, and whether the scale between is logarithmic."""
+    """Return the least and the largest finite value, and whether to draw them on a log scale."""
     finite = values[np.isfinite(values)]
     if not len(finite):
         return 0.0, 1.0, False

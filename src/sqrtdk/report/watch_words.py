@@ -1,4 +1,4 @@
-"""Every fixed word of what is shown of a run, in its two languages."""
+"""The fixed words of a run's page and terminal output, in English and Chinese."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SEVERITY_WORDS = {
     "critical": Text("critical", "严重"),
 }
 
-ALARM_WORDS = {  # for readers of Chinese, beside the sentence as it was recorded
+ALARM_WORDS = {  # Chinese names of alarms, for alarms whose recorded sentence has no translation
     "bf16_offset": "bfloat16 行偏移",
     "checkpoint": "检查点",
     "collapsed": "注意力头退化",
@@ -31,7 +31,7 @@ ALARM_WORDS = {  # for readers of Chinese, beside the sentence as it was recorde
     "schedule": "采样计划出错",
     "sink": "日志接收端出错",
     "unmeasured": "未测量",
-    # The rules of the audit, of checkpoints.
+    # rules of the audit, which checkpoints raise
     "blocks": "各块缩放不一",
     "declared_vs_actual": "实际缩放与声明不符",
     "dropout": "评估时的 dropout",
@@ -299,7 +299,7 @@ TERMINAL = {
 
 
 def missing_text(entry: Missing) -> Text:
-    """What is missing, in a sentence.
+    """Return a missing measurement as a sentence.
 
     Example:
         >>> missing_text(Missing("absent", "h.0", 2, 10, 20)).en

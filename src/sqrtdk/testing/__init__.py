@@ -1,7 +1,7 @@
-"""What tests are to ask of attention: three assertions, and a pytest plugin (`sqrtdk.testing.plugin`).
+"""Assertions on attention for tests, and a pytest plugin (`sqrtdk.testing.plugin`).
 
-`assert_attention` audits a model as `sqrtdk check` does, `assert_laws` asks its laws, `assert_same_attention` compares
-two as `sqrtdk diff` does. All are imported on first use: pytest loads the plugin in every run.
+`assert_attention` audits a model as `sqrtdk check` does, `assert_laws` checks its laws, and `assert_same_attention`
+compares two models as `sqrtdk diff` does. All are imported on first use, because pytest loads the plugin in every run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`assert_attention` and `assert_same_attention`: an audit and a comparison, as assertions."""
+"""`assert_attention` and `assert_same_attention`: audit and comparison as assertions."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from sqrtdk.testing.standing import (
     plain,
 )
 
-UNPAIRED = "unpaired"  # what `allow` calls a call without a partner
-NOT_COMPARED = "unmeasured"  # and a pair that could not be judged
+UNPAIRED = "unpaired"  # name in `allow` for a call without a partner
+NOT_COMPARED = "unmeasured"  # name in `allow` for a pair that could not be judged
 
 
 def assert_attention(
@@ -43,26 +43,26 @@ def assert_attention(
     *,
     seed: int = 0,
 ) -> CheckReport:
-    """Audit every attention of a model as `sqrtdk check` does, and fail on what it finds.
+    """Audit every attention of a model as `sqrtdk check` does, and fail on its findings.
 
-    An attention that could not be judged fails as well, whatever `fail_on` says, but for "never": a test that passes
-    says nothing. Where that is meant, allow "unmeasured", or the site.
+    An attention that could not be judged fails too unless `fail_on` is "never", because a test that judged nothing must
+    not pass. To accept it, allow "unmeasured" or the site.
 
     Args:
         model: A module, which runs in evaluation mode and is left as it was; or a name that `sqrtdk check` takes.
-        inputs: For forward: one tensor, a tuple or a dict. None makes some from the model's config.
+        inputs: For forward: one tensor, a tuple or a dict. None makes up inputs from the model's config.
         fail_on: Least severity that fails: "note", "warn", "fail" (default), "critical"; "unmeasured" is "fail";
             "never" fails on nothing.
-        allow: What may stand: sites ("layers.0.attn"; patterns, "layers.*.attn"), mistakes ("missing", "twice"),
+        allow: Findings to accept: sites ("layers.0.attn"; patterns, "layers.*.attn"), mistakes ("missing", "twice"),
             "unexplained", rules ("max_logit", "mask_audit"), "unmeasured".
-        seed: Of the run.
+        seed: Seed of the run.
 
     Returns:
         The report of the audit.
 
     Raises:
         AssertionError: A finding at `fail_on` or above, or an attention that was not judged, is not allowed.
-        InvalidValueError: An option that there is not, or a name in `allow` that can allow nothing.
+        InvalidValueError: An option is unknown, or a name in `allow` matches nothing that could be allowed.
         ModelError: The model can't be run, or no attention runs in it.
 
     Example:
@@ -76,6 +76,7 @@ def assert_attention(
     """
     allowed = as_allowed(allow)
     check_fail_on(fail_on)
+    # assert_laws asks the laws
     report = check(model, inputs, laws="none", fail_on=fail_on, seed=seed)
     check_names(allowed, {judged.call.site for judged in report.calls} | {found.site for found in report.findings})
     bad = failing(report.findings, report.calls, fail_on, allowed)
@@ -106,29 +107,29 @@ def assert_same_attention(
     attention_only: bool = False,
     seed: int = 0,
 ) -> DiffReport:
-    """Compare two implementations of one model as `sqrtdk diff` does, and fail where they differ.
+    """Compare two implementations of one model as `sqrtdk diff` does, and fail if they differ.
 
-    They differ where an attention does, or where all agree and what the models return does not. A pair that could not
-    be compared, and an output that is NaN on both sides, fail as well. Sides whose outputs can't be compared, as trace
-    files, are judged by their attentions.
+    They differ if an attention does, or if all attentions agree but the models' outputs do not. A pair that could not
+    be compared fails too, and so does an output that is NaN on both sides. Sides without comparable outputs, such as
+    trace files, are judged by their attentions.
 
     Args:
-        a: What is right: a module, or what `sqrtdk diff` takes.
-        b: What is to be the same.
-        inputs: For forward: one tensor, a tuple or a dict. None makes some for `a`.
-        inputs_b: The same for `b`, where it takes others.
-        mapping: From a site of `a` to that of `b`, where names and order do not tell.
-        allow: What may stand: sites of `a` (patterns too), causes ("scale", "softcap"), "unpaired", "unmeasured".
-            Outputs that differ by what may stand may differ.
-        attention_only: Judge the attentions alone; what the models return may differ.
-        seed: Of the runs.
+        a: The reference: a module, or anything that `sqrtdk diff` accepts.
+        b: The implementation under test.
+        inputs: For forward: one tensor, a tuple or a dict. None makes up inputs for `a`.
+        inputs_b: Inputs for `b`, if it takes others.
+        mapping: Site of `a` -> site of `b`, if names and order do not pair them.
+        allow: Differences to accept: sites of `a` (patterns too), causes ("scale", "softcap"), "unpaired",
+            "unmeasured". Outputs may then differ as a result.
+        attention_only: Whether to judge the attentions alone and ignore the models' outputs.
+        seed: Seed of the runs.
 
     Returns:
         The report of the comparison.
 
     Raises:
-        AssertionError: The attentions or the outputs differ beyond rounding, or it could not be told whether they do.
-        InvalidValueError: A name in `allow` that can allow nothing, or inputs that do not go with the models.
+        AssertionError: The attentions or the outputs differ beyond rounding, or could not be compared.
+        InvalidValueError: A name in `allow` matches nothing, or the inputs do not fit the models.
         ModelError: A side can't be run, or no attention runs in it.
 
     Example:
@@ -141,6 +142,7 @@ def assert_same_attention(
     sites = {pair.site_a for pair in report.pairs} | {pair_site(pair) for pair in report.pairs}
     check_names(allowed, sites | {call.site for call in alone}, {*CAUSES, "input", UNPAIRED, NOT_COMPARED})
     bad = [pair for pair in report.pairs if pair.same is not True and not _may_stand(pair, allowed)]
+    # a difference that follows from an allowed one is allowed too
     origins = {pair_site(pair) for pair in report.pairs if pair not in bad}
     bad = [pair for pair in bad if pair.follows_from is None or pair.follows_from not in origins]
     lonely = [] if UNPAIRED in allowed else alone_lines(report, allowed)
@@ -154,8 +156,9 @@ def assert_same_attention(
 def _outputs(
     report: DiffReport, bad: Sequence[PairDiff], lonely: Sequence[str], allowed: Sequence[str]
 ) -> list[OutputDiff]:
-    """The outputs that fail: those that differ by more than what may stand."""
+    """Return the outputs that fail. An output that differs because of an allowed difference does not."""
     standing = [pair for pair in report.pairs if pair.same is not True and pair not in bad]
+    # an allowed change of the input, or an allowed call without a partner, may change every output
     entered = any(cause.name == "input" for pair in standing for cause in pair.causes)
     alone = (report.unpaired_a or report.unpaired_b) and not lonely
     if entered or alone or (standing and report.outputs_from == FOLLOWS):
@@ -181,7 +184,7 @@ def _difference(report: DiffReport, bad: Sequence[PairDiff], alone: int, outputs
 
 
 def _told(bad: Sequence[PairDiff]) -> list[str]:
-    """The pairs with a difference of their own; those that follow from one are counted."""
+    """Return lines on pairs with a difference of their own; pairs that follow from them are counted."""
     own = [pair for pair in bad if pair.follows_from is None]
     following: dict[str, int] = {}
     for pair in bad:

@@ -1,4 +1,4 @@
-"""`assert_laws`: the laws of a model as an assertion; and the models that a test calls, which the plugin asks."""
+"""`assert_laws` asserts a model's laws; `CalledModels` collects the models that a test calls, for the plugin."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sqrtdk.testing.standing import (
     plain,
 )
 
-_PLAIN = Tensor | bool | int | float | str | None  # inputs that can be kept and given again
+_PLAIN = Tensor | bool | int | float | str | None  # types of inputs that can be copied and given again
 
 
 def assert_laws(
@@ -36,25 +36,25 @@ def assert_laws(
     fail_on: str = "fail",
     seed: int = 0,
 ) -> LawReport:
-    """Ask laws of a model as `sqrtdk.laws.ask` does, and fail where one is broken.
+    """Ask laws of a model as `sqrtdk.laws.ask` does, and fail if one is broken.
 
-    A law that is asked for by its name and can't be asked fails as well, and so does a model of which none can be: a
-    test that passes says something. Where that is meant, allow "not asked".
+    A law that is named but can't be asked fails too, and so does a model of which no law can be asked, because a test
+    that checked nothing must not pass. To accept it, allow "not asked".
 
     Args:
         model: A module, which runs in evaluation mode and is left as it was; or a name that `sqrtdk check` takes.
-        inputs: For forward: one tensor, a tuple or a dict. None makes some from the model's config.
+        inputs: For forward: one tensor, a tuple or a dict. None makes up inputs from the model's config.
         laws: "all", or names of laws, in a sequence or joined by commas.
-        allow: What may stand: sites ("layers.0.attn"; patterns, "layers.*.attn"), rules ("law_padding"), "not asked".
+        allow: Findings to accept: sites ("layers.0.attn", "layers.*.attn"), rules ("law_padding"), "not asked".
         fail_on: Least severity that fails: "note", "warn", "fail" (default), "critical"; "never".
-        seed: Of the runs.
+        seed: Seed of the runs.
 
     Returns:
         The answers.
 
     Raises:
         AssertionError: A law is broken at `fail_on` or above, or was not asked, and that is not allowed.
-        InvalidValueError: An option that there is not, or a name in `allow` that can allow nothing.
+        InvalidValueError: An option is unknown, or a name in `allow` matches nothing that could be allowed.
         ModelError: The model can't be run, or no attention runs in it.
 
     Example:
@@ -73,13 +73,13 @@ def assert_laws(
 
 
 def unasked(report: LawReport, laws: str | Sequence[str]) -> list[LawAnswer]:
-    """The answers that say nothing, though they were asked for: those of laws that are named, or all there are."""
+    """Return the laws that should have been asked and were not: those that were named, or all if none was asked."""
     silent = [answer for answer in report.answers if answer.state == NOT_ASKED]
     return silent if laws not in ("all", ["all"], ("all",)) or len(silent) == len(report.answers) else []
 
 
 def broken_lines(findings: Sequence[Finding], silent: Sequence[LawAnswer]) -> list[str]:
-    """Lines on laws that are broken, and on those that were not asked."""
+    """Return lines on broken laws and on laws that were not asked."""
     told = [
         f"{answer.law}{f' ({answer.about})' if answer.about else ''}  {NOT_ASKED}: {answer.reason}" for answer in silent
     ]
@@ -93,10 +93,10 @@ def _headline(report: LawReport, bad: Sequence[Finding], silent: Sequence[LawAns
 
 
 class CalledModels:
-    """A context manager around a test: every module that the test calls, with the inputs of its first call.
+    """A context manager that collects every module that a test calls, with the inputs of its first call.
 
-    It listens through torch's global hooks, changes nothing, and holds the modules. A call inside another is none of
-    the test's own.
+    It listens through torch's global hooks and changes nothing. Calls inside another module's call are not the test's
+    own and are skipped.
 
     Example:
         >>> import torch
@@ -117,6 +117,7 @@ class CalledModels:
         self._thread = threading.get_ident()
         self._handles = [
             torch_module.register_module_forward_pre_hook(self._begins),
+            # always_call: without it, a forward that raises would leave the depth wrong
             torch_module.register_module_forward_hook(self._ends, with_kwargs=True, always_call=True),
         ]
         return self
@@ -126,7 +127,7 @@ class CalledModels:
             handle.remove()
 
     def _begins(self, module: nn.Module, args: Any) -> None:
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self._thread:  # calls of other threads would mix up the depth
             self._depth += 1
 
     def _ends(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -137,7 +138,7 @@ class CalledModels:
             self.calls.append((module, _inputs(module, args, kwargs)))
 
     def reports(self, laws: str | Sequence[str]) -> list[tuple[str, LawReport | str]]:
-        """For each module its class, and its answers or why there are none: it has no attention, or is not asked."""
+        """Return each module's class with its answers, or with the reason why it was not asked."""
         told: list[tuple[str, LawReport | str]] = []
         for module, inputs in self.calls:
             try:
@@ -151,7 +152,7 @@ class CalledModels:
 
 
 def _inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """A copy of what a call got, by name where it can be; None of what is no tensor."""
+    """Return a copy of a call's arguments, by name if any was given by name; None if one is no tensor or number."""
     if not all(isinstance(value, _PLAIN) for value in (*args, *kwargs.values())):
         return None
     kept = [value.detach().clone() if isinstance(value, Tensor) else value for value in args]

@@ -1,9 +1,9 @@
-"""What runs inside one test: every attention traced and judged, without a model that was named beforehand.
+"""Traces and judges every attention that runs inside one test, without knowing the model beforehand.
 
-A module that the test calls is known from its call on, by its class: "Decoder.layers.0.attn". Attention that runs
-outside any module has the site "", and a scale there that is no known mistake is the test's own: a note. The model
-can't be run once more within a test, so what takes a second run is left to `assert_attention`: whether a scale follows
-its attribute, and eager against sdpa. What hides padding is not judged either.
+A module is named by its class when the test first calls it: "Decoder.layers.0.attn". Attention outside any module has
+the site "". Its scale is the test's own choice, so a scale that is no known mistake is a note only. The model can't be
+run again within the test, so checks that need a second run (does a scale follow its attribute, eager against sdpa) are
+left to `assert_attention`. Padding is not judged either.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from sqrtdk.tracing.trace import Trace
 
 
 class CalledModules(nn.Module):
-    """Holds what a test called, so that a site leads to a module and to the config of its parents."""
+    """The modules that a test called, as children of one root, so that sites resolve to modules and configs."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditedTest:
-    """What ran inside a test.
+    """The audit of what ran inside a test.
 
     Attributes:
         calls: every attention, judged.
-        findings: on them.
-        weak: why the test could not have failed; empty where it could.
+        findings: findings on the calls.
+        weak: reasons why the test could not have failed; empty if it could.
     """
 
     calls: tuple[JudgedCall, ...]
@@ -50,7 +50,7 @@ class AuditedTest:
 
 
 class Observation:
-    """A context manager around a test; `audit()` afterwards. It changes no number, and holds what the test called.
+    """A context manager that traces a test; `audit()` judges the trace afterwards. It changes no number.
 
     Example:
         >>> layer, x = nn.MultiheadAttention(32, 4, batch_first=True), torch.randn(1, 6, 32)
@@ -74,8 +74,8 @@ class Observation:
             stack.enter_context(self._sites)
             self._ran = stack.enter_context(watch_modules())
             stack.enter_context(self._trace)
-            stack.enter_context(self._masks)  # on top: the trace's own operations do not come to it
-            forget = self._sites.entering
+            stack.enter_context(self._masks)  # entered last, so that it does not see the trace's own operations
+            forget = self._sites.entering  # the hook that is set already is called after ours
 
             def entering(module: nn.Module, args: tuple[Any, ...]) -> None:
                 self._learn(module)
@@ -92,21 +92,21 @@ class Observation:
         self._open.__exit__(kind, error, traceback)
 
     def _learn(self, module: nn.Module) -> None:
-        """Name a module, and its parts, before it runs; what has a name keeps it."""
+        """Name a module and its submodules before it runs. A module that has a name keeps it."""
         if module.training:
-            self._called.train()  # dropout is as it should be
+            self._called.train()  # the test trains: dropout is no finding then
         if id(module) in self._sites.names:
             return
         name = type(module).__name__
         alike = sum(type(other) is type(module) for other in self._called._modules.values())
-        root = f"{name}{alike + 1}" if alike else name
+        root = f"{name}{alike + 1}" if alike else name  # the second Decoder of a test is "Decoder2"
         self._called._modules[root] = module
         for path, part in module.named_modules():
             if id(part) not in self._sites.names:
                 self._sites.learn(f"{root}.{path}" if path else root, part)
 
     def audit(self) -> AuditedTest:
-        """Judge what ran. An audit that fails is a finding: what could not be judged is not fine."""
+        """Judge what ran. An audit that raises becomes a finding, because an unjudged test must not look fine."""
         run = self._trace
         try:
             with torch.no_grad():
@@ -139,7 +139,7 @@ class Observation:
 
 
 def _of_test(finding: Finding, calls: Sequence[JudgedCall]) -> Finding:
-    """The finding; a scale that a test gives to a function is the test's own, unless it is a known mistake."""
+    """Return the finding, as a note if a test passed its own scale to a function and it is no known mistake."""
     if finding.site or finding.rule != "scale_ledger":
         return finding
     of_it = [judged for judged in calls if not judged.call.site and judged.call.scale.ratio == finding.value]
@@ -150,5 +150,5 @@ def _of_test(finding: Finding, calls: Sequence[JudgedCall]) -> Finding:
 
 
 def _each_once(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Each finding once, however often the test ran the same attention."""
+    """Return the findings without repetition, however often the test ran the same attention."""
     return tuple({(f.rule, f.severity, f.site, f.message): f for f in reversed(findings)}.values())[::-1]

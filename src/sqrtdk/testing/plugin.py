@@ -1,8 +1,8 @@
-"""The pytest plugin: with `--sqrtdk` every attention that runs inside a test with the marker `attention` is audited.
+"""The pytest plugin: `--sqrtdk` audits every attention that runs inside a test with the marker `attention`.
 
-The marker `laws` is that of `sqrtdk.testing.plugin_laws`. Pytest imports this file in every run, so it imports neither
-torch nor what needs it; without the option it does nothing but declare the markers. Records travel in the test reports,
-as pytest-xdist sends them from its workers.
+`sqrtdk.testing.plugin_laws` handles the marker `laws`. Pytest imports this file in every run, so it imports neither
+torch nor anything that needs it, and without the option it only declares the markers. Records travel inside the test
+reports, which pytest-xdist sends from its workers to the main process.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ if TYPE_CHECKING:
     from sqrtdk.testing.observe import AuditedTest
 
 MARKER = "attention"
-SEVERITIES = ("critical", "fail", "warn", "note")  # those of sqrtdk.audit.records, worst first
-FAIL_ON = ("note", "warn", "unmeasured", "fail", "critical", "never")  # the same
+# copied from sqrtdk.audit.records, so that nothing is imported; severities are worst first
+SEVERITIES = ("critical", "fail", "warn", "note")
+FAIL_ON = ("note", "warn", "unmeasured", "fail", "critical", "never")
 _DECLARED = (
     f"{MARKER}(allow=(), fail_on=None): with --sqrtdk the attentions that run inside the test are audited; "
     "allow names sites, mistakes or rules that may stand, fail_on is this test's own --sqrtdk-fail-on"
 )
 _RECORD = "sqrtdk"  # attribute of a test report
-_MOST = 40  # lines of one kind
+_MOST = 40  # lines for each title in the summary
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the options."""
+    """Declare the command-line options."""
     group = parser.getgroup("sqrtdk", "audit of attention")
     group.addoption(
         "--sqrtdk",
@@ -47,13 +48,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker; register the audit where it is asked for."""
+    """Declare the markers, and register the hooks if `--sqrtdk` is given."""
     config.addinivalue_line("markers", _DECLARED)
     config.addinivalue_line("markers", plugin_laws.DECLARED)
     if config.getoption("--sqrtdk"):
         fail_on = config.getoption("--sqrtdk-fail-on")
         config.pluginmanager.register(Audit(fail_on), "sqrtdk-audit")
-        # registered last its hooks run around the audit's, which does not see the runs of laws
+        # registered last, so its hooks wrap the audit's and the audit does not see the runs of laws
         config.pluginmanager.register(plugin_laws.Laws(fail_on, FAIL_ON), "sqrtdk-laws")
 
 
@@ -62,7 +63,7 @@ class Audit:
 
     def __init__(self, fail_on: str) -> None:
         self.fail_on = fail_on
-        self.records: dict[str, dict[str, Any]] = {}  # of tests, by node id
+        self.records: dict[str, dict[str, Any]] = {}  # node id of a test -> its record
         self._audits = pytest.StashKey[tuple["AuditedTest", str]]()
 
     @pytest.hookimpl(wrapper=True)
@@ -80,7 +81,7 @@ class Audit:
             with seen:
                 result = yield
         finally:
-            audit = seen.audit()
+            audit = seen.audit()  # also of a test that raised, so that its report shows both
             bad = failing(audit.findings, audit.calls, fail_on, allow)
             lines = findings_lines(bad, audit.calls, OUTSIDE)
             told = "\n".join([f"attention in {item.name} (fail_on: {fail_on})", *lines])
@@ -90,7 +91,7 @@ class Audit:
         return result
 
     def _asked(self, marker: pytest.Mark) -> tuple[str, tuple[str, ...]]:
-        """What the marker says of its own test."""
+        """Return the marker's `fail_on` and `allow`, and fail the test if the marker is wrong."""
         from sqrtdk.errors import SqrtdkError
         from sqrtdk.testing.standing import as_allowed, check_fail_on
 
@@ -112,30 +113,33 @@ class Audit:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Put what was seen on the test's report."""
+        """Attach the record of a marked test to its report."""
         report = yield
         if item.get_closest_marker(MARKER) is None:
             return report
         audited = item.stash.get(self._audits, None)
         if report.when == "call" and audited is not None:
             audit, told = audited
+            # skipped before any attention ran; an xfail is reported as skipped too, but ran
             unrun = report.skipped and not audit.calls and not hasattr(report, "wasxfail")
             setattr(report, _RECORD, {"ran": False} if unrun else _record(audit, report.passed))
+            # the test failed by itself: show the audit's findings below its own failure
             if told and report.failed and told not in report.longreprtext:
                 report.sections.append(("sqrtdk", told))
             del item.stash[self._audits]
+        # failed or skipped in its set-up, so nothing ran that could be audited
         elif (report.when == "setup" and not report.passed) or report.when == "call":
             setattr(report, _RECORD, {"ran": False})
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Collect the records; under xdist those of all workers come here."""
+        """Collect the records, under xdist from all workers."""
         record = getattr(report, _RECORD, None)
         if record is not None:
-            self.records[report.nodeid] = record  # a test that is run again counts once
+            self.records[report.nodeid] = record  # by node id, so a test that is rerun counts once
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Write one line on all of them, and name what was not judged and what could not have failed."""
+        """Write one line on all marked tests, and name what was not judged and what could not have failed."""
         terminalreporter.section("sqrtdk", sep="-")
         terminalreporter.line(summary_line(list(self.records.values())))
         for title, key in (("not judged", "unjudged"), ("could not have failed", "weak")):
@@ -147,7 +151,7 @@ class Audit:
 
 
 def _record(audit: AuditedTest, passed: bool) -> dict[str, Any]:
-    """What is said of a test, in the plain types that xdist sends; one that failed could do so."""
+    """Return the record of a test in plain types that xdist can send. A failed test is not weak: it can fail."""
     from sqrtdk.audit.records import UNMEASURED
     from sqrtdk.testing.standing import OUTSIDE, plain
 
@@ -162,7 +166,7 @@ def _record(audit: AuditedTest, passed: bool) -> dict[str, Any]:
 
 
 def summary_line(records: list[dict[str, Any]]) -> str:
-    """One line on all tests with the marker.
+    """Return one line on all tests with the marker.
 
     Example:
         >>> seen = {"ran": True, "attentions": 3, "findings": {"fail": 1}, "unjudged": [], "weak": ["one key only"]}

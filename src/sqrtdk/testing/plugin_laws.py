@@ -1,7 +1,7 @@
-"""The plugin's part on laws: with `--sqrtdk` those of every model that a test with the marker `laws` calls are asked.
+"""The plugin's part on laws: `--sqrtdk` asks the laws of every model that a test with the marker `laws` calls.
 
-They are asked after the test, with the inputs of each model's first call; the runs change nothing that a later test
-sees. Like `sqrtdk.testing.plugin` this file imports no torch until a marked test runs.
+They are asked after the test, with the inputs of each model's first call, and change nothing that a later test sees.
+Like `sqrtdk.testing.plugin`, this file imports no torch until a marked test runs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ DECLARED = (
     "with its inputs; allow names sites or rules that may stand, fail_on is this test's own --sqrtdk-fail-on"
 )
 _RECORD = "sqrtdk_laws"  # attribute of a test report
-_STATES = ("kept", "broken", "not asked")  # those of sqrtdk.audit.records
-_MOST = 40  # lines
+_STATES = ("kept", "broken", "not asked")  # copied from sqrtdk.audit.records, so that nothing is imported
+_MOST = 40  # lines of the summary
 
 
 class Laws:
@@ -28,12 +28,15 @@ class Laws:
     def __init__(self, fail_on: str, choices: tuple[str, ...]) -> None:
         self.fail_on = fail_on
         self.choices = choices
-        self.records: dict[str, dict[str, Any]] = {}  # of tests, by node id
+        self.records: dict[str, dict[str, Any]] = {}  # node id of a test -> its record
         self._record = pytest.StashKey[dict[str, Any]]()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Run the test, ask the models that it called, and fail it on what is broken; one that fails is not asked."""
+        """Run the test, then ask the laws of the models that it called and fail it on broken ones.
+
+        A test that fails by itself is not asked.
+        """
         marker = item.get_closest_marker(MARKER)
         if marker is None:
             return (yield)
@@ -62,7 +65,7 @@ class Laws:
         return result
 
     def _options(self, marker: pytest.Mark) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-        """What the marker says of its own test."""
+        """Return the marker's law names, `allow` and `fail_on`, and fail the test if the marker is wrong."""
         from sqrtdk.errors import SqrtdkError
         from sqrtdk.laws.table import names_of
         from sqrtdk.testing.standing import as_allowed, check_fail_on
@@ -89,7 +92,7 @@ class Laws:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Put what was answered on the test's report."""
+        """Attach the answers to the test's report."""
         report = yield
         record = item.stash.get(self._record, None)
         if report.when == "call" and record is not None:
@@ -98,13 +101,13 @@ class Laws:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Collect the records; under xdist those of all workers come here."""
+        """Collect the records, under xdist from all workers."""
         record = getattr(report, _RECORD, None)
         if record is not None:
             self.records[report.nodeid] = record
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Write one line on all tests with the marker, and name those of which no law could be asked."""
+        """Write one line on all marked tests, and name the tests in which no law could be asked."""
         if not self.records:
             return
         terminalreporter.section("sqrtdk laws", sep="-")
@@ -117,7 +120,7 @@ class Laws:
 
 
 def summary_line(records: list[dict[str, Any]]) -> str:
-    """One line on all tests with the marker.
+    """Return one line on all tests with the marker.
 
     Example:
         >>> summary_line([{"states": {"kept": 3, "broken": 1, "not asked": 1}, "silent": []}])

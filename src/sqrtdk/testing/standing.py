@@ -1,6 +1,6 @@
-"""Which findings fail a test, those at the bar or above that are not allowed to stand, and the text of the failure.
+"""Decides which findings fail a test (at the bar or above, and not allowed), and writes the text of the failure.
 
-The text reads like a good diff: the site, the formula that ran, the one that was expected, and the fix.
+The text reads like a diff: the site, the formula that ran, the expected formula, and the fix.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from sqrtdk.compare.records import Cause, DiffReport, OutputDiff, PairDiff
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.laws.table import FINDINGS
 
-KINDS = frozenset({*RULES, *FINDINGS, *MISTAKES, "unexplained"})  # what `allow` may name besides sites
+KINDS = frozenset({*RULES, *FINDINGS, *MISTAKES, "unexplained"})  # names that `allow` accepts beside sites
+# rules on scales: a mistake or "unexplained" in `allow` covers their findings
 _OF_SCALE = ("scale_ledger", "declared_vs_actual", "blocks", "responsiveness")
 
 
 def as_allowed(allow: Any) -> tuple[str, ...]:
-    """`allow` as a tuple of names; one name may stand alone.
+    """Return `allow` as a tuple of names; a single string is one name.
 
     Raises:
-        InvalidTypeError: it is neither a name nor several.
+        InvalidTypeError: `allow` is neither a string nor a collection of strings.
 
     Example:
         >>> as_allowed("missing"), as_allowed(["decoder.*", "twice"])
@@ -41,20 +42,20 @@ def as_allowed(allow: Any) -> tuple[str, ...]:
 
 
 def check_fail_on(fail_on: Any, choices: Sequence[str] = FAIL_ON) -> None:
-    """Refuse an unknown bar.
+    """Check that `fail_on` is known.
 
     Raises:
-        InvalidValueError: it is none of `choices`.
+        InvalidValueError: it is not one of `choices`.
     """
     if fail_on not in choices:
         raise InvalidValueError(f"fail_on is {fail_on!r}", hint=f"Use one of: {', '.join(choices)}.")
 
 
 def check_names(allow: Iterable[str], sites: Collection[str], kinds: Collection[str] = KINDS) -> None:
-    """Refuse a name that allows nothing: a site that no longer exists, or a typing error.
+    """Refuse a name that allows nothing, such as a site that no longer exists or a misspelt kind.
 
     Raises:
-        InvalidValueError: a name is neither a kind nor matches a site.
+        InvalidValueError: a name is not a kind and matches no site.
     """
     for name in allow:
         if name not in kinds and not any(matches(site, name) for site in sites):
@@ -65,12 +66,12 @@ def check_names(allow: Iterable[str], sites: Collection[str], kinds: Collection[
 
 
 def matches(site: str, name: str) -> bool:
-    """Whether `name` is the site or a pattern that matches it, such as "layers.*.attn"."""
+    """Return whether `name` is the site or a pattern that matches it, such as "layers.*.attn"."""
     return site == name or fnmatchcase(site, name)
 
 
 def is_allowed(finding: Finding, calls: Sequence[JudgedCall], allow: Sequence[str]) -> bool:
-    """Whether a finding may stand: its site, its rule, or every mistake of a scale at its site is allowed."""
+    """Return whether a finding is allowed: by its site, its rule, or because all scale mistakes at its site are."""
     if finding.rule in allow or any(matches(finding.site, name) for name in allow):
         return True
     wrong = [one for one in calls if one.call.site == finding.site and one.verdict == "unexplained"]
@@ -82,7 +83,10 @@ def is_allowed(finding: Finding, calls: Sequence[JudgedCall], allow: Sequence[st
 def failing(
     findings: Iterable[Finding], calls: Sequence[JudgedCall], fail_on: str, allow: Sequence[str]
 ) -> tuple[Finding, ...]:
-    """The findings at `fail_on` or above that may not stand; "unmeasured" is "fail", and what could not be judged."""
+    """Return the findings at `fail_on` or above that are not allowed.
+
+    The bar "unmeasured" is "fail" and adds the findings on attentions that could not be judged.
+    """
     if fail_on == "never":
         return ()
     bar = SEVERITIES.index("fail" if fail_on == UNMEASURED else fail_on)
@@ -94,11 +98,11 @@ def failing(
     )
 
 
-OUTSIDE = "(no module)"  # of what a test runs
+OUTSIDE = "(no module)"  # site of an attention that a test runs outside any module
 
 
 def plain(text: str) -> str:
-    r"""`text` with unprintable characters as escapes, as a model may give its modules any name.
+    r"""Return `text` with unprintable characters as escapes, because a model may give its modules any name.
 
     Example:
         >>> print(plain("layer\x1b[31m.0"))
@@ -108,7 +112,7 @@ def plain(text: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and its noun.
+    """Return a count with its noun.
 
     Example:
         >>> counted(1, "finding"), counted(1200, "test")
@@ -118,7 +122,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def findings_lines(findings: Iterable[Finding], calls: Sequence[JudgedCall], root: str = ROOT) -> list[str]:
-    """Lines on findings, each kind once with all its sites; `root` is what the site "" is called."""
+    """Return lines on findings; equal ones are listed once with all their sites. `root` names the site ""."""
     sites: dict[tuple[str, ...], list[str]] = {}
     for finding in findings:
         sites.setdefault(_lines(finding, _call_of(finding, calls)), []).append(finding.site or root)
@@ -130,7 +134,7 @@ def findings_lines(findings: Iterable[Finding], calls: Sequence[JudgedCall], roo
 
 
 def _call_of(finding: Finding, calls: Sequence[JudgedCall]) -> JudgedCall | None:
-    """The call that a finding is about: of several at its site the one with its ratio, else the first."""
+    """Return the call that a finding is about: the one at its site with the finding's ratio, else the first there."""
     here = [judged for judged in calls if judged.call.site == finding.site]
     exact = [judged for judged in here if finding.value is not None and judged.call.scale.ratio == finding.value]
     return next(iter(exact or here), None)
@@ -150,9 +154,9 @@ def _lines(finding: Finding, judged: JudgedCall | None) -> tuple[str, ...]:
 
 
 def expected_formula(judged: JudgedCall) -> str | None:
-    """The formula with the scale that was declared, or the textbook's; in words where it is not one number.
+    """Return the formula with the expected scale, or words if the scale does not occur in it exactly once.
 
-    None if no scale was expected, or if the expected one is there.
+    Returns None if no scale was expected, or if the run applied the expected one.
     """
     effective, wanted, formula = judged.call.scale.effective, judged.expected, judged.call.formula
     if wanted is None or (effective is not None and f"{effective:.4g}" == f"{wanted:.4g}"):
@@ -160,15 +164,17 @@ def expected_formula(judged: JudgedCall) -> str | None:
     factor = "" if wanted == 1 else f"{wanted:.4g} * "
     if effective is not None and judged.call.scale.per_head is None:
         found = f"{effective:.4g} * "
+        # softmax(8 * q.k) -> softmax(0.125 * q.k)
         if formula.count(found) == 1 and formula.startswith(f"softmax({found}"):
             return formula.replace(found, factor)
+        # softmax(q.k) -> softmax(0.125 * q.k)
         if effective == 1 and formula.startswith(("softmax(q", "softmax(rope(")):
             return formula.replace("softmax(", f"softmax({factor}", 1)
     return f"the same with the scale {wanted:.4g}"
 
 
 def pairs_lines(pairs: Iterable[PairDiff]) -> list[str]:
-    """Lines on pairs of calls that differ by themselves, equal ones folded."""
+    """Return lines on pairs with a difference of their own; equal ones are listed once."""
     alike: dict[tuple[str, ...], list[PairDiff]] = {}
     for pair in pairs:
         alike.setdefault(_pair(pair), []).append(pair)
@@ -184,7 +190,7 @@ def pairs_lines(pairs: Iterable[PairDiff]) -> list[str]:
 
 
 def pair_site(pair: PairDiff) -> str:
-    """The site of A, with its index where it is not the first there."""
+    """Return the pair's site in A, followed by "#index" unless it is the first call there."""
     return f"{pair.site_a or ROOT}{f'#{pair.index_a}' if pair.index_a else ''}"
 
 
@@ -216,7 +222,7 @@ def _value(value: str | float | None) -> str:
 
 
 def outputs_lines(report: DiffReport, outputs: Sequence[OutputDiff]) -> list[str]:
-    """Lines on outputs that differ, and where the difference begins."""
+    """Return lines on outputs that differ, and on where the difference begins."""
     lines = []
     for one in outputs:
         if one.same is None:
@@ -231,7 +237,7 @@ def outputs_lines(report: DiffReport, outputs: Sequence[OutputDiff]) -> list[str
 
 
 def alone_lines(report: DiffReport, allow: Sequence[str] = ()) -> list[str]:
-    """Lines on calls of one side without a partner, or that could not be read, but for those at sites in `allow`."""
+    """Return lines on calls without a partner, except at sites in `allow`."""
     sides = (("A", report.unpaired_a), ("B", report.unpaired_b))
     return [
         f"{plain(call.site or ROOT)}  only in {letter}: {plain(call.reason)}"

@@ -1,6 +1,6 @@
-"""Tests that could not have failed: what they ran is the same with the mistake as without it.
+"""Finds tests that could not have failed, because their result would be the same with the mistake.
 
-Masks that hide nothing are seen as the operations get them, as the trace leaves out of a formula what changes no logit.
+Masks that hide nothing are observed at the operations, because the trace drops everything that changes no logit.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.tensors import CallTensors, Vector
 
 _MASK_ARGUMENTS = ("attn_mask", "attn_bias")
+# ways to write a mask: scores + mask, scores.masked_fill(hidden, -inf), torch.where(visible, scores, -inf)
 _ADDED = ("aten::add", "aten::add_", "aten::masked_fill", "aten::masked_fill_", "aten::where")
 _SOFTMAX = ("aten::_softmax", "aten::_safe_softmax")
 
 
 class OpenMasks(EagerMode):
-    """Counts the attentions that got a mask which hides nothing; operations run unchanged.
+    """Counts attentions that received a mask which hides nothing; operations run unchanged.
 
-    A mask is what a fused kernel takes as one, or what is added to, or written over, the logits of a softmax: zeros, a
-    `masked_fill` that fills nothing, a `where` that takes nothing else. Zeros that have a gradient are a bias.
+    Such a mask is a fused kernel's `attn_mask` without effect, zeros added to the logits, a `masked_fill` that fills
+    nothing, or a `where` that always takes the logits. Zeros that require a gradient are a learned bias, not a mask.
     """
 
     supports_higher_order_operators = True
@@ -47,7 +48,7 @@ class OpenMasks(EagerMode):
         output = func(*args, **(kwargs or {}))
         schema = getattr(func, "_schema", None)
         if schema is not None and (schema.name in _ADDED + _SOFTMAX or "attention" in schema.name):
-            with torch.no_grad(), _disable_current_modes():
+            with torch.no_grad(), _disable_current_modes():  # our own reads of masks must not be traced
                 self._see(schema, args, kwargs or {}, output)
         return output
 
@@ -55,7 +56,7 @@ class OpenMasks(EagerMode):
         name = schema.name
         if name in _ADDED:
             if isinstance(output, Tensor) and output.dim() > 1 and _hides_nothing(name, args):
-                self._masked[output] = True
+                self._masked[output] = True  # counted later, if a softmax reads it: then it holds logits
         elif name in _SOFTMAX:
             self.count += isinstance(args[0], Tensor) and args[0] in self._masked
         elif "attention" in name:
@@ -65,7 +66,7 @@ class OpenMasks(EagerMode):
 
 
 def _readable(value: Any) -> bool:
-    """Whether `value` is a plain tensor with values, of rows and keys."""
+    """Return whether `value` is a plain tensor whose values can be read, with rows and keys."""
     if type(value) is not Tensor or value.is_meta or value.is_nested or value.layout is not torch.strided:
         return False
     return value.dim() > 1 and value.numel() > 0
@@ -78,10 +79,11 @@ def _open(mask: Tensor) -> bool:
 
 
 def _hides_nothing(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether an operation on what may be logits leaves all of them as they are."""
+    """Return whether an operation that may mask logits leaves all of them as they are."""
     if name.startswith("aten::add"):
-        addend = args[1] if len(args) > 1 else None
+        addend = args[1] if len(args) > 1 else None  # scores + torch.zeros(L, S)
         return isinstance(addend, Tensor) and addend.dim() > 1 and addend.shape[-1] > 1 and _open(addend)
+    # torch.where(visible, scores, -inf) with visible all True; scores.masked_fill(hidden, -inf) with hidden all False
     condition = args[0] if name == "aten::where" else args[1]
     if not _readable(condition):
         return False
@@ -92,15 +94,15 @@ NOTHING_RAN = "no attention was seen in it"
 
 
 def cannot_fail(calls: Sequence[AttentionCall], tensors: Sequence[CallTensors], open_masks: int) -> tuple[str, ...]:
-    """Why a test on these calls could not have failed, one sentence a reason; empty if it could.
+    """Return the reasons why a test on these calls could not have failed, as sentences; empty if it could.
 
-    Each is said only of what holds for all calls of the test: one call with another scale shows that a scale is
-    dropped.
+    A reason must hold for all calls of the test. One call with a scale other than the default is enough to detect a
+    dropped scale.
 
     Args:
         calls: every attention that ran.
-        tensors: of the calls, sketches are enough.
-        open_masks: how many masks came that hide nothing.
+        tensors: the tensors of the calls; sketches of them are enough.
+        open_masks: number of masks that hide nothing.
     """
     if not calls:
         return (NOTHING_RAN,)
@@ -109,6 +111,7 @@ def cannot_fail(calls: Sequence[AttentionCall], tensors: Sequence[CallTensors], 
 
 def _scale(calls: Sequence[AttentionCall]) -> Iterator[str]:
     effective = [call.scale.per_head or (call.scale.effective,) for call in calls if call.scale.effective is not None]
+    # one call whose scale is unknown or not the default could fail the test
     if len(effective) == len(calls) and all(
         matches([value for value in values if value is not None], (inverse_root(call.head_dim),))
         for call, values in zip(calls, effective, strict=True)
@@ -123,7 +126,7 @@ def _one_key(call: AttentionCall) -> bool:
 
 
 def _first_key(call: AttentionCall) -> bool:
-    """Every row sees one key of several: row 0 under a causal mask, alone."""
+    """Return whether every row sees one key of several, as row 0 alone under a causal mask does."""
     seen = call.stats.keys if call.stats is not None else ()
     return call.key_len > 1 and bool(seen) and all(keys <= 1 for keys in seen)
 
@@ -137,7 +140,7 @@ def _keys(calls: Sequence[AttentionCall]) -> Iterator[str]:
 
 
 def _hides(call: AttentionCall) -> bool | None:
-    """Whether the mask of a call hides a key; None without a mask, or if that is not known."""
+    """Return whether a call's mask hides a key; None without a mask, or if that is not known."""
     if call.mask is None or call.stats is None:
         return None
     return any(keys < call.key_len for keys in call.stats.keys) or any(call.stats.blind_rows)
@@ -157,7 +160,7 @@ def _positions(calls: Sequence[AttentionCall], tensors: Sequence[CallTensors]) -
 
 
 def _still(vector: Vector) -> bool:
-    """Whether the values are known before and after every rotation, and are the same."""
+    """Return whether every rotation is known to leave the values as they are, as at position 0."""
     before, turned = vector.projected, False
     for step in vector.steps:
         if step.name == "rope":

@@ -27,8 +27,8 @@ Place = tuple[CodeType, int]
 FORWARDING = ("einops", "opt_einsum", "jaxtyping", "beartype", "functorch")  # packages that only forward calls
 
 
-# The owner of a file, best first: without a frame of the model, the frame of the next best owner is the place. The
-# audit starts the run, so the walk stops there: frames that called it are no part of the model.
+# The owner of a file, best first: without a frame of the model, the frame of the next best owner is the place. An
+# audit or a comparison starts the run, so the walk stops there: frames that called it are no part of the model.
 _MODEL, _OURS, _LAYER, _NOBODY, _AUDIT = range(5)
 
 _DEEPEST = 4  # levels of nested objects, containers and tensors that are searched
