@@ -10,8 +10,8 @@ While a tile is swept, logits are in their own units, x; the logit is `factor * 
     n           visible keys
     mean, m2    of x, and the sum of (x - mean)^2
 
-The key that holds the maximum is left out, because only the others describe a row close to one-hot without
-cancellation. Statistics are compile-time switches: SUMS (all but the plain mass, which is then in `rest`), and in
+The key that holds the maximum is left out, because a sum that starts at its 1 would round the others away in a row
+close to one-hot. Statistics are compile-time switches: SUMS (all but the plain mass, which is then in `rest`), and in
 addition LOW, MOMENTS (with LOW), SPREAD (a), SQUARES, CUBES (with SQUARES).
 """
 
