@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
     from sqrtdk._shapes import AnyKey, Query, Value
 
-FARTHEST = 2**40  # a window that is wider bounds nothing; sums with it would leave int64
+FARTHEST = 2**40  # a wider window hides nothing, and sums with it would overflow int64
 
 _FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 
 
 def fit_at_a_glance(query: Any, key: Any, value: Any) -> bool:
-    """Whether nothing about the three can be wrong: told in a microsecond, where the full checks take twenty."""
+    """Return whether the three tensors surely fit: decided in a microsecond, while the full checks take twenty."""
     if not (type(query) is type(key) is type(value) is Tensor):
         return False
-    if query.is_nested or key.is_nested or value.is_nested:  # which have no shape
+    if query.is_nested or key.is_nested or value.is_nested:  # nested tensors have no shape
         return False
     a, b, c = query.shape, key.shape, value.shape
     return (
@@ -44,7 +44,7 @@ def fit_at_a_glance(query: Any, key: Any, value: Any) -> bool:
 
 
 def check_tensors(query: Any, key: Any, value: Any) -> None:
-    """Refuse what are no floating tensors of one dtype and device, and a value without a key."""
+    """Refuse anything but floating tensors of one dtype and device, and a key length that differs from the value's."""
     named = {"query": query, "key": key, "value": value}
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
@@ -73,7 +73,7 @@ def check_tensors(query: Any, key: Any, value: Any) -> None:
 
 
 def check_widths(query: Query, key: AnyKey) -> None:
-    """Refuse a query and a key without a dot product."""
+    """Refuse a query and a key of different widths."""
     if query.shape[-1] != key.shape[-1]:
         raise InvalidValueError(
             f"query and key have one head dimension; got {query.shape[-1]} and {key.shape[-1]}",
@@ -82,7 +82,7 @@ def check_widths(query: Query, key: AnyKey) -> None:
 
 
 def check_scored(query: Query, key: AnyKey) -> None:
-    """Refuse a score other than the dot product, whose sum may be empty, of no dimensions."""
+    """Refuse an empty head dimension, unless the score is the dot product."""
     if 0 in (query.shape[-1], key.shape[-1]):
         raise InvalidValueError(
             f"the head dimension is at least 1; got {query.shape[-1]} for query and {key.shape[-1]} for key",
@@ -159,12 +159,12 @@ def check_device(name: str, tensor: Tensor, query: Query) -> None:
 
 
 def number(name: str, value: Any, *, above: float = -math.inf) -> float:
-    """A finite number above `above`; bools, NaN and infinities are refused."""
+    """Return a finite number above `above`; bools, NaN and infinities are refused."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InvalidTypeError(f"{name} is a number; got {value!r}", hint="Pass a float.")
     found = float(value)
     if torch.compiler.is_compiling():
-        return found  # perhaps no number yet
+        return found  # while compiling it may be symbolic
     if not math.isfinite(found) or found <= above:
         bound = "" if above == -math.inf else f" above {above:g}"
         raise InvalidValueError(f"{name} is a finite number{bound}; got {found}", hint="Check where it comes from.")
@@ -172,14 +172,14 @@ def number(name: str, value: Any, *, above: float = -math.inf) -> float:
 
 
 def check_flags(**flags: Any) -> None:
-    """Refuse what is neither True nor False, as torch does: of "no" Python makes true."""
+    """Refuse flags that are not bools, as torch does: the string "no" would count as true."""
     for name, value in flags.items():
         if type(value) is not bool and not isinstance(value, torch.SymBool):
             raise InvalidTypeError(f"{name} is True or False; got {value!r}", hint="Pass a bool.")
 
 
 def scale_number(scale: Any) -> float:
-    """A scale that is neither a rule nor a tensor."""
+    """Return the scale as a number, if it is neither a rule nor a tensor."""
     if isinstance(scale, bool) or not isinstance(scale, Real):
         hint = "Call it: scales.log_n()." if callable(scale) else "0.125 or scales.log_n(), for one."
         raise InvalidTypeError(f"scale is a number, a rule or a tensor; got {scale!r}", hint=hint)
@@ -187,14 +187,14 @@ def scale_number(scale: Any) -> float:
 
 
 def probability(value: Any) -> float:
-    """A dropout rate, 0 <= p < 1 or 1."""
+    """Return a dropout rate, 0 <= p <= 1."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 <= float(value) <= 1.0:
         raise InvalidValueError(f"dropout_p is from 0 to 1; got {value!r}", hint="Pass 0.0 in evaluation.")
     return float(value)
 
 
 def window_sides(window: Any) -> tuple[int | None, int | None]:
-    """(left, right) with None for an unbounded side (None or -1)."""
+    """Return (left, right) with None for an unbounded side (None or -1)."""
     if not isinstance(window, Sequence) or len(window) != 2 or any(isinstance(side, bool) for side in window):
         raise InvalidTypeError(
             f"window is (left, right), two sizes; got {window!r}", hint="(1023, 0) looks back 1023 keys."
@@ -211,13 +211,13 @@ def window_sides(window: Any) -> tuple[int | None, int | None]:
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
-    """The dtype of the autocast that is on for the tensor's device; None if autocast is off."""
+    """Return the active autocast dtype of the tensor's device; None if autocast is off."""
     kind = tensor.device.type
     if kind == "meta":
         return None
     try:  # torch.compile of torch 2.11 can't read `torch.amp.is_autocast_available`
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    except RuntimeError:  # a device that has no autocast
+    except RuntimeError:  # the device has no autocast
         return None
 
 

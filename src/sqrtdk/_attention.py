@@ -122,36 +122,36 @@ def attention(
         value: (..., Hv, S, Ev).
         attn_mask: broadcastable to (..., Hq, L, S): bool, True where the row sees the key, or floating, added to the
             logits; -inf hides a key; or `torch.nn.attention.bias.causal_upper_left` or `causal_lower_right` of L, S.
-        dropout_p: rate of dropout on the weights; the call does not know of train and eval.
-        is_causal: row i sees keys j <= i (upper-left); with `attn_mask` both hold.
-        scale: factor on the score: a number, a rule of `sqrtdk.scales`, a tensor broadcastable to (..., Hq, L, 1),
+        dropout_p: rate of dropout on the weights; it applies in train and eval alike.
+        is_causal: row i sees keys j <= i (upper-left); combined with `attn_mask`, a key must pass both.
+        scale: factor on the score: a number, a rule of `sqrtdk.scales`, or a tensor broadcastable to (..., Hq, L, 1),
             which may carry a gradient. None: the score's own rule, 1/sqrt(E) for the dot product.
         enable_gqa: fewer key and value heads than query heads; query head h uses key head h // (Hq / H).
         score: a score of `sqrtdk.scores`; None: the dot product.
         softcap: c of c tanh(z / c), c > 0.
-        bias: a tensor broadcastable to (..., Hq, L, S), or a term of `sqrtdk.positions`; a term that depends on q and
-            k sees them as the score changed them.
+        bias: a tensor broadcastable to (..., Hq, L, S), or a term of `sqrtdk.positions`; a term that depends on q and k
+            gets them after the score has changed them.
         window: (left, right): row i sees keys i - left to i + right, both included; None or -1: no bound.
-        sinks: (Hq,) logits, one number for all heads, or a tensor of two dimensions or more that broadcasts to
-            (..., Hq, L, 1), one a row; they join the softmax's denominator and weigh no value. 0.0 is the off-by-one
+        sinks: (Hq,) logits, one number for all heads, or a tensor of two or more dimensions that broadcasts to (...,
+            Hq, L, 1), one per row. Sinks enter the softmax's denominator and have no value. 0.0 is the off-by-one
             softmax.
-        causal_lower_right: causal with the last row aligned with the last key, beside `is_causal` or without it: row i
-            sees keys j <= i + S - L, and `window` and position terms count from there.
+        causal_lower_right: causal with the last row aligned with the last key, with or without `is_causal`: row i sees
+            keys j <= i + S - L, and `window` and position terms count from there.
         return_aux: which statistics to return as a second value; see `AuxOutput` for their definitions.
-        impl: "auto", "cpu" (the compiled kernel of CPUs with AVX-512; the first call by this name compiles it), "dense"
-            (holds L x S), "fused" (torch's kernels), "tiled" (blocks of rows, recomputed in the backward pass; under
-            `torch.func` all are kept), "triton" (the Triton kernel of GPUs). A named one runs or raises. "auto" starts
-            no compiler of C++, makes no mask of more than 2^26 elements and takes nothing that holds more than 2^28
-            pairs; see `explain` for what it takes.
+        impl: "auto", "cpu" (the compiled kernel for CPUs with AVX-512; the first call with this name compiles it),
+            "dense" (holds L x S), "fused" (torch's kernels), "tiled" (blocks of rows, recomputed in the backward pass;
+            under `torch.func` all are kept), "triton" (the Triton kernel for GPUs). A named implementation runs or
+            raises. "auto" never starts a C++ compiler, makes no mask of more than 2^26 elements, and avoids any
+            implementation that holds more than 2^28 pairs; see `explain` for its choice.
 
     Returns:
         (..., Hq, L, Ev) of the value's dtype, and with `return_aux` also an `AuxOutput` of (..., Hq, L) tensors.
         A row that sees no key gives 0.
 
     Raises:
-        InvalidValueError: shapes or values that do not fit.
-        InvalidTypeError: arguments of the wrong type or dtype.
-        UnsupportedError: a named implementation that can't run the call.
+        InvalidValueError: Shapes or values do not fit.
+        InvalidTypeError: An argument has the wrong type or dtype.
+        UnsupportedError: A named implementation can't run the call.
 
     Example:
         >>> q = k = v = torch.eye(4).view(1, 1, 4, 4)
@@ -165,10 +165,10 @@ def attention(
         Vaswani et al. 2017, Attention Is All You Need, section 3.2.1 (arXiv:1706.03762).
 
     Differs from torch:
-        NaN or infinity in a key or value that a mask hides, or in its product with a query, does not reach the output
-        (on a CPU, where looking for it costs little; not while compiling or under a transform); a row whose logits
-        hold NaN is NaN, unless it sees no key. A float32 mask beside float64 tensors is read as what it is. Where
-        finite q and k overflow to logits that are all -inf, torch's kernels give 0 and the others NaN.
+        A NaN or infinity in a key or value that a mask hides, or in its product with a query, does not reach the
+        output. This is checked only on a CPU, where it costs little, and not while compiling or under a transform. A
+        row whose logits hold NaN is NaN, unless it sees no key. A float32 mask beside float64 tensors is read as
+        float32. If finite q and k overflow to logits that are all -inf, torch's kernels give 0 and the others NaN.
     """
     arguments.check_flags(is_causal=is_causal, enable_gqa=enable_gqa, causal_lower_right=causal_lower_right)
     extras = (score, softcap, bias, window, sinks, return_aux)
@@ -235,14 +235,14 @@ def explain(
     return_aux: AuxRequest | None = None,
     impl: str = "auto",
 ) -> Choice:
-    """Which implementation `attention` would take for these arguments, which are its own; no attention is computed.
+    """Return the implementation that `attention` would take for the same arguments; no attention is computed.
 
     Returns:
-        The implementation's name as `impl`, and why as `reason`.
+        The implementation's name as `impl`, and the reason for the choice as `reason`.
 
     Raises:
-        InvalidValueError: shapes or values that do not fit.
-        InvalidTypeError: arguments of the wrong type or dtype.
+        InvalidValueError: Shapes or values do not fit.
+        InvalidTypeError: An argument has the wrong type or dtype.
 
     Example:
         >>> q = torch.randn(1, 2, 8, 4)
@@ -270,7 +270,7 @@ def explain(
         check_term(call)
         return choose(call, impl)
     except SqrtdkError as error:
-        error.args = (f"explain(): {error}",)  # the rules are those of attention
+        error.args = (f"explain(): {error}",)  # the rules are those of attention, whose name the message would have
         raise
 
 
@@ -289,7 +289,7 @@ def _check(
     scale: Any,
     enable_gqa: bool,
 ) -> None:
-    """What the plain path has to refuse."""
+    """Check the arguments of the plain path, which skips `resolve`."""
     if not arguments.fit_at_a_glance(query, key, value):
         arguments.check_tensors(query, key, value)
         arguments.check_heads(query, key, value, enable_gqa)
@@ -304,7 +304,7 @@ def _check(
 
 
 def _as_torch(mask: Visible | Bias | None, value: Value) -> Visible | Bias | None:
-    """A mask that torch's kernels read right: of two dimensions, and of float64 beside float64."""
+    """Return the mask in a form that torch's kernels read correctly: two-dimensional, and float64 beside float64."""
     if mask is None:
         return None
     if mask.dtype != torch.bool and value.dtype == torch.float64:

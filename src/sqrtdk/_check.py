@@ -1,4 +1,4 @@
-"""`check`: run a model under a trace, judge every attention in it, apply every rule, ask the laws, and report."""
+"""`check`: run a model under a trace, judge every attention, apply every rule, test the laws, and report."""
 
 from __future__ import annotations
 
@@ -56,43 +56,43 @@ def check(
 ) -> CheckReport:
     """Audit the attention of a model.
 
-    The model runs in evaluation mode, as a rule up to four times: judged, with a larger scale attribute, and once each
-    for eager and sdpa; with attn="both" up to six times. The laws (`sqrtdk.laws`) take some 25 runs, most of them
-    without a trace, one where the model has over 2e9 parameters. With `static` a copy of it on the meta device runs
-    once. Where only an attribute declares a scale, up to three more runs ask whether the model follows it.
+    The model runs in evaluation mode, usually up to four times: judged, with a larger scale attribute, and once each
+    for eager and sdpa; with attn="both" up to six times. The laws (`sqrtdk.laws`) take about 25 runs, most of them
+    without a trace, or one run if the model has over 2e9 parameters. With `static` a copy on the meta device runs once.
+    If only an attribute declares a scale, up to three more runs test whether the model uses it.
 
     Args:
-        model: A module, or what `sqrtdk.models.load.resolve` takes: "demo", a directory, a hub id, a factory; or an
+        model: A module; or a name for `sqrtdk.models.load.resolve`: "demo", a directory, a hub id, a factory; or an
             exported graph, .onnx or .pt2, which is read without running it; or a .gguf file, for its metadata.
-        inputs: A dict or tuple for forward, or one tensor; None makes inputs of the right kind from the config.
+        inputs: A dict or tuple for forward, or one tensor; None makes suitable inputs from the config.
         static: Run on the meta device: scales and formulas, no statistics.
-        attn: "eager" or "sdpa" audits that implementation, "both" the one and then the other. None audits the model's
-            own and, unless that is costly (offloaded, over 2e9 parameters), compares the two where the model has both.
+        attn: "eager" or "sdpa" audits that implementation, "both" audits one after the other. None audits the model's
+            own and, unless that is costly (offloaded, over 2e9 parameters), compares the two if the model has both.
         text: UTF-8 file for the tokenizer, for a model given by name.
         input_file: safetensors with the inputs, for a model given by name.
         batch: Rows of made-up inputs, default 1.
-        seq_len: Tokens a row of made-up inputs.
+        seq_len: Tokens per row of made-up inputs.
         device: For a model given by name; a module runs where it is.
         dtype: For a model given by name; a module keeps its own.
         seed: For weights, inputs and the run.
         revision: Of a hub id.
         trust_remote_code: Let the model's own Python files run.
         device_map: "auto" spreads a checkpoint through accelerate.
-        offload_folder: Directory for what fits nowhere else.
+        offload_folder: Directory for weights that fit nowhere else.
         laws: "all", "none", or names of laws, in a sequence or joined by commas; None is "all".
-        fail_on: Least severity that makes `exit_code` 1: "note", "warn", "fail", "critical"; "never"; or "unmeasured",
-            which is "fail" and every attention that could not be judged.
-        command: What the user typed, for the report.
+        fail_on: Lowest severity that makes `exit_code` 1: "note", "warn", "fail", "critical"; "never"; or "unmeasured",
+            which means "fail" and also counts every attention that could not be judged.
+        command: The user's command line, for the report.
 
     Returns:
         The report; findings are worst first.
 
     Raises:
-        ModelError: The model can't be built, its forward raises, or no attention runs in it, or on inputs without a
-            row or a token.
-        InvalidValueError: An option that does not exist, or that does not go with a module; no inputs, and no config
-            to make them from.
-        InvalidTypeError: `model` or `inputs` of another type.
+        ModelError: The model can't be built, its forward raises, or no attention runs in it, or the inputs have no row
+            or no token.
+        InvalidValueError: An option does not exist, or does not apply to a module; or there are no inputs, and no
+            config to make them from.
+        InvalidTypeError: `model` or `inputs` has another type.
         UnsupportedError: The module can't be switched to `attn`.
 
     Example:
@@ -121,10 +121,10 @@ def check_with(
     run_graph: bool = False,
     after: Callable[[LoadedModel], None] | None = None,
 ) -> CheckReport:
-    """`check`, with its options of loading in one; it says what they are.
+    """Audit a model as `check` does, with the loading options in one object, and report progress.
 
-    An exported graph may be judged by a model that it is `like`, and be run for the figures of its logits. `after`
-    gets each model once it is audited, while it is still in memory.
+    An exported graph may be judged by a model that it is `like`, and may be run for the statistics of its logits.
+    `after` receives each model once it is audited, while it is still in memory.
     """
     attn = options.attn
     if fail_on not in FAIL_ON:
@@ -160,14 +160,14 @@ def check_with(
             runs.append(run)
             if after is not None:
                 after(build.loaded)
-        del build  # two large models need not be in memory at once
-    # of "both" each is audited that there is; one that was asked for by its name is missed where there is another
+        del build  # frees the model: two large ones must not be in memory at once
+    # with "both", implementations that exist are audited; one asked for by name is missed even if another ran
     not_run = [unmeasured.not_run(entry) for entry in missing] if attn in ATTN else []
     return _report(runs, missing, not_run, seed=options.seed, command=command, fail_on=fail_on)
 
 
 def _builds(model: nn.Module | str, inputs: Inputs | None, options: LoadOptions) -> Iterable[AttnBuild]:
-    """What to run: the model as it is, with the attention asked for, or with both."""
+    """Return what to run: the model as it is, with the requested attention, or with both."""
     if isinstance(model, nn.Module):
         return choices(from_module(model, inputs, options), options.attn)
     if not isinstance(model, str):
@@ -188,7 +188,7 @@ def _report(
     command: str,
     fail_on: str,
 ) -> CheckReport:
-    """One report on all runs, which differ in the implementation of attention."""
+    """Make one report of all runs, which differ in the implementation of attention."""
     first = runs[0]
     return CheckReport(
         model=first.model,
@@ -208,7 +208,7 @@ def _report(
 
 
 def _worst_first(runs: Sequence[ModelRun], others: Iterable[Finding] = ()) -> tuple[Finding, ...]:
-    """The findings of all runs, each kind once a site; what one of several runs shows says which. `others` join."""
+    """Return the findings of all runs, each kind once per site, marked if only one of several runs shows it."""
 
     def kind(finding: Finding) -> tuple[str, ...]:
         each = (finding.message,) if finding.rule == UNMEASURED else ()
@@ -219,7 +219,7 @@ def _worst_first(runs: Sequence[ModelRun], others: Iterable[Finding] = ()) -> tu
     for run in runs:
         for finding in run.findings:
             alone = len(runs) > 1 and sum(kind(finding) in kinds for kinds in kinds_of_runs) == 1
-            if alone and finding.rule not in ("eager_vs_sdpa", *FINDINGS):  # laws are asked of the first alone
+            if alone and finding.rule not in ("eager_vs_sdpa", *FINDINGS):  # laws are tested in the first run only
                 finding = dataclasses.replace(finding, message=f"{finding.message} (only with {run.attn} attention)")
             kept.setdefault(kind(finding), finding)
     order = {name: place for place, name in enumerate((*RULES, *FINDINGS))}

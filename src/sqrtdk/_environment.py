@@ -1,4 +1,4 @@
-"""Versions, machine and kernels, and what decides the numbers of a run besides its parameters."""
+"""Versions, machine and kernels, and everything besides its parameters that decides the numbers of a run."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ TRITONS = (
     "pytorch-triton-rocm",
     "triton-xpu",
     "pytorch-triton-xpu",
-)  # one module
+)  # they all install the module triton
 
 
 def environment() -> dict[str, Any]:
-    """The environment of this process as it is now, ready for JSON.
+    """Return the environment of this process as it is now, ready for JSON.
 
     Returns:
-        `versions` of Python and of libraries (None where one is not installed, "unknown" where it does not tell),
-        `platform`, `cpu` ("unknown" likewise), `cpus` (None likewise), `threads` of torch, `gpus` that torch sees, by
-        name or by what it says in place of one, `kernel`: `library` (its file, or ""), `built` (whether one is there
-        that is whole), `loaded`, `reason` (why it is not in use; None where it is) and `compiler` (None where there is
-        none), and `triton`: `version` (as in `versions`), `available` (whether the Triton kernel can run here),
-        `interpreted` (whether its interpreter would run it, on a CPU) and `reason` (why it can't run; None where it
-        can). Triton is imported where there is a GPU or its interpreter is asked for, and nowhere else.
+        `versions` of Python and libraries (None if not installed, "unknown" if it has no version), `platform`, `cpu`
+        ("unknown" if unknown), `cpus` (None if unknown), `threads` of torch, `gpus`: their names, or the error that
+        torch gives. `kernel`: `library` (its file, or ""), `built` (whether an intact file exists), `loaded`, `reason`
+        (why it is not in use; None if it is) and `compiler` (None if there is none). `triton`: `version` (as in
+        `versions`), `available` (whether the Triton kernel can run here), `interpreted` (whether its interpreter would
+        run it, on a CPU) and `reason` (why it can't run; None if it can). Triton is imported only if there is a GPU or
+        its interpreter is enabled.
     """
     kernel = load.state()
     triton = gpu.state()
@@ -70,14 +70,14 @@ def environment() -> dict[str, Any]:
 
 
 def _version(name: str) -> str | None:
-    runs = getattr(sys.modules.get(name), "__version__", None)  # whatever is installed
+    runs = getattr(sys.modules.get(name), "__version__", None)  # any installed module, with any kind of version
     if runs is not None:
         return str(runs)
     try:
         return importlib.metadata.version(name) or "unknown"
     except importlib.metadata.PackageNotFoundError:
         return "unknown" if _importable(name) else None
-    except Exception:  # whatever a damaged record of an installation brings about
+    except Exception:  # a damaged installation record may raise anything
         return "unknown"
 
 
@@ -96,12 +96,12 @@ def _gpu(at: int) -> str:
 
 
 _LIBRARIES = ("sqrtdk", "torch", "numpy", "scipy", "scikit-learn")
-_DRAWING = ("cli", "report")  # rooms that decide no number
+_DRAWING = ("cli", "report")  # packages that change no number
 
 
 @cache
 def code() -> str:
-    """Hash of the package's files, data included, without those that print and draw; taken at the first call.
+    """Return a hash of the package's files, data included, but without the packages that only print and draw.
 
     Example:
         >>> len(code()), code() == code()
@@ -118,9 +118,9 @@ def code() -> str:
 
 @cache
 def numbers_from() -> Mapping[str, str]:
-    """Code and versions: two runs with equal ones, on one machine, give equal numbers.
+    """Return code and versions: two runs with equal ones, on one machine, give equal numbers.
 
-    Python's version is among them as models are trained on its standard library, and the compiled attention kernel
+    Python's version is included because models are trained on its standard library, and the compiled attention kernel
     because it rounds in another order than torch's.
     """
     from sqrtdk.impl.kernel.load import library
@@ -135,7 +135,7 @@ def numbers_from() -> Mapping[str, str]:
 
 
 def cpu_name() -> str:
-    """The processor's name, from /proc/cpuinfo on Linux, where Python gives none."""
+    """Return the processor's name, from /proc/cpuinfo on Linux, where Python has none."""
     with suppress(OSError, ValueError):
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         if found:

@@ -1,4 +1,4 @@
-"""What is imported when it is needed: libraries of an extra, named with the pip command if missing; and own modules."""
+"""Imports on demand: libraries of an extra, named with the pip command if missing, and own modules."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def load(module: str, extra: str = "lab") -> Any:
 
     Args:
         module: its full name.
-        extra: that installs it.
+        extra: the extra that installs it.
 
     Raises:
-        MissingExtraError: it can't be imported; the hint names the pip command.
+        MissingExtraError: It can't be imported; the hint names the pip command.
 
     Example:
         >>> load("matplotlib.figure").__name__
@@ -34,11 +34,11 @@ def load(module: str, extra: str = "lab") -> Any:
 
 
 def lazy_rooms(package: str, names: tuple[str, ...]) -> tuple[Callable[[str], ModuleType], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package that imports its modules on first use.
+    """Return `__getattr__` and `__dir__` for a package that imports its modules on first use.
 
     Args:
         package: its full name.
-        names: of the modules in it.
+        names: of its modules.
 
     Example:
         >>> import sqrtdk.report

@@ -1,4 +1,4 @@
-"""Reports on disk: whole or not at all, and never over something that is already there."""
+"""Files on disk: written whole or not at all, and never over an existing file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if
 
 
 def check_writable(path: str | Path, force: bool = False) -> None:
-    """Raise now what `write_text` would raise later, before a model has run for an hour.
+    """Raise the errors of `write_text` now, before a model has run for an hour.
 
     Raises:
-        OutputError: the file exists (and `force` is off), is not a regular file, or its directory is missing or
-            not writable.
+        OutputError: The file exists (and `force` is off), is not a regular file, or its directory is missing or not
+            writable.
     """
     path = Path(path)
     try:
@@ -45,10 +45,10 @@ def check_writable(path: str | Path, force: bool = False) -> None:
 
 
 def check_outputs(paths: Iterable[Path | None], force: bool = False) -> None:
-    """Check all the files that a run shall write, None aside: each writable, no two the same.
+    """Check all output files of a run, ignoring None: each must be writable, and no two the same.
 
     Raises:
-        OutputError: see `check_writable`; also when two of them are one file.
+        OutputError: See `check_writable`; or two of them are the same file.
     """
     seen: set[Path] = set()
     for path in paths:
@@ -73,18 +73,18 @@ def write_bytes(path: str | Path, data: bytes, force: bool = False) -> None:
 def write_parts(path: str | Path, parts: Iterable[bytes | memoryview], force: bool = False) -> None:
     """Write parts to a new file, one after the other, all of them or nothing.
 
-    It goes to a temporary file in the same directory, which then takes its name in one step: readers see the old
-    state or the whole new file. Without `force` the step fails if the name was taken in the meantime. With `force` a
-    symbolic link is replaced, not followed. Ctrl-C and the like wait until the part is written, so they leave no
-    temporary file; where others were to come, there is no file then.
+    They go to a temporary file in the same directory, which is then renamed in one step: readers see the old state or
+    the whole new file. Without `force` the rename fails if the name was taken meanwhile. With `force` a symbolic link
+    is replaced, not followed. Ctrl-C and other signals wait until the current part is written, so that they leave no
+    temporary file; if more parts were to come, no file is written.
 
     Args:
         path: the file to write; its directory must exist.
-        parts: the content; each is asked for when those before it are written.
-        force: replace a file that exists.
+        parts: the content; each part is requested once those before it are written.
+        force: replace an existing file.
 
     Raises:
-        OutputError: see `check_writable`; also a full disk and the like.
+        OutputError: See `check_writable`; or the disk is full, or another write error.
     """
     path = Path(path)
     check_writable(path, force)
@@ -93,7 +93,7 @@ def write_parts(path: str | Path, parts: Iterable[bytes | memoryview], force: bo
         try:
             with open(temporary, "xb") as file:
                 for number, part in enumerate(parts):
-                    if came and number:  # a file of one part is there before anyone can wait for it
+                    if came and number:  # a file of a single part is written at once, so it is finished
                         raise InterruptedError(errno.EINTR, "a signal came before all of it was written")
                     file.write(part)
                 file.flush()
@@ -113,16 +113,16 @@ def write_parts(path: str | Path, parts: Iterable[bytes | memoryview], force: bo
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[list[int]]:
-    """Let the signals that end a program wait; those that came inside are in the list, and act afterwards.
+    """Delay the signals that end a program; those that arrive inside are listed, and raised afterwards.
 
-    Python runs handlers in the main thread only, so elsewhere there is nothing to hold. What is ignored stays ignored.
+    Python runs handlers in the main thread only, so other threads need no delay. Ignored signals stay ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield []
         return
     came: list[int] = []
     before = {number: signal.getsignal(number) for number in _SIGNALS}
-    # None: a handler that was not set from Python, and could not be put back
+    # a handler that was not set from Python reads as None, and could not be restored
     before = {number: old for number, old in before.items() if old is not signal.SIG_IGN and old is not None}
     try:
         for number in before:
@@ -151,10 +151,10 @@ def _take_name(temporary: Path, path: Path) -> None:
 
 
 def _leads_to_device(link: Path) -> bool:
-    """Whether a link stands for a device or a stream, as /dev/stdout does, whatever that is at the moment."""
+    """Return whether a link names a device or a stream, as /dev/stdout does."""
     try:
         return os.readlink(link).startswith(("/dev/", "/proc/")) or not stat.S_ISREG(link.stat().st_mode)
-    except OSError:  # it leads nowhere
+    except OSError:  # a broken link
         return False
 
 

@@ -1,4 +1,4 @@
-"""JSON documents: no NaN and no infinity, which JSON does not have, and laid out to be read.
+"""JSON documents without NaN and infinity, which JSON lacks, laid out for reading.
 
 NaN is written as null: there was nothing to measure. An infinite value is a measurement, and the worst one, so it is
 written as the string "Infinity" or "-Infinity".
@@ -18,8 +18,8 @@ def document(value: Any) -> str:
     """Return `value` as one JSON document, ASCII only, that ends with a newline.
 
     Args:
-        value: numbers, strings, None, and containers of them, records (dataclasses) too; what JSON has no form for is
-            written as its text. A subclass, which a model may bring, is written as what it holds.
+        value: numbers, strings, None, and containers of them, including dataclasses; anything else is written as its
+            text. A subclass, which a model may bring, is written as its content.
 
     Example:
         >>> print(document({"a": [1, math.inf], "b": math.nan}), end="")
@@ -32,7 +32,8 @@ def document(value: Any) -> str:
 
 
 def _exact(value: Any) -> Any:
-    """Rebuild it of JSON's own types, at any depth; methods of a subclass are not asked, for it may answer anything."""
+    """Rebuild a value from JSON's own types, at any depth, without calling a subclass's methods, which may do
+    anything."""
     kind = type(value)
     if value is None or kind is bool:
         return value
@@ -52,11 +53,11 @@ def _exact(value: Any) -> Any:
             return [_exact(item) for item in sequence.__iter__(value)]
     if dataclasses.is_dataclass(kind):
         return {field.name: _exact(getattr(value, field.name)) for field in dataclasses.fields(kind)}
-    return _text(value)  # e.g. a torch.dtype or a version object in `environment`
+    return _text(value)  # a torch.dtype, or a version object in `environment`
 
 
 def _text(value: Any) -> str:
-    """Its text, or its type's name where it can't give one."""
+    """Return its text, or its type's name if it has no text."""
     try:
         return str.__str__(value if isinstance(value, str) else str(value))
     except INTERRUPTS:
@@ -66,7 +67,7 @@ def _text(value: Any) -> str:
 
 
 def _pretty(value: Any, indent: str = "") -> str:
-    """Indent as `json.dumps(indent=2)` does, but keep containers of plain values on one line."""
+    """Indent like `json.dumps(indent=2)`, but keep containers of plain values on one line."""
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if not any(isinstance(child, (dict, list)) for child in children):
         return _dumps(value)

@@ -1,4 +1,4 @@
-"""The language of what people read: asked for, or the one of the environment. JSON, names and errors stay English."""
+"""The language of texts for people: as requested, or as the environment says. JSON, names and errors stay English."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Choice = Literal["auto", "en", "zh-CN"]
 
 
 def chosen(choice: Choice, environment: Mapping[str, str]) -> Language:
-    """The language that a choice means.
+    """Return the language of a choice.
 
-    Formula: of `LC_ALL`, `LC_MESSAGES` and `LANG` the first that is set and not empty, as gettext reads them.
+    Formula: the first of `LC_ALL`, `LC_MESSAGES` and `LANG` that is not empty, in gettext's order.
 
     Args:
-        choice: "auto" takes the environment's: Chinese where it begins with "zh", else English.
+        choice: "auto" takes the environment's: Chinese if it begins with "zh", else English.
         environment: `os.environ`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Statistics of the logits without a value: the same call as `attention`, and no output."""
+"""Statistics of the logits without values: the same call as `attention`, but no output."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def measure(
     """Statistics of every row of logits, exact, without an L x S matrix and without gradients; no sink joins them.
 
     Args:
-        query: (..., Hq, L, E), as all other arguments those of `attention`.
+        query: (..., Hq, L, E); all arguments have the meaning that they have in `attention`.
         key: (..., H, S, E).
         attn_mask: bool or floating, broadcastable to (..., Hq, L, S).
         is_causal: row i sees keys j <= i.
@@ -61,15 +61,15 @@ def measure(
         bias: tensor, or term of `sqrtdk.positions`.
         window: (left, right).
         causal_lower_right: row i sees keys j <= i + S - L.
-        rows: measure only so many rows, evenly spread, or the rows of these indices, (R,) int64; None: all.
+        rows: measure only this many rows, evenly spread, or the rows of these indices, (R,) int64; None: all.
 
     Returns:
         RowStats of (..., Hq, L), or (..., Hq, R) with `rows`: float64 for float64 inputs, else float32. Blocks of
         keys merge (`merge`); `sqrtdk.stats.row_summary` and `head_stats` sum rows up a head.
 
     Raises:
-        InvalidValueError: shapes or values that do not fit.
-        InvalidTypeError: arguments of the wrong type or dtype.
+        InvalidValueError: Shapes or values do not fit.
+        InvalidTypeError: An argument has the wrong type or dtype.
 
     Example:
         >>> q = k = torch.zeros(1, 2, 4, 8)
@@ -84,7 +84,7 @@ def measure(
         call = resolve(
             query,
             key,
-            key[..., :0] if isinstance(key, Tensor) and key.ndim else key,  # no values: only statistics are asked for
+            key[..., :0] if isinstance(key, Tensor) and key.ndim else key,  # no values, as only statistics are needed
             attn_mask,
             0.0,
             is_causal,
@@ -110,7 +110,8 @@ def _measured(call: Call) -> RowStats:
         return on_cpu(call)
     if call.query.device.type in GPUS and against_triton(whole) is None:
         return on_gpu(call)
-    every = replace(whole, softcap=None)  # the pass knows a softcap, which torch's kernels do not
+    # the sweep computes the softcap itself; torch's kernels, which `obstacle` asks about, have none
+    every = replace(whole, softcap=None)
     if obstacle(every) is None and mask_elements(call) <= LARGEST_MASK:
         return swept(call).rows
     height = block_rows(call)

@@ -9,10 +9,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class EagerMode(TorchDispatchMode):
-    """A mode whose `__torch_dispatch__` is not compiled, where a model compiles a part of itself while it is open.
+    """A mode whose `__torch_dispatch__` is never compiled, even if a model compiles part of itself while it is open.
 
-    Torch's own way to that, `_should_skip_dynamo`, imports the compiler at the first operation: over a second in every
-    process that never compiles anything. The compiler's table of frames to pass over can be written to without it.
+    torch's own switch, `_should_skip_dynamo`, imports the compiler at the first operation: over a second in every
+    process that compiles nothing. The compiler's table of skipped frames can be written without it.
     """
 
     @classmethod

@@ -1,7 +1,7 @@
-"""How far a long run is: told by what works, shown on stderr where that is a terminal, or in a notebook, else nowhere.
+"""Progress of a long run: reported by the working code, shown on stderr if it is a terminal, or in a notebook.
 
-rich draws both: it is a dependency anyway, and its bar is HTML for a notebook as it is, where tqdm's needs widgets.
-A bar appears after a second and is drawn anew at each message, so that no thread runs beside what is timed.
+rich draws both: it is a dependency anyway, and its bar is plain HTML in a notebook, where tqdm's needs widgets. A bar
+appears after a second and is redrawn at each message, so that no thread runs beside timed code.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-AFTER_S = 1.0  # what is done by then needs no bar
+AFTER_S = 1.0  # shorter work needs no bar
 EVERY_S = 0.1
-OFF = "SQRTDK_PROGRESS"  # "0" in the environment: no bar
-Tell = Callable[[str, int, int], None]  # what is done now, how many of its steps are, of how many; 0 of 0: not known
+OFF = "SQRTDK_PROGRESS"  # "0" in the environment disables the bar
+Tell = Callable[[str, int, int], None]  # current work, steps done, total steps; 0 of 0: unknown
 Count = Callable[[int, int], None]
 
 _listener: ContextVar[Tell | None] = ContextVar("listener", default=None)
 
 
 def tell(text: str, done: int = 0, total: int = 0) -> None:
-    """Say what is being done; `text` is our own, and holds nothing that a model brought."""
+    """Report the current work; `text` is our own, and holds no text from a model."""
     listener = _listener.get()
     if listener is not None:
         listener(text, done, total)
@@ -43,7 +43,7 @@ def heard(listener: Tell) -> Iterator[None]:
 
 @contextmanager
 def shown(title: str) -> Iterator[None]:
-    """Show the messages from inside the block, unless a listener gets them already."""
+    """Show the messages from inside the block, unless a listener already receives them."""
     if _listener.get() is not None:
         yield
         return
@@ -53,7 +53,7 @@ def shown(title: str) -> Iterator[None]:
 
 @contextmanager
 def counted(title: str, given: Count | None = None) -> Iterator[Count]:
-    """What is to be told (done, total): `given`, or who listens, or a bar."""
+    """Yield the function that receives (done, total): `given`, or the current listener, or a bar."""
     listener = _listener.get()
     if given is not None:
         yield given
@@ -66,7 +66,7 @@ def counted(title: str, given: Count | None = None) -> Iterator[Count]:
 
 @contextmanager
 def bar(title: str) -> Iterator[Tell]:
-    """A bar that is gone at the end; what is yielded says what it shows. Nobody listens to it by `heard`."""
+    """Yield the function that updates a bar, which is removed at the end. `heard` does not connect to it."""
     screen = None if os.environ.get(OFF) == "0" else _screen()
     if screen is None:
         yield lambda text, done, total: None
@@ -79,7 +79,7 @@ def bar(title: str) -> Iterator[Tell]:
 
 
 class _Bar:
-    """rich's progress of one task, on a screen that is opened when `AFTER_S` have passed."""
+    """rich's progress for one task, on a screen that opens after `AFTER_S`."""
 
     def __init__(self, title: str, screen: type[_Terminal] | type[_Notebook]) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -93,7 +93,7 @@ class _Bar:
             console=screen.console(),
             auto_refresh=False,
             transient=True,
-            redirect_stdout=False,  # what a model prints goes where it went
+            redirect_stdout=False,  # a model's own output must not be redirected
             redirect_stderr=False,
         )
         self._title, self._screen = title, screen(self._progress)
@@ -125,7 +125,7 @@ class _Bar:
 
 
 class _Terminal:
-    """stderr."""
+    """The bar on stderr."""
 
     def __init__(self, progress: Any) -> None:
         self._progress = progress
@@ -147,7 +147,7 @@ class _Terminal:
 
 
 class _Notebook:
-    """The output of a cell, where the bar is a display of its own, which is empty at the end."""
+    """The bar in the output of a notebook cell: a display of its own, emptied at the end."""
 
     def __init__(self, progress: Any) -> None:
         self._progress = progress
@@ -174,7 +174,8 @@ class _Notebook:
 
 
 def _screen() -> type[_Terminal] | type[_Notebook] | None:
-    """Where a bar is seen: in a notebook, whose kernel is no terminal, or on stderr if that is one."""
+    """Return where a bar can be seen: in a notebook, whose kernel has no terminal, or on stderr if that is a
+    terminal."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is not None and hasattr(shell, "kernel"):

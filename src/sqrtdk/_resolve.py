@@ -1,4 +1,4 @@
-"""The arguments of `attention`, validated and brought to the form that implementations run."""
+"""Validates the arguments of `attention`, and brings them to the form that implementations run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from sqrtdk._shapes import AnyKey, Bias, Factor, Key, Query, Sinks, Value, Visible
 
-FEW_KEYS = 32  # fewer keys than a vector holds: torch's CPU kernel gives 0 for a NaN row
+FEW_KEYS = 32  # fewer keys than a SIMD vector holds: torch's CPU kernel gives 0 for a NaN row
 
 
 def resolve(
@@ -82,13 +82,14 @@ def resolve(
 def _scored(
     score: Any, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
 ) -> tuple[Float[Tensor, "*BHq L A"], Float[Tensor, "*BH S A"], PairScore | None, ScaleRule]:
-    """Query and key with the score folded in, the score of pairs, the scale's default rule."""
+    """Return query and key with the score folded in, the score of pairs, and the scale's default rule."""
     if score is None:
         arguments.check_widths(query, key)
         return query, key, None, sqrt_dk()
     arguments.check_scored(query, key)
     if isinstance(score, FoldedScore):
-        dtype = torch.promote_types(query.dtype, torch.float32)  # half types are rounded once, with the scale folded in
+        # so that half types are rounded once, with the scale folded in
+        dtype = torch.promote_types(query.dtype, torch.float32)
         query, key = score.fold(query.to(dtype), key.to(dtype))
         arguments.check_widths(query, key)
         return query, key, None, score.default_scale
@@ -98,7 +99,7 @@ def _scored(
 
 
 def _with_causal_bias(mask: Any, length: int, keys: int, is_causal: bool, diagonal: int | None) -> int:
-    """The diagonal with that of torch's causal bias, which torch refuses beside `is_causal`."""
+    """Return the diagonal including torch's causal bias, which torch refuses beside `is_causal`."""
     if is_causal:
         raise InvalidValueError(
             "attn_mask is a causal bias or is_causal is True; got both", hint="The bias alone is enough."
@@ -108,7 +109,7 @@ def _with_causal_bias(mask: Any, length: int, keys: int, is_causal: bool, diagon
 
 
 def _masks(call: Call, attn_mask: Visible | Bias | None, bias: Any) -> dict[str, Any]:
-    """The fields `visible`, `bias` and `term`: a float mask is a bias whose -inf hides."""
+    """Return the fields `visible`, `bias` and `term`: a float mask is a bias whose -inf hides."""
     full = (*call.lead, call.length, call.keys)
     visible = added = term = None
     if attn_mask is not None:
@@ -155,9 +156,9 @@ def _sinks(call: Call, sinks: Any) -> Sinks | None:
 
 
 def _beta(call: Call, scale: Any, head_dim: int) -> float | Factor:
-    """The factor on the score."""
+    """Return the factor on the score."""
     if isinstance(scale, ScaleRule) and not head_dim:
-        return 1.0  # the products are 0, and so is any multiple of theirs; 1/sqrt(0) is none
+        return 1.0  # the products are all 0, and 1/sqrt(0) is not a number
     if isinstance(scale, ScaleRule):
         scale = scale.beta(
             Sizes(
@@ -185,7 +186,7 @@ def _beta(call: Call, scale: Any, head_dim: int) -> float | Factor:
 
 
 def _as_autocast(*tensors: Float[Tensor, "..."]) -> tuple[Float[Tensor, "..."], ...]:
-    """In autocast, inputs but float64 take its dtype, as torch's own operation does."""
+    """Cast inputs to the dtype of autocast, except float64, as torch's own operation does."""
     dtype = arguments.autocast_dtype(tensors[0])
     if dtype is None:
         return tensors
@@ -193,14 +194,15 @@ def _as_autocast(*tensors: Float[Tensor, "..."]) -> tuple[Float[Tensor, "..."], 
 
 
 def needs_care(query: Query, key: Key, value: Value, scale: float | Factor | None, hides: bool) -> bool:
-    """Whether NaN or infinity is where torch's kernels mistreat it: at a hidden key, or in a row that sees few or none.
+    """Return whether NaN or infinity is where torch's kernels mistreat it: at a hidden key, or in a row of few or no
+    keys.
 
-    It may stand there or come of the product. Looked for on a CPU only, where it costs no synchronisation, and never
-    while tracing or under a transform.
+    It may be in the input, or arise in the product. This is checked on a CPU only, where it costs no synchronisation,
+    and never while tracing or under a transform.
     """
     if not _looked_at(query, key, value):
         return False
-    if hides and _may_overflow(value, value, value.dtype, None):  # times a gradient of its size
+    if hides and _may_overflow(value, value, value.dtype, None):  # times a gradient of the same size
         return True
     narrowed = value.dtype == torch.float16 and (isinstance(scale, Tensor) or query.dtype != value.dtype)
     exposed = hides or narrowed or key.shape[-2] < FEW_KEYS
@@ -212,7 +214,7 @@ def _looked_at(*tensors: Float[Tensor, "..."]) -> bool:
 
 
 def _largest(tensor: Float[Tensor, "..."]) -> float:
-    """The largest magnitude; NaN where there is one."""
+    """Return the largest magnitude; infinite if the tensor holds NaN."""
     if not tensor.numel():
         return 0.0
     low, high = torch.aminmax(tensor.detach())
@@ -226,7 +228,7 @@ def _holds_nonfinite(tensor: Float[Tensor, "..."]) -> bool:
 def _may_overflow(
     query: Float[Tensor, "... E"], key: Float[Tensor, "... E"], dtype: torch.dtype, scale: float | Factor | None
 ) -> bool:
-    """Whether a logit may be no finite number, or a query that is scaled first may leave the range of the dtype."""
+    """Return whether a logit may not be finite, or a query that is scaled first may overflow its dtype."""
     factor = _largest(scale) if isinstance(scale, Tensor) else abs(scale or 1.0)
     rows = _largest(query)
     product = rows * _largest(key) * query.shape[-1] * max(1.0, factor)

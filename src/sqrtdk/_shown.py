@@ -1,4 +1,4 @@
-"""Records that show and save themselves; `sqrtdk.report` draws them, and is imported when one is asked to."""
+"""Records that display and save themselves; `sqrtdk.report` draws them, and is imported only then."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqrtdk import _files
 
 
 def table(record: object) -> str:
-    """The HTML of a record for a notebook, without a script; names that a model brought are text in it."""
+    """Return the HTML of a record for a notebook, without a script; names from a model are escaped."""
     return cast(str, import_module("sqrtdk.report.notebook").to_html(record))
 
 
@@ -29,20 +29,20 @@ class Saved:
     __slots__ = ()
 
     def to_json(self) -> str:
-        """The record as one JSON document, ASCII only, that ends with a newline."""
+        """Return the record as one JSON document, ASCII only, that ends with a newline."""
         return self._document(".json")
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Write the record to a file, all of it or nothing; what it is, the name's ending says.
+        """Write the record to a file, whole or not at all; the name's ending decides the format.
 
         Args:
-            path: ".json", and of reports ".html", a page that needs nothing else; of a check also ".sarif", ".xml"
-                (JUnit) and ".md" (a comment on a pull request).
-            force: replace a file that exists.
+            path: ".json"; for reports also ".html", a self-contained page; for a check also ".sarif", ".xml" (JUnit)
+                and ".md" (a comment on a pull request).
+            force: replace an existing file.
 
         Raises:
-            InvalidValueError: there is no document of this ending for the record.
-            OutputError: the file exists, or can't be written.
+            InvalidValueError: The record has no document with this ending.
+            OutputError: The file exists, or can't be written.
         """
         path = Path(path)
         _files.check_writable(path, force)

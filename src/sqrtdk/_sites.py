@@ -1,4 +1,4 @@
-"""Paths of modules that differ in one integer, shown as one: "layers.0-31.attn"."""
+"""Paths of modules that differ in one integer, shown as one path: "layers.0-31.attn"."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-ROOT = "(root)"  # what people read for the path of the root module, which is ""
+ROOT = "(root)"  # display name of the root module, whose path is ""
 
-_INTEGER = re.compile(r"([0-9]{1,18})")  # what is longer is no number of a layer
+_INTEGER = re.compile(r"([0-9]{1,18})")  # a longer number is no layer's
 _MOST_RANGES = 3
 
 
@@ -51,15 +51,15 @@ def ranges(integers: Sequence[int]) -> str:
 
 
 def fold(items: Iterable[T], site_of: Callable[[T], str], shown: Callable[[T], Hashable]) -> list[tuple[str, list[T]]]:
-    """Group equal items; each group takes the integer of the site that gathers most of them. Order is kept.
+    """Group equal items at similar sites; a group varies the integer that gathers most sites. Order is kept.
 
     Args:
-        items: anything that stands at a site.
+        items: anything that has a site.
         site_of: the site of an item.
         shown: what else must be equal.
 
     Returns:
-        Each group with its site, in which the integers that differ are ranges.
+        Each group with its site, in which differing integers are ranges.
     """
     remaining = list(items)
     buckets: dict[tuple[Hashable, Hashable], list[int]] = {}
@@ -83,7 +83,7 @@ def fold(items: Iterable[T], site_of: Callable[[T], str], shown: Callable[[T], H
 
 
 def label(sites: Sequence[str]) -> str:
-    """The one name of sites that differ in integers alone.
+    """Return the common name of sites that differ only in integers.
 
     Example:
         >>> label(["h.0.attn", "h.1.attn"])
@@ -96,7 +96,7 @@ def label(sites: Sequence[str]) -> str:
 
 
 def site_name(site: str, index: int = 0) -> str:
-    """A site as people read it: the root by its name, and the number of a call that is not the site's first.
+    """Return a site's display name: the root by its name, and the number of a call that is not the site's first.
 
     Example:
         >>> site_name("h.0"), site_name("h.0", 1), site_name("")
@@ -106,7 +106,7 @@ def site_name(site: str, index: int = 0) -> str:
 
 
 def shape(site: str) -> str:
-    """The site without its integers; sites of one shape have one label.
+    """Return the site without its integers; sites of one shape can share a label.
 
     Example:
         >>> shape("h.12.attn")

@@ -1,4 +1,4 @@
-"""Untrusted input: JSON within limits, and texts as a message may show them."""
+"""Untrusted input: JSON within limits, and texts made safe for a message."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, NoReturn
 
 from sqrtdk.errors import SqrtdkError
 
-MAX_BRACKETS = 2**19  # containers in one document; each costs a reader 30 times its own size
+MAX_BRACKETS = 2**19  # containers in one document; parsed, each takes 30 times its size in the text
 MAX_DEPTH = 16
 
 
 def shown(text: object) -> str:
-    r"""An untrusted text for a message: short, quoted, and without anything that a terminal would obey.
+    r"""Return an untrusted text for a message: short, quoted, and without terminal control characters.
 
     Example:
         >>> shown("a\x1b[31m")
@@ -23,16 +23,16 @@ def shown(text: object) -> str:
 
 
 def parse_json(text: bytes | str, what: str, error: type[SqrtdkError], hint: str) -> Any:
-    """Parse untrusted JSON: no name twice, no NaN, no depth beyond a limit.
+    """Parse untrusted JSON: no duplicate names, no NaN, limited depth.
 
     Args:
-        text: the document, of a size that was checked.
-        what: it is, for a message.
-        error: to raise.
+        text: the document, whose size was checked before.
+        what: its name, for a message.
+        error: class of the error to raise.
         hint: of the error.
 
     Raises:
-        SqrtdkError: `error`: it is no JSON, has too many containers, or is too deep.
+        SqrtdkError: As `error`: it is no JSON, has too many containers, or is too deep.
 
     Example:
         >>> from sqrtdk.errors import InvalidValueError

@@ -1,12 +1,12 @@
-"""Subclasses of Tensor as arguments: one whose numbers are read as they are stored, or understood, or refused by name.
+"""Subclasses of Tensor as arguments: read as stored, understood, or refused by name.
 
-A subclass may mean something else than what its memory holds: `causal_lower_right(8, 12)` of `torch.nn.attention.bias`
-is a tensor of uninitialised memory that only torch's own function knows to read. Four kinds pass:
+A subclass may mean something else than its memory holds: `causal_lower_right(8, 12)` of `torch.nn.attention.bias` is a
+tensor of uninitialised memory that only torch's own function can read. Four kinds pass:
 
 - a class without operations of its own: `class Activation(Tensor): ...`;
-- a class with `__torch_dispatch__`, which every operation asks: `FakeTensor`, `DTensor`, a quantised wrapper. What it
-  can't run becomes an error that names it;
-- a class with `__torch_function__` alone, if torch's attention makes of it what it makes of its memory;
+- a class with `__torch_dispatch__`, which every operation calls: `FakeTensor`, `DTensor`, a quantised wrapper. An
+  operation that it can't run becomes an error that names it;
+- a class with `__torch_function__` alone, if torch's attention gives the same for it as for its memory;
 - torch's causal bias, as a mask.
 """
 
@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, SqrtdkError, UnsupportedError, short_text
 
-# torch's own whatever `torch.nn.functional.scaled_dot_product_attention` is now: `sqrtdk.attention` may stand there
+# torch's own, even if `torch.nn.functional.scaled_dot_product_attention` has been replaced by `sqrtdk.attention`
 torch_attention = torch._C._nn.scaled_dot_product_attention
 PLAIN = (Tensor, Parameter)
 _MASKS = ("attn_mask", "attention_mask", "bias", "key_padding_mask", "position_bias", "visible", "float_mask")
@@ -37,12 +37,12 @@ def check_class(name: str, tensor: Tensor) -> None:
     """Refuse a tensor that can't be read as numbers of its shape.
 
     Args:
-        name: of the argument; a mask is tried as one.
+        name: of the argument; a mask is tested as a mask.
         tensor: any tensor.
 
     Raises:
-        InvalidTypeError: a nested or a masked tensor, a lazy parameter without values, a causal bias, or a class whose
-            attention differs from that of the numbers that it stores.
+        InvalidTypeError: It is nested or masked, a lazy parameter without values, a causal bias, or of a class whose
+            attention differs from that of its stored numbers.
     """
     kind = type(tensor)
     if tensor.is_nested:
@@ -71,9 +71,9 @@ def check_class(name: str, tensor: Tensor) -> None:
 
 
 def is_causal_bias(tensor: Any) -> bool:
-    """Whether it is what `torch.nn.attention.bias.causal_upper_left` or `causal_lower_right` makes.
+    """Return whether it is the result of `torch.nn.attention.bias.causal_upper_left` or `causal_lower_right`.
 
-    By its name: importing that module imports torch's compiler.
+    The class is recognised by name, because importing that module imports torch's compiler.
     """
     if type(tensor) in PLAIN:
         return False
@@ -81,7 +81,7 @@ def is_causal_bias(tensor: Any) -> bool:
 
 
 def causal_diagonal(name: str, mask: Any, length: int, keys: int) -> int:
-    """The d of "row i sees keys j <= i + d" that a causal bias says.
+    """Return d of the causal bias's rule "row i sees keys j <= i + d".
 
     Args:
         name: of the argument.
@@ -90,7 +90,7 @@ def causal_diagonal(name: str, mask: Any, length: int, keys: int) -> int:
         keys: S, its keys.
 
     Raises:
-        InvalidValueError: it is made for other sizes.
+        InvalidValueError: It was made for other sizes.
     """
     if (mask.seq_len_q, mask.seq_len_kv) != (length, keys):
         raise InvalidValueError(
@@ -101,7 +101,7 @@ def causal_diagonal(name: str, mask: Any, length: int, keys: int) -> int:
 
 
 def as_bool_mask(name: str, mask: Any, length: int, keys: int, device: torch.device) -> Any:
-    """A causal bias as a bool mask (L, S), True where the row sees the key; any other mask as it is, once checked."""
+    """Return a causal bias as a bool mask (L, S), True if the row sees the key; check any other mask and return it."""
     if not is_causal_bias(mask):
         if isinstance(mask, Tensor):
             check_class(name, mask)
@@ -110,13 +110,13 @@ def as_bool_mask(name: str, mask: Any, length: int, keys: int, device: torch.dev
 
 
 def named_in_errors(arguments: dict[str, Any]) -> AbstractContextManager[None]:
-    """Name a tensor with operations of its own (`DTensor`) in whatever error comes of what it can't run.
+    """Name a tensor with operations of its own (`DTensor`) in any error from an operation that it can't run.
 
     Args:
-        arguments: by name; of a module its parameters and buffers, of any other object the tensors that it holds.
+        arguments: by name; a module stands for its parameters and buffers, any other object for the tensors in it.
 
     Raises:
-        UnsupportedError: in place of such an error, within the context.
+        UnsupportedError: Instead of such an error, within the context.
     """
     if torch.compiler.is_compiling():
         return nullcontext()
@@ -131,7 +131,7 @@ def _named_in_errors(classes: dict[str, str]) -> Iterator[None]:
         yield
     except SqrtdkError:
         raise
-    except Exception as error:  # whatever operations of a class from elsewhere raise
+    except Exception as error:  # operations of a foreign class may raise anything
         named = ", ".join(f"{name} is a {kind}" for name, kind in classes.items())
         raise UnsupportedError(
             f"{named}, with operations of its own, and these can't run the call: {short_text(error)}",
@@ -144,12 +144,13 @@ def _tensors_of(value: Any) -> Iterable[Any]:
         return (value,)
     if isinstance(value, nn.Module):  # a learned score, scale or position term
         return chain(value.parameters(), value.buffers())
-    held = fields(value) if is_dataclass(value) and not isinstance(value, type) else ()  # Alibi: its slopes
+    # a dataclass of tensors, such as Alibi with its slopes
+    held = fields(value) if is_dataclass(value) and not isinstance(value, type) else ()
     return (getattr(value, field.name) for field in held)
 
 
 def _is_foreign(kind: type) -> bool:
-    """Whether a class has operations of its own; those of torch's tracers stand for plain tensors."""
+    """Return whether a class has operations of its own; torch's tracer classes count as plain tensors."""
     if kind in PLAIN or not issubclass(kind, Tensor) or kind.__module__.startswith("torch._subclasses"):
         return False
     return _has_dispatch(kind) or _has_function(kind)
@@ -166,10 +167,10 @@ def _has_function(kind: type) -> bool:
 
 
 def _is_its_memory(name: str, tensor: Tensor) -> bool:
-    """Whether torch's attention, which the class may answer itself, makes the same of it and of what it stores.
+    """Return whether torch's attention, which the class may override, gives the same for it as for its stored numbers.
 
-    With queries and keys of 0 a row's output is the mean of the values that a mask leaves. While compiling nothing can
-    be compared: a mask is refused, and any other tensor, which came of operations, is trusted.
+    With queries and keys of 0, a row's output is the mean of the values that a mask leaves. While compiling nothing can
+    be compared: a mask is refused, and any other tensor, which came from operations, is trusted.
     """
     if torch.compiler.is_compiling():
         return name not in _MASKS

@@ -1,12 +1,12 @@
-"""Errors: what was expected, what came, and what to do about it.
+"""Errors: the expected rule, the received numbers, and the fix.
 
-Every error that sqrtdk raises on purpose is a `SqrtdkError` and also the built-in class that fits it, so that
-callers may catch either. `str(error)` is the rule with the numbers received; `error.hint` is the fix.
+Every error that sqrtdk raises on purpose is a `SqrtdkError` and also the matching built-in class, so that callers may
+catch either. `str(error)` is the rule with the numbers received; `error.hint` is the fix.
 """
 
 from __future__ import annotations
 
-INTERRUPTS = (KeyboardInterrupt,)  # the user's own: whoever catches all else lets it pass
+INTERRUPTS = (KeyboardInterrupt,)  # the user's own; every broad `except` lets them pass
 
 
 class SqrtdkError(Exception):
@@ -18,35 +18,35 @@ class SqrtdkError(Exception):
 
 
 class InvalidValueError(SqrtdkError, ValueError):
-    """A shape or a value that the rule in the message does not admit."""
+    """A shape or a value breaks the rule in the message."""
 
 
 class InvalidTypeError(SqrtdkError, TypeError):
-    """An argument of the wrong type."""
+    """An argument has the wrong type."""
 
 
 class UnsupportedError(SqrtdkError, NotImplementedError):
-    """A combination that is valid but not supported."""
+    """A valid combination is not supported."""
 
 
 class ModelError(SqrtdkError, RuntimeError):
-    """The model to be audited could not be found, built, or run."""
+    """The model to be audited can't be found, built, or run."""
 
 
 class LabError(SqrtdkError, RuntimeError):
-    """A cell of an experiment or of a sweep could not be computed, or the engine that computes cells not be had."""
+    """A cell of an experiment or sweep could not be computed, or its engine could not be started."""
 
 
 class TraceFileError(SqrtdkError, ValueError):
-    """A trace file that is none, is damaged, or breaks a rule of its format."""
+    """A trace file is not one, is damaged, or breaks a rule of its format."""
 
 
 class RunFolderError(SqrtdkError, ValueError):
-    """A folder of a run's records that is none, is damaged, or is that of another run."""
+    """A folder is no run's, is damaged, or belongs to another run."""
 
 
 class BaselineError(SqrtdkError, ValueError):
-    """A baseline that is none, is damaged, is of another version, or was written by another kind of check."""
+    """A baseline is not one, is damaged, has another version, or was written by another kind of check."""
 
 
 class MissingExtraError(SqrtdkError, ImportError):
@@ -54,11 +54,11 @@ class MissingExtraError(SqrtdkError, ImportError):
 
 
 class OutputError(SqrtdkError, OSError):
-    """A report could not be written."""
+    """An output file could not be written."""
 
 
 def text_of(error: BaseException) -> str:
-    """Return `str(error)`, or a remark in its place where a stranger's `__str__` raises.
+    """Return `str(error)`, or a remark instead if the `__str__` of a foreign class raises.
 
     Example:
         >>> text_of(ValueError("no"))
@@ -68,12 +68,12 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except INTERRUPTS:
         raise
-    except BaseException as broken:  # whatever a stranger's __str__ raises
+    except BaseException as broken:  # a foreign __str__ may raise anything
         return f"(its text can't be shown: {type(broken).__name__})"
 
 
 def short_text(error: BaseException, limit: int = 400) -> str:
-    """Return an error's text on one line, cut at `limit` characters: it may quote a stranger's file.
+    """Return an error's text on one line, cut at `limit` characters, because it may quote an untrusted file.
 
     Example:
         >>> short_text(ValueError("one\\n two"), limit=6)

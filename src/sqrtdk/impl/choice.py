@@ -1,4 +1,4 @@
-"""The implementations, and which one "auto" takes."""
+"""The implementations, and the choice that "auto" makes."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "tiled": tiled,
     "triton": triton,
 }
-LARGEST_DENSE = 2**28  # pairs above which dense says what it holds, and auto takes nothing that holds them
-# Pairs times width of a plain call from which the compiled kernel outweighs the 0.1 ms that its call takes in Python;
-# of few rows, where torch's kernel is slow, a part of that.
+LARGEST_DENSE = 2**28  # above this many pairs dense warns, and auto takes no implementation that holds them
+# Pairs times width of a plain call above which the compiled kernel is worth the 0.1 ms that calling it from Python
+# costs; with few rows, where torch's kernel is slow, a fraction (1 / PART) of that.
 SMALLEST_COMPILED = {torch.float32: 2**26, torch.bfloat16: 2**24, torch.float16: 2**24}
 FEW_ROWS, PART = 16, 32  # 16: FEW of kernel/decode.h
 FEW_TO_LEARN = 64  # rows up to which torch's backward pass is faster
@@ -46,17 +46,17 @@ FEW_TO_LEARN = 64  # rows up to which torch's backward pass is faster
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which implementation runs a call, and why."""
+    """The implementation that runs a call, and the reason."""
 
     impl: str
     reason: str
 
 
 def choose(call: Call, impl: str = "auto") -> Choice:
-    """The implementation for a resolved call.
+    """Return the implementation for a resolved call.
 
     Raises:
-        InvalidValueError: no implementation of that name.
+        InvalidValueError: No implementation has that name.
     """
     if impl != "auto":
         if not isinstance(impl, str) or impl not in IMPLEMENTATIONS:
@@ -83,7 +83,7 @@ def choose(call: Call, impl: str = "auto") -> Choice:
 
 
 def _against_torch(call: Call) -> str | None:
-    """Why "auto" does not take torch's kernels; None if it does."""
+    """Return why "auto" does not take torch's kernels; None if it does."""
     reason = against_fused(call)
     if reason is not None:
         return reason
@@ -96,7 +96,7 @@ def _against_torch(call: Call) -> str | None:
 
 
 def more_than_torch(call: Call) -> bool:
-    """Whether torch's kernels alone don't do it: statistics, a scale of several numbers, a mask that has to be made."""
+    """Return whether torch's kernels alone are not enough: statistics, a scale tensor, or a mask that must be built."""
     masked = call.visible is not None or call.bias is not None
     return (
         call.aux is not None
@@ -108,7 +108,7 @@ def more_than_torch(call: Call) -> bool:
 
 
 def against_triton(call: Call) -> str | None:
-    """Why "auto" does not take the Triton kernel for a call that it can run on a GPU; None if it does."""
+    """Return why "auto" does not take the Triton kernel for a call on a GPU; None if it does."""
     reason = against_kernel(call)
     if reason is not None:
         return reason
@@ -124,7 +124,7 @@ def against_triton(call: Call) -> str | None:
 
 
 def against_compiled(call: Call) -> str | None:
-    """Why "auto" does not take the compiled kernel; None if it does."""
+    """Return why "auto" does not take the compiled kernel; None if it does."""
     reason = against_cpu(call)
     if reason is not None:
         return reason
@@ -142,7 +142,7 @@ def against_compiled(call: Call) -> str | None:
 
 
 def _untold(call: Call) -> str:
-    """What was not looked at before torch's kernels were chosen."""
+    """Say what was not checked before torch's kernels were chosen."""
     numbers = has_values(call.query, call.key, call.value)
     lost = []
     if call.hides and not (numbers and call.query.device.type == "cpu"):
@@ -153,7 +153,7 @@ def _untold(call: Call) -> str:
 
 
 def pays_compiled(pairs: int, query: Query, key: Key, value: Value, dropout_p: float) -> bool:
-    """Whether a plain call, which torch's kernel can run, is left to the compiled one."""
+    """Return whether a plain call, which torch's kernel could run, goes to the compiled kernel."""
     return (
         loaded()
         and query.device.type == "cpu"
@@ -166,12 +166,12 @@ def pays_compiled(pairs: int, query: Query, key: Key, value: Value, dropout_p: f
 
 
 def _plain(*tensors: Tensor) -> bool:
-    """Whether no subclass of a tensor has an operation of its own; while compiling they stand for plain ones."""
+    """Return whether no tensor subclass overrides operations; while compiling, subclasses stand for plain tensors."""
     return torch.compiler.is_compiling() or all(type(t) in (Tensor, Parameter) for t in tensors)
 
 
 def _is_small(pairs: int, query: Query, key: Key, value: Value) -> bool:
-    """Whether torch's kernel is through first; its backward pass is the faster one for few rows."""
+    """Return whether torch's kernel is faster; for few rows its backward pass is."""
     rows = query.shape[-2]
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     if learns and rows <= FEW_TO_LEARN:

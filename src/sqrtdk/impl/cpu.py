@@ -1,6 +1,6 @@
 """The compiled kernel for CPUs with AVX-512: output and statistics from one pass over tiles that stay in the cache.
 
-See `kernel/attention.cpp` for the arithmetic, `kernel/build.py` and `kernel/load.py` for how it comes to be there.
+See `kernel/attention.cpp` for the arithmetic, `kernel/build.py` and `kernel/load.py` for building and loading it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def obstacle(call: Call) -> str | None:
-    """Why the kernel can't run this call, whether it is built or not; None if it can."""
+    """Return why the kernel can't run this call, whether it is built or not; None if it can."""
     tensors = (call.query, call.key, call.value)
     if any(t.device.type != "cpu" for t in tensors):
         return "it runs on CPUs"
@@ -60,10 +60,10 @@ def obstacle(call: Call) -> str | None:
 
 
 def cpu(call: Call) -> tuple[Output, AuxOutput]:
-    """Output (..., Hq, L, Ev) and statistics (..., Hq, L). Compiles the kernel if it is not built.
+    """Return output (..., Hq, L, Ev) and statistics (..., Hq, L). Compiles the kernel if it is not built.
 
     Raises:
-        UnsupportedError: see `obstacle`; or the kernel can't be built or loaded, and why.
+        UnsupportedError: See `obstacle`; or the kernel can't be built or loaded, with the reason.
     """
     reason = obstacle(call)
     if reason is None and not loaded() and torch.compiler.is_compiling():
@@ -91,7 +91,7 @@ def cpu(call: Call) -> tuple[Output, AuxOutput]:
 
 
 def row_statistics(call: Call) -> RowStats:
-    """RowStats (..., Hq, L) of a call without an obstacle; the kernel is loaded, and the value may have no width."""
+    """Return RowStats (..., Hq, L) of a call without an obstacle. The kernel is loaded; the value may have width 0."""
     return _rows(_run(call, statistics=True)[3], (*call.lead, call.length))
 
 
@@ -107,14 +107,15 @@ def _run(
     Float[Tensor, "B Hq L"] | Float[Tensor, "0"],
     Float[Tensor, "fields B Hq L"] | Float[Tensor, "0"],
 ]:
-    """The operator's output, lse, entropy and planes, in four dimensions."""
+    """Return the operator's output, lse, entropy and planes, in four dimensions."""
     call = with_bias(call)
     lead, rows = call.lead, call.length
     heads = lead[-1] if lead else 1
     same = {call.query.dtype, call.key.dtype} == {call.value.dtype}
     query, key, value = operands(call, call.value.dtype if same else torch.float32)
     scale = call.scale
-    if isinstance(scale, Tensor) and scale.requires_grad and torch.is_grad_enabled():  # its gradient is q's
+    # so that autograd derives the scale's gradient through q
+    if isinstance(scale, Tensor) and scale.requires_grad and torch.is_grad_enabled():
         query, key, value = (t.float() for t in (query, key, value))
         query, scale = query * spread(scale, (*lead, rows, 1)).float(), 1.0
     factor = 1.0 if isinstance(scale, Tensor) else scale

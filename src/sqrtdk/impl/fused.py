@@ -1,6 +1,7 @@
-"""Torch's scaled_dot_product_attention for the output, and a pass over tiles for the statistics.
+"""torch's scaled_dot_product_attention for the output, and a pass over tiles for the statistics.
 
-The scale of a rule is a factor on q. A bias, a mask, a window become one mask argument; causal alone stays an argument.
+A scale tensor becomes a factor on q. A bias, a mask and a window become one mask argument; causal alone stays an
+argument.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 
     from sqrtdk._shapes import Bias, Key, Output, Value, Visible
 
-LARGEST_MASK = 2**26  # elements of an L x S mask that is made here without being asked for by name
+LARGEST_MASK = 2**26  # elements of an L x S mask that "auto" makes at most
 
 
 def obstacle(call: Call) -> str | None:
-    """Why torch's kernels can't run this call; None if they can."""
+    """Return why torch's kernels can't run this call; None if they can."""
     if call.score is not None:
         return "the score is no dot product"
     if call.term is not None and call.term.content:
@@ -47,7 +48,7 @@ def obstacle(call: Call) -> str | None:
 
 
 def mask_elements(call: Call) -> int:
-    """Size of the mask that has to be made for this call; 0 if no mask is needed."""
+    """Return the size of the mask that must be built for this call; 0 if it needs no mask."""
     if not _needs_mask(call):
         return 0
     lead = [tuple(t.shape[:-2]) for t in (call.bias, call.visible) if t is not None]
@@ -57,10 +58,10 @@ def mask_elements(call: Call) -> int:
 
 
 def fused(call: Call) -> tuple[Output, AuxOutput]:
-    """Output (..., Hq, L, Ev) and statistics (..., Hq, L).
+    """Return output (..., Hq, L, Ev) and statistics (..., Hq, L).
 
     Raises:
-        UnsupportedError: see `obstacle`.
+        UnsupportedError: See `obstacle`.
     """
     reason = obstacle(call)
     if reason is not None:
@@ -74,7 +75,8 @@ def fused(call: Call) -> tuple[Output, AuxOutput]:
     key, value, shared = _shared(call)
     mask = _mask(call) if _needs_mask(call) else None
     is_causal = call.diagonal is not None and mask is None
-    if isinstance(scale, Tensor) or (is_causal and scale <= 0.0):  # which would turn the -inf of hidden keys about
+    # a negative scale would turn the -inf of hidden keys into +inf
+    if isinstance(scale, Tensor) or (is_causal and scale <= 0.0):
         query, scale = query.to(call.dtype) * scale, 1.0
     output = torch_attention(
         query.to(value.dtype),
@@ -86,7 +88,7 @@ def fused(call: Call) -> tuple[Output, AuxOutput]:
         scale=scale,
         enable_gqa=shared,
     )
-    output = output.expand(*call.lead, *output.shape[-2:])  # torch's is smaller where it has no element
+    output = output.expand(*call.lead, *output.shape[-2:])  # torch's output does not broadcast if it is empty
     if call.aux is None:
         return output, AuxOutput()
     return output, aux_output(call.aux, swept(call).rows)
@@ -113,7 +115,7 @@ def _mask(call: Call) -> Visible | Bias | None:
 
 
 def held_by_torch(call: Call) -> bool:
-    """Whether torch would hold all pairs at once: its kernels do not take every width, dropout or mask."""
+    """Return whether torch would hold all pairs at once, as its kernels do not take every width, dropout or mask."""
     if (call.aux is not None and in_one_pass(call)) or not has_values(call.query, call.key, call.value):
         return False
     mask = None
@@ -128,16 +130,17 @@ def held_by_torch(call: Call) -> bool:
 
 
 def in_one_pass(call: Call) -> bool:
-    """Whether the pass for the statistics also makes the output; it knows no gradient and no dropout.
+    """Return whether the pass for the statistics also makes the output; it has no gradient and no dropout.
 
-    On a GPU torch's kernel costs next to nothing beside the pass.
+    On a GPU it does not: torch's kernel costs almost nothing beside the pass.
     """
     learns = torch.is_grad_enabled() and (call.value.requires_grad or _learns(call))
     return call.query.device.type == "cpu" and not call.dropout_p and not learns
 
 
 def swept(call: Call, value: Value | None = None) -> AttentionRows:
-    """Statistics (..., Hq, L) of a call without an obstacle, and the values weighted, by one pass over tiles."""
+    """Return statistics (..., Hq, L) of a call without an obstacle, and with `value` the output, by one pass over
+    tiles."""
     call = with_bias(call)
     shape = (*call.lead, call.length)
     all_heads = call.lead[-1] if call.lead else 1
@@ -171,7 +174,7 @@ def _heads(tensor: Key | Value) -> int:
 
 
 def _shared(call: Call) -> tuple[Key, Value, bool]:
-    """Key, value, and whether torch has to repeat their heads; it can only if both have the same number."""
+    """Return key, value, and whether torch must repeat their heads, which it can only if both have the same number."""
     key, value = call.key, call.value
     if _heads(key) != _heads(value):
         key, value = grow(key, call.heads), grow(value, call.heads)

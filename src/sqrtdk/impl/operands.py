@@ -1,4 +1,4 @@
-"""A call as the kernels take it: four dimensions, one dtype, a band of keys, position terms as a bias (Hq, L, S)."""
+"""A call in the form that kernels take: four dimensions, one dtype, a band of keys, position terms as a bias."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALLEST_SOFTCAP = torch.finfo(torch.float32).tiny
 def operands(
     call: Call, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "B Hq L E"], Float[Tensor, "B H S E"], Float[Tensor, "B H S Ev"]]:
-    """Query, key and value of that dtype; key and value with the same number of heads."""
+    """Return query, key and value in that dtype; key and value with the same number of heads."""
     lead = call.lead
     heads = lead[-1] if lead else 1
     key, value = call.key, call.value
@@ -43,7 +43,7 @@ def _heads(tensor: Key | Value) -> int:
 
 
 def spread(tensor: Tensor, shape: tuple[int, ...]) -> Shaped[Tensor, "B Hq L C"]:
-    """Expanded to (..., Hq, R, C) and seen in four dimensions."""
+    """Expand a tensor to (..., Hq, R, C), viewed in four dimensions."""
     tensor = tensor.expand(shape)
     if len(shape) == 2:
         return tensor.unsqueeze(0).unsqueeze(0)
@@ -51,12 +51,12 @@ def spread(tensor: Tensor, shape: tuple[int, ...]) -> Shaped[Tensor, "B Hq L C"]
 
 
 def side_by_side(bias: Bias) -> Bias:
-    """A bias whose columns lie side by side, or are one."""
+    """Return a bias with contiguous columns, or a single one."""
     return bias if bias.stride(-1) == 1 or bias.shape[-1] == 1 else bias.contiguous()
 
 
 def band(call: Call) -> tuple[int | None, int | None]:
-    """(above, below): row i sees keys i - below to i + above; None: no bound."""
+    """Return (above, below): row i sees keys i - below to i + above; None: no bound."""
     left, right = call.window
     aboves = [call.diagonal, None if right is None else right + call.shift]
     known = [bound for bound in aboves if bound is not None]
@@ -64,7 +64,7 @@ def band(call: Call) -> tuple[int | None, int | None]:
 
 
 def broadcastable(tensor: Tensor, lead: tuple[int, ...]) -> Shaped[Tensor, "#B #Hq #L #C"]:
-    """A tensor that broadcasts to (*lead, L, C), seen in four dimensions, still of size 1 where it was."""
+    """View a tensor that broadcasts to (*lead, L, C) in four dimensions, keeping sizes of 1."""
     tensor = tensor.reshape((1,) * (len(lead) + 2 - tensor.ndim) + tuple(tensor.shape))
     if len(lead) < 2:
         return tensor.reshape((1,) * (2 - len(lead)) + tuple(tensor.shape))
@@ -76,7 +76,7 @@ def broadcastable(tensor: Tensor, lead: tuple[int, ...]) -> Shaped[Tensor, "#B #
 
 
 def with_bias(call: Call) -> Call:
-    """The call with its position term as a bias, (Hq, L, S)."""
+    """Return the call with its position term as a bias, (Hq, L, S)."""
     if call.term is None:
         return call
     rows, columns = call.positions(0, call.length) + call.shift, torch.arange(call.keys, device=call.query.device)
@@ -92,17 +92,17 @@ def check_term(call: Call) -> None:
         try:
             with_bias(first)
         except SqrtdkError:
-            with_bias(call)  # its error has the sizes that were given
+            with_bias(call)  # raises the error with the sizes of the whole call
             raise
 
 
 def learns_term(call: Call) -> bool:
-    """Whether the position term has a parameter or a tensor that learns."""
+    """Return whether the position term holds a tensor that requires a gradient."""
     term: object = call.term
     if term is None:
         return False
     held: list[object] = []
-    if isinstance(term, nn.Module):  # a caller may have put a tensor that learns in place of a parameter
+    if isinstance(term, nn.Module):  # a caller may have replaced a parameter by a tensor that requires a gradient
         held = [value for part in term.modules() for value in (*part.parameters(recurse=False), *vars(part).values())]
     elif is_dataclass(term):
         held = [getattr(term, field.name) for field in fields(term)]

@@ -1,10 +1,9 @@
-"""The arithmetic of a block of rows against all keys, and the two implementations in plain torch that run it.
+"""The arithmetic of a block of rows against all keys, and the two implementations in plain torch that use it.
 
-Logits, weights, output and statistics are written once, in `attend`. Half types are widened to float32 here, so the
-only roundings to a half type are those of the inputs and the output. `dense` takes all rows as one block: the
-reference, and what small calls run. `tiled` takes blocks of rows, one after the other, and once more in the backward
-pass, so that memory grows with L + S, not with L S. `gradients_of_formula` gives a kernel gradients that can be derived
-again.
+Logits, weights, output and statistics are written once, in `attend`. Half types are widened to float32 here, so that
+only the inputs and the output are rounded to a half type. `dense` takes all rows as one block: the reference, and the
+choice for small calls. `tiled` takes blocks of rows one after the other, and again in the backward pass, so that memory
+grows with L + S, not with L S. `gradients_of_formula` gives a kernel gradients that can be differentiated again.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def attend(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput]:
-    """Output (..., Hq, stop - start, Ev) and statistics (..., Hq, stop - start) of the rows start..stop."""
+    """Return output (..., Hq, stop - start, Ev) and statistics (..., Hq, stop - start) of the rows start..stop."""
     seen = call.seen(start, stop)
     z = (guarded_logits if call.unclean else logits)(call, start, stop, seen)
     shape = (*call.lead, stop - start)
@@ -64,14 +63,15 @@ def attend(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput]:
 
 
 def block_stats(call: Call, start: int, stop: int) -> RowStats:
-    """RowStats (..., Hq, stop - start) of the logits at the visible keys."""
+    """Return RowStats (..., Hq, stop - start) of the logits at the visible keys."""
     seen = call.seen(start, stop)
     z = logits(call, start, stop, seen)
     return _shaped(row_stats(z, seen, _count(seen, z)), (*call.lead, stop - start))
 
 
 def logits(call: Call, start: int, stop: int, seen: Visible | None, *, guarded: bool = False) -> Logits:
-    """Logits (..., Hq, R, S), -inf at hidden keys; `guarded` has gradients pass no product of a hidden key."""
+    """Return logits (..., Hq, R, S), -inf at hidden keys; `guarded` keeps gradients away from products of hidden
+    keys."""
     query = cut_rows(call.query, start, stop) if call.length != 1 else call.query
     if guarded and seen is not None:
         query = torch.where(seen.any(-1, keepdim=True), query, 0.0)
@@ -103,7 +103,7 @@ def logits(call: Call, start: int, stop: int, seen: Visible | None, *, guarded: 
 
 
 def guarded_logits(call: Call, start: int, stop: int, seen: Visible | None) -> Logits:
-    """The same logits, with zeros in what gradients pass through: at keys of NaN or infinity, and at hidden ones."""
+    """Return the same logits, but zeros where gradients pass: at keys with NaN or infinity, and at hidden keys."""
     bad = ~torch.isfinite(call.key).all(-1)
     clean = replace(call, key=call.key.masked_fill(bad.unsqueeze(-1), 0.0))
     with torch.no_grad():
@@ -113,9 +113,9 @@ def guarded_logits(call: Call, start: int, stop: int, seen: Visible | None) -> L
 
 
 def guarded_sum(weights: Logits, value: Value, seen: Visible | None) -> Output:
-    """Weights times values, where NaN or infinity in a value reaches only the rows that see it.
+    """Return weights times values, where NaN or infinity in a value reaches only the rows that see it.
 
-    Nor does the gradient of a weight that is hidden, which the value may have taken beyond the largest number.
+    The gradient of a hidden weight is cut as well, which such a value may have made infinite.
     """
     if seen is not None:
         weights = weights.masked_fill(~seen, 0.0)
@@ -131,7 +131,7 @@ def guarded_sum(weights: Logits, value: Value, seen: Visible | None) -> Output:
 
 
 def sink_column(call: Call, start: int, stop: int, dtype: torch.dtype) -> Factor:
-    """The sinks of rows start..stop, broadcastable to (..., Hq, stop - start, 1)."""
+    """Return the sinks of rows start..stop, broadcastable to (..., Hq, stop - start, 1)."""
     assert call.sinks is not None
     if call.sinks.ndim > 1:
         return cut_rows(call.sinks, start, stop).to(dtype)
@@ -140,14 +140,15 @@ def sink_column(call: Call, start: int, stop: int, dtype: torch.dtype) -> Factor
 
 
 def _count(seen: Visible | None, z: Logits) -> Factor:
-    """Visible keys of every row, broadcastable to (..., R, 1)."""
+    """Return the number of visible keys of every row, broadcastable to (..., R, 1)."""
     if seen is None:
         return torch.full((1, 1), float(z.shape[-1]), dtype=z.dtype, device=z.device)
     return seen.expand(*seen.shape[:-1], z.shape[-1]).sum(-1, keepdim=True).to(z.dtype)
 
 
 def _softmax(z: Logits, sink: Factor | None, count: Factor) -> tuple[Factor, Factor, Logits]:
-    """(shift, sum of e^(z - shift), weights); a row without keys has weights 0, one whose keys all overflowed NaN."""
+    """Return (shift, sum of e^(z - shift), weights). A row without keys has weights 0; if all its keys overflowed,
+    NaN."""
     if z.shape[-1] == 0:
         top = torch.zeros((*z.shape[:-1], 1), dtype=z.dtype, device=z.device)
     else:
@@ -173,14 +174,15 @@ def _weighted(call: Call, weights: Logits, seen: Visible | None) -> Output:
 def _exact(
     value: Float[Tensor, "*#rows 1"], forward: Float[Tensor, "*#rows 1"], blind: Bool[Tensor, "*#rows 1"]
 ) -> Float[Tensor, "*rows 1"]:
-    """`forward` in value, `value` in gradient: the short formula loses digits near one-hot, its gradient does not."""
+    """Return `forward` with the gradient of `value`: near one-hot the short formula loses digits, but its gradient
+    does not."""
     forward = torch.where(blind, value.detach(), forward)
     apart = torch.isfinite(value)
     return torch.where(apart, value - value.detach(), value) + forward.masked_fill(~apart, 0.0)
 
 
 def row_stats(z: Logits, seen: Visible | None, count: Factor) -> RowStats:
-    """RowStats of a block of logits in plain tensor operations, which every transform of torch can follow.
+    """Return RowStats of a block of logits in plain tensor operations, which every transform of torch can follow.
 
     The key that holds the maximum is left out of the sums, see `RowStats`.
     """
@@ -218,13 +220,13 @@ def row_stats(z: Logits, seen: Visible | None, count: Factor) -> RowStats:
 
 
 def joined_with_sink(keys: RowStats, sinks: Float[Tensor, " #Hq"]) -> RowStats:
-    """RowStats (..., Hq, R) of the keys and, as one more, the sink of each head (Hq,)."""
+    """Return RowStats (..., Hq, R) of the keys joined with each head's sink (Hq,) as one more key."""
     column = (sinks if keys.max.ndim > 1 else sinks[0]).unsqueeze(-1)
     return keys.merge(_single(column.expand(keys.max.shape).contiguous()))
 
 
 def _single(sink: Float[Tensor, "*rows"]) -> RowStats:
-    """RowStats of one key whose logit is `sink`."""
+    """Return RowStats of one key whose logit is `sink`."""
     zero, one = torch.zeros_like(sink), torch.ones_like(sink)
     return RowStats(n=one, max=sink, min=sink, rest=zero, share2=zero, share3=zero, a=zero, mean=sink, m2=zero)
 
@@ -234,18 +236,18 @@ def _shaped(rows: RowStats, shape: tuple[int, ...]) -> RowStats:
 
 
 def dense(call: Call) -> tuple[Output, AuxOutput]:
-    """Output (..., Hq, L, Ev) and statistics (..., Hq, L); every L x S matrix is held."""
+    """Return output (..., Hq, L, Ev) and statistics (..., Hq, L), holding every L x S matrix."""
     return attend(call, 0, call.length)
 
 
 def gradients_of_formula(
     call: Call, leaves: Sequence[Tensor | None], given: Sequence[Float[Tensor, "B Hq L ..."] | None]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the leaves that are not None, in their places; all weights are held in memory.
+    """Return the gradients of the leaves that are not None, in their places; all weights are held in memory.
 
     Args:
-        call: made of the leaves.
-        leaves: whose gradient is wanted.
+        call: built from the leaves.
+        leaves: tensors whose gradient is requested.
         given: gradients of output, lse and entropy; None: 0.
     """
     output, aux = attend(replace(call, aux=AuxRequest(lse=True, entropy=True)), 0, call.length)
@@ -256,25 +258,25 @@ def gradients_of_formula(
     return tuple(None if leaf is None else next(found) for leaf in leaves)
 
 
-BLOCK = 2**20  # pairs of a block, times the score's width: 4 MiB a float32 tensor of that size
+BLOCK = 2**20  # pairs of a block, times the score's width: 4 MiB for a float32 tensor
 
 
 def block_rows(call: Call) -> int:
-    """Rows of a block; a row is never split."""
+    """Return the number of rows of a block; a row is never split."""
     return max(1, BLOCK * call.length // max(1, call.elements))
 
 
 def tiled(call: Call) -> tuple[Output, AuxOutput]:
-    """Output (..., Hq, L, Ev) and statistics (..., Hq, L).
+    """Return output (..., Hq, L, Ev) and statistics (..., Hq, L).
 
-    Nothing of a block is kept for the backward pass but its output; the block is computed again there, with the same
-    dropout. Under the transforms of `torch.func`, which know no recomputation, all blocks are kept.
+    Only the output of a block is kept for the backward pass, which computes the block again, with the same dropout.
+    Under the transforms of `torch.func`, which have no recomputation, all blocks are kept.
     """
     height = block_rows(call)
     if height >= call.length:
         return attend(call, 0, call.length)
     dtype = call.value.dtype
-    # Widened once, so that the gradients of the blocks are summed in that precision.
+    # Widened once, so that the gradients of the blocks are summed in float32.
     wide = {name: getattr(call, name).to(call.dtype) for name in ("query", "key", "value")}
     call = replace(call, **wide)
     spans = [(start, min(call.length, start + height)) for start in range(0, call.length, height)]
@@ -290,9 +292,10 @@ def tiled(call: Call) -> tuple[Output, AuxOutput]:
 
 
 def _written(call: Call, spans: list[tuple[int, int]], dtype: torch.dtype) -> tuple[Output, AuxOutput]:
-    """The same, each block's results written where they belong.
+    """Return the same, with each block's results written in place.
 
-    Kept apart until the end, small as they are, they hold the memory of the large temporary tensors between them.
+    Results kept in a list until the end, though small, would keep the memory between the large temporaries from being
+    reused.
     """
     output = call.value.new_empty(*call.lead, call.length, call.value.shape[-1], dtype=dtype)
     wanted = () if call.aux is None else call.aux.wanted

@@ -1,6 +1,6 @@
 """The Triton kernel for GPUs: output and statistics from one pass over tiles that stay in shared memory.
 
-See `gpu/forward.py` and `gpu/backward.py` for the arithmetic, `gpu/load.py` for where it runs.
+See `gpu/forward.py` and `gpu/backward.py` for the arithmetic, `gpu/load.py` for the supported devices.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_WIDTH = 256
-FARTHEST = 2**30  # rows and keys, whose positions and bounds are 32-bit numbers in the kernel
+FARTHEST = 2**30  # rows and keys; the kernel's positions and bounds are 32-bit numbers
 
 
 def obstacle(call: Call) -> str | None:
-    """Why the kernel can't run this call; None if it can."""
+    """Return why the kernel can't run this call; None if it can."""
     reason = unavailable(call.query.device)
     if reason is not None:
         return reason
@@ -58,10 +58,10 @@ def obstacle(call: Call) -> str | None:
 
 
 def triton(call: Call) -> tuple[Output, AuxOutput]:
-    """Output (..., Hq, L, Ev) and statistics (..., Hq, L).
+    """Return output (..., Hq, L, Ev) and statistics (..., Hq, L).
 
     Raises:
-        UnsupportedError: see `obstacle`.
+        UnsupportedError: See `obstacle`.
     """
     reason = obstacle(call)
     if reason is not None:
@@ -76,7 +76,7 @@ def triton(call: Call) -> tuple[Output, AuxOutput]:
 
 
 def row_statistics(call: Call) -> RowStats:
-    """RowStats (..., Hq, L) of a call without an obstacle; the value may have no width."""
+    """Return RowStats (..., Hq, L) of a call without an obstacle; the value may have width 0."""
     planes = _run(call, ROWS)[3]
     shape = (*call.lead, call.length)
     return RowStats(**{name: plane.reshape(shape) for name, plane in zip(FIELDS, planes.unbind(), strict=True)})
@@ -90,7 +90,7 @@ def _run(
     Float[Tensor, "B Hq L"] | Float[Tensor, "0"],
     Float[Tensor, "planes B Hq L"],
 ]:
-    """The operator's output, lse, entropy and planes, in four dimensions."""
+    """Return the operator's output, lse, entropy and planes, in four dimensions."""
     from sqrtdk.impl.gpu.operators import forward
 
     call = with_bias(call)
@@ -115,7 +115,7 @@ def _run(
 
 
 def _near(bound: int | None) -> int | None:
-    """A bound of the band; None if it lies beyond all keys."""
-    if type(bound) is not int:  # None, or a number that is not known yet
+    """Return a bound of the band; None if it lies beyond all keys."""
+    if type(bound) is not int:  # None, or a symbolic number while compiling
         return bound
     return None if bound >= FARTHEST else max(bound, -FARTHEST)

@@ -1,6 +1,6 @@
-"""The cache in fewer bits: what it would do to the attention of a model, computed before anything is served so.
+"""A cache in fewer bits: its effect on the attention of a model, computed before anything is served with it.
 
-`kv_forecast` runs a model, `forecast_calls` takes calls that were kept. docs/en/kv-cache.md describes both.
+`kv_forecast` runs a model, `forecast_calls` takes kept calls. docs/en/kv-cache.md describes both.
 """
 
 from sqrtdk.audit.cache import Blame as Blame

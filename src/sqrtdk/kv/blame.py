@@ -1,4 +1,4 @@
-"""Which key head is to blame for what its query heads lose, why, and what mends it."""
+"""Finds the key head that causes the errors of its query heads, the reason, and what removes or halves them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from sqrtdk.audit.cache import (
 from sqrtdk.audit.records import SEVERITIES
 from sqrtdk.kv.findings import HELPS, OUTLIER, kl_level, level
 
-_NAMED = 4  # channels that a sentence names
+_NAMED = 4  # channels that one sentence names
 
 
 def key_heads(key: Tensor, value: Tensor | None = None, limit: float | None = None) -> tuple[KeyHead, ...]:
-    """What the keys (B, H, S, E) of each head are like, and the share of k and v beyond the limit of a fixed scale.
+    """Describe the keys (B, H, S, E) of each head, and the share of k and v beyond the limit of a fixed scale.
 
     Example:
         >>> import torch
@@ -63,7 +63,7 @@ def key_heads(key: Tensor, value: Tensor | None = None, limit: float | None = No
 
 
 def _beyond(x: Tensor | None, limit: float | None, heads: int) -> list[float]:
-    """Share of each head's numbers that are larger than the limit."""
+    """Return the share of each head's numbers that are larger than the limit."""
     if x is None or limit is None:
         return [0.0] * heads
     shares: list[float] = (x.abs() > limit).double().mean((0, 2, 3)).tolist()
@@ -71,7 +71,7 @@ def _beyond(x: Tensor | None, limit: float | None, heads: int) -> list[float]:
 
 
 def _middle(values: Tensor) -> Tensor:
-    """The median along the last axis, kept; the lower of two."""
+    """Return the median along the last axis, which is kept; of two middle numbers the lower."""
     return values.median(-1, keepdim=values.dim() > 1).values.clamp(min=1e-300) if values.dim() > 1 else (
         values.median().clamp(min=1e-300)
     )  # fmt: skip
@@ -84,7 +84,7 @@ def blamed(
     seeing: Sequence[int],
     limit: float | None = None,
 ) -> tuple[Blame, ...]:
-    """The key heads at fault, those of the worst errors first; `limit` is the largest number under a fixed scale."""
+    """Return the key heads at fault, worst errors first; `limit` is the largest number under a fixed scale."""
     group = len(stored.heads) // len(keys)
     suffering: dict[tuple[int, str], list[int]] = {}
     for head in keys:
@@ -107,7 +107,7 @@ def blamed(
 def _cause(
     head: KeyHead, bad: Sequence[int], stored: StoredWay, others: Sequence[StoredWay], keys: Sequence[KeyHead]
 ) -> tuple[int, str]:
-    """The key head at fault, and the cause."""
+    """Return the key head at fault, and the cause."""
     own = _kl(others, "head", bad)
     largest = max(keys, key=lambda one: one.largest)
     if stored.name == "tensor" and largest is not head and own is not None and own <= HELPS * _most(stored, bad):
@@ -122,7 +122,7 @@ def _cause(
 
 
 def _is_of_the_scale(bad: Sequence[int], stored: StoredWay, others: Sequence[StoredWay], *, by_kl: bool) -> bool:
-    """Whether a scale that is the tensor's own, in place of a fixed one, halves the loss at least."""
+    """Return whether scaling by the tensor's own maximum, instead of a fixed scale, at least halves the loss."""
     own = next((way for way in others if way.name == "tensor"), None)
     if own is None:
         return False
@@ -183,7 +183,7 @@ def _text(head: KeyHead, cause: str, limit: float | None = None) -> str:
 
 
 def _kl(ways: Sequence[StoredWay], name: str, heads: Sequence[int]) -> float | None:
-    """The largest mean KL of some heads under one way to store; None if it was not computed."""
+    """Return the largest mean KL of some heads under one storage; None if it was not computed."""
     way = next((way for way in ways if way.name == name), None)
     return None if way is None else _most(way, heads)
 

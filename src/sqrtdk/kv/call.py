@@ -1,9 +1,9 @@
-"""The forecast for one attention: its rows again, in float64, with k and v as each way stores them.
+"""The forecast for one attention: its rows are computed again in float64, with k and v as each storage returns them.
 
-One key head of one sequence is computed at a time, in blocks of rows of at most `BLOCK_LOGITS` logits (of one row at
-least): beside the tensors of the run, that head's k and v and a dozen such blocks are all that is held.
+One key head of one sequence is computed at a time, in blocks of rows of at most `BLOCK_LOGITS` logits (at least one
+row). Beside the tensors of the run, only that head's k and v and a dozen such blocks are in memory.
 
-Ways to store k and v: each grain of the format, a folded channel scale, and normalised q and k.
+Storages of k and v: each grain of the format, a folded channel scale, and normalised q and k.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from sqrtdk.kv.formats import BLOCK, FORMATS, ORDER, SHARED, bounds, limit_of, w
 from sqrtdk.kv.rows import Place, Sums, Weighed, add, weigh
 from sqrtdk.tracing import CallTensors, Term
 
-OneHead = Callable[[int, int], Tensor]  # of a sequence and a key head, (S, E) in float64
+OneHead = Callable[[int, int], Tensor]  # (sequence, key head) -> (S, E) in float64
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to store: its name, and what is read back of k and of v; `normed`: q and k are normalised before."""
+    """One storage: its name, and what it returns for k and v; `normed`: q and k are normalised before."""
 
     name: str
     key: OneHead
@@ -36,13 +36,13 @@ class Way:
 
 
 def ways(call: CallTensors, dtype: str, scale: str, first: int) -> tuple[list[Way], str]:
-    """The way that was asked for, then the others; and what channels share a scale that is folded.
+    """Return the requested storage, then the others; and which channels share a folded scale.
 
     Args:
         call: its tensors.
         dtype: the format.
         scale: the grain of its scales.
-        first: so many keys are stored, the others are in full precision.
+        first: number of keys that are stored; later keys stay in full precision.
     """
     k, v = call.key.values, call.value.values
     form = FORMATS[dtype]
@@ -58,7 +58,7 @@ def ways(call: CallTensors, dtype: str, scale: str, first: int) -> tuple[list[Wa
 
 
 def stored(x: Tensor, dtype: str, scale: str, first: int, by: Tensor | None = None) -> OneHead:
-    """What is read back of k or v (B, H, S, E), a head at a time; with `by` (H, 1, E) of x / by, times `by` again."""
+    """Return what is read back of k or v (B, H, S, E), head by head; `by` (H, 1, E): divide before, multiply after."""
     form, limit = FORMATS[dtype], limit_of(dtype, scale)
     grain = form.grains.get(scale, "fixed")
 
@@ -71,7 +71,7 @@ def stored(x: Tensor, dtype: str, scale: str, first: int, by: Tensor | None = No
         one = x[batch : batch + 1, head : head + 1]
         part = taken(one[:, :, :first], slice(head, head + 1))
         if limit is not None:
-            high = part.new_tensor(limit, dtype=torch.float64)  # it may be beyond what k in float16 holds
+            high = part.new_tensor(limit, dtype=torch.float64)  # the limit may overflow float16
             low = -high
         elif shared is None:
             low, high = bounds(part, grain)
@@ -85,9 +85,10 @@ def stored(x: Tensor, dtype: str, scale: str, first: int, by: Tensor | None = No
 
 
 def channel_scale(call: CallTensors, first: int) -> tuple[Tensor, str]:
-    """Largest |k| of each channel of each head, (H, 1, E), as k is divided by it and q multiplied.
+    """Return the largest |k| of each channel of each head, (H, 1, E); k is divided by it, and q multiplied.
 
-    The channels that a rotation turns together share the larger one: then it goes into the weights of q and k.
+    Channels that a rotation turns together share the larger value, so that the scale can be moved into the weights of q
+    and k.
     """
     k = call.key.values[:, :, :first]
     largest = k.abs().amax((0, 2))
@@ -102,7 +103,7 @@ def channel_scale(call: CallTensors, first: int) -> tuple[Tensor, str]:
 
 
 def _pairs(call: CallTensors) -> tuple[Tensor, Tensor] | None:
-    """The channels of k that a rotation turns together; None without one, or where its layout is not known."""
+    """Return the channels of k that a rotation turns together; None without a rotation, or if its layout is unknown."""
     before = call.key.projected
     for point in call.key.steps:
         if point.name == "rope" and before is not None and point.values is not None:
@@ -118,22 +119,23 @@ def _pairs(call: CallTensors) -> tuple[Tensor, Tensor] | None:
 
 
 def normalised(x: Tensor) -> Tensor:
-    """Each row (E numbers) with a root mean square of 1, as an RMS norm without a gain leaves it."""
+    """Scale each row (E numbers) to a root mean square of 1, as an RMS norm without a gain does."""
     precise = wide(x)
     rms = precise.square().mean(-1, keepdim=True).sqrt()
     return precise / rms.masked_fill(rms == 0, 1.0)
 
 
 BLOCK_LOGITS = 2**20  # 8 MiB in float64
+# rows per call, by default
 MOST_ROWS, LEAST_ROWS = 256, 16
-ALL_LOGITS = 2**24  # of a call, for each way to store
+ALL_LOGITS = 2**24  # of a call, for each storage
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for: the format, the grain of its scales or one fixed scale, most rows a call, newest exact keys.
+    """A request: format, grain of its scales or one fixed scale, most rows per call, newest keys that stay exact.
 
-    Without a number of rows it is `MOST_ROWS`, and fewer, down to `LEAST_ROWS`, where they pass `ALL_LOGITS` logits.
+    If `rows` is None, it is `MOST_ROWS`, or fewer, down to `LEAST_ROWS`, to stay below `ALL_LOGITS` logits.
     """
 
     dtype: str
@@ -142,12 +144,12 @@ class Request:
     residual: int
 
     def rows_of(self, row: int) -> int:
-        """How many rows to compute where all heads have `row` logits each."""
+        """Return the number of rows to compute if a row of all heads has `row` logits."""
         return self.rows or min(MOST_ROWS, max(LEAST_ROWS, ALL_LOGITS // max(1, row)))
 
 
 def unfit(call: CallTensors, request: Request) -> str | None:
-    """Why there is no forecast for a call; None if there is one."""
+    """Return why there is no forecast for a call; None if there is one."""
     if call.missing is not None or call.terms is None:
         return call.missing or "its formula is not known"
     k, v = call.key.values, call.value.values
@@ -166,7 +168,7 @@ def unfit(call: CallTensors, request: Request) -> str | None:
 
 
 def forecast_of(call: CallTensors, request: Request) -> CacheCall:
-    """The forecast for a call that is fit for one."""
+    """Return the forecast for a call that `unfit` accepts."""
     call = as_cached(call)
     query, key = call.query.values, call.key.values
     batch, heads, length, width = query.shape
@@ -202,7 +204,7 @@ def forecast_of(call: CallTensors, request: Request) -> CacheCall:
 
 
 def as_cached(call: CallTensors) -> CallTensors:
-    """The call with k and v as a cache has them: each head once, where the run repeated it for its query heads."""
+    """Return the call with k and v as a cache stores them: each head once, even if the run repeated it."""
     k, v = call.key.values, call.value.values
     times = 1 if call.call is None else k.shape[1] // max(1, call.call.kv_heads)
     if times < 2 or k.shape[1] != v.shape[1] or k.shape[1] % times:
@@ -214,7 +216,7 @@ def as_cached(call: CallTensors) -> CallTensors:
 
 
 def spread_rows(length: int, most: int, device: torch.device | None = None) -> Tensor:
-    """At most `most` rows of `length`, evenly spread, the last among them.
+    """Return at most `most` rows of `length`, evenly spread, including the last.
 
     Example:
         >>> spread_rows(10, 3).tolist(), spread_rows(10, 1).tolist(), spread_rows(2, 8).tolist()
@@ -226,7 +228,7 @@ def spread_rows(length: int, most: int, device: torch.device | None = None) -> T
 
 
 def _errors(call: CallTensors, way: Way, rows: Tensor) -> list[Sums]:
-    """What a way does to every query head."""
+    """Return the errors of a storage, for every query head."""
     assert call.terms is not None
     query, key, value = call.query.values, call.key.values, call.value.values
     batch, heads, length, width = query.shape
@@ -249,19 +251,19 @@ def _errors(call: CallTensors, way: Way, rows: Tensor) -> list[Sums]:
 
 
 def _seen(stored: Weighed, exact: Weighed) -> Weighed:
-    """Of a row that sees no key nothing is known on either side."""
+    """Count only rows that see a key in the exact run; nothing is known of other rows."""
     return Weighed(stored.logits, stored.weights, stored.lse, exact.seeing)
 
 
 def _parts(rows: Tensor, row: int) -> Iterator[Tensor]:
-    """The rows in blocks; `row` logits are one row of all heads."""
+    """Yield the rows in blocks; `row` is the number of logits of one row of all heads."""
     step = max(1, BLOCK_LOGITS // max(1, row))
     for first in range(0, len(rows), step):
         yield rows[first : first + step]
 
 
 def _unscaled(terms: Sequence[Term], width: int) -> list[Term]:
-    """The terms with 1/sqrt(E) in place of the scales before any other: q and k have unit rows then."""
+    """Replace the leading scales by 1/sqrt(E), as q and k have unit rows."""
     kept = list(terms)
     while kept and kept[0].name == "scale":
         del kept[0]

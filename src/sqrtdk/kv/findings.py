@@ -1,9 +1,9 @@
-"""The findings of a forecast, a report that has them, and the bars. What could not be forecast is a finding too.
+"""The findings of a forecast, a report that includes them, and the bars. What could not be forecast is a finding too.
 
-All bars are chosen, not measured. Mean KL of a head's weights, nats: by Pinsker's inequality the weight that moves to
-other keys is at most sqrt(KL / 2), a tenth of it at 0.02, 22% at 0.1, half at 0.5. Output, its error relative to its
-size: about a tenth is what four bits of Gaussian numbers in groups of 64 lose anyway, and no finding. An outlier is 5
-times the median or more.
+All bars are chosen, not measured. Mean KL of a head's weights, in nats: by Pinsker's inequality at most sqrt(KL / 2) of
+the weight moves to other keys: a tenth at 0.02, 22% at 0.1, half at 0.5. Output, the error relative to its size: about
+a tenth is lost anyway by four-bit storage of Gaussian numbers in groups of 64, and is no finding. An outlier is 5 times
+the median or more.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from sqrtdk.kv.formats import fixed
 KL_BARS = (("fail", 0.5), ("warn", 0.1), ("note", 0.02))  # worst first
 OUTPUT_BARS = (("fail", 0.5), ("warn", 0.25), ("note", 0.15))
 OUTLIER = 5.0
-HELPS = 0.5  # of the largest mean KL
+HELPS = 0.5  # of the largest mean KL: a storage helps if it at least halves the loss
 KL_SOURCE = "chosen; Pinsker: at most sqrt(KL / 2) of the weight moves"
 OUTPUT_SOURCE = "chosen: share of the output's size"
 
 
 def kl_level(error: HeadError) -> tuple[str, float] | None:
-    """The worst severity whose bar the mean KL passes, with the bar; None if it passes none."""
+    """Return the worst severity whose bar the mean KL passes, and the bar; None if it passes no bar."""
     return next((level for level in KL_BARS if error.kl_mean_nats > level[1]), None)
 
 
 def output_level(error: HeadError) -> tuple[str, float] | None:
-    """The worst severity whose bar the output's error passes, with the bar; None if it passes none."""
+    """Return the worst severity whose bar the output's error passes, and the bar; None if it passes no bar."""
     return next((level for level in OUTPUT_BARS if error.output_error > level[1]), None)
 
 
 def level(error: HeadError) -> str | None:
-    """The worse of the two severities.
+    """Return the worse of the two severities.
 
     Example:
         >>> level(HeadError(0.2, 0.1, 3.0, 4, 0.6)), level(HeadError(0.001, 0.0, 0.1, 0, 0.02))
@@ -56,14 +56,14 @@ _FIXES = {
 
 
 def with_forecast(report: CheckReport, forecast: CacheForecast) -> CheckReport:
-    """The report with a forecast and its findings, worst first; health and verdicts stay those of the run itself."""
+    """Return the report with a forecast and its findings, worst first; health and verdicts remain those of the run."""
     every = (*report.findings, *findings(forecast))
     order = sorted(every, key=lambda finding: -SEVERITIES.index(finding.severity))
     return replace(report, findings=tuple(order), kv_cache=forecast)
 
 
 def findings(forecast: CacheForecast) -> Iterator[Finding]:
-    """One finding for each key head at fault, and one for each attention that could not be forecast."""
+    """Yield one finding for each key head at fault, and one for each attention that could not be forecast."""
     counts = Counter(call.site for call in forecast.calls)
     for call in forecast.calls:
         place = f" (call {call.index + 1} of {counts[call.site]} here)" if counts[call.site] > 1 else ""
@@ -76,7 +76,7 @@ def findings(forecast: CacheForecast) -> Iterator[Finding]:
 
 
 def _together(every: Iterable[Blame]) -> Iterator[Blame]:
-    """Key heads with nothing of their own to tell as one, the worst in front; the others each by itself."""
+    """Merge key heads that have no cause of their own into one entry, worst first; yield the others as they are."""
     plain: dict[str, list[Blame]] = {}
     for blame in every:
         if blame.cause in (PRECISION, VALUES):
@@ -127,7 +127,7 @@ def _finding(forecast: CacheForecast, call: CacheCall, blame: Blame, place: str)
 
 
 def scale_text(scale: str) -> str:
-    """The grain of the scales in words, or the number that they are fixed to.
+    """Return the grain of the scales in words, or the fixed scale.
 
     Example:
         >>> scale_text("head"), scale_text("group"), scale_text("1")
@@ -138,7 +138,7 @@ def scale_text(scale: str) -> str:
 
 
 def fix_text(blame: Blame) -> str:
-    """What mends it, or helps, in one sentence."""
+    """Return what removes the errors, or helps, in one sentence."""
     names = [_FIXES.get(name, f"--kv-scale {name}") for name in blame.mended_by]
     if names:
         return f"mended by {', or '.join(names)}"

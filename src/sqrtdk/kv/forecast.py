@@ -54,45 +54,45 @@ def kv_forecast(
     device_map: str | None = None,
     offload_folder: str | Path | None = None,
 ) -> CacheForecast:
-    """What storing k and v in fewer bits would do to every attention of a model, before anything is served so.
+    """Predict what storing k and v in fewer bits would do to every attention of a model, before it is served so.
 
-    The model runs once, in evaluation mode. Then, for each attention, with the q, k, v, mask, scale, softcap, bias and
-    sinks that occurred, p = softmax(z) and p' = softmax(z') with k as it is read back from the cache, in float64:
-    KL(p || p') = sum p (log p - log p'), whether the largest key changes, and |p'v' - p v| / |p v|. What errors of one
-    layer do to the next is not in it. docs/en/kv-cache.md has the formats, and what was found on caches that are
-    quantised.
+    The model runs once, in evaluation mode. Then each attention is computed again in float64, with the q, k, v, mask,
+    scale, softcap, bias and sinks that occurred: p = softmax(z), and p' = softmax(z') with k as it is read back from
+    the cache. The forecast has KL(p || p') = sum p (log p - log p'), whether the largest key changes, and |p'v' - p v|
+    / |p v|. It leaves out how errors of one layer affect the next. docs/en/kv-cache.md has the formats, and
+    measurements on quantised caches.
 
     Args:
-        model: A module, or a name as `check` takes it.
-        inputs: A dict or tuple for forward, or one tensor; None makes inputs of the right kind.
+        model: A module, or a name as in `check`.
+        inputs: A dict or tuple for forward, or one tensor; None makes suitable inputs.
         kv_dtype: "fp8_e4m3", "fp8_e5m2", "int8", "q8_0" or "int4".
-        kv_scale: What shares a scale: "tensor", "head", "token" or "channel". None is "tensor" for fp8 and int8, and
-            groups of 64 for int4; q8_0 has blocks of 32 of its own, and takes none. A number is the one scale of all k
-            and v, as an engine without calibrated scales takes 1: fp8 and int8 cut off what it makes too large.
-        rows: Most rows (batch times positions) of a call that are computed, evenly spread, the last among them; 1 is
-            the step of decoding that follows. None: 256, and fewer, but 16, where heads and keys are many. All keys
-            are looked at.
+        kv_scale: The numbers that share a scale: "tensor", "head", "token" or "channel". None is "tensor" for fp8 and
+            int8, and groups of 64 for int4; q8_0 always has blocks of 32, and takes no scale. A number is the one scale
+            of all k and v, such as 1 in an engine without calibrated scales: fp8 and int8 then cut off larger numbers.
+        rows: Most rows (batch times positions) of a call that are computed, evenly spread, including the last; 1 is the
+            next step of decoding. None: 256, or fewer but at least 16 if there are many heads and keys. All keys are
+            used.
         residual: The newest keys of each call that stay in full precision (`residual_length` of transformers'
             `QuantizedCache`).
-        attn: "eager" or "sdpa" for a model that lets one choose.
+        attn: "eager" or "sdpa" for a model that offers the choice.
         text: UTF-8 file for the tokenizer, for a model given by name.
         input_file: safetensors with the inputs, for a model given by name.
         batch: Rows of made-up inputs, default 1.
-        seq_len: Tokens a row of made-up inputs.
+        seq_len: Tokens per row of made-up inputs.
         device: For a model given by name; a module runs where it is.
         dtype: For a model given by name; a module keeps its own.
         seed: For weights, inputs and the run.
         revision: Of a hub id.
         trust_remote_code: Let the model's own Python files run.
         device_map: "auto" spreads a checkpoint through accelerate.
-        offload_folder: Directory for what fits nowhere else.
+        offload_folder: Directory for weights that fit nowhere else.
 
     Returns:
-        The forecast, one entry a call; what could not be judged is listed with its reason.
+        The forecast, one entry per call; calls that could not be judged are listed with their reasons.
 
     Raises:
-        InvalidValueError: A format or a scale that there is not, or that do not go together; no row.
-        InvalidTypeError: `model` or `inputs` of another type.
+        InvalidValueError: The format or the scale is unknown, or they do not fit together; or there are no rows.
+        InvalidTypeError: `model` or `inputs` has another type.
         ModelError: The model can't be built or has no values, its forward raises, or no attention runs in it.
 
     Example:
@@ -115,10 +115,10 @@ def kv_forecast(
 
 
 def checked_scale(kv_dtype: str, kv_scale: str | float | None) -> str:
-    """The grain of the scales, or the number that they are fixed to, once it is known to go with the format.
+    """Return the grain of the scales, or the fixed scale, once it is known to fit the format.
 
     Raises:
-        InvalidValueError: There is no such format, or it has no such scale.
+        InvalidValueError: The format does not exist, or has no such scale.
 
     Example:
         >>> checked_scale("int8", None), checked_scale("int4", "token"), checked_scale("fp8_e4m3", 1.0)
@@ -133,7 +133,7 @@ def checked_scale(kv_dtype: str, kv_scale: str | float | None) -> str:
     if number is not None and form.most is not None:
         if not 0 < number < math.inf:
             raise InvalidValueError(f"kv_scale is {kv_scale}", hint="A fixed scale is above 0, and finite.")
-        return str(number).removesuffix(".0")  # all of its digits: the text is what stores with it read
+        return str(number).removesuffix(".0")  # all digits, as the store reads the number from this text
     if kv_scale in form.grains and len(form.grains) > 1:
         return str(kv_scale)
     if len(form.grains) == 1:
@@ -151,7 +151,7 @@ def checked_scale(kv_dtype: str, kv_scale: str | float | None) -> str:
 
 
 def forecast_of_model(loaded: LoadedModel, options: LoadOptions, request: Request) -> CacheForecast:
-    """`kv_forecast` of a model that is built already, from one more run of it."""
+    """Return the forecast of a model that is already built, from one more run of it."""
     with by_default_of(loaded.module):
         run = _traced(loaded, options)
         forecast = _forecast(run.tensors, request)
@@ -166,17 +166,17 @@ def forecast_calls(
     rows: int | None = None,
     residual: int = 0,
 ) -> CacheForecast:
-    """The forecast for calls that were kept, by `Trace(model, keep=True)` or in a trace file.
+    """Return the forecast for kept calls, from `Trace(model, keep=True)` or a trace file.
 
     Args:
         calls: their tensors.
-        kv_dtype: as `kv_forecast` takes it.
-        kv_scale: the same.
-        rows: the same.
-        residual: the same.
+        kv_dtype: as in `kv_forecast`.
+        kv_scale: as in `kv_forecast`.
+        rows: as in `kv_forecast`.
+        residual: as in `kv_forecast`.
 
     Raises:
-        InvalidValueError: A format or a scale that there is not, or that do not go together.
+        InvalidValueError: The format or the scale is unknown, or they do not fit together.
     """
     return _forecast(calls, Request(kv_dtype, checked_scale(kv_dtype, kv_scale), rows, residual))
 
@@ -204,7 +204,7 @@ def _forecast(calls: Sequence[CallTensors], request: Request) -> CacheForecast:
 
 
 def _sees_all(call: CallTensors) -> bool:
-    """Whether it is a self-attention whose first row sees the last key: that of an encoder."""
+    """Return whether it is a self-attention whose first row sees the last key, as in an encoder."""
     record = call.call
     if record is None or record.self_attention is not True or not record.query_len == record.key_len > 1:
         return False
@@ -223,7 +223,7 @@ def _loaded(model: nn.Module | str, inputs: Inputs | None, options: LoadOptions)
 
 
 def _traced(loaded: LoadedModel, options: LoadOptions) -> Trace:
-    """One run that keeps q, k, v and what makes weights of them."""
+    """Run the model once, keeping q, k, v and the terms of the weights."""
     if without_numbers(loaded.module, loaded.inputs):
         raise ModelError(
             f"{loaded.id} is on the meta device, where tensors have no values: there is no cache to forecast",

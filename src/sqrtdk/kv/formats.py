@@ -1,33 +1,33 @@
-"""The formats of a cache: from numbers to what is read back of them, and which numbers share a scale.
+"""The formats of a cache: what is read back of the stored numbers, and which numbers share a scale.
 
-Formats, computed in float32 (float64 of float64 but for fp8):
+Formats, computed in float32 (in float64 for float64 inputs, except fp8):
 
 - `fp8_e4m3`, `fp8_e5m2`: x -> scale * fp8(x / scale), scale = max|x| / largest. e4m3 has 3 bits of mantissa and 448 as
-  its largest number, e5m2 2 bits and 57344. The cast rounds to nearest, ties to even, and saturates: what lies beyond
-  the largest number becomes that number, which happens under a fixed scale alone. torch's own cast gives NaN (e4m3) or
+  its largest number, e5m2 has 2 bits and 57344. The cast rounds to nearest, ties to even, and saturates: larger
+  numbers, which occur only under a fixed scale, become the largest number. torch's own cast gives NaN (e4m3) or
   infinity (e5m2) there. Source: Micikevicius et al. 2022, "FP8 formats for deep learning"; the scale as in
-  transformers' `Fp8QuantizedLayer` (one a tensor) and vLLM's calibrated k_scale and v_scale (one a tensor, or a head).
-- `int8`, symmetric: x -> scale * round(x / scale), scale = max|x| / 127. The integers go from -127 to 127; halves round
-  to even. Source: Jacob et al. 2018, "Quantization and training of neural networks for efficient
-  integer-arithmetic-only inference", with a zero point of 0; TensorRT-LLM's INT8 cache has one scale a tensor.
-- `q8_0` of ggml: blocks of 32 channels, integers of 8 bits, the scale of a block in float16. d = max|x| / 127; the
-  integer is x / d, halves away from zero; what is read back is the integer times d as it was rounded to float16. 34
-  bytes for 32 numbers: 8.5 bits each. Source: ggml's `quantize_row_q8_0_ref` and `block_q8_0` (ggml-quants.c,
-  ggml-common.h), which llama.cpp's `--cache-type-k q8_0` stores with; llama.cpp refuses head dimensions that are no
-  multiple of 32.
+  transformers' `Fp8QuantizedLayer` (one per tensor) and vLLM's calibrated k_scale and v_scale (one per tensor, or per
+  head).
+- `int8`, symmetric: x -> scale * round(x / scale), scale = max|x| / 127. The integers range from -127 to 127; halves
+  round to even. Source: Jacob et al. 2018, "Quantization and training of neural networks for efficient
+  integer-arithmetic-only inference", with a zero point of 0; TensorRT-LLM's INT8 cache has one scale per tensor.
+- `q8_0` of ggml: blocks of 32 channels, 8-bit integers, the scale of a block in float16. d = max|x| / 127; the integer
+  is x / d, halves away from zero; read back is the integer times d rounded to float16. 34 bytes for 32 numbers: 8.5
+  bits each. Source: ggml's `quantize_row_q8_0_ref` and `block_q8_0` (ggml-quants.c, ggml-common.h), which llama.cpp's
+  `--cache-type-k q8_0` uses; llama.cpp refuses head dimensions that are not a multiple of 32.
 - `int4`, asymmetric: x -> scale * round((x - low) / scale) + low, scale = (high - low) / 15. Sixteen levels from the
-  least to the largest number of a group; scale and least number in 16 bits each: 4.5 bits a number in groups of 64.
-  Source: transformers' `QuantizedCache(backend="quanto", nbits=4, q_group_size=64)`, that is optimum-quanto's
-  `MaxOptimizer` and `quantize_affine`: "group" is its axis 0 (the default), "channel" its axis -1, which is what KIVI
-  (Liu et al. 2024) does to keys. The HQQ backend differs, as it fits the zero point afterwards (Badri and Shaji 2023),
-  and so do engines that round scale and least number to 16 bits.
+  smallest to the largest number of a group; scale and smallest number take 16 bits each: 4.5 bits per number in groups
+  of 64. Source: transformers' `QuantizedCache(backend="quanto", nbits=4, q_group_size=64)`, that is optimum-quanto's
+  `MaxOptimizer` and `quantize_affine`: "group" is its axis 0 (the default), "channel" its axis -1, which KIVI (Liu et
+  al. 2024) uses for keys. The HQQ backend differs, as it fits the zero point afterwards (Badri and Shaji 2023), and so
+  do engines that round scale and smallest number to 16 bits.
 
 Grains, the numbers of k or v (B, H, S, E) that share a scale:
 
 - "tensor": all of one call. "head": all of a head, of every sequence. "channel": one channel of a head, over all
   sequences and keys. "token": the E numbers of one key of one head.
-- "group": 64 numbers of a head that follow one another, key after key; the last group may be shorter.
-- "tokens64": one channel of 64 keys that follow one another. "block": 32 channels of one key.
+- "group": 64 consecutive numbers of a head, key after key; the last group may be shorter.
+- "tokens64": one channel of 64 consecutive keys. "block": 32 channels of one key.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from torch import Tensor
 
 GROUP = 64  # transformers' QuantizedCache: q_group_size = 64
 BLOCK = 32  # ggml: QK8_0
-SCALE_BITS = {"group": 32 / GROUP, "tokens64": 32 / GROUP, "block": 16 / BLOCK}  # a number, of int4 and q8_0
-SHARED = {"tensor": (0, 1, 2, 3), "head": (0, 2, 3), "channel": (0, 2)}  # axes that are reduced, over the whole of k
-ORDER = ("tensor", "head", "group", "token", "channel")  # coarse to fine; "token" and "channel" differ in kind
+SCALE_BITS = {"group": 32 / GROUP, "tokens64": 32 / GROUP, "block": 16 / BLOCK}  # bits per number for int4 and q8_0
+SHARED = {"tensor": (0, 1, 2, 3), "head": (0, 2, 3), "channel": (0, 2)}  # axes that are reduced, over all of k
+ORDER = ("tensor", "head", "group", "token", "channel")  # coarse to fine; "token" and "channel" are not comparable
 
 
 def bounds(x: Tensor, grain: str) -> tuple[Tensor, Tensor]:
-    """Least and largest number among those that share a scale with each; both broadcast to (B, H, S, E).
+    """Return the smallest and largest number among those that share each scale; both broadcast to (B, H, S, E).
 
     Example:
         >>> low, high = bounds(torch.arange(8.0).reshape(1, 2, 2, 2), "head")
@@ -69,12 +69,12 @@ def bounds(x: Tensor, grain: str) -> tuple[Tensor, Tensor]:
 
 
 def wide(x: Tensor) -> Tensor:
-    """The numbers in float32, the dtype in which engines divide by the scale; float64 stays float64."""
+    """Return the numbers in float32, in which engines divide by the scale; float64 stays float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def _runs(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Least and largest of each run of `size` numbers along the last axis, one for each number."""
+    """Return the smallest and largest of each run of `size` numbers along the last axis, one for each number."""
     length = x.shape[-1]
     padded = F.pad(x.reshape(-1, 1, length), (0, -length % size), mode="replicate") if length % size else x
     runs = padded.reshape(*x.shape[:-1], -1, size)
@@ -87,7 +87,7 @@ FP8_SOURCE = "FP8 (Micikevicius et al. 2022); scale max|x| / largest as in trans
 
 
 def store_e4m3(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """What is read back of numbers stored as `torch.float8_e4m3fn`, in float64.
+    """Return what is read back of numbers stored as `torch.float8_e4m3fn`, in float64.
 
     Example:
         >>> x = torch.tensor([448.0, 1.0, 1.1])
@@ -98,7 +98,7 @@ def store_e4m3(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def store_e5m2(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """What is read back of numbers stored as `torch.float8_e5m2`, in float64.
+    """Return what is read back of numbers stored as `torch.float8_e5m2`, in float64.
 
     Example:
         >>> x = torch.tensor([57344.0, 1.0, 1.1])
@@ -120,7 +120,7 @@ INT8_SOURCE = "symmetric int8, scale max|x| / 127 (Jacob et al. 2018, zero point
 
 
 def store_int8(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """What is read back of numbers stored as int8, in float64.
+    """Return what is read back of numbers stored as int8, in float64.
 
     Example:
         >>> x = torch.tensor([127.0, -3.4, 0.6])
@@ -137,7 +137,7 @@ Q8_0_SOURCE = "ggml q8_0: blocks of 32, scale max|x| / 127 stored in float16 (qu
 
 
 def store_q8_0(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """What is read back of numbers stored as q8_0, in float64; `low` and `high` are those of each block.
+    """Return what is read back of numbers stored as q8_0, in float64; `low` and `high` are those of each block.
 
     Example:
         >>> x = torch.cat([torch.tensor([127.0, 2.5, -2.5]), torch.zeros(29)])
@@ -156,7 +156,7 @@ INT4_SOURCE = "asymmetric int4 in groups of 64 (transformers' QuantizedCache wit
 
 
 def store_int4(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """What is read back of numbers stored as int4, in float64.
+    """Return what is read back of numbers stored as int4, in float64.
 
     Example:
         >>> x = torch.tensor([-1.0, 14.0, 3.4])
@@ -174,13 +174,13 @@ class Format:
     """One format.
 
     Attributes:
-        store: from numbers, and the least and largest of those that share a scale, to what is read back, in float64.
+        store: from numbers, and the smallest and largest that share a scale, to what is read back, in float64.
         bits: of one number, without its share of a scale.
         scale: the default grain.
-        grains: from the names that can be asked for to those of ``bounds``.
-        source: where it is defined.
-        most: the largest number that is stored, in units of the scale; None where a scale has a least number beside it
-            or is the format's own, so that none can be fixed.
+        grains: from requested names to names of ``bounds``.
+        source: reference of the definition.
+        most: the largest stored number, in units of the scale; None if the scale can't be fixed, because a smallest
+            number is stored beside it, or the format has its own.
     """
 
     store: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -202,7 +202,7 @@ FORMATS: dict[str, Format] = {
 
 
 def fixed(scale: str | float) -> float | None:
-    """The number to which a scale is fixed; None for the name of a grain, whose scales come from the data.
+    """Return the number to which a scale is fixed; None for the name of a grain, whose scales come from the data.
 
     Example:
         >>> fixed("1"), fixed("head")
@@ -214,7 +214,7 @@ def fixed(scale: str | float) -> float | None:
 
 
 def limit_of(dtype: str, scale: str) -> float | None:
-    """The largest number that the format stores under a fixed scale; None if no scale is fixed.
+    """Return the largest number that the format stores under a fixed scale; None if no scale is fixed.
 
     Example:
         >>> limit_of("fp8_e4m3", "1"), limit_of("int8", "tensor")

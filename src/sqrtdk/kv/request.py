@@ -1,4 +1,4 @@
-"""What `sqrtdk check` asks of a cache in fewer bits: refused before a model is built, added to its report after."""
+"""The forecast options of `sqrtdk check`: refused before a model is built, their result added to its report."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from sqrtdk.models.records import LoadedModel
 def asked(
     model: str, kv_dtype: str | None, kv_scale: str | None, kv_rows: int | None, static: bool
 ) -> Request | None:  # fmt: skip
-    """The request that the options of `sqrtdk check` make; None without a format.
+    """Return the request for the options of `sqrtdk check`; None without a format.
 
     Raises:
-        InvalidValueError: Format and scale don't go together, there is one of the others and no format, or a run
-            without values.
+        InvalidValueError: Format and scale do not fit together, another option comes without a format, or the run has
+            no values.
 
     Example:
         >>> asked("demo", "int8", None, None, False).scale, asked("demo", None, None, None, True)
@@ -49,9 +49,9 @@ def asked(
 
 
 def check_and_forecast(model: str, options: LoadOptions, cache: Request | None, **audit: Any) -> CheckReport:
-    """The report of `check_with`, with the forecast of a cache, on request, from one more run of the same model.
+    """Return the report of `check_with`; if requested, with the forecast of a cache, from one more run of the model.
 
-    Where both implementations of attention are audited the first serves: what is cached is the same.
+    If both implementations of attention are audited, the first is used, as they cache the same k and v.
     """
     if cache is None:
         return check_with(model, None, options, **audit)

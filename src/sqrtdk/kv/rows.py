@@ -1,7 +1,7 @@
-"""Rows in float64: their logits and weights, and what other keys and values change in them.
+"""Rows in float64: their logits and weights, and the changes under other keys and values.
 
-The query heads that share one key head are computed together. The terms are those of the run: scale, softcap, bias,
-mask, sinks, in their order. Suffixes of shapes: g query heads of one key head, n rows, S keys.
+The query heads that share one key head are computed together. The terms are those of the run, in their order: scale,
+softcap, bias, mask, sinks. Shape suffixes: g query heads of one key head, n rows, S keys.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sqrtdk.tracing.spine.masks import BOTTOM
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Which rows of which heads: of sequence `batch`, query heads `heads`, rows `rows` of `length`."""
+    """Rows of some heads: of sequence `batch`, query heads `heads`, rows `rows` of `length`."""
 
     batch: int
     heads: slice
@@ -30,13 +30,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weighed:
-    """Rows at their softmax.
+    """The softmax of some rows.
 
     Attributes:
         logits: (g, n, S), as they enter it.
         weights: (g, n, S).
-        lse: (g, n), sinks among them.
-        seeing: (g, n), the row sees a key.
+        lse: (g, n), including sinks.
+        seeing: (g, n), whether the row sees a key.
     """
 
     logits: Tensor
@@ -46,7 +46,7 @@ class Weighed:
 
 
 def weigh(query: Tensor, key: Tensor, terms: Sequence[Term], place: Place) -> Weighed:
-    """The weights of rows (g, n, E) over keys (S, E)."""
+    """Return the weights of rows (g, n, E) over keys (S, E)."""
     z_gnS, sinks = query @ key.mT, None
     visible = torch.ones((), dtype=torch.bool, device=z_gnS.device)
     for term in terms:
@@ -71,7 +71,7 @@ def weigh(query: Tensor, key: Tensor, terms: Sequence[Term], place: Place) -> We
 
 
 def of_place(value: Tensor | float | None, place: Place) -> Tensor | float | None:
-    """The part of a value, broadcastable to (B, Hq, L, S), that belongs to a place: (g or 1, n or 1, S or 1)."""
+    """Return the part of a value, broadcastable to (B, Hq, L, S), for a place: (g or 1, n or 1, S or 1)."""
     if not isinstance(value, Tensor):
         return value
     value = value if value.dtype == torch.bool else value.double()
@@ -84,23 +84,23 @@ def of_place(value: Tensor | float | None, place: Place) -> Tensor | float | Non
 
 
 def divergence(exact: Weighed, stored: Weighed) -> Tensor:
-    """KL(p || p_stored) of each row in nats, (g, n): sum p (z - z_stored) - lse + lse_stored.
+    """Return KL(p || p_stored) of each row in nats, (g, n): sum p (z - z_stored) - lse + lse_stored.
 
-    Sinks have the same logit on both sides, so they add nothing to the sum and are in both lse.
+    Sinks have the same logit on both sides, so they cancel in the sum; both lse include them.
     """
     gap = torch.where(exact.weights > 0, exact.logits - stored.logits, 0.0)
     return ((exact.weights * gap).sum(-1) - exact.lse + stored.lse).clamp(min=0.0)
 
 
 def changed(exact: Weighed, stored: Weighed) -> Tensor:
-    """Rows in which another key has the largest weight than before, (g, n); keys that tie count as one."""
+    """Return the rows whose largest weight moves to another key, (g, n); tied keys count as one."""
     first = exact.logits == exact.logits.amax(-1, keepdim=True)
     return ((stored.logits == stored.logits.amax(-1, keepdim=True)) & ~first).any(-1)
 
 
 @dataclass(slots=True)
 class Sums:
-    """The rows of one query head, as they come in."""
+    """Sums over the rows of one query head."""
 
     divergences: list[Tensor] = field(default_factory=list)
     changed: int = 0
@@ -108,7 +108,7 @@ class Sums:
     size: float = 0.0
 
     def figures(self) -> HeadError:
-        """The figures of the head; NaN if no row saw a key."""
+        """Return the figures of the head; NaN if no row saw a key."""
         every = torch.cat(self.divergences) if self.divergences else torch.zeros(0, dtype=torch.float64)
         if not len(every):
             return HeadError(math.nan, math.nan, math.nan, 0, math.nan)
@@ -118,7 +118,7 @@ class Sums:
 
 
 def add(sums: list[Sums], exact: Weighed, stored: Weighed, value: Tensor, stored_value: Tensor) -> None:
-    """Add rows of some query heads, one of `sums` each; values are (S, Ev)."""
+    """Add rows of some query heads, one entry of `sums` per head; values are (S, Ev)."""
     divergences, moved = divergence(exact, stored), changed(exact, stored)
     outputs = exact.weights @ value
     errors = (stored.weights @ stored_value - outputs).square().sum(-1)

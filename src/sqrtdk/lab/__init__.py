@@ -1,7 +1,7 @@
 """The lab: every claim about sqrt(d_k) is an experiment with a control, an interval and a verdict.
 
-`run` measures a claim, or several one after the other, `CLAIMS` has them by name, `records` reads a directory that a
-run left.
+`run` measures one claim, or several one after the other. `CLAIMS` has them by name, and `records` reads a directory
+that a run left.
 
 Example:
     >>> from sqrtdk import lab

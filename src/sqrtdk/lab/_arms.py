@@ -1,9 +1,9 @@
 """Arms of a comparison: one design, trained at several learning rates and from several seeds, judged at its best rate.
 
-A rate that is bad for one scale must not be mistaken for a bad scale, so each arm has its own. Where the best of the
-given rates is the least or the largest, more are tried beyond it. The rate is chosen without the run that it is judged
-by: for each seed the one that is best on the mean of the other seeds. Every arm sees the same seeds, so differences are
-taken seed by seed.
+A rate that is bad for one scale must not be mistaken for a bad scale, so each arm has its own. If the best of the given
+rates is the smallest or the largest, further rates beyond it are tried. The rate for a seed is chosen by the mean of
+the other seeds, so that a run never takes part in choosing the rate that it is judged at. Every arm has the same seeds,
+so differences are taken seed by seed.
 
 Plots show the arms over their steps.
 """
@@ -23,10 +23,10 @@ from sqrtdk.lab.text import Text
 from sqrtdk.lab.training.settings import Settings
 from sqrtdk.lab.training.train import CHANCE, train
 
-SEEDS_APART = 1000  # seeds of one run of the lab; another run has others
+SEEDS_APART = 1000  # first seeds of two runs of the lab differ by this, so that no seed is shared
 TASKS = {"text": "decoder", "strings": "encoder_decoder"}
 
-# The designs of all training claims: equal settings make equal cells, which are trained once for all of them.
+# The designs of all training claims: equal settings make equal cells, which are trained once for all claims.
 FULL: dict[str, Any] = {
     "seeds": 5,
     "rates": (3e-4, 1e-3, 3e-3, 1e-2),
@@ -48,7 +48,7 @@ class Arm:
     """A trained arm.
 
     Attributes:
-        results: of `train`, by rate, then one a seed.
+        results: results of `train` by rate, one per seed.
         model: "decoder" or "encoder_decoder".
     """
 
@@ -56,45 +56,45 @@ class Arm:
     model: str
 
     def losses(self, rate: float) -> list[float]:
-        """Held-out loss of each seed, nats a symbol; a run that diverged counts as one that guesses."""
+        """Return the held-out loss of each seed, in nats per symbol; a diverged run counts as guessing."""
         found = [result["held_out"] for result in self.results[rate]]
         return [CHANCE[self.model] if loss is None else loss for loss in found]
 
     @property
     def rate(self) -> float:
-        """The best rate on the mean of all seeds."""
+        """The rate with the best mean over all seeds."""
         return min(self.results, key=lambda rate: sum(self.losses(rate)))
 
     @property
     def chosen(self) -> list[float]:
-        """For each seed the rate that is best for the others."""
+        """For each seed, the rate that is best for the other seeds."""
         return best_for_others({rate: self.losses(rate) for rate in self.results})
 
     @property
     def best(self) -> list[float]:
-        """Held-out loss of each seed at the rate that is best for the others."""
+        """The held-out loss of each seed at the rate that is best for the other seeds."""
         return [self.losses(rate)[seed] for seed, rate in enumerate(self.chosen)]
 
     @property
     def diverged(self) -> list[bool]:
-        """Whether the run of each seed at that rate did."""
+        """Whether the run of each seed diverged at that rate."""
         return [self.results[rate][seed]["held_out"] is None for seed, rate in enumerate(self.chosen)]
 
     def at_best(self, name: str) -> list[list[float]]:
-        """A curve of each seed at the arm's best rate."""
+        """Return one curve per seed, at the arm's best rate."""
         return [result["curves"][name] for result in self.results[self.rate]]
 
     @property
     def runs(self) -> list[Mapping[str, Any]]:
-        """All results, of every rate and seed."""
+        """The results of every rate and seed."""
         return [result for results in self.results.values() for result in results]
 
 
 def best_for_others(losses: Mapping[float, Sequence[float]]) -> list[float]:
-    """For each seed the rate with the least total loss over the other seeds.
+    """Return for each seed the rate with the smallest total loss over the other seeds.
 
     Args:
-        losses: by rate, one a seed, two seeds or more.
+        losses: by rate, one per seed, for two or more seeds.
 
     Example:
         >>> best_for_others({1e-3: [0.5, 2.0, 2.0], 3e-3: [2.0, 1.0, 1.0]})
@@ -107,15 +107,15 @@ def best_for_others(losses: Mapping[float, Sequence[float]]) -> list[float]:
 def train_arms(
     run: Run, arms: Mapping[Name, Mapping[str, Any]], rates: Mapping[Name, Sequence[float]] | None = None
 ) -> dict[Name, Arm]:
-    """Train all arms; equal runs are trained once, also across claims.
+    """Train all arms; equal runs are trained once, even across claims.
 
     Args:
-        run: with the parameters of `FULL`; `widened` says how many rates may be added to an arm.
-        arms: by any name: `task`, "text" or "strings", and what differs from the defaults of `Settings`.
-        rates: by name, in place of `run["rates"]`; rising.
+        run: with the parameters of `FULL`; `widened` is the number of rates that may be added to an arm.
+        arms: by any name: `task` ("text" or "strings"), and what differs from the defaults of `Settings`.
+        rates: by name, instead of `run["rates"]`; ascending.
 
     Returns:
-        The arms by name, each with its rates in rising order.
+        The arms by name, each with ascending rates.
     """
     missing = {name: list(run["rates"] if rates is None else rates[name]) for name in arms}
     found: dict[Name, dict[float, tuple[Mapping[str, Any], ...]]] = {name: {} for name in arms}
@@ -133,7 +133,7 @@ def train_arms(
 def _results(
     run: Run, arms: Mapping[Name, Mapping[str, Any]], rates: Mapping[Name, Sequence[float]]
 ) -> Iterator[tuple[Name, float, tuple[Mapping[str, Any], ...]]]:
-    """Name, rate, and one result a seed."""
+    """Yield name, rate, and one result per seed."""
     seeds = [run.seed * SEEDS_APART + i for i in range(run["seeds"])]
     wanted = []
     for name, of in rates.items():
@@ -141,7 +141,8 @@ def _results(
         for rate, seed in product(of, seeds):
             cell = {"model": TASKS[task], **run[task], **design, "rate": rate, "seed": seed}
             wanted.append((name, rate, Settings.of(cell)))
-    order = sorted(range(len(wanted)), key=lambda i: -_cost(wanted[i][2]))  # the last ones to end are short
+    # longest first, so that no worker is left with a long run at the end
+    order = sorted(range(len(wanted)), key=lambda i: -_cost(wanted[i][2]))
     results = dict(zip(order, run.map(train, [wanted[i][2].cell() for i in order]), strict=True))
     for first in range(0, len(wanted), len(seeds)):
         name, rate, _ = wanted[first]
@@ -149,7 +150,7 @@ def _results(
 
 
 def beyond(arm: Arm) -> float | None:
-    """The rate to try next if the best of two or more is the least or the largest; None if it is neither.
+    """Return the next rate to try if the best of two or more is the smallest or the largest; otherwise None.
 
     Example:
         >>> runs = {rate: ({"held_out": rate},) * 2 for rate in (3e-4, 1e-3, 3e-3)}
@@ -164,24 +165,24 @@ def beyond(arm: Arm) -> float | None:
 
 
 def _cost(settings: Settings) -> float:
-    """About how long a run takes, to sort by."""
+    """Estimate how long a run takes, for sorting."""
     return settings.steps * settings.rows * settings.head_dim * (4 if settings.score == "additive" else 1)
 
 
 def gap(name: str, worse: Arm, better: Arm, **at: Place) -> Figure:
-    """Difference of the held-out losses of two arms, each at its own best rate, paired by seed."""
+    """Return the difference of two arms' held-out losses, each at its own best rate, paired by seed."""
     return mean(name, differences(worse, better), **at)
 
 
 def differences(worse: Arm, better: Arm) -> list[float]:
-    """Of the held-out losses of two arms, each at its own best rate, seed by seed; NaN where both runs diverged."""
+    """Return the differences of two arms' held-out losses, seed by seed; NaN if both runs diverged."""
     pairs = zip(worse.best, better.best, worse.diverged, better.diverged, strict=True)
     return [math.nan if lost and lost_too else a - b for a, b, lost, lost_too in pairs]
 
 
-SMALLEST = 1e-10  # on a logarithmic axis; quantiles of gradients may be 0
+SMALLEST = 1e-10  # lower end of a logarithmic axis; quantiles of gradients may be 0
 TASK_TEXTS = {"text": Text("text", "文本"), "strings": Text("strings", "字符串")}
-Entries = Mapping[str, tuple[str, Style]]  # curves of a run: what the legend adds, and how it is drawn
+Entries = Mapping[str, tuple[str, Style]]  # curves of a run: their words in the legend, and their style
 GRADIENTS: Entries = {
     "gradient_p10": ("quantile .1", "dashed"),
     "gradient_p50": ("median", "curve"),
@@ -190,7 +191,7 @@ GRADIENTS: Entries = {
 
 
 def averaged(curves: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Mean over runs, as far as the shortest goes.
+    """Return the mean over runs, up to the end of the shortest.
 
     Example:
         >>> averaged([[1.0, 2.0], [3.0]])
@@ -200,7 +201,7 @@ def averaged(curves: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 def listed(figures: Sequence[Figure]) -> Text:
-    """Figures with their tasks.
+    """Return figures with their tasks.
 
     Example:
         >>> listed([Figure("gap", 0.5, 0.4, 0.6, "t", 9, {"task": "text"})])
@@ -212,7 +213,7 @@ def listed(figures: Sequence[Figure]) -> Text:
 
 
 def curve_plots(arms: Mapping[str, Arm], task: str, d_k: int) -> tuple[Plot, ...]:
-    """Loss, largest logit, entropy and gradients over the steps, each arm at its best rate.
+    """Plot loss, largest logit, entropy and gradients over the steps, each arm at its best rate.
 
     Args:
         arms: by their label in the legend.
@@ -253,6 +254,7 @@ def curve_plots(arms: Mapping[str, Arm], task: str, d_k: int) -> tuple[Plot, ...
 
 def _over_steps(arm: Arm, entry: str, legend: str, style: Style, axis: Axis) -> Series:
     values = averaged(arm.at_best(entry))
-    # max keeps the first of two that do not compare: a NaN is left out of the drawing, not drawn as the smallest
+    # max returns its first argument if the two don't compare, so a NaN stays NaN and is not drawn, rather than drawn as
+    # the smallest value
     shown = [max(value, SMALLEST) for value in values] if axis == "log" else values
     return curve(legend, averaged(arm.at_best("step")), shown, style=style)

@@ -1,4 +1,4 @@
-"""What a call costs: its time beside that of another call, and the memory that it holds at its peak."""
+"""The costs of a call: its time relative to another call, and its peak memory."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from sqrtdk.lab.figures import Figure, Place
 from sqrtdk.lab.intervals import mean
 
 Call = Callable[[], Any]
-WARM_UP = 2  # timings that are not kept
+WARM_UP = 2  # timings that are discarded
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch computes on one thread, so that CPU time is what the call takes and no more."""
+    """Let torch compute on one thread, so that CPU time is the time of the call alone."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -34,17 +34,18 @@ def one_thread() -> Iterator[None]:
 
 
 def time_ratio(name: str, call: Call, other: Call, *, blocks: int, calls: int, **at: Place) -> Figure:
-    """Time of a call over that of another: mean over blocks of the median of each, with Student's t interval.
+    """Measure the time of a call over that of another: mean over blocks of the median of each, with Student's t
+    interval.
 
-    The calls take turns, and which goes first alternates, so that a slow spell of the machine meets both. The clock is
-    the CPU time of this thread: what other programs do in between is not counted. See `typical` for the blocks.
+    The calls alternate, and so does their order, so that a slow spell of the machine affects both. The clock is the CPU
+    time of this thread, which excludes other programs. See `typical` for the blocks.
 
     Args:
         name: of the figure.
-        call: what is timed.
-        other: what it is compared with.
-        blocks: two or more.
-        calls: pairs of calls of a block, after some to warm up.
+        call: the timed call.
+        other: the call it is compared with.
+        blocks: number of blocks, two or more.
+        calls: pairs of calls per block, after a warm-up.
         at: where it was measured.
 
     Example:
@@ -65,17 +66,16 @@ def time_ratio(name: str, call: Call, other: Call, *, blocks: int, calls: int, *
 
 
 def typical(name: str, timing: Callable[[], float], *, blocks: int, calls: int, **at: Place) -> Figure:
-    """Mean of the medians of blocks of timings, with Student's t interval.
+    """Measure the mean of the medians of blocks of timings, with Student's t interval.
 
-    Timings that follow one another share the machine's spells and are no independent samples; the medians of blocks
-    are nearly so, and a median leaves out the calls that were held up. The first timings, which fill caches, are not
-    kept.
+    Consecutive timings share the machine's slow spells and are not independent samples. The medians of blocks nearly
+    are, and a median ignores calls that were held up. The first timings, which fill caches, are discarded.
 
     Args:
         name: of the figure.
-        timing: makes and times a call, on one thread and without gradients.
-        blocks: two or more.
-        calls: of a block.
+        timing: makes and times one call, on one thread and without gradients.
+        blocks: number of blocks, two or more.
+        calls: per block.
         at: where it was measured.
 
     Example:
@@ -96,9 +96,9 @@ def _seconds(call: Call) -> float:
 
 
 def peak_bytes(call: Call) -> int:
-    """Most bytes alive at once in the tensors that the operations of a call made; inputs are not counted.
+    """Return the most bytes alive at once in tensors made by the operations of a call; inputs are not counted.
 
-    What a kernel takes inside an operation and gives back before it ends is not seen.
+    Memory that a kernel allocates and frees within one operation is not seen.
 
     Example:
         >>> x = torch.ones(256)

@@ -1,4 +1,4 @@
-"""Random dot products, and rows of attention: of random queries and keys, and of the embedded model on real text."""
+"""Random dot products and rows of attention: from random queries and keys, and from the embedded model on real text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Draw = Callable[[torch.Generator, int, int], tuple[Tensor, Tensor]]
 
 
 def normal_pairs(rng: torch.Generator, pairs: int, d_k: int) -> tuple[Tensor, Tensor]:
-    """Query and key (pairs, d_k) with independent components from N(0, 1), in float32."""
+    """Draw query and key (pairs, d_k) with independent components from N(0, 1), in float32."""
     query, key = (torch.randn(pairs, d_k, generator=rng) for _ in range(2))
     return query, key
 
@@ -53,11 +53,11 @@ COMPONENTS: dict[str, Callable[[torch.Generator, tuple[int, int]], Tensor]] = {
 
 
 def standard_pairs(components: str, shared: float = 0.0) -> Draw:
-    """Query and key with components of mean 0 and variance 1, of one of the distributions of `COMPONENTS`.
+    """Return a function that draws query and key with components of mean 0 and variance 1.
 
     Args:
-        components: the distribution.
-        shared: chance that a component of the key is that of the query, which makes them dependent.
+        components: name in `COMPONENTS` of their distribution.
+        shared: chance that a component of the key equals the query's, which makes the two dependent.
     """
 
     def draw(rng: torch.Generator, pairs: int, d_k: int) -> tuple[Tensor, Tensor]:
@@ -70,13 +70,13 @@ def standard_pairs(components: str, shared: float = 0.0) -> Draw:
 
 
 def dot_products(rng: torch.Generator, pairs: int, d_k: int, draw: Draw = normal_pairs) -> Tensor:
-    """Independent dot products q . k, (pairs,), summed in float64.
+    """Draw independent dot products q . k, (pairs,), summed in float64.
 
     Args:
-        rng: of the draw.
-        pairs: how many; each has a query and a key of its own.
-        d_k: components.
-        draw: gives query and key (rows, d_k) of any dtype; called for a block of rows at a time.
+        rng: generator of the draws.
+        pairs: number of pairs; each has its own query and key.
+        d_k: number of components.
+        draw: returns query and key (rows, d_k) of any dtype; called for one block of rows at a time.
 
     Example:
         >>> ones = lambda rng, rows, d_k: (torch.ones(rows, d_k), torch.ones(rows, d_k))
@@ -92,9 +92,10 @@ def dot_products(rng: torch.Generator, pairs: int, d_k: int, draw: Draw = normal
 
 
 def product_matrices(run: Run, draws: int, length: int, d_k: int, std: float = 1.0) -> Iterator[Tensor]:
-    """Matrices (length, length) of q . k in float64, each of fresh queries and keys with components from N(0, std^2).
+    """Yield matrices (length, length) of q . k in float64, each of new queries and keys with components from N(0,
+    std^2).
 
-    Rows of one matrix share keys: only the matrices are independent samples.
+    Rows of one matrix share keys, so only the matrices are independent samples.
     """
     for draw in range(draws):
         query, key = normal_pairs(run.generator("matrix", d_k, draw), length, d_k)
@@ -113,22 +114,22 @@ def root_mean_square(name: str, samples: Tensor, **at: Place) -> Figure:
     return replace(square, value=value, low=low, high=high)
 
 
-SIDES = ("unscaled", "scaled")  # the two columns of the claims; a run's parameters name the scale rule of each
+SIDES = ("unscaled", "scaled")  # the two columns of the claims; the run's parameters name the scale rule of each
 LARGEST_BLOCK = 2**22  # numbers drawn at once
 
 
 def own_keys(
     rng: torch.Generator, rows: int, keys: int, d_k: int, *, queries: int = 1, std: float = 1.0, mean: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys with independent Gaussian components; rows that share keys would be no independent samples.
+    """Draw queries and keys with independent Gaussian components, with new keys for each row to make rows independent.
 
     Args:
-        rng: of the draw.
-        rows: independent rows, each with keys of its own.
-        keys: of each row.
-        d_k: components.
-        queries: over the same keys; default 1.
-        std: of every component, of queries and keys; default 1.
+        rng: generator of the draws.
+        rows: number of independent rows, each with its own keys.
+        keys: number of keys of each row.
+        d_k: number of components.
+        queries: number of queries over the same keys; default 1.
+        std: of every component of queries and keys; default 1.
         mean: of every component; default 0.
 
     Returns:
@@ -143,14 +144,14 @@ def own_keys(
 
 
 def products(generator: torch.Generator, *, draws: int, keys: int, d_k: int, queries: int = 1) -> Tensor:
-    """The products q . k of queries and keys with N(0, 1) components, drawn afresh each time, before any scale.
+    """Return the unscaled products q . k of new queries and keys with N(0, 1) components.
 
     Args:
         generator: of the draws.
-        draws: independent sets of queries and keys.
-        keys: of a set.
+        draws: number of independent sets of queries and keys.
+        keys: keys per set.
         d_k: their dimension.
-        queries: of a set; its rows share their keys, so that only rows of different sets are independent.
+        queries: queries per set; they share their keys, so only rows of different sets are independent.
 
     Returns:
         (draws, queries, keys), float64.
@@ -170,14 +171,14 @@ def products(generator: torch.Generator, *, draws: int, keys: int, d_k: int, que
 def weights(
     query: Tensor, key: Tensor, scale: float, *, is_causal: bool = False, score: PairScore | None = None
 ) -> Tensor:
-    """The weights that `sqrtdk.attention` gives each key: its output where the values are the unit vectors.
+    """Return the weight that `sqrtdk.attention` gives each key: its output for unit vectors as values.
 
     Args:
         query: (..., L, E).
         key: (..., S, E).
-        scale: on the products.
-        is_causal: whether row i sees keys j <= i only.
-        score: in place of the dot product.
+        scale: factor on the products.
+        is_causal: whether row i sees only keys j <= i.
+        score: instead of the dot product.
 
     Returns:
         (..., L, S), of the dtype of `query`.
@@ -194,7 +195,7 @@ def weights(
 
 
 def factor(rule: str, d_k: int) -> float:
-    """What a rule of `SCALES` without arguments multiplies the product by.
+    """Return the factor that a rule of `SCALES` without arguments puts on the product.
 
     Example:
         >>> factor("sqrt_dk", 64), factor("none", 64)
@@ -209,10 +210,10 @@ def _held_out() -> Tensor:
 
 
 def windows(count: int, length: int, generator: torch.Generator) -> Tensor:
-    """Windows of the held-out text of the standard library.
+    """Return windows of the held-out text of the standard library.
 
     Args:
-        count: of windows, each from a random place.
+        count: number of windows, each from a random place.
         length: bytes of a window.
         generator: of the places.
 
@@ -223,7 +224,7 @@ def windows(count: int, length: int, generator: torch.Generator) -> Tensor:
 
 
 def demo_weights(model: DemoModel, text: Tensor, scale: float) -> Tensor:
-    """Weights of every layer and head.
+    """Return the weights of every layer and head.
 
     Args:
         model: the embedded model, or one of its variants.

@@ -1,4 +1,4 @@
-"""A bilinear score learns the weights of a teacher: can it find the range of the logits from a given start?"""
+"""A bilinear score learns a teacher's weights: can it find the range of the logits from a given start?"""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from sqrtdk import attention
 from sqrtdk.scores import luong_general
 
 VALUE_DIM = 8
-LAST = 20  # steps over which an error is averaged
-LEARNED = 0.1  # error below which the teacher counts as learned
-TEACHER_STD = 2.0  # of the teacher's logits
+LAST = 20  # last steps whose errors are averaged
+LEARNED = 0.1  # the teacher counts as learned below this error
+TEACHER_STD = 2.0  # standard deviation of the teacher's logits
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How a learner begins.
+    """The start of a learner.
 
     Attributes:
-        weight_std: of the entries of W.
-        scale: that multiplies q^T W k, throughout.
+        weight_std: standard deviation of the entries of W.
+        scale: constant factor on q^T W k.
     """
 
     weight_std: float
@@ -32,18 +32,18 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What came of the learners; every tensor has one number for each learner.
+    """The results of the learners; every tensor has one number per learner.
 
-    An error is the mean square of the distance from the teacher's output, over the mean square of that output.
+    An error is the mean squared distance from the teacher's output, over the mean square of that output.
 
     Attributes:
-        rate: the learning rate with the least mean error at the end; all but `steps` is of it.
+        rate: the learning rate with the smallest mean error at the end; all but `steps` is at this rate.
         start: error before the first step.
         end: mean error of the last 20 steps.
         start_std: standard deviation of the logits before the first step.
         end_std: the same at the end.
-        steps: until the mean error of 20 steps was below 0.1, at the learning rate that took the fewest; all the steps
-            where it never was.
+        steps: steps until the mean error of 20 steps fell below 0.1, at the learning rate that took the fewest; the
+            number of all steps if it never did.
         curve: mean error of the learners at each step.
     """
 
@@ -68,25 +68,25 @@ def fit(
     keys: int,
     noise: float = 0.0,
 ) -> dict[str, Fit]:
-    """Adam on the squared error of the outputs, new random rows at every step, rates that fall linearly to 0.
+    """Train with Adam on the squared error of the outputs, with new random rows at every step and rates falling to 0.
 
-    The score is q^T W k times the scale; q, k and the values have components N(0, 1). Each learner has a teacher of
-    its own, with logits of standard deviation 2. Every start and rate sees the same teachers, rows and random W, which
-    the start only stretches.
+    The score is q^T W k times the scale; q, k and the values have components N(0, 1). Each learner has its own teacher,
+    with logits of standard deviation 2. Every start and rate has the same teachers, rows and random W; the start only
+    rescales W.
 
     Args:
-        rng: of the weights and the rows.
+        rng: generator of the weights and the rows.
         d_k: components of query and key.
         starts: by name.
-        learners: independent ones.
-        rates: learning rates at the first step, to choose from for each start.
+        learners: number of independent learners.
+        rates: learning rates at the first step; the best is chosen for each start.
         steps: of Adam.
-        rows: of each step.
-        keys: of each row.
-        noise: standard deviation of what is added to the outputs that are learned from; errors are taken without it.
+        rows: per step.
+        keys: per row.
+        noise: standard deviation of the noise on the training outputs; errors are measured without it.
 
     Returns:
-        What came of each start, by name.
+        The results of each start, by name.
     """
 
     def normal(*shape: int) -> Tensor:
@@ -126,18 +126,19 @@ def fit(
 
 
 def _square(difference: Tensor) -> Tensor:
-    """Mean square over the rows and the components of the output."""
+    """Return the mean square over the rows and the components of the output."""
     return difference.square().mean((0, -2, -1))
 
 
 def _norms(weight: Tensor) -> Tensor:
-    """Standard deviation of q^T W k for q and k with components of variance 1: the Frobenius norm."""
+    """Return the standard deviation of q^T W k for q and k with unit-variance components: the Frobenius norm."""
     norm: Tensor = torch.linalg.matrix_norm(weight)
     return norm
 
 
 def _fit(curves: Tensor, rates: tuple[float, ...], start_std: Tensor, end_std: Tensor) -> Fit:
-    """Of one start: errors (steps, rates, learners), standard deviations (learners,) and (rates, learners)."""
+    """Return the fit of one start, from errors (steps, rates, learners) and standard deviations (learners,), (rates,
+    learners)."""
     end = curves[-LAST:].mean(0)
     best = int(end.mean(1).argmin())
     steps = _steps(curves)
@@ -147,7 +148,7 @@ def _fit(curves: Tensor, rates: tuple[float, ...], start_std: Tensor, end_std: T
 
 
 def _steps(curves: Tensor) -> Tensor:
-    """Steps until the mean error of the last 20 was below 0.1; the number of all steps where it never was."""
+    """Return the steps until the mean error of the last 20 fell below 0.1; the number of all steps if it never did."""
     window = min(LAST, len(curves))
     learned = curves.unfold(0, window, 1).mean(-1) < LEARNED
     first = learned.double().argmax(0) + window

@@ -1,6 +1,6 @@
 """Cells: expensive computations of an experiment, spread over an engine, and kept on disk so that none runs twice.
 
-The directory is locked against other processes, and cleaned of files that killed ones left half written.
+The directory is locked against other processes, and cleaned of half-written files of killed processes.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ Compute = Callable[[Cell], dict[str, Any]]
 
 
 class Cells:
-    """A map over cells: `cells(function, list_of_cells)` gives the results in order.
+    """A map over cells: `cells(function, list_of_cells)` returns the results in order.
 
-    Equal cells are computed once. With a folder each result is a file, written whole as soon as it is there, so that
-    an interrupted run goes on where it stopped; the file's name is a hash of the cell, of the function's source text,
-    of this package's, and of the versions of Python and the libraries: a change of any of them computes it anew.
+    Equal cells are computed once. With a folder each result is a file, written whole at once, so that an interrupted
+    run continues where it stopped. The file's name is a hash of the cell, the source texts of the function and of this
+    package, and the versions of Python and the libraries; a change of any of them computes the cell anew.
 
     Args:
-        engine: "local", "pool" or "ray"; opened when the first cell has to be computed.
-        workers: processes; None: one a CPU.
-        address: of a Ray cluster; None: one is started on this machine.
-        folder: where results are kept; it must exist. None: in memory.
-        anew: compute what the folder holds again, once, and replace it.
-        progress: told (done, total) after each cell.
+        engine: "local", "pool" or "ray"; opened when the first cell must be computed.
+        workers: number of processes; None: one per CPU.
+        address: of a Ray cluster; None: start one on this machine.
+        folder: for the results; it must exist. None: keep them in memory.
+        anew: compute existing results again, once, and replace them.
+        progress: called with (done, total) after each cell.
 
     Raises:
-        InvalidValueError, MissingExtraError: see `open_engine`.
+        InvalidValueError, MissingExtraError: See `open_engine`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Cells:
         self._stack.__exit__(*raised)
 
     def __call__(self, function: Compute, cells: Sequence[Cell]) -> list[dict[str, Any]]:
-        """Results in the order of the cells."""
+        """Return the results in the order of the cells."""
         keys = [key_of(function, cell) for cell in cells]
         missing = {key: cell for key, cell in zip(keys, cells, strict=True) if not self._find(key)}
         if missing:
@@ -89,35 +89,35 @@ class Cells:
             try:
                 kept = json.loads((self._folder / f"{key}.json").read_text(encoding="utf-8"))
                 self._known[key] = kept["result"]
-            except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged: it is computed again
+            except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: it is computed again
                 return False
         return key in self._known
 
     def _keep(self, key: str, cell: Cell, result: dict[str, Any]) -> None:
         text = json.dumps({"cell": cell, "result": result}, indent=1, sort_keys=True)
-        self._known[key] = json.loads(text)["result"]  # what a later run would read
+        self._known[key] = json.loads(text)["result"]  # exactly what a later run would read
         if self._folder is not None:
             _files.write_text(self._folder / f"{key}.json", text + "\n", force=True)
 
 
 def key_of(function: Compute, cell: Cell) -> str:
-    """Name of a cell's result: equal for equal cells of the same function, code and versions."""
+    """Return the name of a cell's result: equal for equal cells of the same function, code and versions."""
     content = [function.__module__, function.__qualname__, _source(function.__module__), numbers_from(), cell]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 @cache
 def _source(module: str) -> str:
-    """Hash of the module's own file, which need not be in this package."""
+    """Return the hash of the module's own file, which need not be in this package."""
     return hashlib.sha256(Path(import_module(module).__file__ or "").read_bytes()).hexdigest()
 
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Lock a directory against other processes; the system releases it when this process ends, killed or not.
+    """Lock a directory against other processes; the system releases the lock when this process ends, killed or not.
 
     Raises:
-        OutputError: another process holds it.
+        OutputError: Another process holds it.
     """
     try:
         import fcntl
@@ -140,11 +140,11 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def tidy(folder: Path, names: Iterable[str]) -> None:
-    """Remove the temporary files of `sqrtdk._files` that a killed process left.
+    """Remove temporary files of `sqrtdk._files` that a killed process left.
 
     Args:
         folder: locked by this process.
-        names: patterns of the names that the files would have had.
+        names: patterns of the names that the files would have got.
     """
     for name in names:
         for path in folder.glob(f".{name}.*.tmp"):

@@ -1,7 +1,7 @@
-"""What a claim is: a statement, an experiment, the control that would show the opposite, and what counts as true.
+"""A claim: a statement, an experiment, a control that would show the opposite, and the bars that decide.
 
-An experiment gets a `Run`: its parameters, its randomness, and a way to compute many cells. The claims come from five
-widely read explanations, listed here with what each says, and from papers.
+An experiment receives a `Run`: its parameters, its randomness, and a way to compute many cells. The claims come from
+five widely read explanations, listed here with their content, and from papers.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Run:
 
     Attributes:
         parameters: by name; `run["samples"]` reads one.
-        seed: of everything random.
-        map: `run.map(function, cells)` computes cells, perhaps in other processes, and gives the results in order.
-            The function is a module's own; cells and results are JSON data. Equal cells are computed once, also
-            across claims and across interrupted runs.
+        seed: of all randomness.
+        map: `run.map(function, cells)` computes cells, perhaps in other processes, and returns the results in order.
+            The function is defined in a module; cells and results are JSON data. Equal cells are computed once, even
+            across claims and interrupted runs.
     """
 
     parameters: Mapping[str, Any]
@@ -47,7 +47,7 @@ class Run:
         return self.parameters[name]
 
     def generator(self, *labels: str | float) -> torch.Generator:
-        """A generator of its own for each combination of seed and labels.
+        """Return a generator for this combination of seed and labels, independent of all others.
 
         Example:
             >>> run = Run({}, seed=1)
@@ -59,7 +59,7 @@ class Run:
 
 
 def stable_seed(content: Any) -> int:
-    """A seed below 2^63 from JSON data: the same in every process and on every machine.
+    """Return a seed below 2^63 from JSON data: the same in every process and on every machine.
 
     Example:
         >>> stable_seed({"d_k": 64, "seed": 0}) == stable_seed({"seed": 0, "d_k": 64})
@@ -83,11 +83,11 @@ GROUPS: dict[Group, Text] = {
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """A bar: what a figure must be for the claim to be true. It decides only where the whole interval is on one side.
+    """A bar: the range of a figure for the claim to be true. It decides only if the whole interval is on one side.
 
     Attributes:
-        figure: its name; every figure of that name and place is asked.
-        low: least value.
+        figure: its name; the bar applies to every figure of that name and place.
+        low: smallest value.
         high: largest value.
         at: entries of the place; empty: all places.
     """
@@ -98,7 +98,7 @@ class Expect:
     at: Mapping[str, Place] = field(default_factory=dict)
 
 
-# Figures and their bars, without the places: parts with one question ask the same thing under different conditions.
+# Figures and their bars, without the places: parts with equal questions ask the same under different conditions.
 Question = frozenset[tuple[str, float, float]]
 
 
@@ -116,13 +116,13 @@ class Part:
 
     @property
     def question(self) -> Question:
-        """What it asks, wherever it asks it."""
+        """The question of this part, wherever it is asked."""
         return frozenset((expect.figure, expect.low, expect.high) for expect in self.expects)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What an experiment gave."""
+    """The results of an experiment."""
 
     figures: list[Figure]
     plots: tuple[Plot, ...] = ()
@@ -132,23 +132,22 @@ class Measured:
 class Claim:
     """One claim about sqrt(d_k) and its experiment.
 
-    Attributes:
-        id: its name in the register.
-        group: the part of the register.
-        sources: S0 to S4, the explanations that make the claim, and papers.
-        statement: the claim, in our words.
-        formula: the mathematics behind it, in LaTeX.
-        method: how it is measured.
-        control: what is turned round in the control, and what must follow.
-        parameters: of the full run.
-        quick: what differs in the quick run; it must not change the verdict.
-        flipped: what differs in the control; it must change the verdict.
-        measure: the experiment.
-        parts: what counts as true; those that put the same bars to the same figures, elsewhere, are one part of the
-            statement under different conditions.
-        why: one paragraph with the figures: why the verdict is what it is.
-        condition: on what such a part depends, in one sentence; None if no two parts ask the same.
-        timed: its figures are times of the CPU: claims run one after the other, and tests run it by itself.
+    id: its name in the register.
+    group: its chapter of the register.
+    sources: S0 to S4, the explanations that make the claim, and papers.
+    statement: the claim, in our words.
+    formula: the mathematics behind it, in LaTeX.
+    method: how it is measured.
+    control: the premise that the control reverses, and what must follow.
+    parameters: of the full run.
+    quick: parameters that differ in the quick run; it must not change the verdict.
+    flipped: parameters that differ in the control; it must change the verdict.
+    measure: the experiment.
+    parts: the conditions for truth. Parts with the same bars on the same figures at different places are one part of
+        the statement under different conditions.
+    why: one paragraph with the figures: the reason for the verdict.
+    condition: what decides between such parts, in one sentence; None if no two parts ask the same.
+    timed: its figures are CPU times: claims run one after the other, and tests run it alone.
     """
 
     id: str
@@ -175,7 +174,7 @@ class Claim:
         assert twice == (self.condition is not None), f"{self.id}: a condition is for parts that ask the same"
 
     def settings(self, *, quick: bool = False, flipped: bool = False) -> dict[str, Any]:
-        """The parameters of one kind of run."""
+        """Return the parameters of one kind of run."""
         return {**self.parameters, **(self.quick if quick else {}), **(self.flipped if flipped else {})}
 
 
@@ -231,7 +230,7 @@ EXPLANATIONS: dict[str, Explanation] = {
 
 
 def spelled(source: str) -> Text:
-    """A source with its name; a paper has no name here and stays as it is.
+    """Return a source with its name; a paper has no name here and stays as it is.
 
     Args:
         source: "S0" to "S4", or a paper, such as "arXiv:1706.03762".

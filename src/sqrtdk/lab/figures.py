@@ -1,6 +1,6 @@
-"""Figures, what an experiment measured, each with the interval that a verdict rests on; and plots of them.
+"""Figures, the results of an experiment, each with the interval that a verdict rests on; and plots of them.
 
-A plot is numbers and words only. `sqrtdk.report.plots` draws it.
+A plot holds only numbers and words. `sqrtdk.report.plots` draws it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 
 from sqrtdk.lab.text import Text
 
-LEVEL = 0.99  # confidence of every interval: a run has hundreds, and one in twenty of them may not mislead
+LEVEL = 0.99  # confidence of every interval: a run has hundreds, and one in twenty misleading would be too many
 
 Method = Literal["exact", "t", "bootstrap", "Clopper-Pearson", "DKW", "observed"]
 Place = str | int | float
@@ -22,12 +22,12 @@ class Figure:
     """One number with its confidence interval.
 
     Attributes:
-        name: what it is, in words joined by underscores; with the unit where it could be doubted.
+        name: its quantity, in words joined by underscores, with the unit if it could be doubted.
         value: the estimate.
         low: lower end of the interval; the value itself if there is no interval.
         high: upper end.
-        method: how the interval came about; "exact" where nothing is random, "observed" for the extreme of the draws.
-        samples: independent samples behind it; 1 where nothing is random.
+        method: how the interval was computed; "exact" if nothing is random, "observed" for the extreme of the draws.
+        samples: number of independent samples; 1 if nothing is random.
         at: where it was measured, e.g. `{"d_k": 64, "scale": "none"}`.
     """
 
@@ -40,7 +40,7 @@ class Figure:
     at: Mapping[str, Place] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """The value to four digits, and the interval where there is one.
+        """Return the value to four digits, with its interval if it has one.
 
         Example:
             >>> print(Figure("peak", 0.5, 0.25, 0.75, "t", 9))
@@ -70,18 +70,18 @@ class Figures:
         return iter(self._figures)
 
     def __call__(self, name: str, **at: Place) -> Figure:
-        """The one figure of this name whose place has these entries."""
+        """Return the single figure of this name whose place has these entries."""
         found = self.all(name, **at)
         assert len(found) == 1, f"{len(found)} figures {name} at {at}"
         return found[0]
 
     def all(self, name: str, **at: Place) -> list[Figure]:
-        """All figures of this name whose place has these entries, in the order of measuring."""
+        """Return all figures of this name whose place has these entries, in the order of measurement."""
         return [f for f in self._figures if f.name == name and at.items() <= dict(f.at).items()]
 
 
 def number(value: float) -> str:
-    """A number to four digits; powers of ten only where it is very large or very small.
+    """Format a number to four digits, with a power of ten only if it is very large or very small.
 
     Example:
         >>> number(22.6274), number(26489122129.8), number(0.5)
@@ -96,7 +96,7 @@ Style = Literal["line", "curve", "dashed", "points", "bars"]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one kind.
+    """Points of one series.
 
     Attributes:
         label: in the legend; English or symbols.
@@ -116,7 +116,7 @@ class Series:
 
 
 def over(label: str, figures: Sequence[Figure], axis: str, *, style: Style = "line", factor: float = 1.0) -> Series:
-    """Figures with their intervals, over one entry of their place.
+    """Make a series of figures with their intervals, over one entry of their place.
 
     Args:
         label: in the legend.
@@ -137,7 +137,7 @@ def over(label: str, figures: Sequence[Figure], axis: str, *, style: Style = "li
 
 
 def curve(label: str, x: Iterable[float], y: Iterable[float], *, style: Style = "curve") -> Series:
-    """Points without intervals: a formula, or a run over its steps.
+    """Make a series without intervals: a formula, or a run over its steps.
 
     Example:
         >>> curve("theory", [1, 2], [1, 4]).y
@@ -152,10 +152,10 @@ class Plot:
 
     Attributes:
         name: of its file, after the claim's id; words joined by hyphens.
-        caption: what it shows, under the plot.
-        x_label: with the unit; English or symbols ($...$ for mathematics), as all that is drawn.
+        caption: text under the plot.
+        x_label: with the unit; English or symbols ($...$ for mathematics), as in the whole drawing.
         y_label: the same.
-        series: what is drawn, in this order.
+        series: drawn in this order.
         x_axis: linear or log.
         y_axis: linear or log.
         lines: horizontal reference lines, as (label, y).

@@ -1,6 +1,6 @@
 """Estimates with confidence intervals: Student's t, the bootstrap, Clopper and Pearson. scipy does the statistics.
 
-`exact` is for what is not random; `largest` for the extreme of some draws, of which nothing is said beyond them.
+`exact` is for quantities without randomness; `largest` for the extreme of some draws, without a claim beyond them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Samples = Tensor | np.ndarray | Sequence[float]
 
 
 def exact(name: str, value: float, **at: Place) -> Figure:
-    """A figure in which nothing is random: its interval is the value.
+    """Make a figure in which nothing is random: its interval is the value.
 
     Example:
         >>> print(exact("parameters", 12))
@@ -31,9 +31,9 @@ def exact(name: str, value: float, **at: Place) -> Figure:
 
 
 def largest(name: str, samples: Samples, **at: Place) -> Figure:
-    """The largest of the draws that were made: a bar put to it asks whether any of them went beyond.
+    """Make a figure of the largest draw: a bar on it asks whether any draw went beyond.
 
-    It has no interval: other draws could go further.
+    It has no interval, as other draws could go further.
 
     Args:
         name: of the figure.
@@ -65,7 +65,7 @@ def mean(name: str, samples: Samples, **at: Place) -> Figure:
 
 
 def joint_mean(name: str, samples: Samples, together: int, **at: Place) -> Figure:
-    """Mean of independent samples, with one of several intervals that are to hold at once.
+    """Mean of independent samples, with an interval that holds jointly with others.
 
     Args:
         name: of the figure.
@@ -89,7 +89,7 @@ def joint_mean(name: str, samples: Samples, together: int, **at: Place) -> Figur
 def geometric_mean(name: str, samples: Samples, **at: Place) -> Figure:
     """Geometric mean of positive samples: the exponential of the mean of their logarithms, and of its t interval.
 
-    For errors and ratios, which scatter by factors: its ends are positive.
+    For errors and ratios, which scatter by factors; both ends of the interval are positive.
 
     Args:
         name: of the figure.
@@ -108,7 +108,7 @@ def geometric_mean(name: str, samples: Samples, **at: Place) -> Figure:
 
 
 def ratio_of_means(one: np.ndarray, other: np.ndarray, axis: int) -> np.ndarray:
-    """Mean of one sample over that of another, a statistic for `bootstrap`."""
+    """Mean of one sample over the mean of another, a statistic for `bootstrap`."""
     return np.asarray(one.mean(axis) / other.mean(axis))
 
 

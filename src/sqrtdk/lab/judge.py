@@ -1,4 +1,4 @@
-"""From figures to a verdict. Every bar is put to the interval, never to the value alone."""
+"""From figures to a verdict. Every bar is compared with the interval, never with the value alone."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Answer = Literal["holds", "fails", "partly", "depends", "undecided"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One bar put to one figure.
+    """One bar on one figure.
 
     Attributes:
-        figure: that was asked.
-        low: least value.
+        figure: the figure.
+        low: smallest value.
         high: largest value.
         met: True if the whole interval meets the bar, False if none of it does, None if it straddles the bar.
     """
@@ -33,7 +33,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class PartAnswer:
-    """The answer to one part: False if a bar is missed, None if one is undecided or there is no bar, else True."""
+    """The answer to one part: False if a bar is missed, None if a bar is undecided or there is none, else True."""
 
     text: Text
     checks: tuple[Check, ...]
@@ -41,7 +41,7 @@ class PartAnswer:
 
     @property
     def question(self) -> Question:
-        """What it asks, wherever it asks it."""
+        """The question of this part, wherever it is asked."""
         return frozenset((check.figure.name, check.low, check.high) for check in self.checks)
 
 
@@ -59,11 +59,11 @@ class Verdict:
 
 
 def judge(figures: Figures, parts: Sequence[Part]) -> Verdict:
-    """Put every bar to its figures.
+    """Compare every bar with its figures.
 
     Args:
-        figures: what was measured.
-        parts: what counts as true; each bar must find a figure.
+        figures: the measured figures.
+        parts: the conditions for truth; each bar must find a figure.
 
     Example:
         >>> one = Figure("peak", 0.5, 0.4, 0.6, "t", 9)
@@ -76,12 +76,12 @@ def judge(figures: Figures, parts: Sequence[Part]) -> Verdict:
 
 
 def answer_of(findings: Sequence[PartAnswer]) -> Answer:
-    """What follows from the parts.
+    """Return the answer that follows from the parts.
 
-    `holds` where every part does and `fails` where none does. Where some do and some do not it is `depends` if one and
-    the same part is met under one condition and missed under another: the same bars put to the same figures at other
-    places. It is `partly` if only different parts differ. `undecided` where the parts that are undecided, turned out
-    one way or the other, would change the answer, or nothing was asked.
+    `holds` if every part does, `fails` if none does. If some hold and some do not, it is `depends` if the same part is
+    met under one condition and missed under another: the same bars on the same figures at different places. It is
+    `partly` if only different parts differ. `undecided` if deciding the undecided parts one way or the other would
+    change the answer, or if there are no parts.
 
     Args:
         findings: the parts.

@@ -24,12 +24,12 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run of the experiment gave.
+    """The result of one run of the experiment.
 
     Attributes:
-        parameters: with which it ran.
-        figures: what was measured.
-        verdict: what follows.
+        parameters: of the run.
+        figures: the measured figures.
+        verdict: the answer that follows.
     """
 
     parameters: Mapping[str, Any]
@@ -44,22 +44,22 @@ class Record(Saved, Shown):
     Attributes:
         id: of the claim.
         group: of the register.
-        sources: who makes the claim.
+        sources: explanations and papers that make the claim.
         statement: the claim.
         formula: LaTeX.
         method: how it was measured.
-        control_method: what the control turns round.
-        why: why the verdict is what it is.
-        condition: on what the verdict depends, in one sentence; None for a verdict other than `depends`.
+        control_method: the premise that the control reverses.
+        why: the reason for the verdict.
+        condition: what the verdict depends on, in one sentence; None for a verdict other than `depends`.
         quick: whether it is the quick run.
-        seed: of everything random.
+        seed: of all randomness.
         outcome: of the experiment.
-        control: of the experiment with its premise turned round.
-        plots: what to draw.
+        control: of the experiment with its premise reversed.
+        plots: as data.
         environment: versions and machine.
-        command: that gave the record; empty from Python.
+        command: the command that made the record; empty from Python.
         started: UTC, ISO 8601.
-        duration_s: seconds that this run took, the control included; a training that was kept took none of them.
+        duration_s: seconds that this run took, including the control; reused training runs count as none.
         level: confidence of its intervals, 0 to 1.
     """
 
@@ -89,7 +89,7 @@ class Record(Saved, Shown):
 
     @property
     def doubt(self) -> Doubt | None:
-        """What is wrong with the control: its verdict is the claim's own, or undecided. None: it is another one."""
+        """The flaw of the control: its verdict equals the claim's, or is undecided. None if it is a different one."""
         answer = self.control.verdict.answer
         if answer == "undecided":
             return "undecided"
@@ -97,18 +97,19 @@ class Record(Saved, Shown):
 
     @property
     def sound(self) -> bool:
-        """Whether the control, its premise turned round, gave another answer: a judge that cannot say no is none."""
+        """Whether the control, with its premise reversed, gave another answer; a judge that can't say no is
+        worthless."""
         return self.doubt is None
 
     @property
     def decided(self) -> bool:
-        """Whether every part has its answer, in the experiment and in the control, and there is one."""
+        """Whether every part of experiment and control has an answer, and there is at least one part."""
         parts = [one.verdict.findings for one in (self.outcome, self.control)]
         return all(parts) and all(part.met is not None for findings in parts for part in findings)
 
 
 def to_json(record: Record) -> str:
-    """The record as one JSON document."""
+    """Return the record as one JSON document."""
     derived = {"schema_version": SCHEMA_VERSION, "sound": record.sound, "decided": record.decided}
     return _json.document(derived | dataclasses.asdict(record))
 
@@ -120,7 +121,7 @@ def read(path: Path) -> Record:
         path: the file.
 
     Raises:
-        InvalidValueError: it is no record, one of another schema version, or holds a value that no record has.
+        InvalidValueError: It is no record, has another schema version, or holds a value that no record has.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -189,7 +190,7 @@ def _check(data: Mapping[str, Any]) -> Check:
 
 
 def figure_of(data: Mapping[str, Any]) -> Figure:
-    """A figure as a record has it in JSON."""
+    """Decode a figure from a record's JSON."""
     return Figure(
         _word(data["name"]),
         **{name: _number(data[name]) for name in ("value", "low", "high")},
@@ -254,7 +255,7 @@ def _place(value: Any) -> Place:
 
 
 def _number(value: Any) -> float:
-    """As `_json` writes numbers: null is NaN, and infinite ones are words."""
+    """Decode a number as `_json` writes it: null is NaN, and infinities are words."""
     if value is None:
         return math.nan
     if value in ("Infinity", "-Infinity") or type(value) in (int, float):

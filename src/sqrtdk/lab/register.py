@@ -1,7 +1,7 @@
 """The register of claims: what popular explanations of sqrt(d_k) say, each with its experiment.
 
-S0 to S4 are five widely read explanations of the scale, named in `sqrtdk.lab.claim`; what they say stands here in our
-own words.
+S0 to S4 are five widely read explanations of the scale, named in `sqrtdk.lab.claim`; their statements are given here in
+our own words.
 """
 
 from __future__ import annotations
@@ -110,13 +110,13 @@ CLAIMS: dict[str, Claim] = {
 
 
 def find(ids: Sequence[str]) -> list[Claim]:
-    """Claims by their ids, in the order given; "all" stands for the whole register.
+    """Return claims by their ids, in the given order; "all" stands for the whole register.
 
     Args:
-        ids: of claims; one that stands twice is run once.
+        ids: of claims; a repeated id runs once.
 
     Raises:
-        InvalidValueError: there is no such claim; names that are near are offered.
+        InvalidValueError: There is no such claim; similar names are suggested.
 
     Example:
         >>> [claim.id for claim in find(["var-linear"])]

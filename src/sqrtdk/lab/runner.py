@@ -1,6 +1,6 @@
 """Runs claims one after the other: the experiment, its control, the verdicts and the record of each.
 
-Each leaves a whole record, and a record that is already there is not made again.
+Each run leaves a complete record, and an existing record is not made again.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def run_claim(claim: Claim, *, quick: bool = False, seed: int = 0, compute: Map 
 
     Args:
         claim: from `sqrtdk.lab.register.CLAIMS`.
-        quick: with the parameters of the quick run.
-        seed: of everything random.
-        compute: how cells are computed; see `Run.map`.
-        command: to be kept in the record.
+        quick: use the parameters of the quick run.
+        seed: of all randomness.
+        compute: computes cells; see `Run.map`.
+        command: stored in the record.
 
     Returns:
         The record.
@@ -78,7 +78,7 @@ def _outcome(claim: Claim, quick: bool, flipped: bool, seed: int, compute: Map) 
 
 
 def environment() -> dict[str, str]:
-    """Code, versions and machine, as text."""
+    """Return code, versions and machine, as text."""
     return {
         **numbers_from(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -90,17 +90,17 @@ def environment() -> dict[str, str]:
 
 CELLS = "cells"  # the folder of the cells' results, next to the records
 PLOTS = ("svg", "png")
-_NEEDED = ("scipy.stats", "sklearn.datasets")  # by experiments, an hour after the start perhaps
+_NEEDED = ("scipy.stats", "sklearn.datasets")  # experiments need them, perhaps an hour after the start
 Draw = Callable[[Record, Path, bool], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Done(Saved, Shown):
-    """A claim that is done; `save` and `to_json` write its record.
+    """A finished claim; `save` and `to_json` write its record.
 
     Attributes:
-        record: of it.
-        reused: whether the record was there before.
+        record: its record.
+        reused: whether the record existed before.
         path: of the record's file; None without an output.
     """
 
@@ -114,7 +114,7 @@ class Done(Saved, Shown):
 
 
 class Settings(TypedDict, total=False):
-    """What `run` takes beside ids, by its names."""
+    """The arguments of `run` other than ids."""
 
     quick: bool
     seed: int
@@ -150,31 +150,31 @@ def run(
     progress: Callable[[str], None] | None = None,
     draw: Draw | None = None,
 ) -> Done | Iterator[Done]:
-    """Run one claim, or several of which each is yielded as it is done.
+    """Run one claim, or several, each of which is yielded when it is done.
 
     Args:
-        ids: of one claim; or a list of ids, where "all" stands for the whole register.
-        quick: with the parameters of the quick runs.
-        seed: of everything random; 0 or more.
-        output: directory of the records, made if it is missing; None: nothing is written.
-        force: measure anew and replace what is there; without it records of other settings are an error, and equal
-            ones are reused, as are the cells of an interrupted run.
-        engine: what computes the cells of training claims: "local", "pool" or "ray".
-        workers: of the engine; None: one a CPU.
-        ray_address: of a Ray cluster; None: one is started on this machine.
-        command: to be kept in the records.
-        progress: told what is being done; None: a bar shows it.
-        draw: given (record, output, whether it is reused), before the record is written: where a record is, so are
-            its plots. `sqrtdk.report.plots.write_plots` is one.
+        ids: id of one claim; or a list of ids, where "all" stands for the whole register.
+        quick: use the parameters of the quick runs.
+        seed: of all randomness; 0 or more.
+        output: directory of the records, made if missing; None: nothing is written.
+        force: measure again and replace existing records. Without it, records of other settings are an error, and equal
+            records are reused, as are the cells of an interrupted run.
+        engine: computes the cells of training claims: "local", "pool" or "ray".
+        workers: of the engine; None: one per CPU.
+        ray_address: of a Ray cluster; None: start one on this machine.
+        command: stored in the records.
+        progress: called with the current work; None: show a bar.
+        draw: called with (record, output, whether it is reused) before the record is written, so that a record never
+            lacks its plots. `sqrtdk.report.plots.write_plots` is one.
 
     Returns:
-        What was done; of a list of ids an iterator, which runs a claim when it is asked for the next.
+        The finished claim; for a list of ids an iterator, which runs a claim when the next is requested.
 
     Raises:
-        InvalidValueError: no such claim or engine, "all" outside a list, a negative seed, or a file that is no record
-            of the claim or one of another schema version.
+        InvalidValueError: There is no such claim or engine, "all" is outside a list, the seed is negative, or a file is
+            no record of the claim or has another schema version.
         MissingExtraError: scipy or scikit-learn is missing.
-        OutputError: the directory can't be written, is another process's, or holds records of other settings.
+        OutputError: The directory can't be written, is in use by another process, or holds records of other settings.
 
     Example:
         >>> run("onehot-64", quick=True).record.outcome.verdict.answer
@@ -232,7 +232,7 @@ def _run(
 
 
 def _keep(record: Record, path: Path, reused: bool, draw: Draw | None) -> None:
-    """Write plots and record. The old record goes first and the new one comes last: none stands beside other plots."""
+    """Write plots and record. The old record is removed first and the new one written last, so plots always fit it."""
     folder = path.parent
     if not reused:
         path.unlink(missing_ok=True)
@@ -250,7 +250,7 @@ def _told(progress: Callable[[str], None]) -> _progress.Tell:
 
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """The directory, made if it is missing, for this process alone."""
+    """Make the directory if missing, and lock it for this process."""
     try:
         (folder / CELLS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -265,7 +265,7 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _known(path: Path, claim: Claim, quick: bool, seed: int) -> Record | None:
-    """The record that a run of these settings left here, if there is one."""
+    """Return the record that a run with these settings left here; None if there is none."""
     if not path.exists():
         return None
     record = _read(path)
@@ -297,16 +297,16 @@ def _read(path: Path) -> Record:
 
 
 def _plain(parameters: object) -> object:
-    """As a record keeps them."""
+    """Return the parameters as a record stores them."""
     return json.loads(_json.document(parameters))
 
 
 def records(folder: Path | str) -> list[Record]:
-    """All records of a directory, in the order of the register.
+    """Return all records of a directory, in the order of the register.
 
     Raises:
-        InvalidValueError: there is no directory or no record in it, or a file that is no record of the claim that it
-            is called by, or one of another schema version.
+        InvalidValueError: The directory is missing or has no record, or a file is no record of the claim in its name,
+            or has another schema version.
     """
     folder = Path(folder)
     found = {path.stem: _read(path) for path in sorted(folder.glob("*.json")) if path.stem in CLAIMS}
@@ -318,7 +318,7 @@ def records(folder: Path | str) -> list[Record]:
 
 
 def not_run(found: Sequence[Record]) -> list[str]:
-    """Claims of the register that have no record here.
+    """Return the claims of the register that have no record here.
 
     Example:
         >>> len(not_run([])) == len(CLAIMS)

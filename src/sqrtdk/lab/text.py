@@ -21,7 +21,7 @@ class Text:
 
 
 def say(text: Text, language: Language, /, **parts: object) -> str:
-    """A text in one language, with what stands in its braces.
+    """Return a text in one language, with its placeholders filled in.
 
     Example:
         >>> say(Text("head {head}", "头 {head}"), "zh", head=3)
@@ -32,7 +32,7 @@ def say(text: Text, language: Language, /, **parts: object) -> str:
 
 
 def filled(text: Text, /, **parts: object) -> Text:
-    """A text with what stands in its braces, which may have two languages itself.
+    """Fill in the placeholders of a text; the values may have two languages themselves.
 
     Example:
         >>> filled(Text("{told} ({site})", "{told}（{site}）"), told=Text("a head", "一个头"), site="h.0").zh

@@ -1,7 +1,7 @@
 """The words of a claim, in English and Chinese: one TOML file beside its experiment, with placeholders for figures.
 
-Each text is a table with `en` and `zh`; `{name}` in it stands for what the experiment puts in. How a number is written
-is decided in the experiment: a placeholder has a name and nothing else, and `{{` is a brace.
+Each text is a table with `en` and `zh`; `{name}` in it is a placeholder. The experiment decides how a number is
+written, so a placeholder is a name and nothing else; `{{` is a brace.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.lab.text import Text
 
 LANGUAGES = ("en", "zh")
-EVERY = ("statement", "method", "control", "why")  # what each claim says
+EVERY = ("statement", "method", "control", "why")  # texts that every claim must have
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The texts of one file by key; those of tables within tables are joined by dots, as "part.mean".
+    """The texts of one file by key; keys of nested tables are joined by dots, as "part.mean".
 
     Attributes:
         source: name of the file.
@@ -38,14 +38,14 @@ class Words:
     texts: Mapping[str, Text]
 
     def __call__(self, key: str, **values: object) -> Text:
-        """A text with its placeholders filled in.
+        """Return a text with its placeholders filled in.
 
         Args:
             key: of the text.
             values: one for each placeholder; a `Text` gives each language its own.
 
         Raises:
-            InvalidValueError: there is no such text, or the values are not those that it asks for.
+            InvalidValueError: There is no such text, or the values are not those of its placeholders.
         """
         if key not in self.texts:
             raise _error(self.source, [f"there is no text {key!r} among {', '.join(self.texts)}"])
@@ -64,13 +64,13 @@ class Words:
 
 
 def words_of(module: str) -> Words:
-    """The words that stand beside a module, in the TOML file of its name.
+    """Read the words beside a module, in the TOML file of its name.
 
     Args:
         module: its `__name__`.
 
     Raises:
-        InvalidValueError: see `parse`; or there is no such file.
+        InvalidValueError: See `parse`; or there is no such file.
     """
     package, _, name = module.rpartition(".")
     source = f"{name}.toml"
@@ -89,8 +89,8 @@ def parse(content: str, source: str) -> Words:
         source: name of the file, for errors.
 
     Raises:
-        InvalidValueError: it is no TOML; a text that every claim has is not there; a language is missing or empty, or
-            has other placeholders than the other one. All that is wrong is named.
+        InvalidValueError: It is no TOML; a required text is missing; a language is missing or empty, or has other
+            placeholders than the other language. All faults are listed.
 
     Example:
         >>> same = '{en = "It is {peak}.", zh = "它是 {peak}。"}'
@@ -110,7 +110,7 @@ def parse(content: str, source: str) -> Words:
 
 
 def _texts(tables: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """The entries that hold something else than tables, by their keys joined by dots."""
+    """Yield the entries that are not tables of tables, by their keys joined by dots."""
     for key, entry in tables.items():
         if isinstance(entry, dict) and entry and all(isinstance(one, dict) for one in entry.values()):
             yield from _texts(entry, f"{within}{key}.")

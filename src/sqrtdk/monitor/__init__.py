@@ -1,5 +1,5 @@
-"""The watch over a training run: what it measures at sampled steps, what it warns of, and the folder of its records.
+"""The watch over a training run: measurements at sampled steps, alarms, and the folder of records.
 
-`watch.watch` is the way in; `folder.RunWriter` writes a run's records, `reading.read_run` and `reading.follow` read
-them, and `columns` lists them. Nothing is imported here: reading a run needs no torch.
+`watch.watch` is the entry point. `folder.RunWriter` writes a run's records, `reading.read_run` and `reading.follow`
+read them, and `columns` lists their columns. Nothing is imported here, so that reading a run needs no torch.
 """

@@ -1,6 +1,6 @@
-"""The columns of the records of a run: three literal tables, from which all schemas are made.
+"""The columns of a run's records: three literal tables, from which all schemas are made.
 
-Null is "not measured". Statistics are over the rows of a head at one sampled step: a row is one query of one batch
+Null means "not measured". Statistics are over the rows of a head at one sampled step; a row is one query of one batch
 element. Rows that see no key, or hold a NaN or an infinity, are counted and left out of everything else.
 """
 
@@ -18,7 +18,7 @@ class Column:
     Attributes:
         name: of the column; the same name has the same type in every table.
         type: one of `TYPES`, in Arrow's words.
-        unit: of its numbers; "" where there are none.
+        unit: of its numbers; "" if it holds none.
         meaning: in one sentence.
         nullable: whether a value may be missing.
     """

@@ -1,6 +1,6 @@
-"""Bytes on disk: written whole and made to last, read within limits, and one writer a folder.
+"""Bytes on disk: written whole and durably, read within limits, with one writer per folder.
 
-The writer holds a lock that the system opens when its process ends, killed or not.
+The writer holds a lock that the system releases when its process ends, killed or not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SAFE = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0
 
 
 def put(path: Path, content: Any) -> None:
-    """Write a file, all of it or nothing, over one of the same name; when this returns a power cut can't undo it.
+    """Write a file atomically, replacing one of the same name; once this returns, a power cut can't undo it.
 
     Args:
         path: the file; its directory exists.
@@ -37,7 +37,7 @@ def put(path: Path, content: Any) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Flush the names in a directory to the disk, where the system and the file system can."""
+    """Flush the names in a directory to disk, if the system and the file system can."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -47,14 +47,14 @@ def sync(folder: Path) -> None:
 
 
 def take(path: Path, limit: int) -> bytes:
-    """The bytes of an untrusted file, if it is a regular file, no link, and of limited size.
+    """Return the bytes of an untrusted file, if it is a regular file, not a link, and of limited size.
 
     Args:
         path: the file.
-        limit: most bytes.
+        limit: largest size in bytes.
 
     Raises:
-        FileNotFoundError: It is not there; NotADirectoryError where it can't be.
+        FileNotFoundError: It does not exist; NotADirectoryError if a parent is no directory.
         RunFolderError: It is another kind of file, too large, or can't be read.
     """
     try:
@@ -73,16 +73,16 @@ def take(path: Path, limit: int) -> bytes:
 
 
 def remove(path: Path) -> None:
-    """Remove a file if that is possible; its callers get by with one that stays."""
+    """Remove a file if possible; callers can cope with one that stays."""
     with contextlib.suppress(OSError):
         path.unlink()
 
 
 def tidy(folder: Path, name: str) -> None:
-    """Remove the temporary files that killed processes left; the caller is the folder's only writer.
+    """Remove the temporary files of killed processes; only the folder's single writer may call this.
 
     Args:
-        folder: where they are.
+        folder: the directory to clean.
         name: name of the file that they would have become, or a pattern.
     """
     for path in folder.glob(f".{name}.*.tmp"):
@@ -90,7 +90,7 @@ def tidy(folder: Path, name: str) -> None:
 
 
 def make(folder: Path) -> None:
-    """Make a directory, with those above it, where it is not there.
+    """Make a directory and its parents, if missing.
 
     Raises:
         OutputError: It can't be made.
@@ -109,7 +109,8 @@ _held: set[int] = set()
 
 
 def _let_go() -> None:
-    """A forked child (a worker of a data loader) would hold the lock beyond the life of its parent."""
+    """Close the inherited locks in a forked child (a data loader's worker), which would outlive its parent and keep
+    them."""
     while _held:
         os.close(_held.pop())
 
@@ -122,11 +123,11 @@ class Lock:
     """The lock of a folder, held by this process alone from construction until `release`.
 
     Attributes:
-        note: why a second writer would be noticed late, as the file system has no locks; "" if it has.
+        note: why a second writer would be noticed late, if the file system has no locks; otherwise "".
     """
 
     def __init__(self, folder: Path) -> None:
-        """Take it.
+        """Take the lock.
 
         Raises:
             OutputError: Another writer holds it, or the folder can't be written.
@@ -178,7 +179,7 @@ class Lock:
         """Raise if the folder is no longer this writer's; called before each write.
 
         Raises:
-            OutputError: It was closed, a forked child asks, or another writer came where locks don't work, or where
+            OutputError: It was closed, a forked child calls, or another writer came, because locks don't work here or
                 the folder was removed and made anew.
         """
         if self._descriptor < 0:
@@ -201,7 +202,7 @@ class Lock:
             )
 
     def release(self) -> None:
-        """Let go; a second time does nothing."""
+        """Release the lock; a second call does nothing."""
         if self._descriptor < 0 or os.getpid() != self._process:  # a forked child closed it at its start
             return
         descriptor, self._descriptor = self._descriptor, -1
@@ -209,12 +210,13 @@ class Lock:
         with contextlib.suppress(ImportError, OSError):
             import fcntl
 
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked around Python may have a copy
+            # a child forked without Python's hooks may hold a copy of the descriptor
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
 def _owner(path: Path) -> str:
-    """Who wrote the lock, for a message."""
+    """Return who wrote the lock, for a message."""
     try:
         owner = json.loads(take(path, _MAX_BYTES))
         return f"process {int(owner['pid'])} on {shown(owner['host'])}"

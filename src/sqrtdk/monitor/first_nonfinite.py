@@ -1,12 +1,12 @@
-"""The first output of a forward pass that is not finite: of which module, and what went into that module.
+"""The first output of a forward pass that is not finite: its module, and the state of that module's inputs.
 
-Of every tensor that a module takes, owns or returns the least and the largest number stay on the device, two numbers of
-one reduction; a tensor that is met again is not reduced again. One transfer at the end of the step says which of them
-hold NaN or plus infinity. Minus infinity alone rules out a key or a class, and is let pass, as by the law `finite`.
+The smallest and the largest number of every tensor that a module takes, owns or returns stay on the device, two numbers
+of one reduction. A tensor that is met again is not reduced again. One transfer at the end of the step says which
+tensors hold NaN or plus infinity. Minus infinity alone hides a key or a class, and is accepted, as by the law `finite`.
 
-A module that runs within another one ends before it, so the first output in the order of ending is that of the
-innermost module. A sum between two modules, `x = x + mlp(x)`, is met as the input of the next module, or as the output
-of the block.
+A module that runs inside another one ends first, so the first output in order of ending is that of the innermost
+module. A sum between two modules, `x = x + mlp(x)`, is met as the input of the next module, or as the output of the
+block.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sqrtdk.monitor.samples import (
 )
 from sqrtdk.tracing import Trace
 
-Place = tuple[str, int]  # of an attention: site and index
+Place = tuple[str, int]  # site and index of an attention
 Paths = Mapping[nn.Module, str]
 
 FINITE, MINUS, BAD = 0, 1, 2  # MINUS: minus infinity and no NaN
@@ -46,14 +46,14 @@ FINITE, MINUS, BAD = 0, 1, 2  # MINUS: minus infinity and no NaN
 
 @dataclass(slots=True, eq=False)
 class _Passage:
-    """One call of a module; tensors by their numbers in the step."""
+    """One call of a module; tensors are referred to by their numbers in the step."""
 
     module: nn.Module
-    earlier: int  # modules of the pass that had ended when it began
+    earlier: int  # number of modules of the pass that had ended when this one began
     inputs: list[int] = field(default_factory=list)
     own: list[tuple[str, int]] = field(default_factory=list)  # "parameter bias"
     outputs: list[tuple[str, int]] = field(default_factory=list)
-    attentions: int = 0  # of the pass, that had run when it ended
+    attentions: int = 0  # number of attentions of the pass that had run when this module ended
 
 
 @dataclass(slots=True, eq=False)
@@ -62,14 +62,15 @@ class _Pass:
 
     ended: list[_Passage] = field(default_factory=list)
     root: _Passage | None = None
-    following: dict[int, Place] = field(default_factory=dict)  # the attention that ran when so many had run
+    # by the number of attentions that had run: the next attention
+    following: dict[int, Place] = field(default_factory=dict)
 
 
 class NonfiniteSearch:
-    """Looks at the tensors of the modules of a step's forward passes; the hooks of `Forwards` tell it of them.
+    """Search over the tensors of all modules in a step's forward passes; the hooks of `Forwards` report the modules.
 
     Attributes:
-        failures: why some could not be looked at.
+        failures: why some tensors could not be read.
     """
 
     def __init__(self) -> None:
@@ -77,21 +78,22 @@ class NonfiniteSearch:
         self._passes: list[_Pass] = []
         self._open: list[_Passage] = []
         self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}  # by id: the tensor, its version and number
-        self._extremes: list[tuple[Tensor, Tensor]] = []  # by number, of tensors that were met since the last pass
+        # by number: smallest and largest value of tensors met since the last pass
+        self._extremes: list[tuple[Tensor, Tensor]] = []
         self._count = 0
-        self._states: list[tuple[list[int], Tensor]] = []  # numbers of tensors, and the states of these
+        self._states: list[tuple[list[int], Tensor]] = []  # numbers of tensors, and their states
 
     def pass_begins(self) -> None:
-        """The model is called."""
+        """Begin a pass: the model is called."""
         self._passes.append(_Pass())
         self._open = []
 
     def begins(self, module: nn.Module, args: Any) -> None:
-        """A module of the pass is called.
+        """Begin a module: the pass calls it.
 
         Args:
-            module: that is called.
-            args: of the call; a hook before all modules is not handed their keywords.
+            module: the module that is called.
+            args: positional arguments of the call; torch's global pre-hook does not receive keywords.
         """
         now = self._passes[-1]
         passage = _Passage(module, len(now.ended))
@@ -104,12 +106,12 @@ class NonfiniteSearch:
                 passage.own += self._all(tensors)
 
     def ends(self, module: nn.Module, output: Any, attentions: int) -> None:
-        """A module of the pass returns, or raises, with None for its output.
+        """End a module: it returned, or raised (then its output is None).
 
         Args:
-            module: that was called.
-            output: that it returned.
-            attentions: of the pass, that have run.
+            module: the module that was called.
+            output: its return value.
+            attentions: number of attentions of the pass that have run.
         """
         while self._open:
             passage = self._open.pop()
@@ -123,7 +125,7 @@ class NonfiniteSearch:
             passage.outputs = list(self._all(walk(output, objects=False)))
 
     def pass_ends(self, trace: Trace) -> None:
-        """The model has returned, and the trace of the pass has ended."""
+        """End a pass: the model has returned, and the trace of the pass is complete."""
         now = self._passes[-1]
         for count in {passage.attentions for passage in now.ended}:
             call = trace.after(count)
@@ -133,21 +135,21 @@ class NonfiniteSearch:
             self._judge()
 
     def looked_at(self) -> int:
-        """How many modules returned something that was looked at; 0 where some could not be, for a reason."""
+        """Return how many modules had an output that was read; 0 if any tensor could not be read."""
         if self.failures:
             return 0
         ended = (passage for each in self._passes for passage in each.ended)
         return len({passage.module for passage in ended if passage.outputs})
 
     def first(self, model: nn.Module) -> FirstNonfinite | None:
-        """The first output that is not finite; one whose pass returned such numbers goes before one whose did not.
+        """Return the first output that is not finite, preferring passes whose final output is not finite either.
 
         Args:
-            model: whose paths name the modules.
+            model: its paths name the modules.
         """
         found: list[FirstNonfinite | None] = []
         with self._looking():
-            self._judge()  # of a pass that raised
+            self._judge()  # for a pass that raised, `pass_ends` was not called
             found.append(self._first(model))
         return found[0] if found else None
 
@@ -173,7 +175,8 @@ class NonfiniteSearch:
 
     @contextmanager
     def _looking(self) -> Iterator[None]:
-        """Operations that no mode of the trace or of the caller sees; an observer never stops the run."""
+        """Run operations hidden from every mode of the trace and the caller, and catch errors: an observer never
+        stops a run."""
         try:
             with torch.no_grad(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
                 yield
@@ -182,14 +185,14 @@ class NonfiniteSearch:
 
     def _all(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, int]]:
         if torch._C._functorch.peek_interpreter_stack() is not None:
-            return  # within vmap a number is one a sample, and is gone when vmap ends
+            return  # inside vmap there is one number per sample, and it is gone when vmap ends
         for name, tensor in tensors:
             number = self._look(tensor)
             if number is not None:
                 yield name, number
 
     def _look(self, tensor: Tensor) -> int | None:
-        """The number of a tensor; None if it holds no numbers that can be looked at."""
+        """Return the number of a tensor; None if it holds no numbers that can be read."""
         version = None if tensor.is_inference() else tensor._version
         known = self._known.get(id(tensor))
         if known is not None and known[0]() is tensor and known[1] == version:
@@ -205,7 +208,7 @@ class NonfiniteSearch:
         return number
 
     def _judge(self) -> None:
-        """The states of the tensors that were met since the last pass, which stay on their device."""
+        """Reduce the tensors met since the last pass to their states, which stay on their device."""
         start = self._count - len(self._extremes)
         groups: dict[Any, list[int]] = defaultdict(list)
         for at, (low, _) in enumerate(self._extremes):
@@ -213,12 +216,13 @@ class NonfiniteSearch:
         for members in groups.values():
             low, high = (torch.stack([self._extremes[at][side] for at in members]) for side in (0, 1))
             minus = (low == -torch.inf).to(torch.int8)
-            states = torch.where(high < torch.inf, minus, torch.full_like(minus, BAD))  # NaN is below nothing
+            # NaN compares false, so it counts as BAD
+            states = torch.where(high < torch.inf, minus, torch.full_like(minus, BAD))
             self._states.append(([start + at for at in members], states))
         self._extremes = []
 
     def _transferred(self) -> dict[int, int]:
-        """The state of every tensor by its number: one transfer from each device."""
+        """Return the state of every tensor by its number, with one transfer from each device."""
         by_device: dict[torch.device, list[tuple[list[int], Tensor]]] = defaultdict(list)
         for numbers, states in self._states:
             by_device[states.device].append((numbers, states))
@@ -230,7 +234,7 @@ class NonfiniteSearch:
 
 
 def _judged(now: _Pass, place: int, number: int, states: Mapping[int, int], paths: Paths) -> FirstNonfinite:
-    """What is known of the module that ended at this place of the pass, the first with an output that is not finite."""
+    """Return what is known of the module that ended at `place`, the first with an output that is not finite."""
     passage = now.ended[place]
     tensor = next(name for name, at in passage.outputs if states[at] == BAD)
     weight = next((name for name, at in passage.own if states[at] == BAD), None)
@@ -262,7 +266,7 @@ def _judged(now: _Pass, place: int, number: int, states: Mapping[int, int], path
 
 
 def _weight_around(now: _Pass, place: int, states: Mapping[int, int], paths: Paths) -> str:
-    """A parameter or a buffer that is not finite, of the modules within which that at this place of the pass ran."""
+    """Return a parameter or buffer that is not finite, from the modules around the one that ended at `place`."""
     began = now.ended[place].earlier
     for one in now.ended[place + 1 :]:
         if one.earlier <= began:
@@ -273,7 +277,7 @@ def _weight_around(now: _Pass, place: int, states: Mapping[int, int], paths: Pat
 
 
 def _site(passage: _Passage, paths: Paths) -> str:
-    """The path of a module; the class of one that is made in the forward pass."""
+    """Return the path of a module, or its class if it was made during the forward pass."""
     return paths.get(passage.module, type(passage.module).__name__)
 
 
@@ -282,7 +286,7 @@ def _worst(outputs: Sequence[tuple[str, int]], states: Mapping[int, int]) -> int
 
 
 def _values(tensor: Tensor) -> Tensor | None:
-    """The numbers of a tensor as a plain one of a dtype that can be compared: of a sharded one those of this rank."""
+    """Return the numbers of a tensor as a plain tensor of a comparable dtype; of a sharded one, this rank's numbers."""
     tensor = getattr(tensor, "_local_tensor", tensor)  # DTensor
     if tensor.is_nested:
         tensor = tensor.values() if tensor.layout is torch.strided else tensor._values  # type: ignore[assignment]
@@ -295,5 +299,5 @@ def _values(tensor: Tensor) -> Tensor | None:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     if not tensor.is_floating_point() or not tensor.numel() or not tensor.untyped_storage().nbytes():
-        return None  # a sharded weight whose memory is freed has numbers, and no storage
+        return None  # a sharded weight whose memory is freed still has a size, but no storage
     return tensor.float() if tensor.dtype.itemsize == 1 else tensor

@@ -1,13 +1,13 @@
-"""The folder of a run, written: run.json, and under parts/ the records of some steps as one file each.
+"""Writes the folder of a run: run.json, and under parts/ one file for each range of steps.
 
     runs/exp1/run.json       the model, and the attempts: one for each process that wrote, with the count of its parts
     runs/exp1/lock           held by the process that writes
     runs/exp1/parts/         attempt-1.part-000000-000031.steps-1-3200.sum-0123456789abcdef.parquet, ...
 
-A part is written whole under another name, flushed to the disk and then renamed, so that a process that is killed at
-any moment leaves every finished part and no half one. Many small parts become one, so that a long run is read quickly
-however often it was written. The merged part is there whole before those in it are removed, and its name says which
-they are: a kill in between leaves both, and readers and the next writer know what to leave out.
+A part is written whole under another name, flushed to disk and then renamed, so that a process killed at any moment
+leaves every finished part and no half one. Many small parts are merged into one, so that a long run is read quickly
+however often it was written. The merged part exists whole before its sources are removed, and its name says which they
+are: a kill in between leaves both, and readers and the next writer know which to ignore.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from sqrtdk.monitor.manifest import (
 from sqrtdk.monitor.names import PARTS, Part, checksum_of, last_recorded, list_parts, lost_tails
 from sqrtdk.monitor.tables import MAX_FILE_BYTES, MAX_ROWS, Rows, Tables, arrow, decode, encode, from_rows, joined
 
-CHECKPOINTS = "checkpoints"  # beside the records that were made of checkpoints: what each of these gave
+CHECKPOINTS = "checkpoints"  # results of checkpoints, beside the records made from them
 
 
 class RunWriter:
-    """Writes the records of a run; the one writer of its folder until it is closed, or its process ends.
+    """Writes the records of a run, as the only writer of its folder until it is closed or its process ends.
 
     Attributes:
         folder: the directory.
-        attempt: number of this process's go at the run, from 1.
-        first_step: least step that it may write.
-        last_step: greatest step that is recorded; None: there is none.
-        parts: how many it wrote.
-        notes: what the caller should tell the user: steps that are missing or replaced, a folder without locks.
+        attempt: number of this process among those that wrote the run, from 1.
+        first_step: smallest step that it may write.
+        last_step: largest recorded step; None: no step is recorded.
+        parts: number of parts it wrote.
+        notes: texts for the user: steps that are missing or replaced, a folder without locks.
 
     Example:
         >>> import tempfile
@@ -67,19 +67,19 @@ class RunWriter:
     """
 
     def __init__(self, folder: str | Path, *, model: Any, settings: Any, first_step: int | None = None) -> None:
-        """Take the folder; it is made if it is not there.
+        """Take the folder, and make it if it does not exist.
 
         Args:
-            folder: of a run of the same model, an empty one, or none yet.
-            model: what the run is of, as JSON: a folder goes on only with the same.
+            folder: of a run of the same model, or empty, or missing.
+            model: description of the model, as JSON; a folder can only be continued with the same model.
             settings: of the watch, as JSON; they may differ between attempts.
-            first_step: at which the training (re)starts; what is recorded from there on is replaced, though never
-                deleted. None: after the last recorded step, 0 in a new run.
+            first_step: step at which training (re)starts; records from there on are replaced, but never deleted. None:
+                the step after the last recorded one, 0 in a new run.
 
         Raises:
-            OutputError: Another writer has the folder, it can't be written, or it holds what is no run.
-            RunFolderError: The run there is of another model or schema version, or its run.json is damaged.
-            InvalidValueError: `first_step` is no step.
+            OutputError: Another writer has the folder, it can't be written, or it holds no run.
+            RunFolderError: The run is of another model or schema version, or its run.json is damaged.
+            InvalidValueError: `first_step` is no step number.
             MissingExtraError: pyarrow is missing.
         """
         arrow()
@@ -88,7 +88,7 @@ class RunWriter:
         if first_step is not None:
             _check_step(first_step)
         _make(self.folder)
-        _begun(self.folder, model)  # before the lock, which leaves a file
+        _begun(self.folder, model)  # before the lock, which leaves a file in a folder that is refused
         self._lock = Lock(self.folder)
         try:
             self._begin(model, settings, first_step)
@@ -97,7 +97,7 @@ class RunWriter:
             raise
 
     def _begin(self, model: Any, settings: Any, first_step: int | None) -> None:
-        """With the lock held."""
+        """Begin an attempt, with the lock held."""
         before = _begun(self.folder, model)
         disk.make(self.folder / PARTS)
         disk.tidy(self.folder, RUN)
@@ -119,20 +119,20 @@ class RunWriter:
         self._tail = Tail(self.folder / PARTS)
 
     def write(self, heads: Rows, steps: Rows, alarms: Rows) -> None:
-        """Write a part, or several where there is much: when this returns, the rows are on the disk.
+        """Write one part, or several if there are many rows; once this returns, the rows are on disk.
 
-        An error leaves what was there, and of several parts those that were finished. Ctrl-C acts before or after a
-        part, never in between. `last_step` and `parts` say how far it came.
+        After an error, finished parts stay. Ctrl-C takes effect before or after a part, never within one. `last_step`
+        and `parts` say how far the writer came.
 
         Args:
             heads: rows of `columns.HEADS`; a nullable column may be left out.
-            steps: rows of `columns.STEPS`, each step once, all after `last_step`; none: heads and alarms are more of
-                `last_step`, or the beginning of the step that is written next.
+            steps: rows of `columns.STEPS`, each step once, all after `last_step`. If empty, heads and alarms belong to
+                `last_step`, or begin the step that is written next.
             alarms: rows of `columns.ALARMS`; heads and alarms belong to steps of the same part.
 
         Raises:
             InvalidValueError: The rows don't fit the columns, or the steps.
-            OutputError: The disk is full or the like, or the folder is not this writer's any more.
+            OutputError: The disk is full or can't be written, or another writer took the folder.
         """
         self._lock.check()
         tables = from_rows(heads, steps, alarms)
@@ -150,7 +150,7 @@ class RunWriter:
             self._put(piece, last)
 
     def _put(self, tables: Tables, until: int) -> None:
-        """Write a part; `until` is the last step that its caller has, for a message."""
+        """Write a part; `until` is the last step of the caller's rows, for a message."""
         content = encode(tables)
         first, last, rows = tables.first_step, tables.last_step, tables.steps.num_rows
         part = Part(self.attempt, self.parts, self.parts, first, last, checksum_of(content))
@@ -163,7 +163,7 @@ class RunWriter:
                 f"steps {first} to {until} were not recorded; {kept}: {error}", hint="Free space, and write them again."
             ) from error
         finally:
-            if path.exists():  # also where an interrupt came meanwhile, and acts now
+            if path.exists():  # also after an interrupt during the write, which is raised now
                 self.parts, self.last_step = self.parts + 1, last if rows else self.last_step
         self._note(last)
         if rows:
@@ -172,7 +172,7 @@ class RunWriter:
             self._tail.stop()
 
     def _note(self, last: int) -> None:
-        """Count the parts in run.json; where there is no space for it, the next part or the end brings it."""
+        """Count the parts in run.json; if the disk is full, the next part or `close` writes the count."""
         *before, own = self._manifest.attempts
         own = replace(own, parts=self.parts, last_step=max(last, own.last_step or 0))
         self._manifest = replace(self._manifest, attempts=(*before, own))
@@ -181,7 +181,7 @@ class RunWriter:
             self._noted = self.parts
 
     def close(self) -> None:
-        """Let go of the folder; a second time does nothing."""
+        """Release the folder; a second call does nothing."""
         if getattr(self, "_noted", 0) < getattr(self, "parts", 0):
             with contextlib.suppress(OutputError):
                 self._lock.check()
@@ -203,7 +203,7 @@ def _check_step(step: int) -> None:
 
 
 def _make(folder: Path) -> None:
-    """The directory, if it is not there."""
+    """Make the directory, if it does not exist."""
     there = folder.is_dir()
     disk.make(folder)
     if not there:
@@ -211,10 +211,10 @@ def _make(folder: Path) -> None:
 
 
 def _begun(folder: Path, model: Any) -> tuple[Attempt, ...]:
-    """The attempts at the run in a folder; none in an empty one.
+    """Return the attempts at the run in a folder; empty for an empty folder.
 
     Raises:
-        OutputError: It holds something else.
+        OutputError: The folder holds something else.
         RunFolderError: It holds a run of another model or schema version, or a damaged one.
     """
     if not os.path.lexists(folder / RUN):
@@ -230,10 +230,10 @@ def _begun(folder: Path, model: Any) -> tuple[Attempt, ...]:
 
 
 def refuse_strange(folder: Path) -> None:
-    """Refuse a directory without a run that has something else in it.
+    """Refuse a directory that is not empty and holds no run.
 
     Raises:
-        OutputError: it has, or it can't be read.
+        OutputError: It holds other files, or it can't be read.
     """
     try:
         names = [path.name for path, _ in zip(folder.iterdir(), range(100), strict=False)]
@@ -249,7 +249,7 @@ def refuse_strange(folder: Path) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a file can be what a process left that was killed before run.json was there."""
+    """Return whether a process killed before run.json existed can have left this file."""
     return name in (LOCK, PARTS, CHECKPOINTS) or (name.startswith(f".{RUN}.") and name.endswith(".tmp"))
 
 
@@ -263,24 +263,24 @@ def _missing(first: int, last: int | None) -> str:
     return "" if last is None or first <= last + 1 else f"steps {last + 1} to {first - 1} were never recorded"
 
 
-MOST = 32  # small parts in a row, of one attempt
-SMALL_BYTES = 2**18  # what comes of a merge is at most 32 times as much: no long pause in a training
+MOST = 32  # small parts in a row, of one attempt, before they are merged
+SMALL_BYTES = 2**18  # a merged part is at most 32 times as large, so that no merge delays a training step for long
 
 
 class Tail:
-    """The latest parts of an attempt: small ones, with no large one between them."""
+    """The newest parts of an attempt: small ones, without a large one between them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._parts: list[Part] = []
 
     def add(self, part: Part, size: int, rows: int) -> None:
-        """Take a part that was written, and merge it with those before once they are many.
+        """Append a written part, and merge the small parts once there are `MOST` of them.
 
         Args:
             part: its name.
             size: bytes of its file.
-            rows: in it.
+            rows: number of its rows.
         """
         if size >= SMALL_BYTES or rows >= MAX_ROWS // MOST:
             self.stop()
@@ -290,11 +290,12 @@ class Tail:
             parts, self._parts = self._parts, []
             try:
                 self._merge(parts)
-            except (SqrtdkError, FileNotFoundError):  # no space for both, or a damaged part: the parts stay as they are
+            except (SqrtdkError, FileNotFoundError):  # no space for both, or a damaged part: keep the small parts
                 return
 
     def stop(self) -> None:
-        """Start over after a part that stays as it is, such as one that has more of the step of another part."""
+        """Start over after a part that can't be merged: a large one, or one with more rows of another part's last
+        step."""
         self._parts.clear()
 
     def _merge(self, parts: list[Part]) -> None:

@@ -1,7 +1,7 @@
-"""The footer of a Parquet file, read as bytes: what pyarrow must not be asked before it is known to be sound.
+"""The footer of a Parquet file, read as bytes: the codecs that pyarrow must not meet unchecked.
 
-pyarrow ends the process (`std::terminate`) when it is asked for the codec of a column and the file names one that does
-not exist, as it does after one flipped bit. The footer is a struct of Thrift's compact protocol, and ends the file:
+pyarrow ends the process (`std::terminate`) if it is asked for the codec of a column and the file names an unknown
+codec, which one flipped bit can cause. The footer is a struct of Thrift's compact protocol at the end of the file:
 
     PAR1 ... pages ... | FileMetaData | its length, 4 bytes, little endian | PAR1
 """
@@ -12,16 +12,16 @@ from typing import Any
 
 from sqrtdk.errors import RunFolderError
 
-SNAPPY = 1  # of Parquet's enumeration of codecs
+SNAPPY = 1  # in Parquet's enumeration of codecs
 _MAGIC = b"PAR1"
-_ROW_GROUPS, _COLUMNS, _META_DATA, _CODEC = 4, 1, 3, 4  # numbers of the fields of the structs on the way to a codec
-_MAX_DEPTH = 16  # structs and lists in one another; a footer has 8
+_ROW_GROUPS, _COLUMNS, _META_DATA, _CODEC = 4, 1, 3, 4  # field numbers on the path from the footer to a codec
+_MAX_DEPTH = 16  # nesting of structs and lists; a footer has 8 levels
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 12
 _INTEGERS = (4, 5, 6)
 
 
 def codecs(content: bytes) -> list[int]:
-    """The codec of each column of each row group, by its number in Parquet's enumeration.
+    """Return the codec of each column of each row group, as numbers of Parquet's enumeration.
 
     Args:
         content: the whole file.
@@ -50,14 +50,14 @@ def codecs(content: bytes) -> list[int]:
 
 
 class _Reader:
-    """Values one after the other; every one takes a byte at least, so the work is bounded by the bytes."""
+    """Reader of consecutive values; each takes at least one byte, so the work is bounded by the length."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
         self._at = 0
 
     def struct(self, depth: int) -> dict[int, Any]:
-        """Fields by number."""
+        """Return the fields of a struct by number."""
         fields: dict[int, Any] = {}
         number = 0
         while header := self._byte():
@@ -80,7 +80,7 @@ class _Reader:
             return [self._value(header & 15, depth + 1) for _ in range(count)]
         if kind == _BINARY:
             return self._bytes(self._varint())
-        sizes = {_TRUE: 1, _FALSE: 1, _BYTE: 1, _DOUBLE: 8}  # in a list, a bool is a byte
+        sizes = {_TRUE: 1, _FALSE: 1, _BYTE: 1, _DOUBLE: 8}  # in a list, a bool is a byte of its own
         return self._bytes(sizes[kind])
 
     def _byte(self) -> int:

@@ -1,8 +1,8 @@
-"""The forward passes of a sampled step: each one is traced, and what their rows sum up to is added up.
+"""The forward passes of a sampled step: each is traced, and the statistics of its rows are summed.
 
-Where some of them run with autograd, those without it (an evaluation, the text that a policy generates) are of
-something else than the step, and are left out, which is said; where none does, all count. In a run whose steps have
-passes with autograd the others are not traced at all.
+If some passes of a step run with autograd, those without it (an evaluation, the text that a policy generates) do not
+belong to the step. They are left out, with a note. If none runs with autograd, all count. Once a run had steps with
+autograd, passes without it are not traced at all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sqrtdk.tracing import Asked, CallRows, CallTensors, MostRows, Sites, Trace,
 from sqrtdk.tracing.records import BLOCKS, DATA, ROWS, AttentionCall
 
 Place = tuple[str, int]
-MOST = 1024  # forward passes of one step; a loop that never ends its step must not fill the memory
+MOST = 1024  # forward passes of one step; a loop that never calls step() must not fill the memory
 NO_FORWARD = "no forward pass of the model was seen"
 NO_ATTENTION = "no attention ran in the model"
 TOO_MANY = f"only the first {MOST} forward passes of the step were measured; is step() called?"
@@ -40,22 +40,22 @@ LEFT_OUT = "{} forward passes without autograd are left out, as steps have some 
 
 @dataclass(slots=True)
 class _Attention:
-    """One attention of the step, so far: its first call, the sums of all, and their rows where these are asked for."""
+    """One attention of the step so far: its first call, the sums of all calls, and their rows if they are kept."""
 
     call: AttentionCall
     parts: list[HeadSums] = field(default_factory=list)
     rows: list[CallRows] = field(default_factory=list)
-    unread: bool = False  # the rows of one of its calls are not known
+    unread: bool = False  # the rows of one of its calls are unknown
 
 
 class Forwards:
-    """Sees the forward passes of a model while its context is open; nothing is put on the model.
+    """Traces the forward passes of a model while its context is open; the model itself is not changed.
 
     Attributes:
         most: rows of a sequence that are measured; None: all.
-        keeps_rows: until the step ends, where their keys lie on several ranks.
-        seen: forward passes since the step began.
-        sketches: of the attentions that were looked at in the step, what tells where their q and k come from.
+        keeps_rows: keep all rows until the step ends, because the keys of a row lie on several ranks.
+        seen: number of forward passes since the step began.
+        sketches: where q and k come from, for each attention examined in this step.
     """
 
     def __init__(self, model: nn.Module, rows: int | None) -> None:
@@ -63,36 +63,39 @@ class Forwards:
         self.most = rows
         self.keeps_rows = False
         self._projections: dict[nn.Module, list[Projected]] = {}
-        self._by_root: dict[tuple[str, int, str], Projected] = {}  # those that no module returns, or one several times
-        self._labels: dict[nn.Module, str] = {}  # of the weights of modules that return q or k
-        self._times: Counter[nn.Module] = Counter()  # that these were called in the pass
-        self._of_mesh: set[nn.Module] = set()  # that return a DTensor, in which the trace's nodes have no gradients
-        self._weights: set[str] = set()  # names of what they are projected by
-        self._without: list[str] = []  # attentions whose q or k is not known as projected, until it has been told
-        self._expected: set[tuple[str, int, str]] = set()  # whose gradients should come, until they did not
+        # q and k that no module returns, or a module returns several times
+        self._by_root: dict[tuple[str, int, str], Projected] = {}
+        self._labels: dict[nn.Module, str] = {}  # names of the weights whose modules return q or k
+        self._times: Counter[nn.Module] = Counter()  # calls of these modules in the current pass
+        # modules that return a DTensor, whose gradients do not reach the trace's nodes
+        self._of_mesh: set[nn.Module] = set()
+        self._weights: set[str] = set()  # names of the weights that project the vectors of `_by_root`
+        self._without: list[str] = []  # messages on attentions whose projection is unknown, until they are reported
+        # places whose gradients should come; a place is removed once they did not
+        self._expected: set[tuple[str, int, str]] = set()
         self._known: set[Place] = set()
-        self._looks = True  # for projections
-        self._asked = self._answered = False  # to look at every attention of a step, which has begun to
-        self._strange: set[Place] = set()  # attentions of this step that came while nothing was looked for
-        self._before: set[Place] = set()  # those of the step before
+        self._looks = True  # whether the step looks for projections
+        self._asked = self._answered = False  # a search in every attention of one step was asked for; has begun
+        self._strange: set[Place] = set()  # attentions that ran in this step while no search was on
+        self._before: set[Place] = set()  # the same of the previous step
         self._by_numbers = False
-        self._scaled: set[Place] = set()  # whose scale was known once
-        self._trains = False  # a step had passes with autograd
+        self._scaled: set[Place] = set()  # attentions whose scale was known once
+        self._trains = False  # whether a step had passes with autograd
         self._thread = threading.get_ident()
         self._sites = Sites(None)
         self._open = ExitStack()
         self._trace: Trace | None = None
         self._depth = 0
-        self._part: nn.Module | None = None  # of the model, that a backward pass computes again now
+        self._part: nn.Module | None = None  # the part of the model that a backward pass recomputes now
         self._part_trace: Trace | None = None
         self._part_depth = 0
         self.begin()
 
     def begin(self, loss_scale: float = 1.0) -> None:
-        """A new step: nothing has been seen of it.
+        """Begin a step.
 
         Args:
-            loss_scale: what its loss is multiplied by before the backward pass.
+            loss_scale: factor on the loss before the backward pass.
         """
         self._found: dict[Place, _Attention] = {}
         self._missed: list[str] = []
@@ -103,12 +106,12 @@ class Forwards:
         self.seen = self._aside = 0
         self.sketches: dict[Place, CallTensors] = {}
         self._eager = self._with_autograd = False
-        self._late = False  # something ran without autograd, and may be computed again with it
+        self._late = False  # something ran without autograd, and may be recomputed with it
         self._gradients = Gradients(self._asks, self._places, self.most, loss_scale)
         self._search = NonfiniteSearch()
 
     def look(self) -> None:
-        """Find out in the next sampled step where q and k come from, also of attentions that are known."""
+        """Search in the next sampled step for where q and k come from, even in known attentions."""
         self._asked = self._looks = True
 
     def _should_look(self) -> bool:
@@ -138,7 +141,7 @@ class Forwards:
     # -- one forward pass ------------------------------------------------------------------------------------------
 
     def _asks(self, module: nn.Module) -> bool:
-        """Whether what the module returns is of a pass that counts, or computes one again, and may hold q or k."""
+        """Return whether the module's output may hold q or k, in a pass that counts or a recomputation of one."""
         may_hold = can_project(module) if self._looks else module in self._projections
         return may_hold and (_again() or (self._depth > 0 and threading.get_ident() == self._thread))
 
@@ -184,7 +187,7 @@ class Forwards:
         return Trace(self._model, stats=False, sites=self._sites, gradients=gradients, **options).__enter__()
 
     def _counts(self, with_autograd: bool) -> bool:
-        """Whether the pass that begins is one of the step; those so far may turn out to be none."""
+        """Return whether the new pass belongs to the step. The first pass with autograd discards those before it."""
         if with_autograd and not self._with_autograd:
             self._with_autograd = self._trains = True
             self._aside, self._found, self._missed, self._search = self.seen - 1, {}, [], NonfiniteSearch()
@@ -224,7 +227,7 @@ class Forwards:
             self._missed.append(f"the trace did not end: {kind_and_text(error)}")
 
     def _part_begins(self, module: nn.Module) -> None:
-        """A part of the model is computed again: what ran without autograd at first has its gradients here alone."""
+        """Trace a recomputed part of the model: tensors that first ran without autograd have gradients only here."""
         self._part_depth += module is self._part
         if self._part is not None or not (self._weights and self._late):
             return
@@ -249,11 +252,12 @@ class Forwards:
             self._missed.append(f"the trace of what is computed again did not end: {kind_and_text(error)}")
 
     def _root(self, trace: Trace, *, part: bool = False) -> None:
-        """The nodes of a trace that hold q and k which no module returns."""
+        """Hand the trace's nodes that hold q and k to the gradients, for vectors that no module returns."""
         here, all_calls = (Counter(site for site, _ in places) for places in (_places_of(trace), self._known))
         for call, pair in zip(trace.calls, trace.roots, strict=True):
             site = site_of(call.site)
-            if part and here[site] < all_calls[site]:  # it counts its calls from 0, whichever they are
+            # the recomputation counts its calls from 0, so which calls they are is unknown
+            if part and here[site] < all_calls[site]:
                 lost = {place for place in self._by_root if place[0] == site} & self._expected
                 self._missed += [AGAIN.format(site or ROOT)] if lost else []
                 self._expected -= lost
@@ -275,7 +279,7 @@ class Forwards:
             if call.scale.ratio is not None:
                 self._scaled.add(place)
             elif place in self._scaled:
-                self._by_numbers = True  # by the factors alone it is not known
+                self._by_numbers = True  # the factors alone do not give the scale
         self._missed += [f"{site_of(entry.site)}: {entry.reason}" for entry in trace.not_measured]
         if self._looks:
             self._locate(trace)
@@ -287,7 +291,7 @@ class Forwards:
         self._looks = self._should_look()
 
     def _locate(self, trace: Trace) -> None:
-        """The modules whose outputs hold q and k, and where in them; else the weights that they are projected by."""
+        """Find the modules whose outputs hold q and k, and where; otherwise the weights that project them."""
         modules = dict(self._model.named_modules())
         for call, pair in zip(trace.calls, trace.projections, strict=True):
             site = site_of(call.site)
@@ -314,7 +318,7 @@ class Forwards:
                 self._without.append(f"{site or ROOT}: {text}")
 
     def _call_apart(self) -> None:
-        """What several calls of a module, or modules of one weight, return is told apart by the nodes of the trace."""
+        """Tell apart what several calls of a module, or modules that share a weight, return: by nodes of the trace."""
         several = [one for one, places in self._projections.items() if self._times[one] > 1 or overlap(places)]
         for module in several:
             by_place = {projected.place: projected for projected in self._projections.pop(module)}
@@ -329,7 +333,7 @@ class Forwards:
     # -- the step --------------------------------------------------------------------------------------------------
 
     def step_seen(self) -> SeenStep:
-        """The attentions of the step, how it ran, and what was not measured."""
+        """Return the attentions of the step, how it ran, and what was not measured."""
         with torch.no_grad():
             calls = tuple(self._call(place, attention) for place, attention in self._found.items())
         missed = [*self._missed, *self._gradients.failures, *self._search.failures]
@@ -346,7 +350,7 @@ class Forwards:
         return SeenStep(calls, how, tuple(dict.fromkeys(missed)), first=first, modules=modules)
 
     def _absent(self) -> list[str]:
-        """Where no gradients came though others did; told once."""
+        """Return messages on places without gradients in a step where others had them; each is returned once."""
         came = set(self._gradients.rows)
         absent = {place for place in self._expected - came if place[:2] in self._found} if came else set()
         self._expected -= absent
@@ -359,7 +363,7 @@ class Forwards:
             try:
                 gradients = (self._gradient(place, name) for name in ("query", "key"))
                 sums = joined(attention.parts).with_gradients(*gradients)
-            except Exception as error:  # other ranks wait for what this one has
+            except Exception as error:  # other ranks wait for this one's row
                 reason = f"its rows could not be summed up: {kind_and_text(error)}"
         told = reason if sums is None else None
         rows, traits = tuple(attention.rows), _traits(call)
@@ -383,7 +387,7 @@ def _traits(call: AttentionCall) -> CallTraits:
 
 
 def _again() -> bool:
-    """Whether a backward pass runs, in this thread: what is computed then has been seen before."""
+    """Return whether this thread runs a backward pass, whose forward computations were seen before."""
     return torch._C._current_graph_task_id() != -1
 
 

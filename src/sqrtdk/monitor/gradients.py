@@ -1,13 +1,13 @@
-"""The gradients of q and k, as their projections gave them: a hook on what a projection's module returns.
+"""The gradients of q and k as their projections gave them: a hook on the output of the projection's module.
 
-Where no module returns it, as with the packed projection of nn.MultiheadAttention or with `x @ self.weight`, the hook
-is one of the trace's, on the tensor itself.
+If no module returns the vectors, as with the packed projection of nn.MultiheadAttention or with `x @ self.weight`, the
+hook is one of the trace's, on the tensor itself.
 
-A rotation keeps the size of a gradient, and a factor is in it already; of q and k behind a norm it is the gradient
-before the norm. An activation that is computed again during the backward pass is counted once: where the first pass ran
-without autograd, what it returned has no gradient; where it ran with it, what was computed again has none.
+A rotation keeps the size of a gradient, and a scale factor is already in it. For q and k behind a norm, it is the
+gradient before the norm. An activation that is recomputed during the backward pass is counted once: if the first pass
+ran without autograd, its tensors have no gradient; if it ran with autograd, the recomputed tensors have none.
 
-The names of modules are those without what wraps them, so that a run has the same names on one GPU and on many.
+Module names leave out wrappers, so that a run has the same names on one GPU and on many.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped
 
 
 def can_project(module: nn.Module) -> bool:
-    """Whether a module may return q or k as a projection by its own weight: `nn.Linear(d_model, h * d_k)`, for one."""
+    """Return whether a module may return q or k by its own weight: `nn.Linear(d_model, h * d_k)`, for example."""
     return "weight" in module._parameters and not module._modules
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside `torch.compile(model)` or `DistributedDataParallel(model)`.
+    """Return the model inside `torch.compile(model)` or `DistributedDataParallel(model)`.
 
-    So a run has the same names whatever it is run on.
+    A run thus has the same names on one GPU and on many.
     """
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel):
@@ -50,7 +50,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def site_of(path: str) -> str:
-    """A module path without the wrappers of compiling, sharding and checkpointing.
+    """Return a module path without the wrappers of compiling, sharding and checkpointing.
 
     Example:
         >>> site_of("layers.0._checkpoint_wrapped_module.attn._orig_mod")
@@ -60,14 +60,14 @@ def site_of(path: str) -> str:
 
 
 def module_of(projection: Projection | None, modules: dict[str, nn.Module]) -> nn.Module | None:
-    """The module that holds a projection's weight and returns the projected tensor."""
+    """Return the module that holds a projection's weight and returns the projected tensor."""
     path, _, name = projection.name.rpartition(".") if projection is not None else ("", "", "")
     module = modules.get(path)
     return module if name == "weight" and module is not None and can_project(module) else None
 
 
 def was_compiled() -> bool:
-    """Whether the running code was called by the compiler, which runs a model's Python code to trace it."""
+    """Return whether the compiler called the running code, as it runs a model's Python code to trace it."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -85,9 +85,9 @@ class Projected:
     """Where one vector (q or k) of one attention lies in the tensor that a module returns.
 
     Attributes:
-        place: of which attention, and whether q or k.
-        features: numbers of the features in the module's output, all heads in a row; a slice where they are one.
-        heads: H.
+        place: attention, and q or k.
+        features: numbers of its features in the module's output, all heads in a row; a slice if they are contiguous.
+        heads: number of heads H.
     """
 
     place: Place
@@ -96,14 +96,14 @@ class Projected:
 
     @classmethod
     def of(cls, place: Place, features: Tensor) -> Projected:
-        """From the number of each feature, (H, E)."""
+        """Make it from the number of each feature, (H, E)."""
         flat = features.flatten()
         first = int(flat[0]) if flat.numel() else 0
         one = bool((flat == first + torch.arange(flat.numel(), device=flat.device)).all())
         return cls(place, slice(first, first + flat.numel()) if one else flat, features.shape[0])
 
     def sizes(self, gradient: Tensor) -> Tensor:
-        """Root of the mean square over the channels of each row, (H, n); the gradient is (..., D)."""
+        """Return the root mean square over the channels of each row, (H, n), for a gradient (..., D)."""
         flat = gradient.reshape(-1, gradient.shape[-1])
         if isinstance(self.features, slice):
             rows = flat[:, self.features]
@@ -117,7 +117,7 @@ class Projected:
 
 
 def overlap(found: Sequence[Projected]) -> bool:
-    """Whether two of the vectors share a feature of the tensor.
+    """Return whether two of the vectors share a feature of the tensor.
 
     Example:
         >>> q, k = (Projected(("", 0, name), slice(at, at + 4), 2) for at, name in ((0, "query"), (4, "key")))
@@ -130,11 +130,11 @@ def overlap(found: Sequence[Projected]) -> bool:
 
 
 class Gradients:
-    """The size of the gradient of each row of q and k, while the context is open.
+    """The size of the gradient of each row of q and k, measured while the context is open.
 
     Attributes:
-        rows: by place, (H, n) parts: root of the mean square over the channels of a row.
-        failures: why some could not be had.
+        rows: by place, parts (H, n): root mean square over the channels of a row.
+        failures: why some gradients could not be measured.
     """
 
     def __init__(
@@ -144,13 +144,13 @@ class Gradients:
         most: int | None = None,
         loss_scale: float = 1.0,
     ) -> None:
-        """Measure.
+        """Set up the measurement.
 
         Args:
-            asks: whether what a module returns now may be a q or k that counts.
-            places: which ones it holds, asked when the gradient comes: it may not be known before.
+            asks: whether the module's current output may be a q or k that counts.
+            places: the vectors that a module returns, asked when the gradient arrives, as they may be unknown before.
             most: rows of a sequence, evenly spread; None: all.
-            loss_scale: what the loss was multiplied by before its backward pass.
+            loss_scale: factor on the loss before its backward pass.
         """
         self.rows: dict[Place, list[Tensor]] = defaultdict(list)
         self.failures: list[str] = []
@@ -173,11 +173,11 @@ class Gradients:
             self._handle = None
 
     def root(self, serial: int, projected: Projected, length: int) -> None:
-        """Say what the trace's node of this number holds, and how many rows a sequence has in it."""
+        """Register the vector that a node of the trace holds, and the number of rows of a sequence in it."""
         self._rooted[serial].append((projected, length))
 
     def come(self, serial: int, gradient: Tensor) -> None:
-        """The gradient of what a node holds, in a backward pass."""
+        """Measure the gradient of a node's tensor, which a backward pass delivers."""
         for projected, length in self._rooted.get(serial, ()):
             self._try(partial(self._measure, [projected], gradient, length))
 
@@ -197,7 +197,7 @@ class Gradients:
         try:
             with torch.no_grad():
                 measure()
-        except Exception as error:  # raised here it would stop the backward pass
+        except Exception as error:  # an error raised here would stop the backward pass
             self.failures.append(f"a gradient of q or k: {kind_and_text(error)}")
 
     def _measure(self, places: Sequence[Projected], gradient: Tensor, length: int | None = None) -> None:
@@ -214,10 +214,10 @@ class Gradients:
 
 
 def _of_rank(gradient: Tensor, placements: object) -> Tensor:
-    """The part of a DTensor's gradient that this rank holds; nothing is communicated.
+    """Return this rank's part of a DTensor's gradient, without communication.
 
     Raises:
-        ValueError: it is not laid out as what it is the gradient of.
+        ValueError: The gradient is laid out differently from its tensor.
     """
     if placements is None:
         return gradient

@@ -1,7 +1,7 @@
-"""What a watch writes down: rows of its records, several samples at a time, and the losses of all steps.
+"""The journal of a watch: rows of its records, several samples at a time, and the losses of all steps.
 
-Nothing that fails here ends a training run: it becomes an alarm. What can't be written waits, in pieces as they will be
-written, and is tried again with later samples; beyond `WAITING_BYTES` the oldest is dropped, counted and named.
+A failure here never ends a training run: it becomes an alarm. Rows that can't be written wait, in pieces of the size of
+a part, and are tried again with later samples. Beyond `WAITING_BYTES` the oldest piece is dropped, counted and named.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from sqrtdk.monitor.folder import RunWriter
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
 from sqrtdk.monitor.tables import PART_BYTES, Numbers, Table, Tables, from_columns, from_rows, stacked
 
-SAMPLES = 32  # of one part: a part costs a flush of the disk
-STEPS = 2**13  # likewise, where few of them are sampled
-SECONDS = 30.0  # after which what there is becomes a part
-WAITING_BYTES = 2**26  # of rows that wait for the disk, unpacked: those of some 200,000 heads
-TEXT = 2000  # characters of a text that is kept
+SAMPLES = 32  # samples of one part, because each part costs a disk flush
+STEPS = 2**13  # the same for steps, if few of them are sampled
+SECONDS = 30.0  # age of the oldest unwritten row that makes a part due
+WAITING_BYTES = 2**26  # unpacked rows that wait for the disk, of about 200,000 heads
+TEXT = 2000  # most characters of a recorded text
 _STATISTICS = [column.name for column in HEADS if column.type == "float64" or column.name.endswith("rows")]
 _COUNTS = ("rows", "blind_rows", "nan_rows", "inf_rows")
-_PASSING = (OutputError, OSError, MemoryError)  # a disk that is full may be free later; other errors stay
+# these may pass, as a full disk may be free later; other errors would recur
+_PASSING = (OutputError, OSError, MemoryError)
 _NONE = {"how": None, "calls": 0, "unmeasured": 0}
 Loss = Tensor | float | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Dropped:
-    """Steps that will never be written, how many of them were sampled, and why."""
+    """Steps that will never be written, the number of sampled ones among them, and the reason."""
 
     first: int
     last: int
@@ -50,35 +51,36 @@ class _Dropped:
 
 
 class Journal:
-    """Buffers what was sampled, and writes it in parts; see `columns` for what a row holds.
+    """Buffers samples, and writes them in parts; see `columns` for the contents of a row.
 
     Attributes:
-        writer: of the folder.
+        writer: writer of the folder.
     """
 
     def __init__(self, folder: str | Path, *, model: Any, settings: Any, first_step: int | None) -> None:
         self.writer = RunWriter(folder, model=model, settings=settings, first_step=first_step)
         self._steps: list[tuple[int, Loss, float]] = []
-        self._samples: dict[int, dict[str, Any]] = {}  # what a row of `columns.STEPS` has of a sampled step
+        self._samples: dict[int, dict[str, Any]] = {}  # the columns of `columns.STEPS` that only a sampled step has
         self._heads: list[Table] = []
-        self._bytes = 0  # of those
+        self._bytes = 0  # size of `_heads`
         self._alarms: list[Alarm] = []
         self._waiting: deque[Tables] = deque()
         self._dropped: _Dropped | None = None
-        self._newest: int | None = None  # step that was noted
+        self._newest: int | None = None  # newest step that was noted
         self._failing = self._due = False
         self._untold: list[Alarm] = []
         self._flushed = time.monotonic()
 
     @property
     def next_step(self) -> int:
-        """The step that is recorded next; the first one is 1."""
+        """The step that is recorded next; the first step is 1."""
         return max(1, self.writer.first_step)
 
     def step(self, step: int, loss: Loss) -> None:
-        """Note a step, and write a part of those before where it is time; a loss that is a tensor is waited for then.
+        """Note a step, and write the steps before it if a part is due. A loss that is a tensor is transferred only
+        then.
 
-        The newest step is not among them: an alarm that comes as the watch ends stands in a part with its step.
+        The newest step is held back, so that an alarm raised when the watch ends is in the same part as its step.
         """
         if self._due:
             self._due = False
@@ -88,10 +90,11 @@ class Journal:
         self._due = len(self._steps) >= STEPS
 
     def sample(self, sample: StepSample, alarms: Sequence[Alarm]) -> list[Alarm]:
-        """Note what was sampled.
+        """Note a sample.
 
         Returns:
-            The alarm of a part that could not be written, once until one can be; it is tried again after later samples.
+            The alarm of a part that could not be written, once until a write succeeds. It is tried again with later
+            samples.
         """
         try:
             self._heads.append(table := head_table(sample))
@@ -110,27 +113,27 @@ class Journal:
         self._alarms += alarms
 
     def untold(self) -> list[Alarm]:
-        """What failed since this was asked last, as alarms."""
+        """Return the failures since the last call, as alarms."""
         untold, self._untold = self._untold, []
         return untold
 
     def flush(self) -> bool:
-        """Write what there is, the newest step included; what fails is an alarm.
+        """Write all rows, including the newest step; a failure becomes an alarm.
 
         Returns:
-            Whether all of it is on the disk.
+            Whether everything is on disk.
         """
         return self._newest is None or (self._write(self._newest) is None and not self._untold)
 
     def close(self, alarms: Sequence[Alarm] = ()) -> list[Alarm]:
-        """Write what is left, and let go of the folder.
+        """Write the remaining rows, and release the folder.
 
         Args:
-            alarms: that came as the watch ended, of its last step; or of the one under way, where no step ended, which
-                is recorded with the first of them as what was not measured.
+            alarms: alarms raised when the watch ended, of its last step. If no step ended, they belong to the current
+                one, which is recorded as not measured with the first alarm as its reason.
 
         Returns:
-            The alarms of what could not be written.
+            Alarms for what could not be written.
         """
         try:
             if alarms and self._newest is None:
@@ -139,14 +142,14 @@ class Journal:
                 self.sample(StepSample(step, (), not_measured(alarms[0].text)), [])
             self._alarms += alarms
             if self._newest is not None:
-                self._failing = True  # the error below covers all that is left
+                self._failing = True  # the error below covers everything that is left
                 error = self._write(self._newest)
-                if error is None and self._alarms:  # of what was dropped before
+                if error is None and self._alarms:  # alarms about rows that were dropped before
                     error = self._write(self._newest)
                 while error is not None and self._waiting:
                     self._drop(self._waiting.popleft(), _text_of(error))
                 self._tell_dropped(self._newest)
-        except Exception as error:  # the run is over, and what it made is not to be lost for its records
+        except Exception as error:  # training is over, and its result must not be lost because of records
             self._warn(self._newest or 1, f"the last steps are not recorded: {kind_and_text(error)}")
         finally:
             self.writer.close()
@@ -155,10 +158,10 @@ class Journal:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def _write(self, step: int) -> Exception | None:
-        """Write what there is; what fails becomes an alarm of a step.
+        """Write all rows; a failure becomes an alarm of `step`.
 
         Returns:
-            The error after which something still waits.
+            The error that left rows waiting; None if nothing waits.
         """
         self._flushed = time.monotonic()
         try:
@@ -176,7 +179,7 @@ class Journal:
         return None
 
     def _write_first(self) -> None:
-        """Write what waits longest, once: it is gone from the queue where the writer has it."""
+        """Write the oldest piece once; it leaves the queue as soon as the writer has it."""
         tables, before = self._waiting[0], self.writer.parts
         try:
             self.writer.write(tables.heads, tables.steps, tables.alarms)
@@ -190,7 +193,7 @@ class Journal:
         self._waiting.popleft()
 
     def _gather(self) -> None:
-        """Put what was noted into the queue, in pieces of a size to write."""
+        """Move the noted rows into the queue, in pieces of the size of a part."""
         written = {self.writer.last_step, self._waiting[-1].last_step if self._waiting else None}
         if self._newest is None or not (self._steps or (self._alarms and self._newest in written)):
             return
@@ -205,7 +208,7 @@ class Journal:
                 {"step": number, "sampled": number in samples, "loss": loss, "time": at} | samples.get(number, _NONE)
                 for (number, _, at), loss in zip(steps, self._losses(steps), strict=True)
             ]
-            # an alarm of a step that was written already stands at the next one
+            # an alarm of a step that was written already is recorded at the next step
             alarms = [alarm if alarm.step in known else replace(alarm, step=first) for alarm in alarms]
             tables = from_rows(stacked("heads", heads), rows, [alarm_row(alarm) for alarm in alarms])
             self._waiting += tables.pieces()
@@ -221,7 +224,7 @@ class Journal:
             return [None] * len(steps)
 
     def _bound(self, step: int) -> None:
-        """Drop what waits longest where more waits than is kept."""
+        """Drop the oldest pieces if more than `WAITING_BYTES` wait."""
         waiting = sum(tables.nbytes for tables in self._waiting)
         while waiting > WAITING_BYTES:
             tables = self._waiting.popleft()
@@ -230,8 +233,8 @@ class Journal:
             if self._dropped is None:
                 self._warn(step, f"records are dropped from step {tables.first_step} on: {limit}")
             self._drop(tables, limit)
-        # a step that is larger than a part waits in several pieces: without the first the others are dropped as well,
-        # the one with its row included, or the step would read as whole
+        # a step larger than a part waits in several pieces: if the first was dropped, drop the others and the one with
+        # the step's row too, or the step would look complete
         while self._waiting and self._dropped and self._waiting[0].first_step <= self._dropped.last:
             self._drop(self._waiting.popleft(), self._dropped.reason)
 
@@ -247,7 +250,7 @@ class Journal:
         self._dropped = lost
 
     def _tell_dropped(self, step: int) -> None:
-        """Say what was dropped, when it is known how much."""
+        """Report the dropped rows, once their number is known."""
         dropped, self._dropped = self._dropped, None
         if dropped is not None:
             self._warn(step, str(dropped))
@@ -259,7 +262,7 @@ class Journal:
 
 
 def head_table(sample: StepSample) -> Table:
-    """The rows of `columns.HEADS` of a sample: one a head of every call that has statistics."""
+    """Return the rows of `columns.HEADS` of a sample: one per head of every call with statistics."""
     calls = [call for call in sample.calls if call.columns]
     if not calls:
         return stacked("heads", [])
@@ -283,24 +286,24 @@ def head_table(sample: StepSample) -> Table:
 
 
 def kept_text(text: str) -> str:
-    """A text as a column takes it: cut, and of characters that UTF-8 has."""
+    """Return a text as a column stores it: shortened, and valid UTF-8."""
     return text[:TEXT].encode("utf-8", "replace").decode()
 
 
 def alarm_row(alarm: Alarm) -> dict[str, Any]:
-    """The row of `columns.ALARMS` of an alarm."""
+    """Return an alarm's row of `columns.ALARMS`."""
     names = ("step", "site", "index", "head", "name", "severity", "value", "bar", "source", "text")
     return {name: kept_text(value) if isinstance(value := getattr(alarm, name), str) else value for name in names}
 
 
 def numbers(losses: Sequence[Loss]) -> list[float | None]:
-    """Losses as numbers; those on one device leave it in one transfer."""
+    """Return losses as numbers, with one transfer for all tensors of a device."""
     tensors = [loss.reshape(()).double() for loss in losses if isinstance(loss, Tensor)]
     values = iter(torch.stack(tensors).tolist() if tensors else [])
     return [next(values) if isinstance(loss, Tensor) else None if loss is None else float(loss) for loss in losses]
 
 
 def _text_of(error: Exception) -> str:
-    """Why something could not be written; an error of the writer names the steps, which its cause does not."""
+    """Return why something could not be written. An error of the writer names the steps, its cause does not."""
     cause = error.__cause__ if isinstance(error.__cause__, OutputError) else error
     return str(cause) if isinstance(cause, OutputError) else kind_and_text(cause)

@@ -1,7 +1,7 @@
-"""run.json: what run a folder holds, the attempts at it, and how many parts each of them wrote.
+"""run.json: the run of a folder, its attempts, and how many parts each attempt wrote.
 
-The count is an inventory: a part that is no longer there is missed, be it the last one or all of them. It is written
-after each part, so a process that is killed in between leaves one part more than run.json counts, never one less.
+The count is an inventory: a lost part is noticed, even the last one or all of them. run.json is written after each
+part, so a process killed in between leaves one part more than run.json counts, never one less.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sqrtdk.monitor import disk
 
 RUN = "run.json"
 SCHEMA_VERSION = 1
-OF_CHECKPOINTS = {"of": "checkpoints"}  # in the settings of records that were made of checkpoints
+OF_CHECKPOINTS = {"of": "checkpoints"}  # in the settings of records made from checkpoints
 MAX_BYTES = 2**22
 MAX_ATTEMPTS = 2**14
 MAX_STEP = 10**18 - 1
-_INVENTORY = ("parts", "last_step")  # of an attempt, since parts are counted
+_INVENTORY = ("parts", "last_step")  # fields of an attempt that older versions did not write
 _DAMAGED = "Copy it again; the parts beside it are Parquet files, which other programs read as well."
 _HINT = "Is it the folder of a run? It holds run.json and parts/."
 
@@ -34,11 +34,12 @@ class Attempt:
 
     Attributes:
         number: counted from 1.
-        first_step: at which it began; its records replace those that earlier attempts have from there on.
+        first_step: step at which it began; its records replace those of earlier attempts from there on.
         started: seconds since the epoch.
-        settings: of the watch, as the caller gave them: JSON.
-        parts: that it wrote, those included that were merged since; None: an older version wrote, and did not count.
-        last_step: the greatest step in them; None: there is none, or it was not noted.
+        settings: of the watch, as JSON given by the caller.
+        parts: number of parts it wrote, including parts merged since; None: an older version wrote, which did not
+            count.
+        last_step: largest step in them; None: no step, or not noted.
     """
 
     number: int
@@ -51,22 +52,22 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What run.json says: the model, as JSON of the caller's choice, and the attempts, the first one first."""
+    """The contents of run.json: the model, as JSON given by the caller, and the attempts, oldest first."""
 
     model: Any
     attempts: tuple[Attempt, ...]
 
     def text(self) -> str:
-        """As a file."""
+        """Return the text of the file."""
         content = {"schema_version": SCHEMA_VERSION, "attempts": list(map(_fields, self.attempts)), "model": self.model}
         return _json.document(content | {"checksum": _checksum(content)})
 
 
 def plain_json(value: Any, what: str) -> Any:
-    """A value as it comes back from run.json.
+    """Return a value as it comes back from run.json.
 
     Raises:
-        RunFolderError: It can't: it is too deep or has too many parts.
+        RunFolderError: The value is nested too deeply or too large.
 
     Example:
         >>> plain_json({"layers": 12, "shape": (1, 2), "scale": float("nan")}, "the model")
@@ -79,10 +80,10 @@ def plain_json(value: Any, what: str) -> Any:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What run.json says.
+    """Read run.json.
 
     Raises:
-        RunFolderError: There is none, it is damaged, or of another schema version.
+        RunFolderError: The file is missing, damaged, or of another schema version.
     """
     path = folder / RUN
     try:
@@ -96,7 +97,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write run.json, over the one that is there.
+    """Write run.json, replacing an existing one.
 
     Raises:
         OutputError: It can't be written.
@@ -111,12 +112,12 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def of_checkpoints(settings: Any) -> bool:
-    """Whether settings are of records that were made of checkpoints."""
+    """Return whether the settings belong to records made from checkpoints."""
     return isinstance(settings, dict) and settings.items() >= OF_CHECKPOINTS.items()
 
 
 def difference(there: Any, here: Any) -> str:
-    """In which of their parts two descriptions of a model differ.
+    """Say where two descriptions of a model differ.
 
     Example:
         >>> difference({"layers": 12, "heads": 12}, {"layers": 24, "heads": 12})
@@ -134,13 +135,13 @@ def _name(name: str) -> str:
 
 
 def _fields(attempt: Attempt) -> dict[str, Any]:
-    """As JSON; what an older version did not note stays unsaid."""
+    """Return an attempt as JSON, without the fields that its older version did not write."""
     noted = attempt.parts is not None
     return {name: value for name, value in asdict(attempt).items() if noted or name not in _INVENTORY}
 
 
 def _checksum(content: dict[str, Any]) -> str:
-    """Of a document, whatever the spaces and line breaks of its file."""
+    """Return the checksum of a document, independent of the whitespace of its file."""
     return hashlib.blake2b(_json.document(content).encode(), digest_size=8).hexdigest()
 
 
@@ -161,7 +162,8 @@ def _manifest(document: Any, what: str) -> Manifest:
     if any(after.number <= before.number for before, after in itertools.pairwise(some)):
         raise RunFolderError(f"{what}: the numbers of its attempts don't increase", hint=_HINT)
     content = {name: value for name, value in document.items() if name != "checksum"}
-    old = document.keys() <= {"schema_version", "attempts", "model"}  # all that was written before checksums were
+    # the keys of files written before there were checksums
+    old = document.keys() <= {"schema_version", "attempts", "model"}
     if not old and document.get("checksum") != _checksum(content):
         raise RunFolderError(f"{what} is damaged: its checksum is not that of what it says", hint=_DAMAGED)
     return Manifest(document["model"], some)

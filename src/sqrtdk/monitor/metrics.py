@@ -1,6 +1,6 @@
-"""What loggers are given of a sampled step: a few numbers a site, and the worst of each over the whole model.
+"""The metrics for loggers at a sampled step: a few numbers per site, and the worst of each over the whole model.
 
-The records in a run's folder have every head; a logger gets one number of them, by the table here.
+The records in a run's folder have every head; a logger gets one number for all heads, by the table here.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from dataclasses import dataclass
 from sqrtdk.monitor.samples import CallSample, StepSample
 
 PREFIX = "attention"
-WORST = "worst"  # takes the place of the site in what is of the whole model
+WORST = "worst"  # stands in place of the site in metrics of the whole model
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number that loggers are given of every attention.
+    """One number that loggers receive for every attention.
 
-    Batches are the forward passes of a step, ranks those of its process group: rows of both are taken together before
-    anything is divided, so each of the two is reduced as rows are.
+    Batches are the forward passes of a step, ranks those of its process group. The rows of all batches and ranks are
+    pooled before anything is divided, so both are reduced in the same way as rows.
 
     Attributes:
-        name: its last part.
-        columns: of the records, added up, that it is made of.
-        unit: of it.
+        name: last part of the metric's name.
+        columns: columns of the records that are added up for it.
+        unit: of the number.
         rows: how the rows of a head, of all batches and ranks, become one number.
-        heads: how heads become one: "max", "min" or "sum"; "same": of the call, and equal for all heads.
-        worst: how sites become one: "max", "min" or "sum"; None: the metric exists for sites alone.
+        heads: how heads become one: "max", "min" or "sum"; "same": a property of the call, equal for all heads.
+        worst: how sites become one: "max", "min" or "sum"; None: the metric exists only for sites.
         meaning: in one sentence.
         signed: whether it can be below 0.
-        scaled: whether the scale is in it; None: it is of no logits.
-        after_bias: whether bias and softcap are in it; None: it is of no logits.
+        scaled: whether the scale is in it; None: it does not measure logits.
+        after_bias: whether bias and softcap are in it; None: it does not measure logits.
     """
 
     name: str
@@ -126,17 +126,17 @@ _REDUCTIONS: Mapping[str, Callable[[Iterable[float]], float]] = {"max": max, "mi
 
 
 def metrics_of(sample: StepSample) -> dict[str, float]:
-    """The metrics of a sampled step, by name: `attention/<site>/<metric>`, and `attention/worst/<metric>`.
+    """Return the metrics of a sampled step, by name: `attention/<site>/<metric>`, and `attention/worst/<metric>`.
 
     The site is the module path, "model" for the model itself; the second and later attentions of one site are
-    `<site>.call1` and so on. What was not measured has no entry; an infinite value stays one.
+    `<site>.call1` and so on. Unmeasured values have no entry; an infinite value stays infinite.
 
     Args:
         sample: of the step.
 
     Returns:
-        In the order of the sites, then of `METRICS`; last `attention/calls` and `attention/not_measured`, which count
-        the attentions with statistics, and what was seen and could not be measured.
+        In the order of the sites, then of `METRICS`; last `attention/calls`, the number of attentions with statistics,
+        and `attention/not_measured`, the number of entries that could not be measured.
 
     Example:
         >>> call = CallSample("block.0", 0, 2, {"max_logit": [3.0, 5.0], "entropy_nats": [1.5, 0.5]}, 1.0, "")
@@ -176,6 +176,6 @@ def _value(metric: Metric, call: CallSample) -> float | None:
 
 
 def _reduced(how: str | None, values: Iterable[float | None]) -> float | None:
-    """One number of several; those that were not measured are left out."""
+    """Reduce several numbers to one; unmeasured numbers are left out."""
     there = [value for value in values if value is not None and not math.isnan(value)]
     return None if how is None or not there else float(_REDUCTIONS[how](there))

@@ -1,14 +1,13 @@
 """Names of parts, and which steps of which attempt count.
 
-`attempt-1.part-000000-000031.steps-1-3200.sum-0123456789abcdef.parquet` holds what were the parts 0 to 31 of attempt 1.
-A part that lies within another one was merged into it and is not counted, so parts can be merged without a moment in
-which a step is missing or there twice. The name lists the steps, so that they are known even if the part can't be read.
-It also has the checksum, which a rename makes last together with the part, so that no parser meets bytes that were not
-written.
+`attempt-1.part-000000-000031.steps-1-3200.sum-0123456789abcdef.parquet` holds the former parts 0 to 31 of attempt 1. A
+part within the range of another one was merged into it and is not counted, so that at no moment of a merge a step is
+missing or counted twice. The name has the steps, so that they are known even if the part can't be read. It also has the
+checksum, which one rename makes durable together with the part, so that no parser meets bytes that were not written.
 
-Where attempts overlap, the later one counts: a training that went back to a checkpoint runs some steps again, and what
-it records replaces the rest of the attempt before. An attempt that recorded nothing replaces nothing. An attempt whose
-parts were lost did record, and its steps are missing.
+If attempts overlap, the later one counts: training that went back to a checkpoint runs some steps again, and its
+records replace the rest of the earlier attempt. An attempt without records replaces nothing. An attempt whose parts
+were lost did record, and its steps are missing.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ class Part:
     """What the name of a part says.
 
     Attributes:
-        attempt: that wrote it.
-        first: number of the first part in it, counted from 0 in each attempt.
-        last: number of the last part in it; `first` if no parts were merged.
-        first_step: least step in it.
-        last_step: greatest step in it.
-        checksum: of its bytes, by `checksum_of`; "": an older version wrote it, and its name tells none.
+        attempt: number of the attempt that wrote it.
+        first: number of its first part, counted from 0 in each attempt.
+        last: number of its last part; `first` if no parts were merged.
+        first_step: smallest step in it.
+        last_step: largest step in it.
+        checksum: of its bytes, by `checksum_of`; "" in a name written by an older version.
     """
 
     attempt: int
@@ -52,7 +51,7 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Of the file.
+        """Name of the file.
 
         Example:
             >>> Part(1, 0, 31, 1, 3200, "0123456789abcdef").name
@@ -72,10 +71,10 @@ class Part:
         return f"attempt-{self.attempt}.part-{self.first:06}-{self.last:06}"
 
     def check(self, content: bytes) -> None:
-        """Refuse bytes that are not those that were written under this name.
+        """Refuse bytes that differ from those written under this name.
 
         Raises:
-            RunFolderError: The checksum is another one.
+            RunFolderError: The checksum differs.
         """
         if self.checksum and (there := checksum_of(content)) != self.checksum:
             raise RunFolderError(f"it is damaged: its bytes have the checksum {there}, not {self.checksum}")
@@ -100,7 +99,7 @@ class Part:
 
 
 def checksum_of(content: bytes) -> str:
-    """The checksum of a part, as its name has it.
+    """Return the checksum of a part, in the form of its name.
 
     Example:
         >>> checksum_of(b"PAR1")
@@ -111,7 +110,7 @@ def checksum_of(content: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The parts of a run by attempt and number; those that were merged into others apart, and names of other files."""
+    """The parts of a run by attempt and number, the parts merged into others, and the names of other files."""
 
     parts: tuple[Part, ...]
     merged: tuple[Part, ...]
@@ -119,14 +118,15 @@ class Listing:
 
 
 def list_parts(folder: Path) -> Listing:
-    """The parts in the folder of a run; temporary files aside.
+    """List the parts in the folder of a run, ignoring temporary files.
 
     Raises:
-        RunFolderError: It can't be read, or holds more files than any run has.
+        RunFolderError: The folder can't be read, or holds more files than any run has.
     """
     try:
-        names = _names(folder) | _names(folder)  # twice: one pass can miss a part and also the one that it went into
-    except (FileNotFoundError, NotADirectoryError):  # of a run that has just begun, or of none
+        # twice, as one pass during a merge can miss a part and also the part it went into
+        names = _names(folder) | _names(folder)
+    except (FileNotFoundError, NotADirectoryError):  # the run has just begun, or there is no run
         return Listing((), (), ())
     except OSError as error:
         raise RunFolderError(f"the parts of {shown(folder)} can't be read: {short_text(error)}") from error
@@ -147,7 +147,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def without_merged(parts: Iterable[Part]) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-    """Parts by attempt and number, and those of them that lie within another one.
+    """Return the parts by attempt and number, and separately those that lie within another one.
 
     Example:
         >>> old, new, later = Part(1, 0, 0, 1, 9), Part(1, 0, 1, 1, 19), Part(1, 2, 2, 20, 29)
@@ -174,11 +174,11 @@ class Gap:
 
 
 def lost_tails(attempts: Sequence[Attempt], parts: Sequence[Part]) -> tuple[Part, ...]:
-    """For each attempt that counted more parts than are there after its last one, those that are not, as one part.
+    """Return the missing last parts of each attempt that counted more parts than exist, as one part per attempt.
 
     Args:
-        attempts: as run.json had them before the parts were listed: what is written meanwhile is not missed.
-        parts: that are there.
+        attempts: from run.json, read before the parts were listed, so that parts written meanwhile are not missing.
+        parts: the existing parts.
 
     Example:
         >>> attempts = [Attempt(1, 0, 0.0, None, parts=8, last_step=799), Attempt(2, 500, 0.0, None, 1, 599)]
@@ -201,7 +201,7 @@ def lost_tails(attempts: Sequence[Attempt], parts: Sequence[Part]) -> tuple[Part
 
 
 def spans(attempts: Sequence[Attempt], parts: Sequence[Part]) -> dict[int, tuple[int, int]]:
-    """The first and the last step that count of each attempt that recorded something, by its number.
+    """Return the first and last step that count, by the number of each attempt with records.
 
     Example:
         >>> attempts = [Attempt(1, 0, 0.0, None), Attempt(2, 50, 0.0, None), Attempt(3, 40, 0.0, None)]
@@ -219,7 +219,7 @@ def spans(attempts: Sequence[Attempt], parts: Sequence[Part]) -> dict[int, tuple
 
 
 def last_recorded(attempts: Sequence[Attempt], parts: Sequence[Part], before: int = MAX_STEP + 1) -> int | None:
-    """The last step below `before` that counts; None: there is none.
+    """Return the last step below `before` that counts; None if there is none.
 
     Example:
         >>> attempts = [Attempt(1, 0, 0.0, None), Attempt(2, 50, 0.0, None)]
@@ -237,7 +237,7 @@ def last_recorded(attempts: Sequence[Attempt], parts: Sequence[Part], before: in
 
 
 def gaps(attempts: Sequence[Attempt], parts: Sequence[Part]) -> tuple[Gap, ...]:
-    """Where an attempt began later than after the last step before it.
+    """Return the gaps: attempts that began later than the step after the last one before them.
 
     Example:
         >>> attempts = [Attempt(1, 0, 0.0, None), Attempt(2, 100, 0.0, None)]
@@ -249,7 +249,7 @@ def gaps(attempts: Sequence[Attempt], parts: Sequence[Part]) -> tuple[Gap, ...]:
         wrote.setdefault(part.attempt, []).append(part)
     counted = spans(attempts, parts)
     found = []
-    before: list[Part] = []  # what counts when an attempt begins, in order of step
+    before: list[Part] = []  # parts that count when an attempt begins, in order of step
     for attempt in attempts:
         first = attempt.first_step
         if attempt.number not in wrote:

@@ -1,8 +1,8 @@
-"""What one rank saw of a step, as one row of bytes of a length that all ranks agreed on, and back.
+"""The row of one rank: a sampled step as bytes, of a length that all ranks agreed on, and back.
 
-A row is a head of float64 numbers (`Head`), then for each call its scale ratio and the columns of each of its tensors,
-then the tensors: the wide ones as float64, the others as float32. What a row means beyond numbers, the names of the
-calls and their tensors, is a `Layout`: every rank knows those of all, and they are told again only where they change.
+A row is a head of float64 numbers (`Head`), then for each call its scale ratio and the number of columns of each of its
+tensors, then the tensors: the wide ones as float64, the others as float32. The names of the calls and their tensors are
+a `Layout`. Every rank knows the layouts of all ranks, and they are sent again only if they change.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sqrtdk.stats import RowStats
 from sqrtdk.tracing import CallRows
 
 _FIELDS = tuple(field.name for field in fields(RowStats))
-_ROWS = "row statistics"  # of every row, where the keys of a row lie on several ranks
+_ROWS = "row statistics"  # statistics of single rows, sent if the keys of a row lie on several ranks
 _BAD = ("query_nonfinite", "key_nonfinite")
 _EXTRA = ("max_product", "padding", *_BAD, "stored_product")
 
@@ -30,13 +30,13 @@ class Head(NamedTuple):
     """The first numbers of a row.
 
     Attributes:
-        needed: bytes of the row; where they are more than agreed, only the head is there.
-        changed: 1.0 where the layout is not the one that was told last.
-        every: send one of this many rows, of the rows that quantiles are taken over.
-        told: 1.0 where there is a loss.
+        needed: bytes of the row; if they exceed the agreed length, only the head is sent.
+        changed: 1.0 if the layout differs from the one sent last.
+        every: every n-th of the rows for quantiles is sent.
+        told: 1.0 if there is a loss.
         loss: of the step.
         step: its number.
-        modules: whose outputs were looked at.
+        modules: number of modules whose outputs were read.
     """
 
     needed: float
@@ -52,7 +52,7 @@ HEAD = 8 * len(Head._fields)  # bytes
 
 
 class Packed(NamedTuple):
-    """A tensor of a call: (lines, columns) of which only the columns differ from step to step."""
+    """A tensor of a call: (lines, columns), of which only the columns differ from step to step."""
 
     name: str
     lines: int
@@ -61,7 +61,7 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LaidCall:
-    """What is sent of a call apart from its numbers; see `SeenCall`."""
+    """The part of a call that is not numbers; see `SeenCall`."""
 
     site: str
     index: int
@@ -74,7 +74,7 @@ class LaidCall:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a rank tells apart from numbers; `SeenStep` says what it is."""
+    """The part of a rank's step that is not numbers; see `SeenStep` for the fields."""
 
     calls: tuple[LaidCall, ...]
     how: str
@@ -85,7 +85,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """A step of one rank, taken apart: its layout and its numbers."""
+    """One rank's step, separated into its layout and its numbers."""
 
     layout: Layout
     head: Head
@@ -94,7 +94,7 @@ class Row:
     narrow: Tensor
 
     def bytes(self, capacity: int, device: torch.device) -> Tensor:
-        """(capacity,) uint8; only the head where the rest does not fit."""
+        """Return the row, (capacity,) uint8; only the head if the rest does not fit."""
         row = torch.zeros(capacity, dtype=torch.uint8, device=device)
         parts = [torch.tensor(self.head, dtype=torch.float64)]
         if self.head.needed <= capacity:
@@ -105,12 +105,12 @@ class Row:
 
 
 def pack(step: SeenStep, *, by_row: bool, most: int) -> Row:
-    """A step as a row.
+    """Pack a step into a row.
 
     Args:
         step: of this rank.
-        by_row: send the statistics of every row in place of their sums.
-        most: bytes for the rows that quantiles are told of; where they are more, every second, fourth, ... is sent.
+        by_row: send the statistics of every row instead of their sums.
+        most: bytes for the rows that quantiles are taken over; if there are more, every second, fourth, ... is sent.
     """
     tensors = [_tensors(call, by_row) for call in step.calls]
     rows = sum(4 * one.numel() for each in tensors for name, one in each.items() if not _wide(name))
@@ -144,13 +144,13 @@ def pack(step: SeenStep, *, by_row: bool, most: int) -> Row:
 
 
 def unpack(row: Tensor, layout: Layout, head: Head, stride: int) -> SeenStep:
-    """The step that a row was made of.
+    """Unpack the step of a row.
 
     Args:
         row: (capacity,) uint8.
         layout: of its rank.
         head: of the row.
-        stride: of all ranks, a multiple of the row's own.
+        stride: common to all ranks, a multiple of the row's own stride.
     """
     count = sum(1 + len(call.tensors) for call in layout.calls)
     numbers = iter(row[HEAD : HEAD + 8 * count].clone().view(torch.float64).tolist())

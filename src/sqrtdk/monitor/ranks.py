@@ -1,10 +1,10 @@
-"""Several processes, one sample: what every rank saw of a step is gathered, and joined along each axis of the ranks.
+"""Several processes, one sample: the steps of all ranks are gathered, and joined along each axis of the ranks.
 
-One collective a sampled step: each rank's row of bytes (`packed`) to all ranks, so that all of them come to the same
-alarms. Another one, of objects, tells the names of sites and tensors; it runs at the first sample, and where some rank
-says in its row that they changed or that it has more rows than fit, after which the rows are gathered once more.
-`step()` makes them, outside of every hook. Where a rank is gone they fail as any collective does: at once, or when the
-process group's time is over.
+One collective per sampled step sends each rank's row of bytes (`packed`) to all ranks, so that all raise the same
+alarms. A second one, of objects, sends the names of sites and tensors. It runs at the first sample, and whenever a
+rank's row says that they changed or that its rows no longer fit; then the rows are gathered once more. `step()` calls
+them, outside every hook. If a rank is gone they fail as any collective does: at once, or after the process group's
+timeout.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from sqrtdk.monitor.sums import SeenStep
 Answer = TypeVar("Answer")
 Shards = str | Mapping[str, str]
 SHARDS = ("rows", "summed", "heads", "keys", "stages", "same", "alone")
-# The axes of a DeviceMesh by the names that torchtitan and torch's examples give them.
+# The axes of a DeviceMesh, by their names in torchtitan and in torch's examples.
 MESH_AXES: Mapping[str, str] = {
     **dict.fromkeys(("dp", "ddp", "fsdp", "hsdp", "dp_replicate", "dp_shard", "replicate", "shard", "batch"), "rows"),
-    **dict.fromkeys(("cp", "dp_cp", "dp_shard_cp"), "rows"),  # of a ring: each rank has its rows, and meets all keys
+    # ring attention: each rank has its own rows, and meets all keys
+    **dict.fromkeys(("cp", "dp_cp", "dp_shard_cp"), "rows"),
     **dict.fromkeys(("tp", "head", "heads"), "heads"),
     "pp": "stages",
 }
 ROWS_BYTES = 64 << 20  # of all ranks together, for the rows that quantiles are taken over
-SLACK = 1.25  # room for a longer batch
+SLACK = 1.25  # room for a longer batch, so that the row need not be resized at once
 
 
 @dataclass(eq=False)
@@ -42,10 +43,10 @@ class Ranks:
     """The processes that watch one model together; see `ranks_of`.
 
     Attributes:
-        axes: of the grid of ranks, the last one first to vary.
-        order: numbers in the group, in the order of the grid.
+        axes: of the grid of ranks, the last one varies fastest.
+        order: rank numbers in the group, in the order of the grid.
         group: None: all processes.
-        rows_bytes: as `ROWS_BYTES`.
+        rows_bytes: see `ROWS_BYTES`.
     """
 
     axes: tuple[Axis, ...]
@@ -62,7 +63,7 @@ class Ranks:
         return dist.get_rank(self.group) == 0
 
     def first_says(self, ask: Callable[[], Answer]) -> Answer:
-        """What `ask` gave on the first rank, where alone it runs; an error there is one everywhere."""
+        """Call `ask` on the first rank only, and return its answer on all; an error is raised on all."""
         box: list[Any] = [None, None]
         if self.first:
             try:
@@ -79,17 +80,17 @@ class Ranks:
         return answer
 
     def told(self, own: Any) -> list[Any]:
-        """What each rank tells the others; every rank calls it."""
+        """Gather a value of each rank; every rank must call it."""
         every: list[Any] = [None] * len(self.order)
         dist.all_gather_object(every, own, group=self.group)
         return every
 
     def joined(self, step: SeenStep, number: int = 0) -> SeenStep:
-        """The step of all ranks; every rank calls it, whatever it saw.
+        """Join the step of all ranks; every rank must call it, even without measurements.
 
         Raises:
-            InvalidValueError: on every rank, where the numbers of their steps differ.
-            RuntimeError: of torch.distributed, where a rank is gone or does not come in time.
+            InvalidValueError: On every rank, if their step numbers differ.
+            RuntimeError: From torch.distributed, if a rank is gone or does not arrive in time.
         """
         row = self._row(step)
         row = replace(row, head=row.head._replace(step=float(number)))
@@ -118,12 +119,12 @@ class Ranks:
         try:
             with torch.no_grad():
                 return pack(step, by_row=by_row, most=most)
-        except Exception as error:  # the others wait for this rank
+        except Exception as error:  # the other ranks wait for this one's row
             lost = f"its statistics could not be packed: {kind_and_text(error)}"
             return pack(replace(step, calls=(), missed=(*step.missed, lost)), by_row=by_row, most=most)
 
     def _gathered(self, row: Row) -> tuple[list[Tensor], list[Head]]:
-        """The rows of all ranks, and their heads."""
+        """Gather the rows of all ranks, and decode their heads."""
         device = _device(self.group)
         size = len(self.order)
         while True:
@@ -144,20 +145,20 @@ class Ranks:
 
 
 def ranks_of(group: Any = None, shards: Shards | None = None) -> Ranks | None:
-    """The ranks that watch together, or None if this process watches alone.
+    """Return the ranks that watch together, or None if this process watches alone.
 
     Args:
-        group: a process group, a DeviceMesh over all processes, or None: all processes, where torch.distributed runs.
-        shards: what the ranks of a group share: "rows" (each has its own batch, or its own part of each sequence: data
-            parallel, sharded, ring attention), "summed" (the same, where gradients are summed and the loss of a rank is
-            its part of the whole one, a sum over its tokens over the tokens of all ranks), "heads" (tensor parallel, in
-            order), "keys" (each has a part of the keys of every row; the statistics of each row are sent, so that
-            `rows` should be small), "stages" (layers), "same" (all do the same), "alone" (each is watched for itself).
-            Of a DeviceMesh, such a word for each of its axes whose name is not in `MESH_AXES`, or stands for something
-            else.
+        group: a process group, a DeviceMesh over all processes, or None: all processes, if torch.distributed runs.
+        shards: how the work is split over the ranks. "rows": each rank has its own batch, or its own part of each
+            sequence (data parallel, sharded, ring attention). "summed": the same, but gradients are summed, and the
+            loss of a rank is its share of the total, a sum over its tokens divided by the tokens of all ranks. "heads":
+            tensor parallel, in order. "keys": each has a part of the keys of every row; the statistics of each row are
+            sent, so `rows` should be small. "stages": layers. "same": all do the same. "alone": each is watched for
+            itself. With a DeviceMesh, one such word for each axis whose name is not in `MESH_AXES`, or has another
+            meaning.
 
     Raises:
-        InvalidValueError: a word that is none of these, an axis without one, or a mesh over some processes only.
+        InvalidValueError: A word is unknown, an axis has none, or the mesh covers only some processes.
         InvalidTypeError: `group` is no group.
     """
     if not dist.is_available() or not dist.is_initialized():
@@ -184,7 +185,7 @@ def ranks_of(group: Any = None, shards: Shards | None = None) -> Ranks | None:
 
 
 def _word(axis: str, shards: Shards | None) -> str:
-    """What the ranks along an axis share."""
+    """Return how the ranks along an axis split the work."""
     word = shards if isinstance(shards, str) else {**MESH_AXES, **(shards or {})}.get(axis)
     if word not in SHARDS or (word == "alone" and axis):
         listed = ", ".join(f'"{one}"' for one in SHARDS)
@@ -194,7 +195,7 @@ def _word(axis: str, shards: Shards | None) -> str:
 
 
 def _gather(every: Tensor, own: Tensor, group: Any) -> None:
-    """One tensor of all ranks; torch 2.13 has another name for it, and warns of the old one."""
+    """Gather one tensor from all ranks; torch 2.13 renamed the collective, and warns of the old name."""
     if hasattr(dist, "all_gather_single"):
         dist.all_gather_single(every, own, group=group)
     else:
@@ -202,7 +203,7 @@ def _gather(every: Tensor, own: Tensor, group: Any) -> None:
 
 
 def _device(group: Any) -> torch.device:
-    """Where the group's collectives run."""
+    """Return the device of the group's collectives."""
     backend = str(dist.get_backend(group))
     accelerator = torch.accelerator.current_accelerator()
     if "gloo" in backend or "mpi" in backend or accelerator is None:

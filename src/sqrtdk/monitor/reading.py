@@ -1,7 +1,7 @@
-"""The folder of a run, read: also while it is written, and also if it is untrusted.
+"""Reads the folder of a run, even while it is written, and even if it is untrusted.
 
-Nothing is dropped without a word: a part that is damaged, missing or no part is named, with the steps that it had. All
-texts in the tables are the writer's; what draws them escapes them.
+Nothing is dropped silently: a damaged, missing or foreign part is reported with its steps. The texts in the tables are
+untrusted; whatever displays them must escape them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sqrtdk.monitor.manifest import MAX_STEP, Attempt, of_checkpoints, read_mani
 from sqrtdk.monitor.names import PARTS, Gap, Listing, Part, gaps, list_parts, lost_tails, spans
 from sqrtdk.monitor.tables import MAX_FILE_BYTES, Table, Tables, arrow, decode, joined
 
-MAX_ROWS = 2**25  # of a run, at once
-_TRIES = 20  # parts can be merged while they are listed
+MAX_ROWS = 2**25  # rows of a run that are read at once
+_TRIES = 20  # parts can be merged away between listing and reading
 _PAUSE_S = 0.01
 GONE = "it is not there"
 UNFINISHED = "the row of its step is not there, which is written last"
@@ -31,10 +31,10 @@ class Damage:
     """A part that could not be read.
 
     Attributes:
-        name: of the file, escaped where it is not one of ours.
-        reason: why.
-        first_step: least step that it had, where that is known.
-        last_step: greatest one.
+        name: of the file, escaped if it is not a part's name.
+        reason: why it could not be read.
+        first_step: smallest step in it, if known.
+        last_step: largest step in it, if known.
     """
 
     name: str
@@ -45,18 +45,18 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The records of a run, in order of step; of a step that was recorded twice those of the later attempt.
+    """The records of a run, in order of step; for a step recorded twice, those of the later attempt.
 
     Attributes:
         folder: the directory.
-        model: as the writer's caller gave it: JSON.
-        attempts: at the run, those without a record too.
+        model: as JSON given by the writer's caller.
+        attempts: at the run, including those without records.
         heads: a pyarrow table of `columns.HEADS`.
-        steps: of `columns.STEPS`.
-        alarms: of `columns.ALARMS`.
+        steps: the same for `columns.STEPS`.
+        alarms: the same for `columns.ALARMS`.
         damaged: parts that are not in the tables.
         gaps: steps that were never recorded.
-        replaces_from: from `follow`: rows of earlier ones from this step on no longer count; None: all do.
+        replaces_from: set by `follow`: earlier rows from this step on no longer count; None: all still count.
     """
 
     folder: Path
@@ -71,17 +71,17 @@ class Run:
 
     @property
     def settings(self) -> Any:
-        """Of the watch, in the last attempt."""
+        """Settings of the watch, in the last attempt."""
         return self.attempts[-1].settings if self.attempts else None
 
     @property
     def of_checkpoints(self) -> bool:
-        """Whether the records were made of checkpoints, whose forward passes have no gradients."""
+        """Whether the records were made from checkpoints, whose forward passes have no gradients."""
         return of_checkpoints(self.settings)
 
     @property
     def last_step(self) -> int | None:
-        """The last one in `steps`; None: there is none."""
+        """The last one in `steps`; None if there is none."""
         return self.steps.column("step")[-1].as_py() if self.steps.num_rows else None
 
 
@@ -89,23 +89,23 @@ def read_run(folder: str | Path, *, first_step: int = 0, last_step: int = MAX_ST
     """Read the folder of a run.
 
     Args:
-        folder: that a `RunWriter` wrote, or writes now.
-        first_step: least step to read.
-        last_step: greatest one.
+        folder: written by a `RunWriter`, finished or not.
+        first_step: smallest step to read.
+        last_step: largest step to read.
 
     Raises:
-        RunFolderError: It is no such folder, its run.json is damaged, or it has more rows than can be read at once.
+        RunFolderError: It is no run's folder, its run.json is damaged, or it has more rows than can be read at once.
         MissingExtraError: pyarrow is missing.
     """
     return _look(Path(folder), _Seen(), first_step, last_step)[0]
 
 
 def follow(folder: str | Path, *, every_s: float = 1.0) -> Iterator[Run]:
-    """What is recorded up to now, and then, each time that there is more, only what is new; it never ends.
+    """Yield everything recorded so far, then only what is new, whenever there is more; it never ends.
 
     Args:
         folder: as for `read_run`.
-        every_s: seconds between two looks.
+        every_s: seconds between two checks.
 
     Raises:
         RunFolderError: As `read_run`.
@@ -122,13 +122,13 @@ def follow(folder: str | Path, *, every_s: float = 1.0) -> Iterator[Run]:
 
 
 def growing(folder: str | Path, *, every_s: float = 1.0) -> Iterator[Run]:
-    """The whole run, as `read_run` would read it, now and each time that there is more; it never ends.
+    """Yield the whole run, as `read_run` returns it, now and whenever there is more; it never ends.
 
-    What was read of a part is kept, and a part is read once; what comes of a merge is another one.
+    Each part is read once, and its content is kept; a merged part counts as a new one.
 
     Args:
         folder: as for `read_run`.
-        every_s: seconds between two looks.
+        every_s: seconds between two checks.
 
     Raises:
         RunFolderError: As `read_run`.
@@ -146,7 +146,7 @@ def growing(folder: str | Path, *, every_s: float = 1.0) -> Iterator[Run]:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """How far a reader has come: the last part, and what it was told of damage."""
+    """A reader's position: the last part, and the damage already reported."""
 
     attempt: int = 0
     number: int = -1
@@ -160,19 +160,19 @@ class _Seen:
 def _look(
     folder: Path, seen: _Seen, first_step: int, last_step: int, held: dict[Part, Tables | Damage] | None = None
 ) -> tuple[Run, _Seen]:
-    """What is new since `seen`; `held` has the parts that were read before, and afterwards those that count."""
+    """Return what is new since `seen`. `held` caches parts: those read before, and on return those that count."""
     arrow()
     held = {} if held is None else held
     for trial in range(_TRIES):
         patient = trial < _TRIES - 1
-        inventory = read_manifest(folder).attempts  # before the parts: all that it counts are there
+        inventory = read_manifest(folder).attempts  # before the parts: all parts that it counts exist
         listing = list_parts(folder)
-        manifest = read_manifest(folder)  # after the parts: their attempts are in it
+        manifest = read_manifest(folder)  # after the parts: it has the attempts of all of them
         lost = lost_tails(inventory, listing.parts)
         written = sorted((*listing.parts, *lost), key=lambda part: (part.attempt, part.first))
         counted = spans(manifest.attempts, written)
         parts, damaged = _in_order(listing, counted)
-        for part in lost:  # those of it that no later attempt recorded again
+        for part in lost:  # only the steps that no later attempt recorded again
             _, end = counted.get(part.attempt, (0, -1))
             if part.first_step <= end:
                 damaged.append(Damage(part.numbers, GONE, part.first_step, min(part.last_step, end)))
@@ -213,7 +213,7 @@ def _look(
     )
     seen = replace(seen, told=seen.told.union(new))
     unfinished = {damage.name for damage in odd if damage.reason == UNFINISHED}
-    while parts and parts[-1].name in unfinished:  # what is missing of their step may come yet
+    while parts and parts[-1].name in unfinished:  # the missing row of their step may still come
         parts.pop()
     if parts:
         seen = replace(seen, attempt=parts[-1].attempt, number=parts[-1].last, step=parts[-1].last_step)
@@ -221,7 +221,7 @@ def _look(
 
 
 def _in_order(listing: Listing, counted: dict[int, tuple[int, int]]) -> tuple[list[Part], list[Damage]]:
-    """The parts that follow one another; files that are none of them, and parts that are not there."""
+    """Return the parts in sequence, and as damage: foreign files and missing parts."""
     parts: list[Part] = []
     damaged = [Damage(name, "it is no part of a run") for name in listing.strange]
     for part in listing.parts:
@@ -230,7 +230,8 @@ def _in_order(listing: Listing, counted: dict[int, tuple[int, int]]) -> tuple[li
             damaged.append(Damage(part.name, f"run.json has no attempt {of}", part.first_step, part.last_step))
             continue
         before = parts[-1] if parts and parts[-1].attempt == of else Part(of, -1, -1, -1, counted[of][0] - 1)
-        # more of the step before may follow it, or a step that is larger than a part: see `Tables.pieces`
+        # a part may go on with the last step of the part before it, if one of the two has a single step: a step larger
+        # than a part is written in pieces, see `Tables.pieces`
         single = part.first_step == part.last_step or before.first_step == before.last_step
         more = before.last >= 0 and single and part.first_step == before.last_step
         if part.first <= before.last or (part.first_step <= before.last_step and not more):
@@ -240,7 +241,8 @@ def _in_order(listing: Listing, counted: dict[int, tuple[int, int]]) -> tuple[li
             damaged.append(Damage(part.name, reason, part.first_step, part.last_step))
             continue
         if part.first > before.last + 1:
-            first, last = sorted((before.last_step + 1, part.first_step - 1))  # of one step: it is between them
+            # the missing parts may lie within one step
+            first, last = sorted((before.last_step + 1, part.first_step - 1))
             gone = Part(of, before.last + 1, part.first - 1, first, last)
             damaged.append(Damage(gone.numbers, GONE, first, last))
         parts.append(part)
@@ -248,7 +250,7 @@ def _in_order(listing: Listing, counted: dict[int, tuple[int, int]]) -> tuple[li
 
 
 def _whole_steps(tables: list[tuple[Part, Tables]], seen: _Seen) -> tuple[list[tuple[Part, Tables]], list[Damage]]:
-    """The tables of which each step has its row once, and the parts that are left out for it."""
+    """Return the tables in which each step has exactly one row, and the parts left out for breaking that."""
     numbers = [each.steps.column("step").to_numpy() for _, each in tables]
     ends = {int(step) for some in numbers if len(some) for step in (some[0], some[-1])} | {seen.step}
     kept: list[tuple[Part, Tables]] = []
@@ -269,15 +271,15 @@ def _whole_steps(tables: list[tuple[Part, Tables]], seen: _Seen) -> tuple[list[t
 
 
 def _window(part: Part, counted: tuple[int, int], seen: _Seen, first_step: int, last_step: int) -> tuple[int, int]:
-    """The steps of a part that are wanted; the first is greater than the last if no step is."""
+    """Return the wanted range of a part's steps, which is empty if the first is greater than the last."""
     new = 0
-    if part.attempt == seen.attempt:  # a part that begins later may have more of the step that was seen last
+    if part.attempt == seen.attempt:  # a later part may hold more rows of the last step that was read
         new = seen.step + (part.first <= seen.number)
     return max(part.first_step, counted[0], first_step, new), min(part.last_step, counted[1], last_step)
 
 
 def _load(folder: Path, parts: list[Part], held: dict[Part, Tables | Damage], patient: bool) -> bool:
-    """Read parts; False: one is gone, for it was merged meanwhile."""
+    """Read parts; return False if one is gone because it was merged meanwhile."""
     rows = sum(len(content) for content in held.values() if isinstance(content, Tables))
     for part in parts:
         try:

@@ -1,4 +1,4 @@
-"""What a sampled step yields: frozen records, one `CallSample` for every attention of the model."""
+"""Frozen records of a sampled step: one `CallSample` for every attention of the model."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 
 from sqrtdk._sites import ROOT
 
-AS_IS = "as is"  # the step ran what all steps run
-EAGER = "eager"  # what is compiled ran its Python code
+AS_IS = "as is"  # the step ran exactly as the other steps
+EAGER = "eager"  # compiled code ran as plain Python
 NOT_MEASURED = "not measured: "
-UNMEASURED = "unmeasured"  # the alarm that says what was not measured, and why
+UNMEASURED = "unmeasured"  # name of the alarm on values that were not measured
 
 
 def not_measured(reason: str) -> str:
-    """How a step ran that could not be measured."""
+    """Return the `how` of a step that could not be measured."""
     return NOT_MEASURED + reason
 
 
 @dataclass(frozen=True, slots=True)
 class CallTraits:
-    """What is known of an attention's scale beside its formula, and does not differ from step to step.
+    """Traits of an attention beside its formula, equal at every step.
 
     Attributes:
-        logits_dtype: as in `CallSample`, and the next three.
-        stored: as above.
-        factors: as above.
-        fixed_scale: as above.
-        norm_size: as `audit.norms` has it.
+        logits_dtype: as in `CallSample`.
+        stored: as in `CallSample`.
+        factors: as in `CallSample`.
+        fixed_scale: as in `CallSample`.
+        norm_size: as in `audit.norms`.
         dtype: of q at the product.
     """
 
@@ -46,16 +46,16 @@ class CallSample:
     Attributes:
         site: module path.
         index: 0-based count of the attentions at this site.
-        heads: of q.
-        columns: by column of the records, a number a head; NaN where nothing was counted.
+        heads: number of query heads.
+        columns: by column of the records, one number per head; NaN if nothing was counted.
         scale_ratio: effective scale times sqrt(head_dim); None if it could not be read.
-        formula: that reached the softmax.
+        formula: of the logits that reached the softmax.
         reason: why there are no statistics; None if there are.
-        logits_dtype: in which the logits were stored, "float16"; the accumulator's for a fused kernel.
-        stored: the logits were stored, as those of a fused kernel are not.
-        factors: of the scale, where each one acts and what it is, without its value.
-        fixed_scale: none of them is learned, or computed from the data or for each row.
-        norm_sigma: standard deviation that the scale gives to logits of normalised q and k; 0 where nothing sets it.
+        logits_dtype: dtype of the stored logits, "float16"; of the accumulator for a fused kernel.
+        stored: whether the logits were stored; a fused kernel stores none.
+        factors: of the scale: where each factor acts and its source, without its value.
+        fixed_scale: whether no factor is learned, or computed from the data or for each row.
+        norm_sigma: standard deviation that the scale gives to logits of normalised q and k; 0 if q and k have no norm.
         dtype: of q at the product, "float16".
     """
 
@@ -75,7 +75,7 @@ class CallSample:
 
     @property
     def name(self) -> str:
-        """The attention, for a reader."""
+        """Display name of the attention."""
         return (self.site or ROOT) + (f" (call {self.index + 1})" if self.index else "")
 
     @property
@@ -84,16 +84,17 @@ class CallSample:
         return self.site, self.index
 
 
-# What is known of where an output that is not finite begins, `FirstNonfinite.cause`.
-WEIGHT = "weight"  # a parameter or a buffer of the module is not finite
-AROUND = "weight around"  # one of a module around it is not finite, as `experts.up` before `experts.act`
-INPUTS = "inputs"  # what goes into the model is not finite
-BETWEEN = "between"  # what goes into the module is not finite, and no module returned it
-WITHIN = "within"  # modules within it ran, and what they returned is finite
-FROM_MINUS = "minus infinity"  # what goes into the module holds minus infinity
-FROM_FINITE = "finite"  # what goes into the module is finite
-UNKNOWN = "unknown"  # nothing that goes into the module could be looked at, as it is called with keywords
-RULED_OUT = "ruled out"  # no output is NaN or plus infinity, and the model returns minus infinity
+# The known causes of an output that is not finite, `FirstNonfinite.cause`.
+WEIGHT = "weight"  # a parameter or buffer of the module is not finite
+# a parameter or buffer of an enclosing module is not finite, as `experts.up` before `experts.act`
+AROUND = "weight around"
+INPUTS = "inputs"  # an input of the model is not finite
+BETWEEN = "between"  # an input of the module is not finite, but no module returned it
+WITHIN = "within"  # modules inside it ran, and their outputs are finite
+FROM_MINUS = "minus infinity"  # an input of the module holds minus infinity
+FROM_FINITE = "finite"  # the inputs of the module are finite
+UNKNOWN = "unknown"  # no input of the module could be read, as it was called with keywords
+RULED_OUT = "ruled out"  # no output holds NaN or plus infinity, but the model returns minus infinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +104,14 @@ class FirstNonfinite:
     Attributes:
         site: path of the module that returned it.
         kind: class of the module.
-        tensor: name within what the module returned, "loss"; "" where that is one tensor.
+        tensor: name within the module's output, "loss"; "" if the output is one tensor.
         cause: one of the constants above.
         detail: "parameter bias" or "buffer running_var" for `WEIGHT`, with the path for `AROUND`; for `BETWEEN` and
-            `WITHIN` the module that ended before, "" for none.
-        returned: the model returned numbers that are not finite, too.
-        before: site and index of the attention that ran next; None: none did.
-        order: number of the pass, and of the module in the order of ending.
-        rank: that saw it, where several ranks watch together.
+            `WITHIN` the module that ended before, or "".
+        returned: whether the model's own output is not finite either.
+        before: site and index of the attention that ran next; None if no attention did.
+        order: number of the pass, and of the module in order of ending.
+        rank: rank that saw it, if several ranks watch together.
     """
 
     site: str
@@ -129,14 +130,14 @@ class StepSample:
     """One sampled step.
 
     Attributes:
-        step: from 1 on.
-        calls: one for every attention, in the order of running.
+        step: its number, from 1 on.
+        calls: one for every attention, in execution order.
         how: `AS_IS`, `EAGER`, or `NOT_MEASURED` with the reason.
-        not_measured: what could not be measured besides, and why.
-        loss: that `step()` was told; None: none.
-        scaled: a GradScaler multiplies the loss, and skips a step whose gradients are not finite.
-        first: output of a module that is not finite; None: all are, or they were not looked at.
-        modules: whose outputs were looked at.
+        not_measured: what else could not be measured, and why.
+        loss: passed to `step()`; None if no loss was passed.
+        scaled: whether a GradScaler multiplies the loss, and skips a step whose gradients are not finite.
+        first: first output of a module that is not finite; None if all are finite, or were not read.
+        modules: number of modules whose outputs were read.
     """
 
     step: int
@@ -155,12 +156,12 @@ class StepSample:
 
     @property
     def count(self) -> int:
-        """How many numbers of heads it holds."""
+        """Number of statistics over all heads."""
         return sum(len(values) for call in self.calls for values in call.columns.values())
 
     @property
     def unmeasured(self) -> int:
-        """How many attentions have none, and what could not be measured besides; a step of which nothing was is 1.
+        """Number of attentions without statistics, and of other unmeasured values; 1 for a wholly unmeasured step.
 
         Example:
             >>> StepSample(1, (), not_measured("no attention ran")).unmeasured, StepSample(1, ()).unmeasured
@@ -172,17 +173,17 @@ class StepSample:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Something that a run is warned of.
+    """A warning about a run.
 
     Attributes:
-        name: of the alarm, "max_logit".
+        name: of the rule, "max_logit".
         severity: "note", "warn", "fail" or "critical".
-        step: at which it was seen.
+        step: at which it was raised.
         site: None for the whole run.
         index: of the attention at the site.
         head: None if the alarm is not about one head.
-        value: what was measured.
-        bar: what it was held against.
+        value: the measured number.
+        bar: the threshold that it passed.
         source: where the bar comes from.
         text: one sentence.
     """

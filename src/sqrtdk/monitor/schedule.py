@@ -1,7 +1,7 @@
-"""What a training loop hands to a watch: options and losses, checked, and which steps of a run are sampled.
+"""The checked options and losses of a training loop, and the schedule: which steps of a run are sampled.
 
-A schedule is frozen data and one pure function of the step. Steps count from 1; the first is sampled by every schedule,
-as what all later ones are compared with.
+A schedule is frozen data and one pure function of the step. Steps count from 1; every schedule samples the first step,
+because all later ones are compared with it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class LossScaler(Protocol):
     """An object that multiplies the loss before its backward pass, such as torch.amp.GradScaler."""
 
     def get_scale(self) -> float:
-        """The factor."""
+        """Return the factor."""
 
 
 def check_options(model: object, on_alarm: object, rows: object, first_step: object, scaler: LossScaler | None) -> None:
     """Refuse options of `watch` out of their range, before anything is opened.
 
     Raises:
-        InvalidTypeError: no module, or no scaler.
-        InvalidValueError: a value that an option does not have.
+        InvalidTypeError: The model is no module, or the scaler no scaler.
+        InvalidValueError: An option has an unknown value.
     """
     if not isinstance(model, nn.Module):
         raise InvalidTypeError(
@@ -58,11 +58,11 @@ def _whole_number(name: str, value: object, least: int, hint: str) -> None:
 
 
 def one_number(loss: Tensor | float | None) -> Tensor | float | None:
-    """A copy of a loss, as the next step may overwrite the tensor in place.
+    """Copy a loss, as the next step may overwrite the tensor in place.
 
     Raises:
-        InvalidValueError: it has several numbers.
-        InvalidTypeError: it is no number.
+        InvalidValueError: It has several numbers.
+        InvalidTypeError: It is no number.
 
     Example:
         >>> one_number(2), one_number(None)
@@ -83,12 +83,12 @@ class Schedule(Protocol):
     """Decides whether a step is sampled; `worsening` is True while a trend is bad."""
 
     def due(self, step: int, worsening: bool = False) -> bool:
-        """Whether this step is sampled."""
+        """Return whether this step is sampled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Each n-th step, and every `urgent`-th while a trend is bad.
+    """Every n-th step, and every `urgent`-th while a trend is bad.
 
     Attributes:
         steps: n.
@@ -110,14 +110,14 @@ class Every:
                 raise InvalidValueError(f"{name} is a whole number from 1 on; got {value!r}", hint="Pass every=100.")
 
     def due(self, step: int, worsening: bool = False) -> bool:
-        """Whether this step is sampled."""
+        """Return whether this step is sampled."""
         often = self.urgent if worsening and self.urgent is not None else self.steps
         return step == 1 or step % often == 0 or step % self.steps == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Logarithmic:
-    """A number of steps a decade, evenly spaced in their logarithm: 1, 2, 3, 5, 8, 13, 20, ...
+    """A number of steps per decade, evenly spaced in their logarithm: 1, 2, 3, 5, 8, 13, 20, ...
 
     Attributes:
         a_decade: samples from one power of ten to the next.
@@ -136,7 +136,7 @@ class Logarithmic:
             )
 
     def due(self, step: int, worsening: bool = False) -> bool:
-        """Whether this step is sampled."""
+        """Return whether this step is sampled."""
         place = round(self.a_decade * math.log10(step))
         return any(round(10 ** (near / self.a_decade)) == step for near in (place - 1, place, place + 1))
 
@@ -156,16 +156,16 @@ class When:
     says: Callable[[int], bool]
 
     def due(self, step: int, worsening: bool = False) -> bool:
-        """Whether this step is sampled."""
+        """Return whether this step is sampled."""
         return step == 1 or bool(self.says(step))
 
 
 def schedule_of(every: int | Schedule | Callable[[int], bool]) -> Schedule:
-    """The schedule that a number, a schedule or a function of the step stands for.
+    """Return the schedule for a number of steps, a schedule or a function of the step.
 
     Raises:
-        InvalidValueError: a number below 1.
-        InvalidTypeError: anything else.
+        InvalidValueError: The number is below 1.
+        InvalidTypeError: It is anything else.
 
     Example:
         >>> schedule_of(100)

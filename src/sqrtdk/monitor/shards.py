@@ -1,7 +1,7 @@
-"""The steps of a grid of ranks become one, axis by axis: keys first, then heads, then rows, then the stages of a model.
+"""Joins the steps of a grid of ranks, axis by axis: keys first, then heads, then rows, then the stages of a model.
 
-Sums are added, maxima taken, rows put together; nothing that was divided is ever averaged. What one rank could not
-measure of a call, no rank has measured.
+Sums are added, maxima taken, rows concatenated; no quotient is ever averaged. A value that one rank could not measure
+counts as unmeasured on all ranks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sqrtdk.monitor.samples import BETWEEN, NOT_MEASURED, RULED_OUT, WITHIN, Ala
 from sqrtdk.monitor.sums import MAXIMA, PRODUCTS, UNMEASURED, HeadSums, SeenCall, SeenStep, beside, head_sums, joined
 from sqrtdk.tracing import merge_rows
 
-Calls = Sequence[SeenCall | None]  # of the ranks along one axis; None: it has none
-_ORDER = ("stages", "rows", "summed", "same", "heads", "keys")  # the last one is joined first
+Calls = Sequence[SeenCall | None]  # of the ranks along one axis; None for a rank without the call
+_ORDER = ("stages", "rows", "summed", "same", "heads", "keys")  # joined from last to first
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class Axis:
     """One direction of a grid of ranks.
 
     Attributes:
-        size: ranks along it.
-        shards: what they share, a word of `ranks.SHARDS`.
+        size: number of ranks along it.
+        shards: how they split the work, a word of `ranks.SHARDS`.
     """
 
     size: int
@@ -34,11 +34,11 @@ class Axis:
 
 
 def together(steps: Sequence[SeenStep], axes: Sequence[Axis]) -> SeenStep:
-    """The step of all ranks.
+    """Join the step of all ranks.
 
     Args:
         steps: of every rank, in the order of the grid.
-        axes: of the grid, the last one first to vary.
+        axes: of the grid, the last one varies fastest.
     """
     order = sorted(range(len(axes)), key=lambda at: _ORDER.index(axes[at].shards))
     grid = torch.arange(len(steps)).reshape([axis.size for axis in axes]).permute(order).flatten().tolist()
@@ -67,10 +67,10 @@ def together(steps: Sequence[SeenStep], axes: Sequence[Axis]) -> SeenStep:
 def _first(
     by_rank: Sequence[tuple[FirstNonfinite | None, int, int]], by_stage: Sequence[Sequence[SeenCall]]
 ) -> FirstNonfinite | None:
-    """The first output of all ranks that is not finite, in the order of passes, stages and modules.
+    """Return the first output of all ranks that is not finite, in the order of passes, stages and modules.
 
     Args:
-        by_rank: what each rank has, the number of its stage, and its own.
+        by_rank: for each rank: its first output, the number of its stage, its own number.
         by_stage: the attentions of each stage.
     """
     seen = [(first, stage, rank) for first, stage, rank in by_rank if first is not None]
@@ -92,14 +92,14 @@ def _first(
 
 
 def _order(seen: tuple[FirstNonfinite, int, int]) -> tuple[bool, bool, int, int, int]:
-    """What reaches what the model returns is first, then the order of passes, stages and modules."""
+    """Sort key: outputs that reach the model's output come first, then the order of passes, stages and modules."""
     first, stage, _ = seen
     number, place = first.order
     return first.cause == RULED_OUT, not first.returned, number, stage, place
 
 
 def _calls(steps: Sequence[SeenStep], axes: Sequence[Axis]) -> list[SeenCall]:
-    """The calls of the ranks of one stage, in the order in which the first rank that has one saw it."""
+    """Join the calls of one stage, in the order of the first rank that has each."""
     by_rank = [{call.place: call for call in step.calls} for step in steps]
     found = []
     for place in dict.fromkeys(place for each in by_rank for place in each):
@@ -112,7 +112,7 @@ def _calls(steps: Sequence[SeenStep], axes: Sequence[Axis]) -> list[SeenCall]:
 
 
 def _named(by_stage: Sequence[Sequence[SeenCall]]) -> list[SeenCall]:
-    """Those of all stages; one name in two of them is two attentions."""
+    """Return the calls of all stages; the same name in two stages means two attentions."""
     stages: dict[tuple[str, int], int] = {}
     found = []
     for number, calls in enumerate(by_stage):
@@ -168,7 +168,7 @@ _of: dict[str, Callable[[Calls], SeenCall | None]] = {
 def _joined(
     calls: Sequence[SeenCall], join: Callable[[Sequence[HeadSums]], HeadSums], *, by_row: bool = False
 ) -> SeenCall:
-    """One call whose sums are those of all, where each has some."""
+    """Join the sums of one call, if every rank has them."""
     first = calls[0]
     unmeasured = next((call for call in calls if call.sums is None), None)
     if unmeasured is not None:
@@ -183,7 +183,7 @@ def _joined(
 
 
 def _beside(sums: Sequence[HeadSums]) -> HeadSums:
-    """The heads of all ranks; the largest products are one number of the call, that of all of them."""
+    """Concatenate the heads of all ranks; the largest products are one number of the call, the maximum of all ranks."""
     found = beside(sums)
     maxima = found.maxima.clone()
     lines = maxima[[MAXIMA.index(name) for name in PRODUCTS]]
@@ -192,16 +192,16 @@ def _beside(sums: Sequence[HeadSums]) -> HeadSums:
 
 
 def _merged(sums: Sequence[HeadSums]) -> HeadSums:
-    """The sums of the merged rows, which come first, and the gradients of the keys of all ranks.
+    """Take the sums of the merged rows, which come first, and the key gradients of all ranks.
 
-    Of the gradient of a row's q a rank knows a part only, and none is told.
+    A rank knows only a part of the gradient of a row's q, so query gradients are left out.
     """
     rows, *ranks = sums
     return rows.with_gradients(None, joined(ranks).ordered.get("key_grad"))
 
 
 def _weighed(call: SeenCall, share: float) -> SeenCall:
-    """With the gradients of the mean of the losses of the ranks whose gradients are averaged."""
+    """Scale the gradients to those of the mean loss, over the ranks whose gradients are averaged."""
     if call.sums is None:
         return call
     ordered = {name: one * share if name.endswith("_grad") else one for name, one in call.sums.ordered.items()}
@@ -213,7 +213,7 @@ def _without(call: SeenCall, reason: str) -> SeenCall:
 
 
 def _missed(steps: Sequence[SeenStep]) -> tuple[str, ...]:
-    """What was missed, with the place in the grid where not every rank missed it."""
+    """Return what was not measured, with the rank's number unless every rank missed it."""
     everywhere = set(steps[0].missed).intersection(*(step.missed for step in steps))
     told = [
         text if text in everywhere else f"rank {number}: {text}"

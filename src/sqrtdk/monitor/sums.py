@@ -1,8 +1,8 @@
-"""What the forward passes of one sampled step gave: sums over the rows of each head, calls, and the step.
+"""The sums of one sampled step: over the rows of each head, for each call, and for the step.
 
-The sums have a form to which batches and ranks can be added: sums, maxima, ordered rows. There is never a mean of
-means: a mean is a sum and a count until the last batch of the last rank is there. What is not finite is counted by a
-sum of its own beside the maxima, which leave it out.
+They are in a form to which batches and ranks can be added: sums, maxima, ordered rows. There is never a mean of means:
+a mean stays a sum and a count until the last batch of the last rank is added. Numbers that are not finite have a count
+of their own, and are left out of the maxima.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from sqrtdk.stats.heads import SATURATED
 from sqrtdk.stats.rows import row_quantiles
 from sqrtdk.tracing import CallRows
 
-# Added up. `seeing` rows have a finite largest logit, `choices` two keys or more besides.
+# Added up. `seeing` rows have a finite largest logit; `choices` are those with two or more keys.
 SUMS = (
     *("rows", "blind_rows", "nan_rows", "inf_rows", "seeing", "choices"),
     *("keys", "mean_logit", "variance", "entropy_nats", "effective_keys", "peak", "jacobian_norm"),  # over seeing
     *("entropy_fraction", "saturated"),  # over choices
-    *("query_nonfinite", "key_nonfinite"),  # numbers of q and k of all heads; NaN where they are not known
-    *("query_grad_nonfinite", "key_grad_nonfinite"),  # rows; NaN where there are no gradients
+    *("query_nonfinite", "key_nonfinite"),  # numbers of q and k of all heads; NaN if unknown
+    *("query_grad_nonfinite", "key_grad_nonfinite"),  # rows; NaN without gradients
 )
-PRODUCTS = ("max_product", "stored_product")  # one number a call, the same for all of its heads
+PRODUCTS = ("max_product", "stored_product")  # one number per call, the same for all of its heads
 MAXIMA = ("max_logit", "-min_logit", "max_abs_logit", "row_offset", "peak_max", *PRODUCTS)
-ORDERED = ("max_logit", "entropy_nats", "query_grad", "key_grad")  # columns of which quantiles over rows are reported
+ORDERED = ("max_logit", "entropy_nats", "query_grad", "key_grad")  # columns whose quantiles over rows are reported
 QUANTILES = (0.05, 0.50, 0.95)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadSums:
-    """One attention, so far.
+    """The sums of one attention so far.
 
     Attributes:
         sums: (len(SUMS), Hq) float64.
-        maxima: (len(MAXIMA), Hq) float64; -inf where there was nothing, NaN where it is not known.
-        ordered: by name of `ORDERED`, (Hq, n) float32 of the rows that are counted, +inf at those that are not.
+        maxima: (len(MAXIMA), Hq) float64; -inf if there was no row, NaN if unknown.
+        ordered: by name of `ORDERED`, (Hq, n) float32 of the counted rows, +inf at the others.
     """
 
     sums: Tensor
@@ -49,11 +49,11 @@ class HeadSums:
     ordered: dict[str, Tensor]
 
     def with_gradients(self, query: Tensor | None, key: Tensor | None) -> HeadSums:
-        """With the size of the gradient of each row, the root of the mean square over its channels.
+        """Add the size of the gradient of each row, the root mean square over its channels.
 
         Args:
-            query: (Hq, n), of q; None if it is not known.
-            key: (H, n), of k; each of its heads belongs to Hq / H heads of q.
+            query: (Hq, n), of q; None if unknown.
+            key: (H, n), of k; each of its heads belongs to Hq / H query heads.
         """
         heads, ordered, sums = self.sums.shape[-1], dict(self.ordered), self.sums.clone()
         for name, gradient in (("query_grad", query), ("key_grad", key)):
@@ -65,7 +65,7 @@ class HeadSums:
 
 
 def head_sums(call: CallRows) -> HeadSums:
-    """Sums over the rows of each head."""
+    """Sum over the rows of each head."""
     rows = call.rows
     blind = rows.n == 0
     endless = ~blind & (rows.max == -math.inf)
@@ -90,9 +90,9 @@ def head_sums(call: CallRows) -> HeadSums:
     sums = [*(count.double() for count in counts), *map(total, means), *(total(value, choice) for value in of_choices)]
     for count in (call.query_nonfinite, call.key_nonfinite):
         sums.append(torch.full_like(sums[0], math.nan) if count is None else count.double().expand(heads))
-    sums += [torch.full_like(sums[0], math.nan)] * 2  # of the gradients, which come later
+    sums += [torch.full_like(sums[0], math.nan)] * 2  # gradients, which come later
     size = torch.maximum(rows.max.abs(), rows.min.abs())
-    unknown = rows.n.new_full((heads,), math.nan, dtype=torch.float64)  # a maximum with it is as unknown
+    unknown = rows.n.new_full((heads,), math.nan, dtype=torch.float64)  # NaN makes a later maximum unknown too
     products = [
         unknown if product is None else product.double().nan_to_num(nan=math.inf).expand(heads)
         for product in (call.max_product, call.stored_product)
@@ -106,7 +106,7 @@ def head_sums(call: CallRows) -> HeadSums:
 
 
 def joined(parts: Sequence[HeadSums]) -> HeadSums:
-    """More rows of the same heads: further batches, ranks with other sequences."""
+    """Join sums of the same heads over more rows: further batches, ranks with other sequences."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -119,7 +119,7 @@ def joined(parts: Sequence[HeadSums]) -> HeadSums:
 
 
 def beside(parts: Sequence[HeadSums]) -> HeadSums:
-    """Further heads of the same rows: ranks of tensor parallel, in order."""
+    """Join sums of further heads over the same rows: tensor-parallel ranks, in order."""
     names = [name for name in parts[0].ordered if all(name in part.ordered for part in parts)]
     return HeadSums(
         torch.cat([part.sums for part in parts], -1),
@@ -129,10 +129,10 @@ def beside(parts: Sequence[HeadSums]) -> HeadSums:
 
 
 def table(calls: Sequence[HeadSums]) -> list[dict[str, list[float]]]:
-    """The statistics of every head of some calls; all of them leave the device in one transfer.
+    """Return the statistics of every head of some calls, which leave the device in one transfer.
 
     Returns:
-        For each call, by column of the records, a number a head; NaN where nothing was counted.
+        For each call, by column of the records, one number per head; NaN if nothing was counted.
     """
     if not calls:
         return []
@@ -175,18 +175,18 @@ UNTOLD = CallTraits()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenCall:
-    """One attention, so far.
+    """One attention of a step, with its sums.
 
     Attributes:
         site: module path.
         index: 0-based count of the attentions at this site.
-        heads: of q.
+        heads: number of query heads.
         ratio: effective scale times sqrt(head_dim); None if it could not be read.
-        formula: that reached the softmax.
+        formula: of the logits that reached the softmax.
         sums: over the rows of each head; None if they could not be measured.
-        reason: why there are none.
-        rows: the rows that were summed up, of each forward pass; kept only on request.
-        traits: what is known of it beside its formula.
+        reason: why there are no sums.
+        rows: the summed rows of each forward pass, kept only on request.
+        traits: of the attention, beside its formula.
     """
 
     site: str
@@ -210,13 +210,13 @@ class SeenStep:
     """All attentions of one sampled step.
 
     Attributes:
-        calls: in the order of running.
+        calls: in execution order.
         how: how the step ran, as in `StepSample`.
         missed: what could not be measured, and why.
         loss: passed to `step()`.
-        alarms: alarms that do not come from the numbers, and that every process has to know.
+        alarms: alarms that do not follow from the numbers, and that every process must know.
         first: first output of a module that is not finite.
-        modules: number of modules whose outputs were looked at.
+        modules: number of modules whose outputs were read.
     """
 
     calls: tuple[SeenCall, ...]
@@ -228,7 +228,7 @@ class SeenStep:
     modules: int = 0
 
     def samples(self) -> tuple[CallSample, ...]:
-        """The statistics of every call; they leave the device in one transfer."""
+        """Return the statistics of every call, which leave the device in one transfer."""
         known = [call for call in self.calls if call.sums is not None]
         with torch.no_grad():
             tables = table([call.sums for call in known if call.sums is not None])

@@ -1,8 +1,8 @@
-"""The three tables of some steps, and one Parquet file that holds them as a unit.
+"""The three tables of some steps, and the Parquet file that holds them together.
 
-The file has the columns of all three, and `table`, which says of each row whose it is; the rest of its row is null. A
-file that comes from a stranger is held to the schema, to the codec that is written (snappy can't swell far beyond the
-size of the file, unlike others) and to limits, before anything is made of it.
+The file has the columns of all three tables, and the column `table`, which names the table of each row; the columns of
+other tables are null in it. An untrusted file is held to the schema, to the codec of our writer (snappy, unlike others,
+can't expand far beyond the size of the file) and to limits, before anything is built from it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_ROWS = 2**20  # of a part
 MAX_TEXT = 10_000  # bytes of one text
 MAX_BYTES = 2**26  # of a part, unpacked
 MAX_FILE_BYTES = 2 * MAX_BYTES
-PART_ROWS = 2**17  # of a part as it is written: what can't be written is tried again a part at a time
+PART_ROWS = 2**17  # of a part as written; a failed write is tried again one part at a time
 PART_BYTES = 2**25
 _CODEC = "SNAPPY"
 _ALL = {column.name: column for columns in TABLES.values() for column in columns}
@@ -65,16 +65,16 @@ class Tables:
 
     @property
     def first_step(self) -> int:
-        """The least step of a row; there is one."""
+        """The smallest step of a row; some table must have a row."""
         return min(int(_steps(table)[0]) for table in (self.heads, self.steps, self.alarms) if table.num_rows)
 
     @property
     def last_step(self) -> int:
-        """The greatest step of a row; there is one."""
+        """The largest step of a row; some table must have a row."""
         return max(int(_steps(table)[-1]) for table in (self.heads, self.steps, self.alarms) if table.num_rows)
 
     def between(self, first: int, last: int | None) -> Tables:
-        """The rows of the steps from `first` to `last`, both included; None: to the end."""
+        """Return the rows of the steps from `first` to `last`, both included; None: to the end."""
 
         def rows(table: Table) -> Table:
             start, stop = np.searchsorted(_steps(table), [first, first if last is None else last + 1])
@@ -83,10 +83,10 @@ class Tables:
         return Tables(rows(self.heads), rows(self.steps), rows(self.alarms))
 
     def pieces(self) -> Iterator[Tables]:
-        """The same rows as parts of a size to write, in order.
+        """Split the rows into parts of a size to write, in order.
 
-        A step that is larger than that becomes several pieces, and its row of `steps` is in the last of them: as long
-        as it is not there, the step is not whole.
+        A step larger than that becomes several pieces, and its row of `steps` is in the last of them. Until that row is
+        written, the step is incomplete.
         """
         if len(self) < 2 or (len(self) <= PART_ROWS and self.nbytes <= PART_BYTES):
             yield self
@@ -122,7 +122,7 @@ def _type(name: str) -> Any:
 
 @functools.cache
 def _file_schema(texts: str = "string") -> Any:
-    """Of a file; what is null in the rows of another table is so for all that the table asks of its own rows."""
+    """Return the schema of a file. Columns of other tables are null in a row, so all but `step` are nullable."""
     pa = arrow()
     kinds = {"string": pa.string(), "dictionary": pa.dictionary(pa.int32(), pa.string())}
     fields = [pa.field("table", kinds[texts], nullable=False)]
@@ -133,16 +133,16 @@ def _file_schema(texts: str = "string") -> Any:
 
 
 def from_rows(heads: Rows, steps: Rows, alarms: Rows) -> Tables:
-    """Tables of rows; what is a table with the columns already is taken as it is.
+    """Make tables from rows; a pyarrow table with the right columns is used as it is.
 
     Args:
-        heads: one a head of a call at a sampled step; a nullable column may be left out.
-        steps: one a step, in any order, each step once.
-        alarms: likewise.
+        heads: one row per head of a call at a sampled step; a nullable column may be left out.
+        steps: one row per step, in any order, each step once.
+        alarms: one row per alarm.
 
     Raises:
-        InvalidValueError: A column is unknown or missing, a value does not fit it, a step is there twice, or a head
-            or an alarm is of a step that `steps` does not have; where `steps` is empty, all are of one step.
+        InvalidValueError: A column is unknown or missing, a value does not fit it, a step appears twice, or the step of
+            a head or an alarm is not in `steps`. If `steps` is empty, all rows must be of one step.
     """
     every = {"heads": heads, "steps": steps, "alarms": alarms}
     made = {name: _from_rows(name, rows) if isinstance(rows, Sequence) else rows for name, rows in every.items()}
@@ -157,11 +157,11 @@ def from_rows(heads: Rows, steps: Rows, alarms: Rows) -> Tables:
 
 
 def from_columns(name: str, columns: Mapping[str, Sequence[object] | Numbers]) -> Table:
-    """A table of columns: a NaN is null, and so is a column that is left out.
+    """Make a table from columns; NaN and missing columns become null.
 
     Args:
         name: of the table.
-        columns: by name, all of one length, in order of step; "step" is there.
+        columns: by name, all of one length, in order of step; "step" is required.
 
     Example:
         >>> from_columns("steps", {"step": [1, 2], "loss": np.array([0.5, np.nan])})["loss"].to_pylist()
@@ -179,7 +179,7 @@ def from_columns(name: str, columns: Mapping[str, Sequence[object] | Numbers]) -
 
 
 def stacked(name: str, tables: Sequence[Table]) -> Table:
-    """Tables of one name, one after the other."""
+    """Concatenate tables of one name."""
     return arrow().concat_tables([schema(name).empty_table(), *tables]).combine_chunks()
 
 
@@ -213,7 +213,7 @@ def _steps(table: Table) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _wrong(tables: Tables) -> str | None:
-    """The rule that tables of a part break, if one."""
+    """Return the rule that the tables of a part break; None if they break none."""
     steps = _steps(tables.steps)
     if steps.size and (steps[0] < 0 or (np.diff(steps) <= 0).any()):
         return "a step is below 0, or there twice"
@@ -228,12 +228,12 @@ def _wrong(tables: Tables) -> str | None:
 
 
 def joined(tables: Sequence[Tables]) -> Tables:
-    """Tables one after the other, in the order given."""
+    """Concatenate tables in the given order."""
     return Tables(**{name: stacked(name, [getattr(each, name) for each in tables]) for name in TABLES})
 
 
 def encode(tables: Tables) -> Any:
-    """A part: the bytes of one Parquet file, as an Arrow buffer.
+    """Encode a part as the bytes of one Parquet file, in an Arrow buffer.
 
     Raises:
         InvalidValueError: There are more rows than a part may have.
@@ -259,10 +259,10 @@ def encode(tables: Tables) -> Any:
 
 
 def decode(content: bytes) -> Tables:
-    """The tables of a part.
+    """Decode the tables of a part.
 
     Raises:
-        RunFolderError: The bytes are no whole file, or not one of ours.
+        RunFolderError: The bytes are no complete file, or not one of ours.
     """
     pa = arrow()
     if strange := sorted(set(codecs(content)) - {SNAPPY}):
@@ -287,7 +287,8 @@ def decode(content: bytes) -> Tables:
         wrong = _wrong(tables)
     except RunFolderError:
         raise
-    except Exception as error:  # whatever pyarrow makes of bytes that it does not expect: an ArrowException, KeyError
+    # pyarrow meets unexpected bytes with errors of many kinds: ArrowException, KeyError, ...
+    except Exception as error:
         raise RunFolderError(f"it is damaged: {kind_and_text(error)}") from error
     if wrong:
         raise RunFolderError(wrong)
@@ -295,7 +296,7 @@ def decode(content: bytes) -> Tables:
 
 
 def _check_shape(file: Any) -> None:
-    """What the file says of itself before it is unpacked: its reader goes by the same figures."""
+    """Check the file's own figures before it is unpacked, as pyarrow allocates by them."""
     about = file.metadata
     if not file.schema_arrow.equals(_file_schema("dictionary")):
         raise RunFolderError("it has other columns than this version writes")
@@ -304,7 +305,7 @@ def _check_shape(file: Any) -> None:
 
 
 def _check_texts(column: Any) -> None:
-    """Texts are still kept once each: what they take when they are spelled out must be bounded first."""
+    """Bound the size of the spelled-out texts first: in the file, each distinct text is stored only once."""
     pc = arrow("pyarrow.compute")
     for chunk in column.chunks:
         if _longest(chunk.dictionary) > MAX_TEXT:
@@ -315,13 +316,13 @@ def _check_texts(column: Any) -> None:
 
 
 def _longest(texts: Any) -> int:
-    """Bytes of the longest text of an Arrow array."""
+    """Return the size in bytes of the longest text of an Arrow array."""
     pc = arrow("pyarrow.compute")
     return int(pc.max(pc.binary_length(texts)).as_py() or 0)
 
 
 def _of(whole: Table, name: str) -> Table:
-    """The rows of one table, with its columns."""
+    """Return the rows of one table, with its columns."""
     rows = whole.filter(arrow("pyarrow.compute").equal(whole.column("table"), name))
     some = rows.select([column.name for column in TABLES[name]])
     for column in TABLES[name]:

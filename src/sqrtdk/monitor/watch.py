@@ -1,8 +1,8 @@
 """`watch(model)`: the health of every attention over a training run, sampled now and then.
 
-Between two calls of `step()` lies one step. Whether the next one is sampled is decided by `step()`, so that a step that
-is not costs one comparison. What a sampled step needs is torch's global hooks, for as long as the step lasts: nothing
-is put on the model, and a copy of it is no watched one.
+One step lies between two calls of `step()`. `step()` decides whether the next one is sampled, so that an unsampled step
+costs one comparison. A sampled step uses torch's global hooks for its duration only: the model is not changed, and a
+copy of it is not watched.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from sqrtdk.monitor.sinks import AnySink, Sinks, run_name
 from sqrtdk.monitor.sums import SeenStep
 from sqrtdk.tracing import CallTensors
 
-HISTORY = 4096  # samples that are remembered for trends
-NUMBERS = 2**23  # of those at most, some 32 bytes each: 50 samples of a model with 4,000 heads
+HISTORY = 4096  # remembered samples, for trends
+NUMBERS = 2**23  # statistics in them, about 32 bytes each: 50 samples of 4,000 heads
 LOUD = ("warn", "fail", "critical")
 LOOP = "with watch(model) as health: ... health.step(loss)"
 _watched: WeakSet[nn.Module] = WeakSet()
 
 
 class AttentionWarning(UserWarning):
-    """An alarm of a watch."""
+    """The warning for an alarm of a watch."""
 
 
 class AttentionAlarm(SqrtdkError, RuntimeError):
-    """An alarm of a watch that was told to raise; `alarm` is its record."""
+    """An alarm of a watch with `on_alarm="raise"`; `alarm` is its record."""
 
     def __init__(self, alarm: Alarm) -> None:
         super().__init__(alarm.text, hint=f"source of the bar: {alarm.source}")
@@ -52,11 +52,11 @@ class AttentionAlarm(SqrtdkError, RuntimeError):
 
 
 class Watch:
-    """A run that is watched; see `watch`.
+    """A watched run; see `watch`.
 
     Attributes:
-        samples: the latest, oldest first: at most `HISTORY`, and `NUMBERS` statistics of heads.
-        alarms: all of them.
+        samples: the newest, oldest first: at most `HISTORY`, and `NUMBERS` statistics of heads.
+        alarms: all alarms so far.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Watch:
         check_options(model, on_alarm, rows, first_step, scaler)
         self.samples: deque[StepSample] = deque(maxlen=HISTORY)
         self.alarms: list[Alarm] = []
-        self._model = unwrapped(model)  # one is called through the other
+        self._model = unwrapped(model)  # calling the wrapper calls this module too
         self._schedule = schedule_of(every)
         self._forwards = Forwards(self._model, rows)
         self._on_alarm = on_alarm
@@ -85,12 +85,12 @@ class Watch:
         self._group, self._shards = group, shards
         self._ranks: Ranks | None = None
         self._sketches: dict[Place, CallTensors] = {}
-        self._untold: list[Alarm] = []  # of this rank alone; the others learn of them at the next sample
+        self._untold: list[Alarm] = []  # of this rank alone, until the next sample
         self._sinks = Sinks(sinks, run_name(to))
         self._journal: Journal | None = None
-        self._scaler = scaler if getattr(scaler, "is_enabled", lambda: True)() else None  # one may be there, and off
+        self._scaler = scaler if getattr(scaler, "is_enabled", lambda: True)() else None  # it may be disabled
         self._step = self._steps = self._numbers = 0
-        self._worsening = False  # what held of the newest sample is worth a warning
+        self._worsening = False  # whether the newest sample is worth a warning
         self._armed = ExitStack()
         self._sampling = False
         self._pauses = 0
@@ -118,7 +118,7 @@ class Watch:
 
     @property
     def model(self) -> nn.Module:
-        """The module whose forward passes are seen: of a compiled one the one within."""
+        """The module whose forward passes are traced: inside a compiled model or a wrapper."""
         return self._model
 
     @property
@@ -128,14 +128,14 @@ class Watch:
 
     @property
     def shards(self) -> tuple[str, ...]:
-        """What the ranks share whose statistics are joined, in words of `monitor.ranks`; none: each has its own."""
+        """How the ranks that watch together split the work, in words of `monitor.ranks`; empty for a single process."""
         return () if self._ranks is None else tuple(axis.shards for axis in self._ranks.axes)
 
     def last_sample(self) -> StepSample | None:
-        """The sample of the step that ended last; None if it was not sampled.
+        """Return the sample of the last step; None if it was not sampled.
 
         Raises:
-            InvalidValueError: outside the block.
+            InvalidValueError: It is called outside the block.
         """
         if not self._open:
             raise InvalidValueError("the last sample is asked for inside the block of the watch", hint=LOOP)
@@ -143,24 +143,24 @@ class Watch:
         return last if last is not None and last.step == self._step else None
 
     def sketches(self) -> dict[Place, CallTensors]:
-        """Of the attentions that the last sampled step looked at, by site and index: where q and k come from.
+        """Return where q and k come from, by site and index, for each attention examined in the last sampled step.
 
-        A step looks at those that it has not seen before, and after `look_again` at all.
+        A step examines the attentions that it has not seen before, and after `look_again` all of them.
         """
         return dict(self._sketches)
 
     def look_again(self) -> None:
-        """Sketch every attention of the next sampled step."""
+        """Examine every attention in the next sampled step."""
         self._forwards.look()
 
     def told(self, own: Any) -> list[Any]:
-        """What each of the ranks that watch together tells the others; every rank calls it."""
+        """Gather a value of each rank that watches; every rank must call it."""
         return [own] if self._ranks is None else self._ranks.told(own)
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
     def _opened(self) -> int:
-        """Open the folder of the records; the step that comes next there."""
+        """Open the folder of the records, and return the number of its next step."""
         assert self._to is not None
         settings = {"every": str(self._schedule), "rows": self._forwards.most}
         self._journal = Journal(self._to, model=_described(self._model), settings=settings, first_step=self._first_step)
@@ -182,7 +182,7 @@ class Watch:
             found += journal.close(found)
         self.alarms += found
         for alarm in closing:
-            warnings.warn(AttentionWarning(alarm.text), stacklevel=2)  # never an error: the run is over
+            warnings.warn(AttentionWarning(alarm.text), stacklevel=2)  # a warning even with "raise": the run is over
         if error is None:
             self._tell([alarm for alarm in found if alarm not in closing])
 
@@ -190,12 +190,12 @@ class Watch:
         """End one step: after `optimizer.step()`, on every rank.
 
         Args:
-            loss: of the step, one number; a tensor is not waited for before the next sample.
+            loss: of the step, one number; a tensor is not transferred before the next sample.
 
         Raises:
-            InvalidValueError: outside the block, or a loss of several numbers.
-            InvalidTypeError: a loss that is no number.
-            AttentionAlarm: with `on_alarm="raise"`, at a warning or worse.
+            InvalidValueError: It is called outside the block, or the loss has several numbers.
+            InvalidTypeError: The loss is no number.
+            AttentionAlarm: An alarm is a warning or worse, with `on_alarm="raise"`.
         """
         if not self._open:
             raise InvalidValueError("step() is called inside the block of the watch", hint=LOOP)
@@ -210,14 +210,14 @@ class Watch:
         self._tell(found)
 
     def flush(self) -> bool:
-        """Write the records of all steps that have ended, as when a checkpoint is saved; any rank may call it.
+        """Write the records of all finished steps, for example when a checkpoint is saved; any rank may call it.
 
         Returns:
-            Whether they are on the disk, or nothing is recorded here; else there is an alarm, and they are tried again.
+            Whether they are on disk, or this process has none. Otherwise there is an alarm, and a later write retries.
 
         Raises:
-            InvalidValueError: outside the block.
-            AttentionAlarm: with `on_alarm="raise"`, where they could not be written.
+            InvalidValueError: It is called outside the block.
+            AttentionAlarm: They could not be written, with `on_alarm="raise"`.
         """
         if not self._open:
             raise InvalidValueError("flush() is called inside the block of the watch", hint=LOOP)
@@ -230,7 +230,7 @@ class Watch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """A block whose forward passes do not count, as those of an evaluation; they run as if there were no watch."""
+        """Run a block whose forward passes do not count, such as an evaluation; they run as without a watch."""
         self._pauses += 1
         self._armed.close()
         try:
@@ -244,7 +244,7 @@ class Watch:
                 self._failed(self._untold, f"step {self._step + 1} was not sampled: {kind_and_text(error)}")
 
     def _plan(self, found: list[Alarm]) -> None:
-        """Decide on the next step, and be ready for it."""
+        """Decide whether the next step is sampled, and prepare it."""
         failed = "the schedule failed"
         try:
             self._sampling = self._schedule.due(self._step + 1, self._worsening)
@@ -254,12 +254,12 @@ class Watch:
             if self._sampling:
                 self._forwards.begin(scale)
             self._arm()
-        except Exception as error:  # schedule and scaler are the caller's, and no reason to end the training
+        except Exception as error:  # schedule and scaler are the caller's, and must not end the training
             self._sampling = False
             self._failed(found, f"step {self._step + 1} was not sampled, {failed}: {kind_and_text(error)}")
 
     def _failed(self, found: list[Alarm], text: str) -> None:
-        """Say once why a step is not sampled."""
+        """Report once why a step is not sampled."""
         if not any(alarm.name == "schedule" for alarm in (*self.alarms, *found, *self._untold)):
             found.append(alarm := _alarm("schedule", self._step, text))
             if self._journal is not None and self._steps:
@@ -294,7 +294,7 @@ class Watch:
         holds = holding(tuple(self.samples), sample)
         self._worsening = any(alarm.severity in LOUD for alarm in holds)
         found = [*seen.alarms, *fresh(holds, self.alarms)]
-        own = found if self._ranks is None else self._untold  # what this rank alone knows of
+        own = found if self._ranks is None else self._untold  # alarms that only this rank knows of
         own += self._sinks.sample(sample, found)
         self.samples.append(sample)
         self._numbers += sample.count
@@ -331,32 +331,32 @@ def watch(
     """Watch every attention of a model while it trains.
 
     Args:
-        model: as it is called in the loop: compiled, wrapped or plain. Nothing is put on it.
-        every: a number of steps, a schedule (`monitor.schedule`), or a function of the step; the first is always one.
-        to: folder of the records, Parquet parts; a folder of the same run goes on. None: nothing is written.
-        rows: measure at most so many rows of a sequence, evenly spread; None: all.
-        on_alarm: "warn" (a Python warning), "raise" (an error at `step()`), or a function of the `Alarm`; the first two
-            act from a warning on, a function gets the notes too.
-        first_step: number of the first step, where a run goes on from a checkpoint; None: after the last one in `to`.
-        scaler: the GradScaler of the loop: the gradients are those of the loss without its scale. None: as they come.
-        group: where torch.distributed runs, the processes whose statistics are joined: a process group, a DeviceMesh
-            over all of them, or None: all. Each of them watches its model with the same options, and calls `step()` as
-            often. The first writes `to` and warns; an error, or a function of `on_alarm`, comes on each of them. The
-            gradients are those of the mean of the losses of ranks that have rows of their own, as DDP and FSDP take it
-            ("summed": of the sum), and the loss of a sample is the mean of what the ranks told.
-        shards: what the ranks of the group share, or for each axis of the mesh: "rows" (data parallel, FSDP; None),
-            "summed" (the same with gradients that are summed), "heads", "keys", "stages", "same", or "alone": nothing
-            is joined. See `monitor.ranks`.
-        sinks: loggers that get the metrics of each sample (`monitor.metrics`) and the alarms, on rank 0: names as
-            "tensorboard:runs/tb" (`monitor.sinks.SINKS`), objects with write, alarm and close, functions of the step
-            and its metrics. One that fails is told once, as an alarm, and the others go on.
+        model: as the loop calls it: compiled, wrapped or plain. It is not changed.
+        every: a number of steps, a schedule (`monitor.schedule`), or a function of the step; step 1 is always sampled.
+        to: folder of the records, Parquet parts; a folder of the same run is continued. None: nothing is written.
+        rows: measure at most this many rows of a sequence, evenly spread; None: all.
+        on_alarm: "warn" (a Python warning), "raise" (an error at `step()`), or a function of the `Alarm`. The first two
+            act on warnings and worse; a function also receives notes.
+        first_step: number of the first step, if a run continues from a checkpoint; None: after the last one in `to`.
+        scaler: the GradScaler of the loop; gradients are then measured without its loss scale. None: as they come.
+        group: with torch.distributed, the processes whose statistics are joined: a process group, a DeviceMesh over all
+            of them, or None: all. Each process watches its model with the same options, and calls `step()` equally
+            often. The first one writes `to` and warns; an error, or a function of `on_alarm`, reaches all of them.
+            Gradients are those of the mean loss over ranks with rows of their own, as in DDP and FSDP ("summed": of the
+            sum), and the loss of a sample is the mean over ranks.
+        shards: how the ranks of the group, or along each axis of the mesh, split the work: "rows" (data parallel, FSDP;
+            None), "summed" (the same with summed gradients), "heads", "keys", "stages", "same", or "alone": nothing is
+            joined. See `monitor.ranks`.
+        sinks: loggers that receive the metrics of each sample (`monitor.metrics`) and the alarms, on rank 0: names such
+            as "tensorboard:runs/tb" (`monitor.sinks.SINKS`), objects with write, alarm and close, or functions of the
+            step and its metrics. The first failure of a sink is an alarm, and the others go on.
 
     Returns:
         The context manager; call its `step(loss)` after each optimizer step.
 
     Raises:
         InvalidTypeError: `model` is no module.
-        InvalidValueError: an option out of its range, or a model that is watched already.
+        InvalidValueError: An option is out of its range, or the model is already watched.
         OutputError: `to` can't be written, or another watch writes there.
 
     Example:
@@ -390,7 +390,7 @@ def watch(
 
 
 def _described(model: nn.Module) -> dict[str, object]:
-    """What a run is of: another model's records do not go on in its folder."""
+    """Describe the model: a folder's records can't be continued with another model's."""
     return {"class": type(model).__name__, "parameters": sum(parameter.numel() for parameter in model.parameters())}
 
 

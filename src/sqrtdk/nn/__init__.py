@@ -1,4 +1,4 @@
-"""Modules made of `sqrtdk.attention`; each tells its `parameter_count()` and the formula that gives it."""
+"""Modules built on `sqrtdk.attention`; each has its `parameter_count()` and the formula for it."""
 
 from sqrtdk.nn._block import TransformerBlock as TransformerBlock
 from sqrtdk.nn._inventory import AttentionPart as AttentionPart

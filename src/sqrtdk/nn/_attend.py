@@ -1,6 +1,6 @@
-"""One call of `sqrtdk.attention` that also gives the weights on request, and the masks of a multi-head module.
+"""One call of `sqrtdk.attention` that can also return the weights, and the masks of a multi-head module.
 
-The masks become one that broadcasts to (N, heads, L, S); True takes part.
+The masks are merged into one that broadcasts to (N, heads, L, S); True takes part.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ def merged_mask(
     keys: int,
     device: Any,
 ) -> Shaped[Tensor, "#{batch} #{heads} #{length} {keys}"] | None:
-    """One mask of both: bool where both are, else floating with -inf at what a bool mask hides.
+    """Merge both masks into one: bool if both are, otherwise floating with -inf where a bool mask hides.
 
     Args:
         attn_mask: (L, S), (N * heads, L, S), or (N or 1, heads or 1, L, S), bool or floating; or torch's causal bias.
-        key_padding_mask: (N, S), or (S,) where N is 1, bool or floating.
+        key_padding_mask: (N, S), or (S,) if N is 1, bool or floating.
         batch: N.
         heads: query heads.
         length: L.
         keys: S.
-        device: of a mask that a causal bias becomes.
+        device: for the mask made from a causal bias.
 
     Raises:
-        InvalidTypeError: a mask that is neither bool nor floating, or a subclass that is no plain mask.
-        InvalidValueError: a mask of another shape.
+        InvalidTypeError: A mask is neither bool nor floating, or a subclass that is no plain mask.
+        InvalidValueError: A mask has another shape.
     """
     attn = None if attn_mask is None else _attn(attn_mask, batch, heads, length, keys, device)
     padding = None if key_padding_mask is None else _padding(key_padding_mask, batch, keys)
@@ -67,7 +67,7 @@ def merged_mask(
 def with_extra_keys(
     mask: Shaped[Tensor, "#N #Hq #L #S"] | None, extra: int, *, is_causal: bool, length: int, keys: int, device: Any
 ) -> Any:
-    """The mask with `extra` keys appended that every row sees; None if all keys are seen."""
+    """Return the mask with `extra` keys appended that every row sees; None if all keys are seen."""
     if is_causal:
         causal = torch.ones(length, keys, dtype=torch.bool, device=device).tril()
         mask = causal if mask is None else (mask & causal if mask.dtype == torch.bool else _hide(mask, causal))
@@ -121,14 +121,14 @@ def _check_type(name: str, mask: Any) -> None:
 
 
 class Attended(NamedTuple):
-    """What a call gave."""
+    """The results of a call."""
 
     output: Output
     weights: Logits | None
     aux: AuxOutput | None
 
     def asked(self) -> Any:
-        """The output alone, or a tuple of it and what was asked for."""
+        """Return the output alone, or a tuple of it and the requested extras."""
         extras = tuple(extra for extra in (self.weights, self.aux) if extra is not None)
         return (self.output, *extras) if extras else self.output
 
@@ -143,10 +143,10 @@ def attend(
     impl: str = "auto",
     **options: Any,
 ) -> Attended:
-    """Output, weights after dropout, statistics.
+    """Return output, weights after dropout, and statistics.
 
     Raises:
-        UnsupportedError: weights of an implementation that never has them.
+        UnsupportedError: Weights are requested from an implementation that never has them.
     """
     if not need_weights:
         found = attention(query, key, value, return_aux=return_aux, impl=impl, **options)
@@ -158,7 +158,7 @@ def attend(
         )
     aux = None
     if return_aux is not None:
-        undropped = options | {"dropout_p": 0.0}  # statistics are those before dropout, and draw nothing
+        undropped = options | {"dropout_p": 0.0}  # statistics precede dropout, and must not draw random numbers
         _, aux = attention(query, key, value[..., :0], return_aux=return_aux, **undropped)
     lowered = autocast_dtype(query) is not None
     call = resolve(query, key, value, **options)
@@ -167,7 +167,7 @@ def attend(
 
 
 def _weighed(call: Call) -> tuple[Output, Logits]:
-    """Output and weights from the same logits and the same dropout, computed as in the dense implementation."""
+    """Return output and weights from the same logits and the same dropout, computed as in the dense implementation."""
     weights = _weights(call)
     if call.dropout_p:
         weights = functional.dropout(weights, call.dropout_p)
@@ -177,7 +177,7 @@ def _weighed(call: Call) -> tuple[Output, Logits]:
 
 
 def _weights(call: Call) -> Logits:
-    """Softmax of the logits over visible keys and sink, 0 in a row that sees no key; logits come in blocks of rows."""
+    """Return the softmax over visible keys and sink, 0 in a row that sees no key; logits come in blocks of rows."""
     height, length = max(1, block_rows(call)), call.length
     blocks = []
     for start in range(0, max(1, length), height):

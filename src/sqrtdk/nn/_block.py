@@ -44,8 +44,8 @@ class TransformerBlock(Counted):
         **attention: further options of `MultiHeadAttention`: kv_heads, qk_norm, score, scale, position, ...
 
     Raises:
-        InvalidTypeError: an argument of the wrong type.
-        InvalidValueError: sizes that do not divide or are below 1, an unknown activation.
+        InvalidTypeError: An argument has the wrong type.
+        InvalidValueError: Sizes do not divide or are below 1, or the activation is unknown.
 
     Example:
         >>> from sqrtdk.positions import rope
@@ -124,7 +124,7 @@ class TransformerBlock(Counted):
         return changed
 
     def parameter_terms(self) -> Terms:
-        """The attention's, 2 d_ff d_model of the network and d_model for each norm, and biases."""
+        """Return the attention's terms, 2 d_ff d_model of the network and d_model for each norm, and biases."""
         d_model = self.self_attn.embed_dim
         terms = self.self_attn.parameter_terms() + Terms((("2 d_ff d_model", 2 * self.d_ff * d_model),))
         if not self._biased:
@@ -132,7 +132,7 @@ class TransformerBlock(Counted):
         return terms + Terms((("d_ff", self.d_ff), ("5 d_model", 5 * d_model)))
 
     def extra_repr(self) -> str:
-        """Where the norms stand."""
+        """Return where the norms are."""
         return f"norm_first={self.norm_first}"
 
 

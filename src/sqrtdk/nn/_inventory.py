@@ -1,4 +1,4 @@
-"""The attentions of any model, and the parameters that each holds; nothing runs."""
+"""Finds the attentions of any model, and the parameters that each holds, without running it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class AttentionPart:
     Attributes:
         site: path of the module in the model, "" for the model itself.
         cls: name of its class.
-        weights: names and shapes of its parameters; norms of the residual stream, which some models keep inside their
-            attention, are not among them.
-        parameters: their number, without what an attention before it holds too.
-        formula: in symbols, for modules of `sqrtdk.nn`; else None.
+        weights: names and shapes of its parameters, without norms of the residual stream, which some models keep inside
+            their attention.
+        parameters: their number, without parameters shared with an earlier attention.
+        formula: in symbols, for modules of `sqrtdk.nn`; otherwise None.
     """
 
     site: str
@@ -40,16 +40,17 @@ class AttentionPart:
 
 
 def attention_parts(model: nn.Module) -> tuple[AttentionPart, ...]:
-    """The attentions of a model by their class's name, with the parameters of each; may be on the meta device.
+    """Find the attentions of a model by class name, with the parameters of each; the model may be on the meta device.
 
-    An attention is a module whose class is named so, which holds at least two matrices and no other attention; or a
-    wrapper so named around just one (BERT's, which adds the output's projection), unless it holds more than that.
+    An attention is a module with such a class name that holds at least two matrices and no other attention; or a
+    wrapper with such a name around just one (BERT's, which adds the output projection), unless it also holds a
+    feed-forward network.
 
     Args:
         model: any module.
 
     Raises:
-        InvalidValueError: a parameter that has no shape before the first call.
+        InvalidValueError: A parameter has no shape before the first call.
 
     Example:
         >>> model = nn.Sequential(nn.MultiheadAttention(8, 2), nn.Linear(8, 8))
@@ -66,7 +67,7 @@ def attention_parts(model: nn.Module) -> tuple[AttentionPart, ...]:
 
 
 def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Innermost attentions, each widened to the wrapper around it."""
+    """Yield the innermost attentions, each widened to the wrapper around it."""
     modules = dict(model.named_modules())
     named = [site for site, module in modules.items() if _is_attention(module)]
     innermost = [site for site in named if not any(other != site and _within(other, site) for other in named)]

@@ -32,8 +32,8 @@ Rotation = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 class MultiHeadAttention(Projections):
     """Multi-head self and cross attention with any score, scale and position.
 
-    Where the features are those of `torch.nn.MultiheadAttention`, the arguments, the state_dict and, for the same
-    weights, outputs and gradients are too. **Bool masks are the other way round**: here True takes part.
+    If the features are those of `torch.nn.MultiheadAttention`, so are the arguments, the state_dict and, for the same
+    weights, outputs and gradients. **Bool masks are the other way round**: here True takes part.
 
     Args:
         embed_dim: d_model, channels of the query and of the output.
@@ -55,16 +55,16 @@ class MultiHeadAttention(Projections):
             rotation; or a function that makes a module for d_k.
         score: a score of `sqrtdk.scores`; None: the dot product.
         scale: a number, a rule of `sqrtdk.scales` or a tensor; None: the score's own, 1/sqrt(d_k).
-        position: a term of `sqrtdk.positions`, or a function of query and key that turns them, as `positions.rope`.
+        position: a term of `sqrtdk.positions`, or a function that rotates query and key, such as `positions.rope`.
         softcap: c of c tanh(z / c).
         window: (left, right): row i sees keys i - left to i + right.
         sinks: (h,) logits, or a number, that join the softmax's denominator; a Parameter is learned.
         impl: as in `sqrtdk.attention`.
 
     Raises:
-        InvalidTypeError: an argument of the wrong type.
-        InvalidValueError: sizes that do not divide or are below 1.
-        UnsupportedError: appended keys, which have no position, together with a position or a window.
+        InvalidTypeError: An argument has the wrong type.
+        InvalidValueError: Sizes do not divide or are below 1.
+        UnsupportedError: Appended keys, which have no position, are combined with a position or a window.
 
     Example:
         >>> from sqrtdk.positions import rope
@@ -157,10 +157,11 @@ class MultiHeadAttention(Projections):
             value: (S, N, vdim), (N, S, vdim) or (S, vdim).
             key_padding_mask: (N, S), or (S,) without a batch: bool, **True for a key that takes part**, False for
                 padding (torch's module has it the other way round: pass `~mask`); or floating, added to the logits.
-            need_weights: whether to return the weights, which then are in memory; without them fused kernels run.
+            need_weights: whether to return the weights, which must then be held in memory; without them fused kernels
+                run.
             attn_mask: (L, S), (N h, L, S) or (N, h, L, S): bool, **True where the row sees the key**; or floating,
-                added. Both masks hold together, of whatever type each is.
-            average_attn_weights: weights are the mean over heads, (N, L, S); else (N, h, L, S).
+                added. Both masks apply together, whatever their types.
+            average_attn_weights: return the mean of the weights over heads, (N, L, S); otherwise (N, h, L, S).
             is_causal: row i sees keys j <= i; no mask is needed beside it.
             return_aux: statistics to return, (N, h, L) each; see `sqrtdk.AuxRequest`.
 
@@ -169,9 +170,9 @@ class MultiHeadAttention(Projections):
             (output, weights, statistics). Inputs without a batch give results without one.
 
         Raises:
-            InvalidValueError: shapes that do not fit.
-            InvalidTypeError: masks of integers.
-            UnsupportedError: `need_weights` with an `impl` that never holds them.
+            InvalidValueError: The shapes do not fit.
+            InvalidTypeError: A mask has integers.
+            UnsupportedError: `need_weights` is combined with an `impl` that never holds them.
         """
         batched = self._check_inputs(query, key, value)
         q, k, v = self.project(query, key, value)
@@ -229,7 +230,7 @@ class MultiHeadAttention(Projections):
     def _check_inputs(
         self, query: Float[Tensor, "*NL d_model"], key: Float[Tensor, "*NS kdim"], value: Float[Tensor, "*NS vdim"]
     ) -> bool:
-        """Whether there is a batch, once the shapes are seen to fit."""
+        """Check that the shapes fit, and return whether there is a batch."""
         named = {"query": (query, self.embed_dim), "key": (key, self.kdim), "value": (value, self.vdim)}
         dims = {x.dim() for x, _ in named.values()}
         if dims not in ({2}, {3}) or any(x.is_nested for x, _ in named.values()):
@@ -259,7 +260,7 @@ class MultiHeadAttention(Projections):
     def _placed(
         self, query: Float[Tensor, "N Hq L E"], key: Float[Tensor, "N H S E"]
     ) -> tuple[Float[Tensor, "N Hq L E"], Float[Tensor, "N H S E"], PositionTerm | None]:
-        """Query and key, normed and turned, and the term where the position is one."""
+        """Return query and key, normed and rotated, and the position if it is a term."""
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         position = self.position
@@ -280,7 +281,7 @@ class MultiHeadAttention(Projections):
         return key, value
 
     def parameter_terms(self) -> Terms:
-        """Those of the projections, and what the parts bring with them."""
+        """Return the terms of the projections, and of the parts that have parameters."""
         terms = self.projection_terms()
         parts = {"q norm": self.q_norm, "k norm": self.k_norm, "score": self.score, "scale": self.scale}
         for name, part in (parts | {"position": self.position, "sinks": self.sinks}).items():
@@ -288,7 +289,7 @@ class MultiHeadAttention(Projections):
         return terms
 
     def extra_repr(self) -> str:
-        """Sizes."""
+        """Return the sizes."""
         few = "" if self.kv_heads == self.num_heads else f", kv_heads={self.kv_heads}"
         return f"{self.embed_dim}, {self.num_heads}{few}, head_dim={self.head_dim}, dropout={self.dropout}"
 

@@ -1,6 +1,6 @@
 """The parameters of multi-head attention by the names and shapes of `torch.nn.MultiheadAttention`.
 
-The norms of q and k over one head have a learned gain each: Qwen3 and Gemma 3; ViT-22B (arXiv:2302.05442).
+The norms of q and k act on each head, with one learned gain each, as in Qwen3, Gemma 3 and ViT-22B (arXiv:2302.05442).
 """
 
 from __future__ import annotations
@@ -102,9 +102,10 @@ class Projections(Counted):
         self.register_parameter(name, nn.Parameter(torch.empty(shape, **where)) if wanted else None)
 
     def reset_parameters(self) -> None:
-        """Glorot's uniform for the projections in, 0 for biases, Glorot's normal for `bias_k` and `bias_v`.
+        """Initialise: Glorot's uniform for the input projections, 0 for biases, Glorot's normal for `bias_k` and
+        `bias_v`.
 
-        In the order of torch's module, so that one seed gives both the same parameters.
+        The order is that of torch's module, so that one seed gives both the same parameters.
         """
         for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
             if weight is not None:
@@ -119,7 +120,7 @@ class Projections(Counted):
     def project(
         self, query: Float[Tensor, "*NL d_model"], key: Float[Tensor, "*NS kdim"], value: Float[Tensor, "*NS vdim"]
     ) -> tuple[Float[Tensor, "*NL HqE"], Float[Tensor, "*NS HE"], Float[Tensor, "*NS HEv"]]:
-        """The three projections; in one product for self-attention."""
+        """Return the three projections, by a single product for self-attention."""
         if self.in_proj_weight is not None:
             if query is key and key is value:
                 q, k, v = torch.split(
@@ -134,7 +135,7 @@ class Projections(Counted):
         return q, k, v
 
     def projection_terms(self) -> Terms:
-        """The sum h d_k d_model + kv d_k kdim + kv d_v vdim + h d_v d_model, and biases."""
+        """Return the terms h d_k d_model + kv d_k kdim + kv d_v vdim + h d_v d_model, and biases."""
         terms = multi_head_terms(
             self.embed_dim,
             self.num_heads,
@@ -153,15 +154,15 @@ class Projections(Counted):
 
 
 def split_heads(x: Float[Tensor, "N L HE"], heads: int) -> Float[Tensor, "N {heads} L E"]:
-    """Heads side by side as a dimension of their own."""
+    """Split side-by-side heads into a dimension of their own."""
     return x.view(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(1, 2)
 
 
 class HeadRMSNorm(nn.RMSNorm):
-    """torch's norm with the gain cast to the input's dtype; without the cast, torch warns of two dtypes in autocast."""
+    """torch's norm with the gain cast to the input's dtype; otherwise torch warns of two dtypes in autocast."""
 
     def forward(self, x: Float[Tensor, "*B E"]) -> Float[Tensor, "*B E"]:
-        """The gain times x / sqrt(mean x^2 + eps)."""
+        """Return the gain times x / sqrt(mean x^2 + eps)."""
         weight = self.weight.to(x.dtype)
         return functional.rms_norm(x, list(self.normalized_shape), weight, self.eps)
 
@@ -173,7 +174,7 @@ QK_NORMS: dict[str, Callable[..., nn.Module]] = {
 
 
 def new_qk_norm(norm: Any, width: int, where: dict[str, Any]) -> nn.Module | None:
-    """A new norm for a head of `width` channels, by name or made by the caller's function."""
+    """Make a norm for a head of `width` channels, by name or by the caller's function."""
     if norm is None:
         return None
     if isinstance(norm, str):

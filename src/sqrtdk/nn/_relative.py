@@ -34,19 +34,19 @@ class RelativeAttention(ScoreAttention):
         d_k: E, head dimension of query and key.
         max_distance: in tokens; all keys further away share a vector.
         dropout: rate on the weights, in training only.
-        relative_values: whether values have a table too, as in the paper, at the price of weights (..., L, S) in
-            memory; the paper's ablation sees no gain of it over keys alone (table 3).
+        relative_values: whether values have a table too, as in the paper, which requires weights (..., L, S) in memory.
+            The paper's ablation sees no gain over a table for keys alone (table 3).
         value_dim: channels of the value, used with `relative_values`; None: `d_k`.
-        heads: query heads where each has a table a of its own; None: one for all, as in the paper.
-        scale: a number, a rule of `sqrtdk.scales` or a tensor in place of 1/sqrt(E).
+        heads: query heads, if each has its own table a; None: one table for all, as in the paper.
+        scale: a number, a rule of `sqrtdk.scales` or a tensor instead of 1/sqrt(E).
         enable_gqa: fewer key and value heads than query heads.
         device: of the parameters.
         dtype: of the parameters.
         impl: as in `sqrtdk.attention`.
 
     Raises:
-        InvalidTypeError: a size is no whole number.
-        InvalidValueError: a size is below 1, or, in a call, not that of query or value.
+        InvalidTypeError: A size is no whole number.
+        InvalidValueError: A size is below 1, or, in a call, differs from the query's or the value's.
 
     Example:
         >>> attend = RelativeAttention(16, max_distance=4)
@@ -115,12 +115,12 @@ class RelativeAttention(ScoreAttention):
         return Attended(output, weights if need_weights else None, aux).asked()
 
     def _by_offset(self, weights: Float[Tensor, "*BHq L S"]) -> Float[Tensor, "*BHq L offsets"]:
-        """Weights summed over the keys of each clipped offset, (..., L, 2 max_distance + 1)."""
+        """Return the weights summed over the keys of each clipped offset, (..., L, 2 max_distance + 1)."""
         rows, columns = (torch.arange(n, device=weights.device) for n in weights.shape[-2:])
         offset = (columns[None, :] - rows[:, None]).clamp(-self.max_distance, self.max_distance) + self.max_distance
         summed = weights.new_zeros(*weights.shape[:-1], 2 * self.max_distance + 1)
         return summed.scatter_add(-1, offset.expand(weights.shape), weights)
 
     def bias_terms(self) -> Terms:
-        """(2 m + 1) d_k, and (2 m + 1) d_v with relative values."""
+        """Return (2 m + 1) d_k, and (2 m + 1) d_v with relative values."""
         return self._terms

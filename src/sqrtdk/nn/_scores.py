@@ -28,9 +28,9 @@ class ScaledDotProductAttention(ScoreAttention):
     """The textbook module, softmax(q k^T / sqrt(d_k)) v, without parameters of its own.
 
     Args:
-        d_k: head dimension; a query of another is refused, so that the scale is that of the paper.
+        d_k: head dimension; a query of another dimension is refused, so that the scale is the paper's.
         dropout: rate on the weights, in training only.
-        scale: a number, a rule of `sqrtdk.scales` or a tensor in place of 1/sqrt(d_k).
+        scale: a number, a rule of `sqrtdk.scales` or a tensor instead of 1/sqrt(d_k).
         bias: a term of `sqrtdk.positions`.
         softcap: c of c tanh(z / c).
         window: (left, right): row i sees keys i - left to i + right.
@@ -39,7 +39,7 @@ class ScaledDotProductAttention(ScoreAttention):
 
     Raises:
         InvalidTypeError: `d_k` is no whole number.
-        InvalidValueError: `d_k` is below 1, or, in a call, not the query's.
+        InvalidValueError: `d_k` is below 1, or, in a call, differs from the query's.
 
     Example:
         >>> import torch
@@ -80,7 +80,7 @@ class ScaledDotProductAttention(ScoreAttention):
         return super().forward(query, *args, **kwargs)
 
     def extra_repr(self) -> str:
-        """d_k first."""
+        """Return the representation with d_k first."""
         return f"d_k={self.d_k}, {super().extra_repr()}"
 
 
@@ -93,15 +93,15 @@ class BilinearAttention(ScoreAttention):
         query_dim: channels of the query.
         key_dim: channels of the key; None: `query_dim`.
         dropout: rate on the weights, in training only.
-        heads: query heads where each has a form of its own; None: one for all.
-        scale: a number, a rule of `sqrtdk.scales` or a tensor in place of 1/sqrt(E).
+        heads: query heads, if each has its own form; None: one form for all.
+        scale: a number, a rule of `sqrtdk.scales` or a tensor instead of 1/sqrt(E).
         device: of the parameter.
         dtype: of the parameter.
         impl: as in `sqrtdk.attention`.
 
     Raises:
-        InvalidTypeError: a size is no whole number.
-        InvalidValueError: a size is below 1, or, in a call, not that of query or key.
+        InvalidTypeError: A size is no whole number.
+        InvalidValueError: A size is below 1, or, in a call, differs from the query's or the key's.
 
     Example:
         >>> attend = BilinearAttention(4, 6)
@@ -130,12 +130,12 @@ class BilinearAttention(ScoreAttention):
         self._terms = bilinear_terms(query_dim, key_dim, heads=heads)
 
     def score_terms(self) -> Terms:
-        """d_q d_key, for each head that has its own."""
+        """Return d_q d_key, times h if each head has its own form."""
         return self._terms
 
 
 class AdditiveAttention(ScoreAttention):
-    """softmax(v . tanh(q Wq + k Wk + b)) value, not scaled where no scale is given.
+    """softmax(v . tanh(q Wq + k Wk + b)) value, unscaled unless a scale is given.
 
     The parameters are `score.v`, `score.query_weight`, `score.key_weight` and `score.bias`, shared by all heads.
 
@@ -151,8 +151,8 @@ class AdditiveAttention(ScoreAttention):
         impl: as in `sqrtdk.attention`.
 
     Raises:
-        InvalidTypeError: a size is no whole number.
-        InvalidValueError: a size is below 1, or, in a call, not that of query or key.
+        InvalidTypeError: A size is no whole number.
+        InvalidValueError: A size is below 1, or, in a call, differs from the query's or the key's.
 
     Example:
         >>> attend = AdditiveAttention(4, 6, hidden=8)
@@ -165,7 +165,7 @@ class AdditiveAttention(ScoreAttention):
         Bahdanau et al. 2015, arXiv:1409.0473.
 
     Differs from:
-        Keras's layer of this name, which has no projections: it is this one with the identity for both.
+        Keras's layer of this name, which has no projections: it equals this one with the identity for both.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class AdditiveAttention(ScoreAttention):
         self._terms = additive_terms(query_dim, key_dim, hidden, bias=bias)
 
     def score_terms(self) -> Terms:
-        """d_q A + d_key A + A, and A for the bias."""
+        """Return d_q A + d_key A + A, and A for the bias."""
         return self._terms
 
 
@@ -206,8 +206,8 @@ class CosineAttention(ScoreAttention):
         norm: "l2", "rms" or "layer", see `sqrtdk.scores.cosine`; the last two also scale by 1/sqrt(E).
         gain: g at the start, above 0; None: 10 for l2, 1 for the others.
         maximum: of g.
-        learned: False: g stays `gain`, and there is no parameter.
-        scale: a number, a rule of `sqrtdk.scales` or a tensor in place of the norm's own.
+        learned: False: g stays at `gain`, and there is no parameter.
+        scale: a number, a rule of `sqrtdk.scales` or a tensor instead of the norm's own.
         bias: a term of `sqrtdk.positions`.
         enable_gqa: fewer key and value heads than query heads.
         device: of the parameter.
@@ -215,8 +215,8 @@ class CosineAttention(ScoreAttention):
         impl: as in `sqrtdk.attention`.
 
     Raises:
-        InvalidTypeError: an argument is no number.
-        InvalidValueError: an unknown norm, heads below 1, a gain not between 0 and its maximum.
+        InvalidTypeError: An argument is no number.
+        InvalidValueError: The norm is unknown, heads is below 1, or the gain is not between 0 and its maximum.
 
     Example:
         >>> attend = CosineAttention(8)
@@ -251,5 +251,5 @@ class CosineAttention(ScoreAttention):
         self._terms = Terms((("h", heads),)) if learned else Terms()
 
     def score_terms(self) -> Terms:
-        """One gain a head."""
+        """Return one gain per head."""
         return self._terms

@@ -25,15 +25,15 @@ class Counted(nn.Module):
     """Base of the modules here: `parameter_count()` counts, `expected_parameters()` computes the formula."""
 
     def parameter_terms(self) -> Terms:
-        """The terms of the formula, from the sizes alone."""
+        """Return the terms of the formula, computed from the sizes alone."""
         return Terms()
 
     def parameter_count(self) -> int:
-        """Number of parameters that the module holds, shared ones once."""
+        """Return the number of parameters that the module holds, counting shared ones once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def expected_parameters(self) -> int:
-        """Number of parameters that the formula gives."""
+        """Return the number of parameters that the formula gives."""
         return self.parameter_terms().total
 
     @property
@@ -43,7 +43,7 @@ class Counted(nn.Module):
 
 
 def keep(module: nn.Module, name: str, value: object) -> None:
-    """Keep a value as an attribute; a plain tensor becomes a buffer, so that it moves with the module."""
+    """Store a value as an attribute; a plain tensor becomes a buffer, so that it moves with the module."""
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         module.register_buffer(name, value)
     else:
@@ -51,7 +51,7 @@ def keep(module: nn.Module, name: str, value: object) -> None:
 
 
 def own_terms(name: str, part: object) -> Terms:
-    """The number of parameters of a part that the caller passed; no formula is known for it."""
+    """Return the number of parameters of a part that the caller passed, for which no formula is known."""
     if isinstance(part, nn.Module):
         number = sum(parameter.numel() for parameter in part.parameters())
     else:
@@ -60,7 +60,7 @@ def own_terms(name: str, part: object) -> Terms:
 
 
 class ScoreAttention(Counted):
-    """softmax(scale * score(q, k) + bias) v; the base of the modules of one score.
+    """softmax(scale * score(q, k) + bias) v; the base of the modules with a single score.
 
     Args:
         score: None: the dot product.
@@ -70,7 +70,7 @@ class ScoreAttention(Counted):
         softcap: c of c tanh(z / c), or None.
         window: (left, right), or None.
         enable_gqa: fewer key and value heads than query heads.
-        impl: which implementation runs.
+        impl: as in `sqrtdk.attention`.
     """
 
     score: FoldedScore | PairScore | None
@@ -113,7 +113,7 @@ class ScoreAttention(Counted):
         """Attend.
 
         Args:
-            query: (..., heads, L, E), or (..., L, E) where no part has heads.
+            query: (..., heads, L, E), or (..., L, E) if no part has heads.
             key: (..., heads, S, Ek).
             value: (..., heads, S, Ev).
             attn_mask: broadcastable to (..., heads, L, S): bool, True where the row sees the key, or floating, added.
@@ -122,8 +122,8 @@ class ScoreAttention(Counted):
             return_aux: statistics to return, see `sqrtdk.AuxRequest`.
 
         Returns:
-            The output (..., heads, L, Ev); with `need_weights` or `return_aux` a tuple of it, the weights and the
-            statistics, without what was not asked for.
+            The output (..., heads, L, Ev); with `need_weights` or `return_aux` a tuple of it and the requested weights
+            and statistics.
         """
         return attend(
             query,
@@ -144,19 +144,19 @@ class ScoreAttention(Counted):
         ).asked()
 
     def parameter_terms(self) -> Terms:
-        """The score's, the scale's and the bias's."""
+        """Return the terms of the score, the scale and the bias."""
         return self.score_terms() + own_terms("scale", self.scale) + self.bias_terms()
 
     def score_terms(self) -> Terms:
-        """Parameters of the score."""
+        """Return the parameters of the score."""
         return own_terms("score", self.score)
 
     def bias_terms(self) -> Terms:
-        """Parameters of the position term."""
+        """Return the parameters of the position term."""
         return own_terms("bias", self.bias)
 
     def extra_repr(self) -> str:
-        """Dropout, and the scale where it is no module."""
+        """Return dropout, and the scale unless it is a module or tensor."""
         scale = self.scale
         shown = "" if scale is None or isinstance(scale, nn.Module | Tensor) else f", scale={scale}"
         return f"dropout={self.dropout}{shown}"

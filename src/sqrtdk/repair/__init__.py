@@ -1,4 +1,4 @@
-"""What changes a model: QK-clip, a scale moved into weights, a floor for the entropy, sigma-reparametrisation."""
+"""Changes to a model: QK-clip, a scale moved into weights, an entropy floor, sigma-reparametrisation."""
 
 from sqrtdk.repair.clip import ClipRecord as ClipRecord
 from sqrtdk.repair.clip import LogitMaxima as LogitMaxima

@@ -1,8 +1,8 @@
-"""QK-clip: weights of q and k scaled down, head by head, until the largest logit is at the threshold.
+"""QK-clip: weights of q and k are scaled down, head by head, until the largest logit is at the threshold.
 
-gamma = threshold / max where max > threshold, else 1; rows of q times gamma^balance, rows of k times
-gamma^(1 - balance), so that the logits are times gamma (Kimi Team 2025, Kimi K2, arXiv:2507.20534). Behind a softcap it
-is the maximum before the cap that is scaled.
+gamma = threshold / max if max > threshold, else 1. Rows of q are scaled by gamma^balance and rows of k by gamma^(1 -
+balance), so the logits are multiplied by gamma (Kimi Team 2025, Kimi K2, arXiv:2507.20534). With a softcap, the maximum
+before the cap is scaled.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class LogitMaxima(Protocol):
-    """What a clip reads: plans, and the largest logit of each head of each, merged over ranks already.
+    """The input of a clip: plans, and the largest logit of each of their heads, already merged over ranks.
 
     Attributes:
-        plans: one a call, see `plan_of`.
+        plans: one per call, see `plan_of`.
         maxima: (Hq,) of each plan, scaled, after softcap, over visible keys; None if a call did not run.
     """
 
@@ -46,19 +46,19 @@ class LogitMaxima(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClipRecord:
-    """What a clip did to one call; its tensors stay on the device of the maxima until they are read.
+    """The effect of a clip on one call; its tensors stay on the device of the maxima until they are read.
 
     Attributes:
         site: module path.
         index: 0-based count of the attentions at this site.
-        measured: (Hq,), the maxima it was given.
-        gamma: (Hq,), by what the product of q and k was scaled; 1 where a head was left alone.
-        predicted: (Hq,), the maxima of the same inputs now; those measured where nothing was scaled.
+        measured: (Hq,), the measured maxima.
+        gamma: (Hq,), factor on the product of q and k; 1 for a head that was not scaled.
+        predicted: (Hq,), the maxima of the same inputs after the clip; equal to `measured` if nothing was scaled.
         usable: (Hq,), whether the maximum is a finite number, and below the softcap.
-        shared: what several heads share, in words: they are scaled by the largest maximum among them.
+        shared: weights that several heads share, in words; such heads are scaled by their largest maximum.
         refused: why nothing was scaled; None if scaling was possible.
-        partial: numbers of the heads whose maximum, by a watch, is of some of their rows: it measures `rows=` of a
-            sequence, or others held a NaN or an infinity. The rest may be larger than what is measured and predicted.
+        partial: numbers of the heads whose maximum, from a watch, covers only some rows, because `rows=` limits them or
+            other rows held a NaN or an infinity. The true maximum may be larger than measured and predicted.
     """
 
     site: str
@@ -78,7 +78,7 @@ class ClipRecord:
 
     @property
     def unusable(self) -> tuple[int, ...]:
-        """Numbers of the heads whose maximum is missing, NaN, infinite or at the softcap: no ground for a clip."""
+        """Numbers of the heads that can't be clipped: their maximum is missing, NaN, infinite or at the softcap."""
         return tuple((~self.usable).nonzero().flatten().tolist())
 
 
@@ -93,35 +93,35 @@ def qk_clip_(
 ) -> tuple[ClipRecord, ...]:
     """Scale q and k in place, head by head, so that no head's largest logit is above a threshold.
 
-    gamma = threshold / max of a head whose maximum is above the threshold and finite; its q weight and bias are
-    multiplied by gamma^balance, those of k by gamma^(1 - balance). Other heads keep their weights bit for bit, except
-    where they share a row with one that is scaled: a key head of GQA (not with a balance of 1, which leaves k alone),
-    the gain of a q/k norm, a projection of two layers.
+    For a head whose maximum is finite and above the threshold, gamma = threshold / max; its q weight and bias are
+    multiplied by gamma^balance, those of k by gamma^(1 - balance). Other heads keep their weights bit for bit, unless
+    they share rows with a scaled head: a key head of GQA (except with a balance of 1, which leaves k alone), the gain
+    of a q/k norm, a projection used by two layers.
 
     Args:
-        model: whose parameters are scaled; call it after the optimizer's step, never between forward and backward.
-        watch_or_stats: a finished `sqrtdk.trace(model, keep=True)`; the watch of `sqrtdk.watch(model)`, inside its
-            block and after its `step()`; or what has `plans` and `maxima`, see `LogitMaxima`. Of a watch the maxima are
-            those of the step that has just ended, over all of its forward passes and all ranks, each of which calls
-            this. What a clip has left of them counts for a second one by the same step, or the same trace, which has
-            nothing more to scale: after weights are put back, trace again.
+        model: its parameters are scaled. Call this after the optimizer's step, never between forward and backward.
+        watch_or_stats: a finished `sqrtdk.trace(model, keep=True)`; or the watch of `sqrtdk.watch(model)`, inside its
+            block and after its `step()`; or an object with `plans` and `maxima`, see `LogitMaxima`. A watch gives the
+            maxima of the step that has just ended, over all of its forward passes and all ranks, each of which must
+            call this. A second clip by the same step or trace starts from the maxima that the first one left, so it
+            finds nothing more to scale: after restoring weights, trace again.
         threshold: the largest logit that is left alone, in natural-log units, above 0.
         balance: share of q in the scaling, from 0 (k alone) to 1 (q alone).
-        optimizer: whose float32 copies of the weights are scaled as well.
-        group: of a trace in one of several processes: the process group of the ranks that hold the same weights, whose
-            maxima are merged, or "merged" where they are the same on every rank. Of a watch with shards="alone", which
-            merges none, "merged" as well. Of no other `watch_or_stats`.
+        optimizer: its float32 copies of the weights are scaled as well.
+        group: for a trace in one of several processes: the process group of the ranks that hold the same weights, whose
+            maxima are merged, or "merged" if they are equal on every rank. For a watch with shards="alone", which
+            merges nothing: "merged". None for any other `watch_or_stats`.
 
     Returns:
-        One record a call; a call that can't be clipped says why in `refused`, and is left as it is. None by a watch
-        whose last step was not sampled: nothing is known, and nothing is scaled.
+        One record per call; a call that can't be clipped gives its reason in `refused`, and is not changed. Empty for a
+        watch whose last step was not sampled: nothing is known, and nothing is scaled.
 
     Raises:
-        InvalidTypeError: an argument of another type.
-        InvalidValueError: a threshold that is not above 0, a balance outside 0..1, a trace without keep=True or of
-            another model, plans of parameters that the model has not; no `group` in one of several processes; a watch
-            of another model, or outside its block.
-        UnsupportedError: a watch of ranks that share heads or layers.
+        InvalidTypeError: An argument has another type.
+        InvalidValueError: The threshold is not above 0, or the balance outside 0..1; the trace has no keep=True or is
+            of another model; the plans name parameters that the model lacks; `group` is missing in one of several
+            processes; the watch is of another model, or outside its block.
+        UnsupportedError: The ranks of the watch share heads or layers.
 
     Example:
         >>> import sqrtdk
@@ -153,7 +153,7 @@ def qk_clip_(
     return clip_(model, plans, maxima, threshold, balance, optimizer=optimizer)
 
 
-_clipped: WeakKeyDictionary[Trace, list[Tensor]] = WeakKeyDictionary()  # what a clip has left of a trace's maxima
+_clipped: WeakKeyDictionary[Trace, list[Tensor]] = WeakKeyDictionary()  # maxima that the last clip left, by trace
 
 
 def _by_trace(
@@ -179,7 +179,7 @@ def _by_watch(
 
 
 def _left(records: Sequence[ClipRecord], threshold: float) -> list[Tensor]:
-    """The maxima after a clip, from which a second one by the same measurement begins."""
+    """Return the maxima after a clip, from which a second clip by the same measurement starts."""
     return [torch.where(one.gamma < 1, one.predicted.clamp(max=threshold), one.measured) for one in records]
 
 
@@ -193,10 +193,11 @@ def clip_(
     *,
     optimizer: Optimizers = None,
 ) -> tuple[ClipRecord, ...]:
-    """Apply plans to maxima: `qk_clip_` without a trace; no device sync but for an optimizer, or a balance of 0 or 1.
+    """Apply plans to maxima: `qk_clip_` without a trace. It syncs the device only for an optimizer, or a balance of 0
+    or 1.
 
     Args:
-        model: whose parameters the plans name.
+        model: the plans name its parameters.
         plans: see `plan_of`.
         maxima: (Hq,) of each plan, the same on all ranks; None if a call did not run.
         threshold: see `qk_clip_`.
@@ -204,10 +205,11 @@ def clip_(
         optimizer: see `qk_clip_`.
 
     Returns:
-        One record a plan.
+        One record per plan.
 
     Raises:
-        InvalidValueError: as many maxima as plans and heads are needed, and parameters of the plans' names and shapes.
+        InvalidValueError: The number of maxima differs from that of plans or heads, or the model lacks a plan's
+            parameter.
     """
     threshold, balance = bound(threshold), share(balance)
     measured = _checked(plans, maxima)
@@ -232,7 +234,7 @@ def clip_(
 def _gammas(
     plans: Sequence[CallPlan], measured: Sequence[Float[Tensor, " Hq"]], threshold: float
 ) -> list[Float[Tensor, " Hq"]]:
-    """Gamma of each head: the least of those that are scaled as one."""
+    """Return gamma of each head: the smallest in its group of heads that must be scaled as one."""
     wanted = torch.cat([_wanted(plan, each, threshold) for plan, each in zip(plans, measured, strict=True)])
     groups = torch.cat([plan.groups for plan in plans]).to(wanted.device)
     least = torch.ones_like(wanted).scatter_reduce(0, groups, wanted, "amin")
@@ -240,7 +242,7 @@ def _gammas(
 
 
 def _scaled_by(plans: Sequence[CallPlan], balance: float) -> Sequence[CallPlan]:
-    """The plans without the side that a balance leaves alone: what heads share there does not make them one."""
+    """Return the plans without the side that the balance leaves alone: rows shared there do not tie heads together."""
     alone = {0.0: "q", 1.0: "k"}.get(balance)
     if alone is None:
         return plans
@@ -249,7 +251,7 @@ def _scaled_by(plans: Sequence[CallPlan], balance: float) -> Sequence[CallPlan]:
 
 
 def _wanted(plan: CallPlan, measured: Float[Tensor, " Hq"], threshold: float) -> Float[Tensor, " Hq"]:
-    """Gamma of each head by itself: 1 where it is at or below the threshold, or no number."""
+    """Return gamma of each head by itself: 1 if its maximum is at or below the threshold, or not a finite number."""
     ones = torch.ones_like(measured)
     if plan.refused is not None or (plan.softcap is not None and threshold >= plan.softcap):
         return ones
@@ -264,7 +266,7 @@ def _uncapped(logit: Float[Tensor, "..."], softcap: float | None) -> Float[Tenso
 
 
 def _record(plan: CallPlan, measured: Float[Tensor, " Hq"], gamma: Float[Tensor, " Hq"]) -> ClipRecord:
-    """What was done, and the maxima once the product is times gamma."""
+    """Return the record of a call, with the maxima predicted for the product multiplied by gamma."""
     logit, cap = _uncapped(measured, plan.softcap), plan.softcap
     capped = gamma * logit if cap is None else cap * torch.tanh(gamma * logit / cap)
     predicted = torch.where(gamma < 1, capped, measured)
@@ -272,7 +274,7 @@ def _record(plan: CallPlan, measured: Float[Tensor, " Hq"], gamma: Float[Tensor,
 
 
 def _check_shapes(scaled: dict[str, Tensor], factors: dict[str, list[tuple[Rows, Tensor]]]) -> None:
-    """Refuse plans of another model, before anything is scaled."""
+    """Refuse plans of another model before anything is scaled."""
     for name, pairs in factors.items():
         planned = next((rows.shape for rows, _ in pairs if rows.shape not in (None, tuple(scaled[name].shape))), None)
         if planned is not None:
@@ -289,7 +291,7 @@ def _check_shapes(scaled: dict[str, Tensor], factors: dict[str, list[tuple[Rows,
 def _factors(
     plans: Sequence[CallPlan], gamma: Sequence[Float[Tensor, " Hq"]], balance: float
 ) -> dict[str, list[tuple[Rows, Float[Tensor, " Hq"]]]]:
-    """Of each parameter that is scaled: its rows, and the factor of each head's."""
+    """Return, for each parameter that is scaled, its rows and the factor of each head."""
     powers = {"q": balance, "k": 1.0 - balance, "whole": 1.0}
     factors: dict[str, list[tuple[Rows, Tensor]]] = defaultdict(list)
     for plan, by in zip(plans, gamma, strict=True):
@@ -302,12 +304,12 @@ def _factors(
 
 
 def bound(threshold: Any) -> float:
-    """A threshold: a finite number above 0."""
+    """Return the threshold as a finite number above 0."""
     return number("threshold", threshold, above=0.0)
 
 
 def share(balance: Any) -> float:
-    """A balance: a number from 0 to 1."""
+    """Return the balance as a number from 0 to 1."""
     of_query = number("balance", balance)
     if not 0.0 <= of_query <= 1.0:
         raise InvalidValueError(f"balance is from 0 to 1; got {of_query:g}", hint="0.5 shares evenly.")
@@ -315,7 +317,7 @@ def share(balance: Any) -> float:
 
 
 def _checked(plans: Sequence[CallPlan], maxima: Sequence[Tensor | None]) -> list[Tensor]:
-    """The maxima as floating tensors beside the weights; NaN where there are none."""
+    """Return the maxima as floating tensors on the device of the weights; NaN for a call that did not run."""
     if len(plans) != len(maxima):
         raise InvalidValueError(
             f"there are maxima for each plan; got {len(maxima)} for {len(plans)}",

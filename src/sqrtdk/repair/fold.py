@@ -1,4 +1,4 @@
-"""A wrong scale of a trained model moved into its weights, so that the code may be put right."""
+"""Moves a wrong scale of a trained model into its weights, so that the scale in the code can be corrected."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _HINT = "Leave the scale where it is: the weights were trained with it."
 
 @dataclass(frozen=True, slots=True)
 class FoldRecord:
-    """What took the scale.
+    """The parameters that absorbed the scale.
 
     Attributes:
         site: module path.
-        ratio: by what q is larger; divide the code's scale by it.
-        parameters: that were multiplied.
-        scale: the effective scale before, which the code may now have over `ratio`; None if it was not read.
+        ratio: factor by which q grew; divide the code's scale by it.
+        parameters: names of the multiplied parameters.
+        scale: the effective scale before; the code should now use it divided by `ratio`. None if it could not be read.
     """
 
     site: str
@@ -53,30 +53,30 @@ def fold_scale_(
     inputs: Any = None,
     optimizer: Optimizers = None,
 ) -> FoldRecord:
-    """Multiply what sets the size of q by a ratio, so that the code's scale may be divided by it.
+    """Multiply the weights that set the size of q by a ratio, so that the code's scale may be divided by it.
 
-    Logits are scale * q . k, with q = W x + b turned by any rotation: with `ratio` * W and `ratio` * b, and the scale
-    divided by `ratio` in the code, all outputs are as before (to the bit, for a ratio that is a power of two). A q/k
-    norm takes the size of the projection away; its gain takes the ratio then, and where it has none, nothing can. Where
-    the model uses q outside the attention as well, outputs change: that is not looked at.
+    Logits are scale * q . k, with q = W x + b, possibly rotated. With `ratio` * W and `ratio` * b, and the scale
+    divided by `ratio` in the code, all outputs stay the same (to the bit, if the ratio is a power of two). A q/k norm
+    removes the size of the projection. Then its gain takes the ratio, and a norm without a gain is refused. If the
+    model also uses q outside the attention, those outputs change: this is not checked.
 
     Args:
-        model: whose weights are changed; its code is not.
+        model: its weights are changed; its code is not.
         site: module path of the attention, as `sqrtdk.trace` and `sqrtdk.check` name it; "" is the root.
-        ratio: the effective scale over the one that the code is to have, above 0: 8 for a model of head dimension 64
-            that was trained without 1/sqrt(64).
-        stats: a finished `sqrtdk.trace(model, keep=True)`; None: the model is run once, in eval mode.
-        inputs: of that run, as `sqrtdk.check` takes them; None: made up from the model's config.
-        optimizer: whose copies of the weights are multiplied as well.
+        ratio: effective scale divided by the scale that the code should have, above 0: 8 for a model of head dimension
+            64 that was trained without 1/sqrt(64).
+        stats: a finished `sqrtdk.trace(model, keep=True)`; None: run the model once, in eval mode.
+        inputs: for that run, as `sqrtdk.check` takes them; None: made up from the model's config.
+        optimizer: its copies of the weights are multiplied as well.
 
     Returns:
-        Which parameters took it.
+        The changed parameters.
 
     Raises:
-        InvalidTypeError: an argument of another type.
-        InvalidValueError: a ratio that is not above 0; no attention at `site`; a trace that is not of this model, or
-            kept nothing; no inputs, and no config to make them from.
-        UnsupportedError: the architecture does not allow it; the message says why.
+        InvalidTypeError: An argument has another type.
+        InvalidValueError: The ratio is not above 0; no attention is at `site`; the trace is of another model, or kept
+            nothing; there are no inputs, and no config to make them from.
+        UnsupportedError: The architecture does not allow it; the message says why.
 
     Example:
         >>> layer = nn.MultiheadAttention(32, 4, batch_first=True)
@@ -105,7 +105,7 @@ def fold_scale_(
     scaled = {entry.name: parameters.get(entry.name) for entry in rows}
     copies = Copies(scaled, parameters.ids, optimizer)
     by = torch.tensor(ratio, dtype=torch.float64)
-    for name, parameter in scaled.items():  # once, whichever calls of the site share its rows
+    for name, parameter in scaled.items():  # once, even if several calls of the site share its rows
         of_it = [entry for entry in rows if entry.name == name]
         scale_(parameter, copies.of(name), [(entry, by.expand(len(entry.index))) for entry in of_it])
     call = at_site[0].call
@@ -113,7 +113,7 @@ def fold_scale_(
 
 
 def _traced(model: nn.Module, inputs: Any) -> Trace:
-    """One run as an audit makes it."""
+    """Trace one run in the same way as an audit."""
     if not isinstance(model, nn.Module):
         raise InvalidTypeError(f"model is an nn.Module; got {type(model).__name__}", hint="Pass the model itself.")
     loaded = from_module(model, None if inputs is None else as_inputs(inputs), LoadOptions())
@@ -141,7 +141,7 @@ def _query_rows(tensors: CallTensors, parameters: Parameters) -> list[Rows]:
 
 
 def _refuse_shared(rows: list[Rows], site: str, run: Trace, parameters: Parameters) -> None:
-    """Refuse rows that are k's, v's, or another site's as well, or may be: where a site is not understood."""
+    """Refuse rows that also belong, or may belong, to k, v or another site."""
     read = readers(run.tensors, parameters)
     for tensors, names in zip(run.tensors, read.names, strict=True):
         for side in ("k",) if tensors.site == site else ("q", "k"):

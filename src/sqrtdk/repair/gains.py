@@ -1,12 +1,11 @@
-"""Rows of a call that a plain projection of q and k does not give: gains of a norm, and latent attention.
+"""Rows of a call that are not simply a projection's: gains of a norm, and latent attention.
 
-The gain of a q/k norm: the norm takes the size of the projection away, which leaves the gain as the only thing to
-scale.
+Gain of a q/k norm: the norm removes the size of the projection, so only the gain can be scaled.
 
-Multi-head latent attention: a key is one part of its own head's, and one that all heads share. k = [k_nope, k_rope],
-where k_nope comes from the up-projection that also gives v, and k_rope from the latent's own projection, the same for
-every head. Logits are q_nope . k_nope + q_rope . k_rope: q_nope and k_nope take gamma^balance and gamma^(1 - balance),
-q_rope takes gamma, and k_rope is left alone (Kimi Team 2025, Kimi K2, section 2.1, arXiv:2507.20534).
+Multi-head latent attention: a key has a part for each head, and a part that all heads share: k = [k_nope, k_rope].
+k_nope comes from the up-projection that also gives v, k_rope from a projection of its own, the same for every head.
+Logits are q_nope . k_nope + q_rope . k_rope: q_nope takes gamma^balance, k_nope gamma^(1 - balance), q_rope gamma, and
+k_rope is left alone (Kimi Team 2025, Kimi K2, section 2.1, arXiv:2507.20534).
 """
 
 from __future__ import annotations
@@ -28,26 +27,26 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 _NAMES = {"q": re.compile(r"(^|[._])q"), "k": re.compile(r"(^|[._])k"), "v": re.compile(r"(^|[._])k?v")}
-_FITS = 0.999  # share of the squares: a gain may have moved by 3% in the step between the trace and the clip
-_OFFSETS = (0.0, 1.0)  # the gain is the parameter, or 1 + it
+_FITS = 0.999  # share of the squares; between trace and clip, one step may move a gain by 3%
+_OFFSETS = (0.0, 1.0)  # the gain is the parameter (Llama), or 1 + the parameter (Gemma)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fit:
-    """A parameter that may be the gain, or "" for none, and how much of the normalised values it explains."""
+    """A parameter that may be the gain ("" for no gain), and the share of the normalised values that it explains."""
 
     name: str
     offset: float
-    index: Tensor  # (H, E), of the flattened parameter
-    shift: str | None  # name of what is added after the gain
+    index: Tensor  # (H, E), into the flattened parameter
+    shift: str | None  # name of the bias added after the gain
     share: float
 
 
 def gain_rows(side: str, vector: Vector, heads: int, site: str, parameters: Parameters) -> list[Rows]:
-    """Rows of the gain, and of the shift, of the last norm between a projection and the product.
+    """Return the rows of the gain, and of its bias, of the last norm between a projection and the product.
 
     Raises:
-        Refusal: the norm has none, or it can't be told which it is.
+        Refusal: The norm has no gain, or its parameter can't be identified.
     """
     at = max(number for number, step in enumerate(vector.steps) if step.name == "norm")
     before = vector.steps[at - 1].values if at else vector.projected
@@ -60,7 +59,8 @@ def gain_rows(side: str, vector: Vector, heads: int, site: str, parameters: Para
     names = [parameters.first(named)] if named in parameters else list(_candidates(scope, parameters))
     fits = list(_fits(compared(before), compared(after), _key_heads(vector), names, parameters))
     if any(fit.name for fit in fits) and named in parameters:
-        fits = [fit for fit in fits if fit.name]  # a gain of ones, which the optimizer has moved since, is not none
+        # a gain of ones looks like none, but the optimizer may have moved it since the trace
+        fits = [fit for fit in fits if fit.name]
     best = max(fit.share for fit in fits)
     if best == 0.0:
         raise Refusal(f"{side} is all zeros, which does not tell the gain of its norm")
@@ -78,7 +78,7 @@ def gain_rows(side: str, vector: Vector, heads: int, site: str, parameters: Para
 
 
 def _key_heads(vector: Vector) -> Int[Tensor, " H"]:
-    """The number of the projected head that each head is: key heads may have been repeated before the product."""
+    """Return the projected head of each head; key heads may have been repeated before the product."""
     if vector.projection is None:
         return torch.arange(vector.values.shape[1])
     number: Tensor
@@ -97,7 +97,7 @@ def _fits(
     inner = torch.arange(dim)
     layouts = {dim: inner.expand(heads, dim), (int(own.max()) + 1) * dim: own[:, None] * dim + inner}
     units = list(_normalised(before))
-    yield _Fit("", 0.0, inner, None, max(explained(unit, after) for unit in units))  # no gain at all
+    yield _Fit("", 0.0, inner, None, max(explained(unit, after) for unit in units))  # without a gain
     for name in names:
         parameter = parameters.get(name)
         index = layouts.get(parameter.numel())
@@ -119,7 +119,7 @@ def _candidates(scope: str, parameters: Parameters) -> Iterator[str]:
 
 
 def _scope(vector: Vector, site: str) -> str:
-    """The module that holds both the attention and the projection: the norm is in it."""
+    """Return the path of the module that holds both the attention and the projection, and thus the norm."""
     if vector.projection is None or not vector.projection.name:
         return site
     projection = vector.projection.name.split(".")[:-2]
@@ -128,7 +128,7 @@ def _scope(vector: Vector, site: str) -> str:
 
 
 def _normalised(values: Float[Tensor, "B H L E"]) -> Iterator[Float[Tensor, "B H L E"]]:
-    """Values divided by their length: by head and over all heads, with and without their mean."""
+    """Yield values divided by their length: per head and over all heads, with and without their mean."""
     for axes in ((-1,), (1, -1)):
         for centred in (values, values - values.mean(axes, keepdim=True)):
             square = centred.square().mean(axes, keepdim=True)
@@ -139,7 +139,8 @@ def _normalised(values: Float[Tensor, "B H L E"]) -> Iterator[Float[Tensor, "B H
 
 
 def latent_rows(tensors: CallTensors, parameters: Parameters) -> tuple[Rows, ...] | None:
-    """Rows of a call whose key's first or last channels come from v's projection; None if they do not."""
+    """Return the rows of a call whose key's first or last channels come from v's projection; None for any other
+    call."""
     query, key, value = tensors.query, tensors.key, tensors.value
     if key.projection is not None or query.projection is None or value.projection is None:
         return None
@@ -179,7 +180,8 @@ def latent_rows(tensors: CallTensors, parameters: Parameters) -> tuple[Rows, ...
 
 
 def _rest(used: Int[Tensor, "H Ev"], features: int) -> Int[Tensor, "H E"] | None:
-    """Features that v does not use, the same number for each head, in order."""
+    """Return the features that v does not use, the same number for each head, in order; None if they don't divide
+    evenly."""
     free = torch.ones(features, dtype=torch.bool)
     free[used.flatten()] = False
     rest = free.nonzero().flatten()

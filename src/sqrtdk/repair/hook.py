@@ -1,4 +1,4 @@
-"""QK-clip after every step of an optimizer, by the maxima of the forward passes since the last."""
+"""QK-clip after every optimizer step, by the maxima of the forward passes since the previous step."""
 
 from __future__ import annotations
 
@@ -24,29 +24,28 @@ Key = tuple[str, int]
 
 
 class QKClip:
-    """Clips a model after each step: attached to an optimizer, or told of its steps.
+    """Clips a model after each step, attached to an optimizer or called by the loop.
 
-    The model's training forwards are traced, on every step or on every n-th, and what they cost is what a trace costs;
-    where a watch measures the maxima anyway, pass it as `stats`, and nothing is traced here: call `step(optimizer)`
-    after its own. Forwards in eval mode do
-    not count. Of several forwards before a step the largest maxima count. Of a compiled model pass what
-    `torch.compile(model)` returned: on the steps that are traced it runs eagerly.
+    The model's training forwards are traced, on every step or on every n-th, at the cost of a trace. If a watch
+    measures the maxima anyway, pass it as `stats`, and call `step(optimizer)` after the watch's own step: nothing is
+    traced then. Forwards in eval mode do not count. Several forwards before a step give the largest maxima. For a
+    compiled model pass the result of `torch.compile(model)`: on traced steps it runs eagerly.
 
     Args:
-        model: the module whose forward runs; of DistributedDataParallel its `.module`.
+        model: the module whose forward runs; for DistributedDataParallel its `.module`.
         threshold: see `qk_clip_`.
         balance: see `qk_clip_`.
         every: steps from one clip to the next, at least 1.
-        group: ranks whose maxima are merged, see `qk_clip_`; each of them steps as often. One that has not met an
-            attention yet can't clip it: until it does, none of them clips that one.
-        stats: a watch, or what has `plans` and `maxima`, read at each step.
+        group: ranks whose maxima are merged, see `qk_clip_`; each of them must step equally often. An attention is
+            clipped only once all of them have met it.
+        stats: a watch, or an object with `plans` and `maxima`, read at each step.
 
     Attributes:
-        records: of the last step that clipped; none before.
+        records: of the last step that clipped; empty before.
 
     Raises:
-        InvalidTypeError: an argument of another type.
-        InvalidValueError: a threshold, a balance or an `every` out of its range.
+        InvalidTypeError: An argument has another type.
+        InvalidValueError: A threshold, a balance or an `every` is out of its range.
 
     Example:
         >>> layer = nn.MultiheadAttention(32, 4, batch_first=True)
@@ -94,12 +93,12 @@ class QKClip:
             self._handles.append(model.register_forward_hook(self._end, always_call=True))
 
     def attach(self, optimizer: torch.optim.Optimizer) -> QKClip:
-        """Clip after each of an optimizer's steps, its copies of the weights as well.
+        """Clip after each step of an optimizer, including its copies of the weights.
 
         Raises:
-            InvalidTypeError: it takes no hooks.
-            InvalidValueError: `stats` is a watch, which does not know of the step before it has ended; or another one
-                has been attached, of which neither knows when both have made their step.
+            InvalidTypeError: The optimizer takes no hooks.
+            InvalidValueError: `stats` is a watch, which has its maxima only after the step; or another optimizer is
+                attached, as neither of the two knows when both have stepped.
         """
         if isinstance(self._stats, StepWatch):
             raise InvalidValueError(
@@ -112,7 +111,7 @@ class QKClip:
                 hint="Call clip.step([one, other]) after the last of them.",
             )
         inner = getattr(optimizer, "optimizer", None)
-        if isinstance(inner, torch.optim.Optimizer):  # what wraps it, as accelerate does, may take no hooks itself
+        if isinstance(inner, torch.optim.Optimizer):  # a wrapper, such as accelerate's, may take no hooks itself
             return self.attach(inner)
         if not hasattr(optimizer, "register_step_post_hook"):
             raise InvalidTypeError(
@@ -124,13 +123,13 @@ class QKClip:
         return self
 
     def step(self, optimizer: Optimizers = None) -> tuple[ClipRecord, ...]:
-        """Clip by what was measured since the last step.
+        """Clip by the measurements since the last step.
 
         Args:
-            optimizer: whose copies of the weights are scaled as well.
+            optimizer: its copies of the weights are scaled as well.
 
         Returns:
-            The records; none where this step is none of the n-th, or nothing was measured.
+            The records; empty if this step is not due, or nothing was measured.
         """
         due = self._steps % self._every == 0
         self._steps += 1
@@ -150,10 +149,10 @@ class QKClip:
         return self.records
 
     def _measured(self) -> tuple[tuple[CallPlan, ...], list[Tensor | None]]:
-        """Plans and maxima, the same on every rank: of the attentions that each of them knows."""
+        """Return plans and maxima, equal on every rank: of the attentions that all ranks know."""
         each = [self._maxima.get(key) for key in self._plans]
         if not is_group(self._group):
-            merged([], [], self._group)  # refuses what is no group, and none in several processes
+            merged([], [], self._group)  # raises for an invalid group, and for no group in several processes
             return tuple(self._plans.values()), each
         lists = {key: None if one is None else one.tolist() for key, one in zip(self._plans, each, strict=True)}
         own = {key: (plan.heads, plan.refused, lists[key]) for key, plan in self._plans.items()}
@@ -165,11 +164,11 @@ class QKClip:
             plan = self._plans[key]
             plans.append(plan if refused is None else replace(plan, rows=(), shared=(), refused=refused))
             seen = [torch.tensor(others[key][2], dtype=torch.float64) for others in told if others[key][2] is not None]
-            maxima.append(functools.reduce(torch.maximum, seen) if seen else None)  # NaN stays NaN
+            maxima.append(functools.reduce(torch.maximum, seen) if seen else None)  # torch.maximum keeps NaN
         return grouped(plans), maxima
 
     def remove(self) -> None:
-        """Take all hooks away."""
+        """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -183,7 +182,7 @@ class QKClip:
             run = trace(model, numeric=False, keep=self._unplanned)
             try:
                 run.__enter__()
-            except RuntimeError as error:  # torch's own, of a forward that dynamo runs
+            except RuntimeError as error:  # from torch, if dynamo runs the forward
                 raise UnsupportedError(
                     f"the forward of {type(model).__name__} runs inside a compiled region, which can't be traced",
                     hint="Give QKClip what torch.compile(model) returned, or maxima as `stats`.",
@@ -205,9 +204,9 @@ class QKClip:
                 self._maxima[key] = torch.maximum(largest, self._maxima.get(key, largest))
 
     def _add(self, plans: tuple[CallPlan, ...], broken: bool) -> None:
-        """Plans of calls that were not seen before, beside those that were; what is refused is said once.
+        """Add plans of new calls; each refusal is warned of once.
 
-        Of a forward with `broken` numbers a refusal may be due to these: it waits for the next.
+        In a forward with `broken` numbers, these may be the cause of a refusal: such calls wait for the next forward.
         """
         asked = {(plan.site, plan.index): plan for plan in plans if not (broken and plan.refused)}
         fresh = {key: plan for key, plan in asked.items() if key not in self._plans}

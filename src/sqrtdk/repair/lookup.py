@@ -1,4 +1,4 @@
-"""The parameters that a projection used, by the name that the trace read."""
+"""Finds the parameters of projections by the names that the trace read."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from sqrtdk.tracing import Projection, Vector
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-ALIKE = 0.5  # share of the squares: a tensor that moved by training is far above, an unlike one far below
+ALIKE = 0.5  # share of the squares; a weight moved by training stays far above it, another weight far below
 _MADE = "a parametrization, an adapter, or quantised"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A projection's parameter.
+    """The parameter of a projection.
 
     Attributes:
         name: of the parameter.
-        axis: of its features.
-        shift: number in the parameter of the projection's feature 0: the code may multiply by a part of it.
-        alike: share of the weight that the trace saw which the parameter explains.
-        fresh: it is bit for bit as the trace saw it.
+        axis: along which its features lie.
+        shift: index in the parameter of the projection's feature 0, as the code may use a slice of it.
+        alike: share of the traced weight that the parameter explains.
+        fresh: whether it equals the traced weight bit for bit.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Place:
 
 
 class Parameters:
-    """A model's parameters by all of their names; a shared one has the first of its names."""
+    """A model's parameters by all of their names; a shared parameter is reported by its first name."""
 
     def __init__(self, model: nn.Module) -> None:
         first: dict[int, str] = {}
@@ -56,14 +56,14 @@ class Parameters:
         return name in self._named
 
     def first(self, name: str) -> str:
-        """The first name of a parameter that has several."""
+        """Return the first name of a parameter that has several."""
         return self._first[name]
 
     def get(self, name: str) -> Tensor:
-        """The parameter itself, of which this rank may hold a part.
+        """Return the parameter itself, of which this rank may hold a part.
 
         Raises:
-            InvalidValueError: the model has none of this name.
+            InvalidValueError: The model has no parameter of this name.
         """
         if name not in self._named:
             raise InvalidValueError(
@@ -73,18 +73,18 @@ class Parameters:
         return self._named[name]
 
     def whole(self, name: str) -> Float[Tensor, "..."]:
-        """All of a parameter; where it is sharded, every rank asks at the same time."""
+        """Return the whole parameter; for a sharded one, every rank must call this."""
         parameter = self._named[name]
         whole = parameter.full_tensor() if is_sharded(parameter) else parameter  # type: ignore[attr-defined]
         return whole.detach().cpu()
 
     def below(self, site: str) -> Iterator[str]:
-        """First names of the parameters of a module and those in it."""
+        """Return the first names of the parameters of a module, submodules included."""
         prefix = f"{site}." if site else ""
         return (name for name in self._named if name.startswith(prefix) and self._first[name] == name)
 
     def projection_rows(self, side: str, vector: Vector, index: Int[Tensor, "Hq E"]) -> list[Rows]:
-        """Rows of a projection's weight and bias, of the features in `index`, each query head's own."""
+        """Return the rows of a projection's weight and bias for the features in `index`, one set per query head."""
         projection = vector.projection
         assert projection is not None
         place = self.find(side, projection)
@@ -95,10 +95,10 @@ class Parameters:
         return rows
 
     def find(self, side: str, projection: Projection) -> Place:
-        """The parameter of a projection.
+        """Return the parameter of a projection.
 
         Raises:
-            Refusal: it is none, or quantised, or on this rank a part.
+            Refusal: It is no parameter, or quantised, or this rank holds a part of it.
         """
         whole_weight(side, projection)
         if projection.name in self._named:
@@ -111,7 +111,7 @@ class Parameters:
         raise Refusal(f"the weight that projects {side} is no parameter: it is made while the model runs ({_MADE})")
 
     def why_no_projection(self, side: str, site: str) -> str:
-        """Why a vector comes from no one projection."""
+        """Say why a vector comes from no single projection."""
         adapters = [name for name in self.below(site) if "lora_" in name]
         if adapters:
             return (
@@ -121,14 +121,14 @@ class Parameters:
         return f"{side} comes from no single projection that could be followed (a sum, as with LoRA adapters)"
 
     def quantised_at(self, site: str) -> str:
-        """What is quantised at a site, as a remark; "" where nothing is."""
+        """Say what is quantised at a site, as a remark; "" if nothing is."""
         for name in self.below(site):
             if reason := _no_weight(self._named[name]):
                 return f" ({name} {reason})"
         return ""
 
     def _fit(self, projection: Projection, name: str) -> list[Place]:
-        """Where in a parameter a projection's weight may be: which axis its features lie along."""
+        """Return where in a parameter the projection's weight may be, for each axis along which its features fit."""
         weight, features = projection.weight, projection.features.cpu()
         parameter = self._named[name]
         if reason := _no_weight(parameter):
@@ -141,7 +141,7 @@ class Parameters:
         return [place for place in places if place is not None]
 
     def _bias(self, side: str, vector: Vector, index: Int[Tensor, "Hq E"], place: Place) -> Rows:
-        """The bias beside a weight; nn.MultiheadAttention has those of q, k and v in one."""
+        """Return the rows of the bias beside a weight; nn.MultiheadAttention keeps those of q, k and v in one bias."""
         owner, _, last = place.name.rpartition(".")
         features = self.get(place.name).shape[place.axis]
         name, shift = {
@@ -157,17 +157,17 @@ class Parameters:
         if place.fresh and projection is not None and projection.bias is not None:
             bias = self.whole(name)[projection.features.cpu() + place.shift + shift].to(torch.float64)
             size = bias.abs().max() if vector.projected is None else vector.projected.abs().max()
-            eps = torch.finfo(projection.bias.dtype).eps  # what an addition of its own may cost
+            eps = torch.finfo(projection.bias.dtype).eps  # rounding of an addition
             if not bool(((bias - projection.bias.cpu()).abs() <= eps * size.cpu()).all()):
                 raise Refusal(f"{name} is not the bias that was added to {side}")
         return Rows(self._first[name], side, index + shift)
 
 
 def whole_weight(side: str, projection: Projection) -> None:
-    """Refuse a weight of which each rank has the heads of its part, and sees the maxima of these alone.
+    """Refuse a tensor-parallel weight: this rank has some of its heads, and sees only their maxima.
 
     Raises:
-        Refusal: it is one.
+        Refusal: The weight is such a part.
     """
     if projection.part:
         raise Refusal(
@@ -183,12 +183,12 @@ def _fits(parameter: Tensor, axis: int, width: int, feature: int) -> bool:
 def _place(
     name: str, axis: int, rows: Float[Tensor, "F D"], weight: Float[Tensor, "H E D"], features: Int[Tensor, "H E"]
 ) -> Place | None:
-    """Where in a parameter a projection's weight is, or None; by its most alike row, where it is a part of it."""
+    """Return where in a parameter the projection's weight is; a slice is placed by its most similar row."""
     for moved in _shifts(rows, weight[0, 0], int(features[0, 0])):
         index = features + moved
         if int(index.min()) < 0 or int(index.max()) >= len(rows):
             continue
-        picked = rows[index[:, : weight.shape[1]]].to(weight.dtype)  # a sketch has one row of each head
+        picked = rows[index[:, : weight.shape[1]]].to(weight.dtype)  # a sketch keeps one row of each head
         fresh = torch.equal(picked, weight)
         alike = 1.0 if fresh else explained(picked, weight)
         if alike > ALIKE:
@@ -197,7 +197,7 @@ def _place(
 
 
 def _shifts(rows: Float[Tensor, "F D"], first: Float[Tensor, " D"], feature: int) -> Iterator[int]:
-    """0, and, where that is not it, the one that brings a weight's first row to the most alike row of a parameter."""
+    """Yield shift 0, then the shift that aligns a weight's first row with the most similar row of the parameter."""
     yield 0
     shift = int((torch.nn.functional.normalize(rows.float(), dim=-1) @ first.float()).argmax()) - feature
     if shift:
@@ -205,7 +205,7 @@ def _shifts(rows: Float[Tensor, "F D"], first: Float[Tensor, " D"], feature: int
 
 
 def _no_weight(parameter: Tensor) -> str | None:
-    """Why a parameter can't be scaled."""
+    """Say why a parameter can't be scaled; None if it can."""
     plain = type(parameter.data) is Tensor or is_sharded(parameter)
     if not plain or not parameter.is_floating_point() or parameter.element_size() < 2:
         kind = str(parameter.dtype).removeprefix("torch.") if plain else type(parameter.data).__name__

@@ -1,6 +1,6 @@
-"""The copies of a model's weights that an optimizer holds: it writes them back at its next step.
+"""The optimizer's own copies of a model's weights, which it writes back at its next step.
 
-`scale_` multiplies rows of a parameter in place: of a plain one, of a shard, and of these copies.
+`scale_` multiplies rows in place: of a plain parameter, of a shard, and of these copies.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
 
 class Copies:
-    """Copies of parameters in optimizers, found by their values: a copy rounds to the weight that it is of.
+    """Copies of parameters in optimizers, found by their values: a copy rounds to its weight.
 
     Args:
         scaled: the parameters, by name.
-        others: the model's parameters, as a set of ids.
+        others: ids of all parameters of the model.
         optimizers: one, several or none.
 
     Raises:
-        InvalidTypeError: something that is no optimizer.
-        UnsupportedError: an optimizer's parameters are not the model's, and none of them is a copy of one that is to be
-            scaled.
+        InvalidTypeError: Something is no optimizer.
+        UnsupportedError: An optimizer's parameters are not the model's, and none of them is a copy of a scaled one.
     """
 
     def __init__(self, scaled: Mapping[str, Tensor], others: frozenset[int], optimizers: Optimizers) -> None:
@@ -47,7 +46,7 @@ class Copies:
                 self._of_foreign({n: p for n, p in scaled.items() if id(p) not in own and p.requires_grad}, foreign)
 
     def of(self, name: str) -> tuple[Tensor, ...]:
-        """Copies of one parameter."""
+        """Return the copies of one parameter."""
         return tuple(self._of[name])
 
     def _of_foreign(self, scaled: Mapping[str, Tensor], foreign: list[Tensor]) -> None:
@@ -78,7 +77,7 @@ def _listed(optimizers: Optimizers) -> list[Any]:
 
 
 def _in_state(scaled: Mapping[str, Tensor], state: Mapping[Any, Any]) -> dict[str, list[Tensor]]:
-    """Entries of the state that are copies. A moment is none, unless it and the weight are all zeros: they stay so."""
+    """Return the state entries that are copies. A moment looks like one only if it and the weight are all zeros."""
     return {
         name: [entry for entry in (state.get(parameter) or {}).values() if _is_copy(entry, parameter)]
         for name, parameter in scaled.items()
@@ -86,7 +85,7 @@ def _in_state(scaled: Mapping[str, Tensor], state: Mapping[Any, Any]) -> dict[st
 
 
 def _is_copy(entry: Any, parameter: Tensor) -> bool:
-    """Whether a tensor of a finer dtype rounds to the parameter, to nearest or, stochastically, to either side."""
+    """Return whether a tensor of a finer dtype rounds to the parameter, to nearest or stochastically to either side."""
     if not isinstance(entry, Tensor) or entry.shape != parameter.shape or not entry.is_floating_point():
         return False
     finfo, one, other = torch.finfo(parameter.dtype), local(entry), local(parameter)
@@ -97,7 +96,7 @@ def _is_copy(entry: Any, parameter: Tensor) -> bool:
 
 
 def scale_(parameter: Tensor, copies: Sequence[Tensor], pairs: Sequence[tuple[Rows, Float[Tensor, " Hq"]]]) -> None:
-    """Multiply rows of a parameter and of its copies in place; all other rows keep every bit."""
+    """Multiply rows of a parameter and of its copies in place; all other rows stay the same bit for bit."""
     axis, offset = pairs[0][0].axis, pairs[0][0].offset
     count = parameter.numel() if axis is None else parameter.shape[axis]
     dtype = torch.promote_types(parameter.dtype, torch.float32)
@@ -114,5 +113,5 @@ def scale_(parameter: Tensor, copies: Sequence[Tensor], pairs: Sequence[tuple[Ro
             tensor.copy_(torch.where(by == 1, tensor, (tensor + offset) * by - offset))
         else:
             tensor.mul_(by)
-    if copies:  # exactly what the optimizer would write back
+    if copies:  # exactly as the optimizer would write it back
         parameter.copy_(torch.where(factor == 1, parameter, copies[0].to(parameter.device)))

@@ -1,11 +1,11 @@
-"""What belongs to each head: which rows of which parameter, found once, from the tensors that a trace kept.
+"""The plan of a call: which rows of which parameter belong to each head, from the tensors that a trace kept.
 
-A plan holds names and indices, no weights: it serves as long as the model's layers stay as they are, and is applied to
+A plan holds names and indices, no weights: it is valid as long as the model's layers stay the same, and is applied to
 any maxima (`sqrtdk.repair.clip`). Query heads whose rows overlap, on either side, in one call or in several, are scaled
-as one: a group of GQA by its key head, all heads of a q/k norm by the one gain they share, the calls of a layer that
-runs twice.
+as one: a group of GQA by its key head, all heads of a q/k norm by the gain they share, the calls of a layer that runs
+twice.
 
-Heads that must be left alone are named with the reason.
+Calls that must be left alone carry the reason.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _BROKEN = " (q or k holds a NaN or an infinity, behind which this can't be told)
 
 
 def plan_of(model: nn.Module, run: Trace) -> tuple[CallPlan, ...]:
-    """Which rows of which parameter belong to each head of every call of a trace.
+    """Return which rows of which parameter belong to each head of every call of a trace.
 
     Args:
-        model: that was traced; its weights may have moved since by training steps.
+        model: the traced model; its weights may have been trained since.
         run: a finished `sqrtdk.trace(model, keep=True)`.
 
     Returns:
-        One plan a call, in the order of `run.calls`. A call that can't be clipped says why in `refused`.
+        One plan per call, in the order of `run.calls`. A call that can't be clipped gives its reason in `refused`.
 
     Raises:
         InvalidTypeError: `model` is no module, or `run` no trace.
-        InvalidValueError: the trace kept no tensors, saw no attention, or is another model's.
+        InvalidValueError: The trace kept no tensors, saw no attention, or is another model's.
 
     Example:
         >>> import sqrtdk
@@ -64,7 +64,7 @@ def plan_of(model: nn.Module, run: Trace) -> tuple[CallPlan, ...]:
 
 
 def plans_from(model: nn.Module, kept: Sequence[CallTensors]) -> tuple[CallPlan, ...]:
-    """Like `plan_of`, from the tensors of a trace of the model, or from sketches of them."""
+    """Return the same as `plan_of`, from a trace's tensors or from sketches of them."""
     reshard(model)
     parameters = Parameters(model)
     with torch.no_grad():
@@ -75,14 +75,14 @@ def plans_from(model: nn.Module, kept: Sequence[CallTensors]) -> tuple[CallPlan,
 
 
 def grouped(plans: Sequence[CallPlan]) -> tuple[CallPlan, ...]:
-    """The plans with the groups of their heads, numbered over all plans; on the device of their rows."""
+    """Add the groups of heads, numbered over all plans, on the device of each plan's rows."""
     numbers = number_groups([plan.rows for plan in plans], [plan.heads for plan in plans])
     device = next((rows.index.device for plan in plans for rows in plan.rows), torch.device("cpu"))
     return tuple(replace(plan, groups=groups.to(device)) for plan, groups in zip(plans, numbers, strict=True))
 
 
 def check_trace(model: nn.Module, run: Trace) -> None:
-    """Refuse a trace that is not of this model, or kept nothing."""
+    """Refuse a trace that is of another model, or kept nothing."""
     if not isinstance(model, nn.Module):
         raise InvalidTypeError(f"model is an nn.Module; got {type(model).__name__}", hint="Pass the model itself.")
     if not isinstance(run, Trace):
@@ -122,12 +122,12 @@ def _call_plan(tensors: CallTensors, parameters: Parameters) -> CallPlan:
 
 
 def is_broken(tensors: CallTensors) -> bool:
-    """Whether q or k holds a NaN or an infinity, which hides what they are made from."""
+    """Return whether q or k holds a NaN or an infinity, which hides where they come from."""
     return not all(bool(vector.values.isfinite().all()) for vector in (tensors.query, tensors.key))
 
 
 def _softcap(tensors: CallTensors) -> float | None:
-    """The softcap, where the logits are otherwise the product times factors: the maximum is predicted by gamma."""
+    """Return the softcap. Refuse logits that are more than a scaled product, as gamma would not scale their maximum."""
     if tensors.missing is not None:
         native = tensors.call is not None and tensors.call.kind == "native"
         raise Refusal(NATIVE if native else f"it can't be computed again: {tensors.missing}")
@@ -152,10 +152,10 @@ def _rows(tensors: CallTensors, parameters: Parameters) -> tuple[Rows, ...]:
 
 
 def side_rows(side: str, tensors: CallTensors, parameters: Parameters) -> list[Rows]:
-    """Rows of what sets the size of q or k: of its projection, or of the gain of the norm behind it.
+    """Return the rows that set the size of q or k: of its projection, or of the gain of a norm after it.
 
     Raises:
-        Refusal: there are none that can be scaled.
+        Refusal: No such rows can be scaled.
     """
     if tensors.missing is not None:
         raise Refusal(f"it can't be computed again: {tensors.missing}")
@@ -175,13 +175,13 @@ def side_rows(side: str, tensors: CallTensors, parameters: Parameters) -> list[R
 
 
 def _beside(rows: Rows, parameters: Parameters) -> Rows:
-    """The rows with the parameter's shape, and with their numbers on its device, so that a clip sends none."""
+    """Add the parameter's shape, and move the indices to its device, so that a clip transfers none."""
     parameter = parameters.get(rows.name)
     return replace(rows, index=rows.index.to(parameter.device), shape=tuple(parameter.shape))
 
 
 def shared_rows(rows: Rows) -> str:
-    """What several heads of a call share, in words; "" if each has rows of its own."""
+    """Say which rows several heads of a call share; "" if each has its own."""
     heads, own = len(rows.index), len(torch.unique(rows.index, dim=0))
     if own == heads:
         return ""
@@ -191,7 +191,7 @@ def shared_rows(rows: Rows) -> str:
 def _without_conflicts(
     plans: Sequence[CallPlan], kept: Sequence[CallTensors], parameters: Parameters
 ) -> Sequence[CallPlan]:
-    """Refuse calls whose rows are also those of another side, of v, or of a call that is refused."""
+    """Refuse calls whose rows also belong to another side, to v, or to a refused call."""
     read = readers(kept, parameters)
     while True:
         reasons = [None if plan.refused else conflict(plan, plans, read) for plan in plans]
@@ -204,14 +204,14 @@ def _without_conflicts(
 
 
 def number_groups(rows: Sequence[Sequence[Rows]], heads: Sequence[int]) -> list[Int[Tensor, " Hq"]]:
-    """Numbers of heads: one number for all that share a row of a parameter, directly or through others.
+    """Number heads so that all heads that share a row, directly or through others, have one number.
 
     Args:
         rows: of each call.
         heads: query heads of each call.
 
     Returns:
-        (Hq,) of each call; numbers are dense, from 0.
+        (Hq,) for each call; numbers are dense, from 0.
 
     Example:
         >>> own, group = torch.tensor([[0], [1], [2]]), torch.tensor([[0], [0], [1]])
@@ -234,7 +234,7 @@ def number_groups(rows: Sequence[Sequence[Rows]], heads: Sequence[int]) -> list[
         return node
 
     for of_parameter in pairs.values():
-        table = torch.unique(torch.cat(of_parameter), dim=0)  # by feature, then by head
+        table = torch.unique(torch.cat(of_parameter), dim=0)  # sorted by feature, then by head
         beside = table[1:, 0] == table[:-1, 0]
         neighbours = torch.stack([table[:-1, 1], table[1:, 1]], -1)[beside]
         for one, other in torch.unique(neighbours, dim=0).tolist():
@@ -246,14 +246,14 @@ def number_groups(rows: Sequence[Sequence[Rows]], heads: Sequence[int]) -> list[
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Readers:
-    """Readers of a model's parameters that rule a call out: refused calls, and v."""
+    """Uses of a model's parameters that rule a call out: by refused calls, and for v."""
 
-    names: tuple[frozenset[str], ...]  # of each call: the parameters of its q and k
+    names: tuple[frozenset[str], ...]  # for each call, the parameters of its q and k
     values: tuple[Rows, ...]
 
 
 def readers(kept: Sequence[CallTensors], parameters: Parameters) -> Readers:
-    """What each call of a trace is known to read; all that its site has, where q or k is not known."""
+    """Return the parameters that each call reads; all parameters of its site, if q or k is unknown."""
     return Readers(
         tuple(_read(tensors, parameters) for tensors in kept),
         tuple(rows for tensors in kept for rows in rows_of_v(tensors, parameters)),
@@ -261,7 +261,7 @@ def readers(kept: Sequence[CallTensors], parameters: Parameters) -> Readers:
 
 
 def conflict(plan: CallPlan, plans: Sequence[CallPlan], read: Readers) -> str | None:
-    """Why a call can't be scaled though its own rows are known: another reader uses them."""
+    """Say why a call with known rows can't be scaled: something else uses them. None if nothing does."""
     for entry in plan.rows:
         for other, names in zip(plans, read.names, strict=True):
             if other.refused is not None and entry.name in names:
@@ -277,7 +277,7 @@ def conflict(plan: CallPlan, plans: Sequence[CallPlan], read: Readers) -> str | 
 
 
 def overlaps(one: Rows, other: Rows) -> bool:
-    """Whether two sets of rows have one in common."""
+    """Return whether two sets of rows have a row in common."""
     return one.name == other.name and bool(torch.isin(one.index, other.index).any())
 
 
@@ -286,7 +286,7 @@ def _role(rows: Rows) -> str:
 
 
 def rows_of_v(tensors: CallTensors, parameters: Parameters) -> list[Rows]:
-    """Rows that set v: of its projection, and of the gain of a norm behind it; as far as they are known."""
+    """Return the known rows that set v: of its projection, and of the gain of a norm after it."""
     value, rows = tensors.value, list[Rows]()
     with contextlib.suppress(Refusal):
         if value.projection is not None:

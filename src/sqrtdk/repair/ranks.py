@@ -1,4 +1,4 @@
-"""Several processes: factors for sharded parameters, and maxima merged by maximum."""
+"""Several processes: factors for sharded parameters, and maxima merged over ranks."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Ranks: TypeAlias = "dist.ProcessGroup | Literal['merged'] | None"
 
 
 def is_sharded(parameter: Tensor) -> bool:
-    """Whether a rank holds a part of it, as a DTensor."""
+    """Return whether each rank holds a part of the parameter, as a DTensor."""
     return hasattr(parameter, "full_tensor")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor."""
+    """Return this rank's part of a tensor."""
     part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
     return part
 
 
 def laid_as(factor: Float[Tensor, "..."], parameter: Tensor) -> Tensor:
-    """A tensor that every rank holds whole, so that it multiplies the shards of a DTensor; nothing is sent."""
+    """Lay out a tensor that every rank holds whole so that it multiplies a DTensor's shards; nothing is sent."""
     if not is_sharded(parameter):
         return factor
     from torch.distributed.tensor import DTensor, Replicate
@@ -43,7 +43,7 @@ def laid_as(factor: Float[Tensor, "..."], parameter: Tensor) -> Tensor:
 
 
 def reshard(model: nn.Module) -> None:
-    """Give back what FSDP2 gathered for a forward: until then a module's parameters are not those that train."""
+    """Reshard what FSDP2 gathered for a forward: until then the module's parameters are not the trained ones."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None:
         for module in model.modules():
@@ -52,9 +52,9 @@ def reshard(model: nn.Module) -> None:
 
 
 def merged(maxima: Sequence[Sequence[float] | None], heads: Sequence[int], group: Ranks) -> list[Tensor]:
-    """Maxima of a trace as tensors, (Hq,) of each call, merged over ranks by one collective.
+    """Return the maxima of a trace as tensors, (Hq,) of each call, merged over ranks by one collective.
 
-    A maximum that is NaN on one rank is NaN on all; one that is missing on some is that of the others.
+    A maximum that is NaN on one rank becomes NaN on all; a maximum missing on some ranks is taken from the others.
 
     Args:
         maxima: of each call; None if they were not measured.
@@ -63,7 +63,7 @@ def merged(maxima: Sequence[Sequence[float] | None], heads: Sequence[int], group
 
     Raises:
         InvalidTypeError: `group` is something else.
-        InvalidValueError: None in one of several processes.
+        InvalidValueError: `group` is None in one of several processes.
     """
     absent = [math.nan if group is None or group == "merged" else -math.inf]
     values = [
@@ -86,12 +86,12 @@ def merged(maxima: Sequence[Sequence[float] | None], heads: Sequence[int], group
 
 
 def is_group(group: Any) -> TypeGuard[dist.ProcessGroup]:
-    """Whether it is a process group, of one process or of several."""
+    """Return whether `group` is a process group, of one process or of several."""
     return dist.is_available() and isinstance(group, dist.ProcessGroup)
 
 
 def gathered(own: Any, group: dist.ProcessGroup) -> list[Any]:
-    """What each rank of a group has to say; every one of them asks at the same time."""
+    """Gather a value from each rank of a group; every rank must call it."""
     each = [None] * dist.get_world_size(group)
     dist.all_gather_object(each, own, group=group)
     return each

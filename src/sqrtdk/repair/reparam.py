@@ -1,7 +1,7 @@
-"""Two ways to keep attention from collapsing while a model trains; see Zhai et al. 2023, arXiv:2303.06296.
+"""Two ways to keep attention from collapsing during training; see Zhai et al. 2023, arXiv:2303.06296.
 
-sigma-reparametrisation, of that paper: a weight is its direction times a learned size, so that its spectral norm can't
-run away. `entropy_floor`, of our own: a term of the loss that holds the entropy of attention above a floor.
+Sigma-reparametrisation, from that paper: a weight is its direction times a learned size, so that its spectral norm
+can't run away. `entropy_floor`, our own: a loss term that holds the entropy of attention above a floor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sqrtdk.stats.request import AuxOutput
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-_FIRST = 30  # iterations at the start, from a vector that knows nothing of the weight
+_FIRST = 30  # iterations at the start, from a random vector
 
 
 class SigmaReparam(nn.Module):
@@ -37,7 +37,7 @@ class SigmaReparam(nn.Module):
     def __init__(self, weight: Float[Tensor, "rows ..."], gamma: float | None, iterations: int) -> None:
         super().__init__()
         matrix = _matrix(weight.detach())
-        generator = torch.Generator().manual_seed(0)  # its own: no one else's numbers change
+        generator = torch.Generator().manual_seed(0)  # its own, so that the global random state is unchanged
         start = torch.randn(matrix.shape[1], generator=generator, dtype=torch.float64)
         self.register_buffer("v", start.to(matrix))
         self.register_buffer("u", matrix.new_zeros(matrix.shape[0]))
@@ -47,7 +47,7 @@ class SigmaReparam(nn.Module):
         self.gamma = nn.Parameter(size.detach().clone())
 
     def forward(self, weight: Float[Tensor, "rows ..."]) -> Float[Tensor, "rows ..."]:
-        """The weight that is used."""
+        """Return the reparametrised weight."""
         matrix = _matrix(weight)
         if self.training:
             self._iterate(matrix.detach(), self.iterations)
@@ -55,13 +55,13 @@ class SigmaReparam(nn.Module):
         return (self.gamma / self._sigma(matrix).clamp(min=tiny) * matrix).view(weight.shape).to(weight.dtype)
 
     def _sigma(self, matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, ""]:
-        # copies: the next iteration writes into the buffers, and a graph may hold them yet
+        # copies, as a graph may still hold the buffers when the next iteration overwrites them
         u, v = (self._unit(each, matrix) for each in (self.u, self.v))
         return u.clone() @ (matrix @ v.clone())
 
     @staticmethod
     def _unit(vector: Float[Tensor, " n"], matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, " n"]:
-        """In the dtype of the iteration; of a module that was cast at the length that rounding has taken."""
+        """Return the vector in the iteration's dtype, normalised again if a cast of the module rounded it."""
         if vector.dtype == matrix.dtype:
             return vector
         return nn.functional.normalize(vector.to(matrix.dtype), dim=0)
@@ -78,24 +78,24 @@ def sigma_reparam(
 ) -> nn.Module:
     r"""Reparametrise a weight: `W -> gamma * W / sigma(W)`, with its spectral norm sigma and a learned number gamma.
 
-    The product of q and k of an attention is bounded by the spectral norms of their weights; with both of them
-    reparametrised, logits grow only as the two gammas do. It works through `torch.nn.utils.parametrize`: the module's
-    `state_dict` holds W, gamma and the two singular vectors; `parametrize.remove_parametrizations` leaves a plain
-    weight. Each forward in train mode takes `iterations` steps of the power iteration; in eval mode there are none.
+    The product of q and k is bounded by the spectral norms of their weights; with both reparametrised, logits grow only
+    as the two gammas do. It works through `torch.nn.utils.parametrize`: the module's `state_dict` holds W, gamma and
+    the two singular vectors; `parametrize.remove_parametrizations` leaves a plain weight. Each forward in train mode
+    takes `iterations` steps of the power iteration; in eval mode there are none.
 
     Args:
-        module: that has the weight, nn.Linear for one; other shapes are taken as (rows, all the rest).
+        module: the owner of the weight, such as nn.Linear; other shapes are taken as (rows, all the rest).
         name: of the weight.
-        gamma: its first value, above 0; None: sigma(W), so that the module computes what it did.
+        gamma: its first value, above 0; None: sigma(W), so that the module's output does not change.
         iterations: of the power iteration in each forward, at least 1.
 
     Returns:
         The module itself.
 
     Raises:
-        InvalidTypeError: no module, or a weight that is not floating.
-        InvalidValueError: no parameter of that name with two dimensions or more; a gamma or iterations out of range;
-            a weight that is reparametrised so already.
+        InvalidTypeError: It is no module, or the weight is not floating.
+        InvalidValueError: No parameter of two or more dimensions has that name; gamma or iterations are out of range;
+            the weight is already reparametrised in this way.
 
     Example:
         >>> layer = sigma_reparam(nn.Linear(8, 4, dtype=torch.float64), iterations=300)
@@ -127,16 +127,16 @@ def sigma_reparam(
 
 
 def _matrix(weight: Float[Tensor, "rows ..."]) -> Float[Tensor, "rows columns"]:
-    """Two dimensions, and a dtype in which a power iteration converges."""
+    """Return the weight in two dimensions, and in a dtype in which a power iteration converges."""
     return weight.flatten(1).to(torch.promote_types(weight.dtype, torch.float32))
 
 
 def entropy_floor(aux: AuxOutput, *, nats: float | None = None, fraction: float | None = None) -> Float[Tensor, ""]:
-    r"""Mean over heads of `max(0, floor - H_h)`: what to add to a loss so that no head's entropy falls below a floor.
+    r"""Mean over heads of `max(0, floor - H_h)`: a loss term that keeps every head's entropy above a floor.
 
-    `H_h` is the mean entropy of a head's rows, over the batch: in nats, or each row's as a fraction of log n, n being
-    the keys that it sees. Rows of fewer than two keys have no choice to make and are left out; a head of such rows
-    alone adds nothing. At or above the floor the gradient is 0.
+    `H_h` is the mean entropy of a head's rows, over the batch: in nats, or for each row as a fraction of log n, where n
+    is the number of keys that it sees. Rows of fewer than two keys have no choice to make and are left out; a head with
+    only such rows adds nothing. At or above the floor the gradient is 0.
 
     Args:
         aux: of `sqrtdk.attention(..., return_aux=AuxRequest(entropy=True, count=True))`, (..., Hq, L).
@@ -148,7 +148,8 @@ def entropy_floor(aux: AuxOutput, *, nats: float | None = None, fraction: float 
 
     Raises:
         InvalidTypeError: `aux` is no AuxOutput.
-        InvalidValueError: not one floor, or one out of its range; `aux` without entropy or count, or without heads.
+        InvalidValueError: There is not exactly one floor, or it is out of its range; `aux` has no entropy, count or
+            heads.
 
     Example:
         >>> import sqrtdk

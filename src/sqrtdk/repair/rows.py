@@ -1,4 +1,4 @@
-"""Rows of a parameter, each head's own, the plan of a call, and the one exception that says why there is none."""
+"""Rows of a parameter for each head, the plan of a call, and the exception that says why there is no plan."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 
 class Refusal(Exception):
-    """Why a call can't be clipped; its text goes into the plan."""
+    """Why a call can't be clipped; its text becomes part of the plan."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Which entries of one parameter are a head's.
+    """The entries of one parameter that belong to each head.
 
     Attributes:
         name: of the parameter in the model.
-        side: "q" (scaled by gamma^balance), "k" (by gamma^(1 - balance)), or "whole" (by gamma: what meets a part of k
-            that heads share and that is left alone).
-        index: (Hq, E), numbers along `axis`, of each query head.
+        side: "q" (scaled by gamma^balance), "k" (by gamma^(1 - balance)), or "whole" (q rows that meet a part of k
+            shared by all heads; that part is left alone, so these rows take all of gamma).
+        index: (Hq, E), numbers along `axis`, for each query head.
         axis: of the parameter, along which its features lie: 0 in nn.Linear, 1 in GPT-2's Conv1D; None: of the
             flattened parameter.
-        offset: what multiplies is `offset` + the parameter: 1 for a gain that is stored as its distance from 1.
-        shape: of the whole parameter, to tell another model's of the same name; None: not known.
+        offset: the effective gain is `offset` + the parameter: 1 if it is stored as its distance from 1.
+        shape: of the whole parameter, to detect another model's parameter of the same name; None: unknown.
     """
 
     name: str
@@ -43,16 +43,16 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallPlan:
-    """What one attention call's heads are made of.
+    """The parameters behind the heads of one attention call.
 
     Attributes:
         site: module path.
         index: 0-based count of the attentions at this site.
-        heads: query heads.
-        rows: what is scaled; none where the call is refused.
-        groups: (Hq,): heads of one number, in any call of the plan, are scaled as one.
+        heads: number of query heads.
+        rows: the rows to scale; empty for a refused call.
+        groups: (Hq,): heads of equal number, in any call of the plan, are scaled as one.
         softcap: c of c tanh(z / c) on the logits; None without one.
-        shared: what several heads share, in words.
+        shared: weights that several heads share, in words.
         refused: why the call can't be clipped; None if it can.
     """
 
@@ -67,7 +67,7 @@ class CallPlan:
 
 
 def spread(features: Int[Tensor, "H E"], heads: int) -> Int[Tensor, "Hq E"]:
-    """Features of the key head that each query head reads.
+    """Return the features of the key head that each query head reads.
 
     Example:
         >>> spread(torch.tensor([[0, 1], [2, 3]]), 4).tolist()
@@ -77,7 +77,7 @@ def spread(features: Int[Tensor, "H E"], heads: int) -> Int[Tensor, "Hq E"]:
 
 
 def compared(values: Float[Tensor, "B H L E"]) -> Float[Tensor, "1 H N E"]:
-    """A sample of the tokens, on the CPU in float64, by which tensors are told apart.
+    """Return a sample of the tokens, on the CPU in float64, for comparing tensors.
 
     Example:
         >>> compared(torch.zeros(8, 2, 100, 4)).dtype
@@ -87,9 +87,9 @@ def compared(values: Float[Tensor, "B H L E"]) -> Float[Tensor, "1 H N E"]:
 
 
 def explained(fitted: Float[Tensor, "..."], values: Float[Tensor, "..."]) -> float:
-    """Share of the squares of `values` that `fitted` explains: 1 for equal tensors, below 1/2 for unlike ones.
+    """Return the share of the squares of `values` that `fitted` explains: 1 if equal, below 1/2 for unrelated tensors.
 
-    Zeros tell nothing: 0.
+    Zeros explain nothing, and give 0.
 
     Example:
         >>> explained(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]))

@@ -1,4 +1,4 @@
-"""QK-clip by the maxima that a watch has of the step which has just ended: nothing is traced for it."""
+"""QK-clip by the maxima that a watch measured in the step that has just ended; nothing is traced for it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Place = tuple[str, int]
 NOT_YET = "which rows are a head's is found out at the next sampled step"
 OTHER_HEADS = "the watch has the maxima of {} heads for the {} that this process has"
 _BROKEN = ("nan_rows", "query_nonfinite", "key_nonfinite")
-_SAME_WEIGHTS = ("rows", "keys", "same")  # what ranks may share that have all of the heads
+_SAME_WEIGHTS = ("rows", "keys", "same")  # splits of the work in which every rank has all heads
 
 
 @runtime_checkable
 class StepWatch(Protocol):
-    """What a clip reads of a run that is watched, as `sqrtdk.watch` gives it; see `monitor.watch.Watch`.
+    """The part of `monitor.watch.Watch` that a clip needs.
 
     Attributes:
-        model: that is watched.
+        model: the watched model.
         rows: the most rows of a sequence that are measured; None: all.
-        shards: what the ranks share whose statistics are joined; none: each has its own.
+        shards: how the ranks whose statistics are joined split the work; empty for a single process.
     """
 
     @property
@@ -45,26 +45,26 @@ class StepWatch(Protocol):
     def shards(self) -> tuple[str, ...]: ...  # noqa: D102
 
     def last_sample(self) -> Any:
-        """The `StepSample` of the step that ended last; None if it was not sampled."""
+        """Return the `StepSample` of the last step; None if it was not sampled."""
 
     def sketches(self) -> Mapping[Place, CallTensors]:
-        """Where q and k come from, of the attentions that the last sampled step looked at."""
+        """Return where q and k come from, for the attentions examined in the last sampled step."""
 
     def look_again(self) -> None:
-        """Have the next sampled step look at all of its attentions."""
+        """Examine all attentions in the next sampled step."""
 
     def told(self, own: Any) -> Sequence[Any]:
-        """What each rank tells the others."""
+        """Gather a value from each rank."""
 
 
 @dataclass(slots=True)
 class Clips:
-    """What is known of a watched run from one clip to the next.
+    """The state of a watched run between clips.
 
     Attributes:
         plans: by site and index; the same on every rank.
-        step: whose maxima are in `maxima`.
-        maxima: (Hq,) of each attention, as the last clip has left them.
+        step: the step of `maxima`.
+        maxima: (Hq,) of each attention, as left by the last clip.
     """
 
     plans: dict[Place, CallPlan] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Clips:
     maxima: dict[Place, Tensor] = field(default_factory=dict)
 
     def left(self, places: Sequence[Place], predicted: Sequence[Tensor]) -> None:
-        """Note what a clip has made of the maxima: a second one after the same step begins there."""
+        """Store the maxima after a clip: a second clip after the same step starts from them."""
         self.maxima = dict(zip(places, predicted, strict=True))
 
 
@@ -81,14 +81,14 @@ _clips: WeakKeyDictionary[Any, Clips] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What there is to clip by after a step.
+    """The measurements for a clip after a step.
 
     Attributes:
-        clips: of the run.
+        clips: state of the run.
         places: of the attentions.
         plans: of each.
         maxima: (Hq,) of each; None if it did not run.
-        partial: of each, the numbers of the heads of which only some rows were measured.
+        partial: for each, the numbers of the heads with unmeasured rows.
     """
 
     clips: Clips
@@ -99,17 +99,17 @@ class Measured:
 
 
 def measured(model: nn.Module, watch: StepWatch, group: Ranks = None) -> Measured | None:
-    """The maxima of the step that ended last, with plans; None if it was not sampled.
+    """Return the maxima of the last step, with plans; None if it was not sampled.
 
     Args:
-        model: that is clipped: the watched one, whatever it is wrapped in.
+        model: the model to clip: the watched one, in any wrapper.
         watch: inside its block.
-        group: "merged" where each of several processes watches alone, and is clipped alone.
+        group: "merged" if each of several processes watches alone, and is clipped alone.
 
     Raises:
         InvalidTypeError: `model` is no module.
-        InvalidValueError: outside the block, a model with other parameters, or a group that can't be.
-        UnsupportedError: ranks of the watch have other heads or layers.
+        InvalidValueError: The watch is outside its block, the model has other parameters, or the group is not allowed.
+        UnsupportedError: Ranks of the watch have other heads or layers.
     """
     if not isinstance(model, nn.Module):
         raise InvalidTypeError(f"model is an nn.Module; got {type(model).__name__}", hint="Pass the model itself.")
@@ -145,9 +145,10 @@ def measured(model: nn.Module, watch: StepWatch, group: Ranks = None) -> Measure
 
 
 def _agreed(known: Mapping[Place, CallPlan], watch: StepWatch, broken: bool) -> dict[Place, CallPlan]:
-    """The plans with those of attentions that are new: such as every rank could make, refused where one had to.
+    """Add plans of new attentions: those that every rank could make, refused if any rank had to refuse.
 
-    Of a step with `broken` numbers a refusal may be due to these: it is left out, and asked for at the next one.
+    In a step with `broken` numbers, these may be the cause of a refusal: it is left out, and asked for at the next
+    step.
     """
     sketches = watch.sketches()
     fresh: dict[Place, CallPlan] = {}
@@ -169,12 +170,12 @@ def _refused(call: Any, reason: str) -> CallPlan:
 
 
 def _maxima(call: Any) -> Tensor:
-    """(Hq,), NaN where nothing was measured."""
+    """Return the maxima, (Hq,); NaN if nothing was measured."""
     return torch.tensor(call.columns.get("max_logit", [math.nan] * call.heads), dtype=torch.float64)
 
 
 def _partial(call: Any, rows: int | None) -> tuple[int, ...]:
-    """Heads of which there are rows without a finite maximum, or rows that were not looked at."""
+    """Return the heads with rows that have no finite maximum, or were not measured."""
     if call is None or not call.columns:
         return ()
     if rows is not None:
@@ -195,7 +196,7 @@ def _check_model(model: nn.Module, watched: nn.Module) -> None:
 
 
 def _check_ranks(watch: StepWatch, group: Ranks) -> None:
-    """Refuse maxima that are not those of all ranks with these weights, or not of these heads."""
+    """Refuse maxima that do not cover all ranks with these weights, or other heads."""
     if group is not None and group != "merged":
         raise InvalidValueError(
             "a group merges the maxima of a trace; a watch has merged its own", hint="Pass it to sqrtdk.watch."

@@ -1,6 +1,6 @@
-"""Where a tile lies, (batch, heads, rows, keys), and what hides keys from its rows.
+"""A tile's place, (batch, heads, rows, keys), and the masks of its rows.
 
-`Values` and `Future` are what the weights of a block are summed up to.
+`Values` and `Future` define what the weights of a block are summed to.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
 
-HIDDEN = -3e4  # an additive mask at or below hides its key: half of float16's lowest, so any dtype's fill is known
+# a float mask at or below hides its key: half of float16's lowest, so that the fill value of any dtype counts
+HIDDEN = -3e4
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """What hides keys: every tensor is 4-D with sizes 1 or full, (B, Hq, L, S)."""
+    """Masks of keys; every tensor is 4-D with sizes 1 or full, (B, Hq, L, S)."""
 
     visible: Bool[Tensor, "#B #Hq #L #S"] | None = None
     float_mask: Float[Tensor, "#B #Hq #L #S"] | None = None  # additive
@@ -57,9 +58,10 @@ class Masks:
     def window(
         self, block: Block, dtype: torch.dtype, device: torch.device
     ) -> tuple[Float[Tensor, "*BHq R T"] | None, int, int]:
-        """(mask, start, stop) of a block of all keys: no row sees one from `stop` on, every row all before `start`.
+        """Return (mask, start, stop) of a block of all keys: every row sees all keys before `start`, and none from
+        `stop` on.
 
-        `mask` is float 0 or 1 for the keys in between; None if no key of the range is hidden from any row.
+        `mask` is float 0 or 1 for the keys in between; None if no row misses any of them.
         """
         stop = min(block.c1, block.r1) if self.is_causal else block.c1
         height = block.r1 - block.r0
@@ -87,12 +89,12 @@ class Masks:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """float64 for float64, float32 for every other floating type."""
+    """Return float64 for float64, float32 for every other floating type."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def four_dims(tensor: Tensor, shape: Sequence[int], name: str) -> Shaped[Tensor, "_ _ _ _"]:
-    """View a tensor that broadcasts to `shape` (..., Hq, L, S) as 4-D: sizes stay 1 where they can, no copy of L S."""
+    """View a tensor that broadcasts to (..., Hq, L, S) as 4-D: sizes stay 1 if possible, without a copy of size L S."""
     check_class(name, tensor)
     if name == "visible" and tensor.dtype != torch.bool:
         raise InvalidTypeError(f"visible is a bool tensor; got {tensor.dtype}", hint="Use `float_mask=` or `mask > x`.")
@@ -112,13 +114,13 @@ def four_dims(tensor: Tensor, shape: Sequence[int], name: str) -> Shaped[Tensor,
 def pick_rows(
     tensor: Shaped[Tensor, "#B #Hq #L _"], batch: slice, rows: Int[Tensor, " R"]
 ) -> Shaped[Tensor, "_ _ _ _"]:
-    """The given rows of some batch elements of a tensor whose sizes are 1 or full."""
+    """Return the given rows of some batch elements of a tensor whose sizes are 1 or full."""
     tensor = tensor[batch] if tensor.shape[0] != 1 else tensor
     return tensor.index_select(2, rows) if tensor.shape[2] != 1 else tensor
 
 
 def visible_rows(masks: Masks, batch: slice, rows: Int[Tensor, " R"], keys: int) -> Masks:
-    """The masks of some rows of some batch elements; a causal mask becomes an explicit one."""
+    """Return the masks of some rows of some batch elements; a causal mask becomes an explicit one."""
 
     def pick(tensor: Shaped[Tensor, "#B #Hq #L #S"] | None) -> Shaped[Tensor, "#B #Hq #R #S"] | None:
         return None if tensor is None else pick_rows(tensor, batch, rows)
@@ -131,7 +133,7 @@ def visible_rows(masks: Masks, batch: slice, rows: Int[Tensor, " R"], keys: int)
 
 
 def cut(tensor: Shaped[Tensor, "_ _ _ _"], block: Block) -> Shaped[Tensor, "_ _ _ _"]:
-    """The part of a 4-D tensor (sizes 1 or full) that belongs to the block."""
+    """Return the part of a 4-D tensor (sizes 1 or full) that belongs to the block."""
     ranges = ((block.b0, block.b1), (block.h0, block.h1), (block.r0, block.r1), (block.c0, block.c1))
     return tensor[tuple(slice(*r) if size != 1 else slice(None) for r, size in zip(ranges, tensor.shape, strict=True))]
 
@@ -139,7 +141,7 @@ def cut(tensor: Shaped[Tensor, "_ _ _ _"], block: Block) -> Shaped[Tensor, "_ _ 
 def cut_keys(
     mask: Float[Tensor, "*BHq R T"] | None, start: int, block: Block
 ) -> tuple[Float[Tensor, "*BHq R C"] | None, int]:
-    """The part of `Masks.window` that belongs to the block's keys: (mask, first key of the block that it is for)."""
+    """Return the part of `Masks.window` for the block's keys: (mask, first key of the block that it covers)."""
     if mask is None or block.c1 <= start:
         return None, block.c1 - block.c0
     begin = max(block.c0, start)
@@ -159,7 +161,7 @@ class Values:
         return self.value.shape[-1]
 
     def __call__(self, weights: Float[Tensor, "B Hq R C"], block: Block) -> Float[Tensor, "B Hq R Ev"]:
-        """One product for all query heads that share a value head."""
+        """Multiply once for all query heads that share a value head."""
         depth, width, height, keys = block.sizes
         heads = slice(block.h0 // self.group, block.h1 // self.group)
         v = self.value[block.b0 : block.b1, heads, block.c0 : block.c1].to(weights.dtype)
@@ -177,6 +179,6 @@ class Future:
     columns: int = 1
 
     def __call__(self, weights: Float[Tensor, "B Hq R C"], block: Block) -> Float[Tensor, "B Hq R 1"]:
-        """Sum of the part of the tile above the diagonal of the whole matrix."""
+        """Sum the part of the tile above the diagonal of the whole matrix."""
         first = max(0, min(block.sizes[3], block.r0 - block.c0))
         return weights[..., first:].triu(1 + block.r0 - block.c0 - first).sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Histograms a head: counts in equal bins, with one pass and one transfer for all heads."""
+"""Histograms per head: counts in equal bins, with one pass and one transfer for all heads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
 LOGIT_BINS = 48
-SAMPLED_ROWS = 64  # at most, a head
+SAMPLED_ROWS = 64  # per head, at most
 SAMPLED_BATCH = 8  # at most
 
 
@@ -39,14 +39,14 @@ def bin_counts(
     spread: Float[Tensor, "#Hq *#rows"],
     bins: int,
 ) -> Int[Tensor, "Hq {bins}"]:
-    """Counts (Hq, bins) of values (Hq, ...) in bins of width 1/spread from `low`; outliers go to the end bins.
+    """Return counts (Hq, bins) of values (Hq, ...) in bins of width 1/spread from `low`; outliers go to the end bins.
 
     Args:
-        values: (Hq, ...), not changed; a NaN must not be counted.
+        values: (Hq, ...), not changed; NaN values must not be counted.
         counted: bool of the same shape, or None: all.
         low: broadcastable to `values`.
         spread: bins per unit, broadcastable to `values`; 0 puts everything into the first bin.
-        bins: how many.
+        bins: number of bins.
     """
     heads = values.shape[0]
     first = torch.arange(heads, device=values.device).view(-1, *[1] * (values.ndim - 1)) * bins
@@ -57,21 +57,21 @@ def bin_counts(
 
 
 def _evenly(count: int, limit: int) -> list[int]:
-    """At most `limit` of 0..count-1, evenly spaced, first and last among them."""
+    """Return at most `limit` of 0..count-1, evenly spaced, including the first and the last."""
     if count <= limit:
         return list(range(count))
     return [round(i * (count - 1) / (limit - 1)) for i in range(limit)]
 
 
 def logit_histograms(source: LogitSource | ProductSource, rows: RowStats) -> tuple[Histogram, ...]:
-    """Histogram of each head's visible logits in sampled rows, between the head's smallest and largest logit.
+    """Return histograms of each head's visible logits in sampled rows, between the head's smallest and largest logit.
 
     Args:
         source: the call.
         rows: its statistics, (B, Hq, L), for the range.
 
     Returns:
-        One Histogram a head; rows with a NaN or +inf logit are left out, a -inf logit counts in the first bin.
+        One Histogram per head; rows with a NaN or +inf logit are left out, a -inf logit counts in the first bin.
     """
     batch, heads, length, keys = source.shape
     flat = rows.map(lambda field: field.transpose(0, 1).flatten(1))

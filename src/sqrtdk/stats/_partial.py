@@ -1,8 +1,8 @@
 """Row statistics of logits as partial sums that merge: one type for tiles, split keys, devices and ranks.
 
 For the logits z of a row over its n visible keys, with m = max z, the sums leave out one key that holds the maximum
-(its term is exactly 1, 0, 1, 1). What is left is what decides the statistics of a row that is almost one-hot, and a
-sum that starts at 1 would round it away.
+(its term is exactly 1, 0, 1, 1). The remainder decides the statistics of a row that is almost one-hot, and a sum that
+starts at 1 would round it away.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ class RowStats:
     """Partial sums of rows of logits; every field is a float32 or float64 tensor of one shape, one entry a row.
 
     A row of `n = 0` visible keys is the neutral element of `merge`: max -inf, min +inf, every sum 0. A row with a NaN
-    or +inf logit is NaN in every field but `n`. A row whose every visible logit is -inf has max -inf and NaN weights.
+    or +inf logit is NaN in every field except `n`. A row whose visible logits are all -inf has max -inf and NaN
+    weights.
     """
 
-    n: Float[Tensor, "*rows"]  # visible keys, -inf logits included
+    n: Float[Tensor, "*rows"]  # visible keys, including -inf logits
     max: Float[Tensor, "*rows"]  # natural-log units, as are min and mean
     min: Float[Tensor, "*rows"]
-    rest: Float[Tensor, "*rows"]  # sum of e^{z-m} over all visible keys but one that holds the maximum
-    # the same of e^{2(z-m)}, over rest^2: squares fall out of the dtype's range long before rest does
+    rest: Float[Tensor, "*rows"]  # sum of e^{z-m} over all visible keys except one that holds the maximum
+    # the same for e^{2(z-m)}, over rest^2: squares leave the dtype's range long before rest does
     share2: Float[Tensor, "*rows"]
-    share3: Float[Tensor, "*rows"]  # of e^{3(z-m)}, over rest^3
+    share3: Float[Tensor, "*rows"]  # for e^{3(z-m)}, over rest^3
     a: Float[Tensor, "*rows"]  # sum of e^{z-m} (z-m), at most 0
     mean: Float[Tensor, "*rows"]
-    m2: Float[Tensor, "*rows"]  # sum of (z - mean)^2; +inf where the dtype does not hold it, and so is the variance
+    m2: Float[Tensor, "*rows"]  # sum of (z - mean)^2; +inf if it overflows the dtype, and then so is the variance
 
     @classmethod
     def empty(
@@ -46,7 +47,7 @@ class RowStats:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> RowStats:
-        """The neutral element: rows of the given shape that see no key.
+        """Return the neutral element: rows of the given shape that see no key.
 
         Example:
             >>> RowStats.empty((2,)).lse
@@ -59,11 +60,11 @@ class RowStats:
         )
 
     def map(self, function: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]) -> RowStats:
-        """The same statistics with `function` (a reshape, a move, a cast) applied to every field."""
+        """Return the same statistics with `function` (a reshape, a move, a cast) applied to every field."""
         return RowStats(**{f.name: function(getattr(self, f.name)) for f in fields(self)})
 
     def merge(self, other: RowStats) -> RowStats:
-        """Statistics of the rows over both blocks of keys; associative and commutative up to rounding.
+        """Return the statistics of the rows over both blocks of keys; associative and commutative up to rounding.
 
         The sums shift to the larger maximum; mean and m2 follow Chan, Golub and LeVeque (1979).
 
@@ -87,10 +88,10 @@ class RowStats:
         return RowStats(*both).merged(0)
 
     def merged(self, dim: int) -> RowStats:
-        """Statistics of rows whose keys lie in blocks along a dimension: `merge` of all of them at once.
+        """Return the statistics of rows whose keys lie in blocks along a dimension: `merge` of all of them at once.
 
         Args:
-            dim: of one block of keys each; the result lacks it.
+            dim: dimension of the blocks; the result lacks it.
 
         Example:
             >>> from sqrtdk.stats import row_stats
@@ -102,14 +103,15 @@ class RowStats:
         top, low = self.max.amax(dim, keepdim=True), self.min.amin(dim, keepdim=True)
         lowest = -torch.finfo(top.dtype).max
         gap = (self.max - top.masked_fill(top == -math.inf, 0.0)).clamp(min=lowest)
-        weight = gap.exp()  # of what the blocks sum up; 1 for those that hold the maximum, 0 for those without a key
-        others = weight.frac()  # the weight of each block's own maximum, where that is not the row's
+        weight = gap.exp()  # factor on a block's sums: 1 if it holds the maximum, 0 if it has no key
+        others = weight.frac()  # the weight of each block's own maximum, if it is not the row's
         ties = ((weight == 1.0).sum(dim, keepdim=True) - 1.0).clamp(min=0.0)
         n = self.n.sum(dim, keepdim=True)
         blind = self.n == 0
-        start = self.mean.masked_fill(blind, -math.inf).amax(dim, keepdim=True)  # against which nothing cancels
+        # a mean relative to which nothing cancels
+        start = self.mean.masked_fill(blind, -math.inf).amax(dim, keepdim=True)
         start = start.masked_fill(start == -math.inf, 0.0)
-        step = (0.5 * self.mean - 0.5 * start).masked_fill(blind, 0.0)  # halves lie within the range of the dtype
+        step = (0.5 * self.mean - 0.5 * start).masked_fill(blind, 0.0)  # halves stay within the range of the dtype
         offset = (step * (self.n / n.clamp(min=1.0))).sum(dim, keepdim=True)
         spread = self.m2 + self.n * ((step - offset) * 2.0) ** 2
         mean = torch.maximum((0.5 * start + offset) * 2.0, low).masked_fill(n == 0, 0.0)
@@ -161,12 +163,12 @@ class RowStats:
 
     @property
     def peak(self) -> Float[Tensor, "*rows"]:
-        """Largest weight, 1 / l; NaN (as every statistic of the weights) for a row that sees no key."""
+        """1 / l, the largest weight; NaN (as every statistic of the weights) for a row that sees no key."""
         return self._weights_exist(1.0 / (1.0 + self.rest))
 
     @property
     def off_peak(self) -> Float[Tensor, "*rows"]:
-        """1 - peak without cancellation: the weight on all keys but one that holds the maximum."""
+        """1 - peak without cancellation: the weight on all keys except one that holds the maximum."""
         return self._weights_exist(self.rest / (1.0 + self.rest))
 
     @property
@@ -190,8 +192,8 @@ class RowStats:
 
         With p the peak, q = 1 - p, and s2, s3 the sums of squares and cubes of the other weights,
         `|J|^2 = p^2 q^2 + s2 (1 + 2 p^2) + s2^2 - 2 s3`, which does not cancel near one-hot as
-        `sum p^2 - 2 sum p^3 + (sum p^2)^2` does (the two are equal). q stands before the root, as its square falls
-        out of the range of float32 long before q does.
+        `sum p^2 - 2 sum p^3 + (sum p^2)^2` does (the two are equal). q is taken out of the root, because its square
+        leaves the range of float32 long before q does.
         """
         p, q = self.peak, self.off_peak
         share, cubes = self.share2, self.share3 * q  # s2 / q^2, s3 / q^2
@@ -204,7 +206,7 @@ class RowStats:
 
 
 def within_range(keys: int) -> float:
-    """A power of two: times it, the distances of so many finite numbers from another one have a finite sum.
+    """Return a power of two u such that u (z - m), over this many keys, sums to a finite number for any finite z and m.
 
     Example:
         >>> within_range(4)

@@ -1,6 +1,6 @@
-"""The pass over tiles: what both sources of logits (a tensor, a query and a key) share.
+"""The pass over tiles, shared by both sources of logits (a tensor; a query and a key).
 
-Two buffers of one tile each are reused for the whole call. What a row's keys give in several tiles merges as
+Two buffers of one tile each are reused for the whole call. The results of several tiles of a row's keys merge as
 `RowStats` do.
 """
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 TILE = 2**21  # elements; a float32 buffer of it is 8 MiB
-WIDTH = 2**10  # keys of a tile, at most: with few rows to many keys, products spend their time on the keys
+WIDTH = 2**10  # keys of a tile, at most: with few rows and many keys, products spend their time on the keys
 
 
 class Source(Protocol):
-    """Where logits come from."""
+    """A source of logits."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -38,15 +38,15 @@ class Source(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """float32 or float64: that of the statistics."""
+        """Dtype of the statistics: float32 or float64."""
 
     @property
     def device(self) -> torch.device:
-        """Where the tiles live."""
+        """Device of the tiles."""
 
     @property
     def masks(self) -> Masks:
-        """What hides keys."""
+        """Masks of the keys."""
 
     def load(
         self,
@@ -59,22 +59,23 @@ class Source(Protocol):
         """Write the block's logits into `tile`; `mask` hides some of its keys from `start` on."""
 
     def moments(self, block: Block) -> tuple[Float[Tensor, "B Hq R"], Float[Tensor, "B Hq R"]] | None:
-        """Mean and sum of squared deviations, (batch, heads, rows), where no key is hidden; None: take a pass."""
+        """Return mean and sum of squared deviations, (batch, heads, rows), of unmasked keys; None: a pass is needed."""
 
 
 class Weigher(Protocol):
-    """What the weights of a row are summed up to, beside the statistics: `columns` numbers a row."""
+    """Sums over the weights of a row, beside the statistics: `columns` numbers per row."""
 
     @property
     def columns(self) -> int:
-        """How many."""
+        """Numbers per row."""
 
     def __call__(self, weights: Float[Tensor, "B Hq R C"], block: Block) -> Float[Tensor, "B Hq R columns"]:
-        """(batch, heads, rows, columns) from the weights of the block, up to a factor a row, which is 0 at no key."""
+        """Return (batch, heads, rows, columns) from the block's weights, up to a factor per row, which is 0 without
+        a key."""
 
 
 def sweep(source: Source, weigher: Weigher | None = None) -> tuple[RowStats, Float[Tensor, "B Hq L columns"] | None]:
-    """One pass over all tiles: statistics (B, Hq, L), and what a weigher makes of the weights, (B, Hq, L, columns)."""
+    """Run one pass over all tiles; return statistics (B, Hq, L), and the weigher's sums, (B, Hq, L, columns)."""
     shape, dtype, device = source.shape[:3], source.dtype, source.device
     statistics = torch.stack(_fields(RowStats.empty(shape, dtype=dtype, device=device)))
     weighed = None if weigher is None else torch.empty(*shape, weigher.columns, dtype=dtype, device=device)
@@ -96,9 +97,11 @@ def sweep(source: Source, weigher: Weigher | None = None) -> tuple[RowStats, Flo
 
 
 def blocks(source: Source) -> Iterator[Block]:
-    """Blocks of rows whose tiles have about `TILE` elements; causal calls get short ones, to skip the hidden triangle.
+    """Yield blocks of rows whose tiles have about `TILE` elements; causal calls get short ones, to skip the hidden
+    triangle.
 
-    A block has as many key heads as there are threads, if it can: products of several matrices split better than one.
+    A block has as many key heads as there are threads, if possible: products of several matrices parallelise better
+    than one.
     """
     batch, heads, length, keys = source.shape
     if 0 in source.shape:
@@ -119,7 +122,7 @@ def blocks(source: Source) -> Iterator[Block]:
 def _rows(
     source: Source, weigher: Weigher | None, block: Block, buffers: Float[Tensor, "2 elements"]
 ) -> tuple[RowStats | None, Float[Tensor, "B Hq R columns"] | None]:
-    """A block of rows against all its keys: statistics, and sums with weights e^{z-m}; None if no key is seen."""
+    """Sum a block of rows over all its keys: statistics, and sums with weights e^{z-m}; None if no key is seen."""
     mask, start, stop = source.masks.window(block, source.dtype, source.device)
     moments = source.moments(block) if mask is None and stop == block.c1 else None
     parts: list[RowStats] = []
@@ -147,7 +150,7 @@ def _rows(
 
 
 def _down(low: Float[Tensor, "B Hq R"], high: Float[Tensor, "B Hq R"]) -> Float[Tensor, "B Hq R 1"]:
-    """e^{low - high}, (..., R, 1): 0 where there is nothing below."""
+    """Return e^{low - high}, (..., R, 1); 0 for a `low` of -inf."""
     return (low - high.masked_fill(high == -math.inf, 0.0)).exp_().unsqueeze(-1)
 
 

@@ -1,8 +1,8 @@
 """The arithmetic of one tile of logits, in two buffers of its size; every operation writes into one of them.
 
-A tile is (..., R, C): R rows, C keys. The passes over it are most of what statistics cost, so each is there for a
-reason: reductions along the rows and plain arithmetic are vectorised on a CPU, exp is not where MKL takes it over
-(exp2 is, and three times as fast), nor are bool fills and comparisons (visibility is a float mask of 0 and 1).
+A tile is (..., R, C): R rows, C keys. The passes over it take most of the time of statistics, so each operation is
+chosen for speed: reductions along the rows and plain arithmetic are vectorised on a CPU. exp is not if MKL takes it
+over (exp2 is, and three times as fast), nor are bool fills and comparisons (so visibility is a float mask of 0 and 1).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 LOG2_E = 1.0 / math.log(2.0)
-LOWEST = {torch.float32: -120, torch.float64: -1000}  # exponents whose negatives are exponents, too
-SMALL = 2.0**-30  # a total weight below this, relative to the peak's, has squares that may leave the range
-FLUSH = {torch.float32: 1e-30, torch.float64: 1e-290}  # a total weight below this, relative to the peak's, is 0
+LOWEST = {torch.float32: -120, torch.float64: -1000}  # smallest exponents whose negatives are exponents too
+SMALL = 2.0**-30  # below this total weight, relative to the peak's, squares may underflow
+FLUSH = {torch.float32: 1e-30, torch.float64: 1e-290}  # a smaller total weight, relative to the peak's, counts as 0
 
 
 @dataclass(frozen=True, slots=True)
 class Shifted:
-    """What is known of a tile before the sums that leave out the maximum: (..., R) each."""
+    """Values of a tile that precede the sums without the maximum: (..., R) each."""
 
     n: Float[Tensor, "*rows"]  # visible keys
     max: Float[Tensor, "*rows"]
@@ -65,14 +65,14 @@ def exponentials(
         cap = (mask - 0.5) * math.inf  # +inf at visible keys, -inf at hidden ones
         torch.minimum(part, cap, out=part)
         top = a.amax(-1)
-        if bool(top.isnan().any()):  # NaN may sit at a hidden key, where it does not count
+        if bool(top.isnan().any()):  # a NaN at a hidden key does not count
             part.masked_fill_(mask == 0, -math.inf)
             top = a.amax(-1)
         low = torch.maximum(part, -cap, out=part_b).amin(-1)
         if start:
             low = torch.minimum(low, a[..., :start].amin(-1))
     shift = top.masked_fill(top == -math.inf, 0.0)
-    distance = float((low - top).amin())  # NaN where a row holds NaN, or nothing above -inf
+    distance = float((low - top).amin())  # NaN if a row holds NaN, or only -inf
     unit = 1.0 if distance * keys > -torch.finfo(a.dtype).max else within_range(keys)
     torch.add(-unit * shift.unsqueeze(-1), a, alpha=unit, out=a)  # unit (z - m) from here on
     if mask is not None:
@@ -90,21 +90,21 @@ def exponentials(
         part_b.mul_(mask)
     mass = b.sum(-1)
     if not distance > -math.inf:
-        a.clamp_(min=-torch.finfo(a.dtype).max)  # else -inf times a weight of 0
+        a.clamp_(min=-torch.finfo(a.dtype).max)  # otherwise -inf times a weight of 0 would give NaN
     return Shifted(n=n, max=top, min=low, mean=mean, m2=m2, mass=mass, a=a.mul_(b).sum(-1) / unit)
 
 
 def reduce_tile(b: Float[Tensor, "*BHq R C"], scratch: Float[Tensor, "*BHq R C"], found: Shifted) -> RowStats:
-    """RowStats of a tile, before `settle`, from e^{z-m} in `b`; both buffers are overwritten.
+    """Return the RowStats of a tile, before `settle`, from e^{z-m} in `b`; both buffers are overwritten.
 
-    The sums leave out one key that holds the maximum: each e^0 = 1 is cut off before the sum, which a 1 would round
-    away in a row near one-hot, and further keys at the maximum are counted by the difference.
+    The sums leave out one key that holds the maximum: each e^0 = 1 is removed before the sum, as a 1 would round the
+    others away in a row near one-hot. Further keys at the maximum are counted by the difference.
     """
     rest = b.frac_().sum(-1)
     ties = (found.mass - rest).round_().sub_(1.0).clamp_(min=0.0)
     rest += ties
     whole = rest
-    if not bool(rest.amin() >= SMALL):  # a power of two, which rounds nothing, takes the squares into the dtype's range
+    if not bool(rest.amin() >= SMALL):  # a power of two, which rounds nothing, lifts the squares into the dtype's range
         whole = rest.masked_fill(rest == 0, 1.0)
         lift = torch.ldexp(torch.ones_like(rest), -torch.frexp(whole).exponent.clamp(min=LOWEST[b.dtype]))
         lift = torch.where(whole < SMALL, lift, 1.0)
@@ -126,7 +126,7 @@ def reduce_tile(b: Float[Tensor, "*BHq R C"], scratch: Float[Tensor, "*BHq R C"]
 
 
 def settle(rows: RowStats) -> RowStats:
-    """Give rows without a finite maximum or minimum, and weights that do not count, their exact values."""
+    """Set the exact values of rows without a finite maximum or minimum, and of weights too small to count."""
     none = rows.rest < FLUSH[rows.rest.dtype]
     blind = rows.n == 0
     overflowed = (rows.min == -math.inf) & ~blind

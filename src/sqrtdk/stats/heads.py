@@ -30,22 +30,23 @@ ENTROPY_BINS = 24
 
 @dataclass(frozen=True, slots=True)
 class HeadStats:
-    """Statistics of the logits and of their softmax; every tuple has one entry a query head.
+    """Statistics of the logits and of their softmax; every tuple has one entry per query head.
 
-    A row is one query of one batch element. Rows that see no key are counted in `blind_rows` and left out of
-    everything else; a row of one visible key has no choice to make and is left out of `saturated`,
-    `entropy_fraction`. A head without any seeing row holds NaN.
+    A row is one query of one batch element. Rows that see no key are counted in `blind_rows` and left out of everything
+    else. A row of one visible key has no choice to make, and is left out of `saturated` and `entropy_fraction`. A head
+    without any seeing row holds NaN.
     """
 
     heads: int
-    rows: int  # rows a head, blind ones included
+    rows: int  # rows per head, blind ones included
     blind_rows: tuple[int, ...]
     nan_rows: tuple[int, ...]  # rows with a NaN or +inf logit, or all -inf; left out of everything else
     keys: tuple[float, ...]  # mean number of visible keys
     max_logit: tuple[float, ...]  # signed, scaled, after bias, visible keys only
     min_logit: tuple[float, ...]
     max_abs_logit: tuple[float, ...]
-    max_above_mean: tuple[float, ...]  # largest max of a row less its mean: what the softmax sees of the max
+    # largest (max of a row - its mean): softmax sees the max only relative to the row
+    max_above_mean: tuple[float, ...]
     mean_logit: tuple[float, ...]
     std_logit: tuple[float, ...]  # root of the mean within-row variance
     row_offset: tuple[float, ...]  # largest |mean of a row|
@@ -59,13 +60,13 @@ class HeadStats:
     peak_max: tuple[float, ...]
     saturated: tuple[float, ...]  # fraction of rows with peak > 0.99
     jacobian_norm: tuple[float, ...]  # mean Frobenius norm of diag(p) - p p^T
-    logit_histogram: tuple[Histogram, ...]  # of the visible logits (sampled rows), one a head
-    entropy_histogram: tuple[Histogram, ...]  # of the rows' entropy, one a head
+    logit_histogram: tuple[Histogram, ...]  # of the visible logits (sampled rows), one per head
+    entropy_histogram: tuple[Histogram, ...]  # of the rows' entropy, one per head
 
 
 @dataclass(frozen=True, slots=True)
 class CallStats:
-    """What one attention call yields besides its heads."""
+    """The statistics of one attention call, beyond its heads."""
 
     heads: HeadStats
     max_product: float | None  # largest |q . k| before any scale, visible keys only; None if no row sees a key
@@ -73,20 +74,20 @@ class CallStats:
 
 
 def head_stats_from_logits(logits: Logits, visible: Visible | None = None, *, future: bool = False) -> CallStats:
-    """Per-head statistics of logits that are already there.
+    """Return per-head statistics of existing logits.
 
     Args:
-        logits: (..., Hq, L, S) with scale, softcap, bias in them; any floating dtype, not changed.
+        logits: (..., Hq, L, S), including scale, softcap and bias; any floating dtype, not changed.
         visible: bool, broadcastable to `logits`; True where the row sees the key. A mask that was added to the logits
-            is part of them: pass it here as well, or its -inf count as logits.
-        future: also the mean weight on keys j > i, where L == S.
+            must be passed here as well, or its -inf entries count as logits.
+        future: also compute the mean weight on keys j > i, if L == S.
 
     Returns:
         CallStats without `max_product`.
 
     Raises:
-        InvalidTypeError: the logits are no floating tensor, or the mask is not bool.
-        InvalidValueError: shapes that do not fit.
+        InvalidTypeError: The logits are no floating tensor, or the mask is not bool.
+        InvalidValueError: The shapes do not fit.
 
     Example:
         >>> head_stats_from_logits(torch.zeros(1, 2, 3, 8)).heads.effective_keys
@@ -108,7 +109,7 @@ def head_stats_from_qk(
     float_mask: Bias | None = None,
     future: bool = False,
 ) -> CallStats:
-    """Per-head statistics of a call from its query and key, without an (L, S) matrix; see `attention_row_stats`.
+    """Return per-head statistics of a call from its query and key, without an (L, S) matrix; see `attention_row_stats`.
 
     Example:
         >>> q = k = torch.zeros(1, 2, 4, 8)
@@ -130,7 +131,8 @@ def head_stats_from_qk(
 
 
 def call_rows(source: LogitSource | ProductSource, *, future: bool = False) -> AttentionRows:
-    """Statistics of every row of a call, (B, Hq, L), and what its source tells besides; nothing leaves the device."""
+    """Return the statistics of every row of a call, (B, Hq, L), with its products and future weight; all on the
+    device."""
     if isinstance(source, ProductSource):
         return sweep_product(source, future=future)
     rows, ahead = sweep(source, Future() if future and source.shape[2] == source.shape[3] else None)
@@ -138,7 +140,7 @@ def call_rows(source: LogitSource | ProductSource, *, future: bool = False) -> A
 
 
 def call_stats(source: LogitSource | ProductSource, *, future: bool = False) -> CallStats:
-    """Per-head statistics of a call, `max_product` where its source is q and k."""
+    """Return per-head statistics of a call, with `max_product` if its source is q and k."""
     result = call_rows(source, future=future)
     rows, product, ahead = result.rows, result.max_product, result.future
     stats = head_stats(rows, logit_histograms=sampled_histograms(source, rows))
@@ -152,11 +154,11 @@ def call_stats(source: LogitSource | ProductSource, *, future: bool = False) -> 
 
 
 def head_stats(rows: RowStats, *, logit_histograms: Sequence[Histogram] = ()) -> HeadStats:
-    """Summaries over the rows of each head; the results come off the device in one transfer.
+    """Summarise the rows of each head; the results leave the device in one transfer.
 
     Args:
         rows: statistics of shape (..., Hq, L).
-        logit_histograms: one a head, kept as they are; none: left out.
+        logit_histograms: one per head, stored as they are; empty: left out.
 
     Returns:
         HeadStats; quantiles interpolate linearly between rows.

@@ -1,4 +1,4 @@
-"""Which statistics of a call are wanted, and what comes back: one number for every row."""
+"""Which statistics of a call are requested, and the result: one number for every row."""
 
 from __future__ import annotations
 
@@ -52,24 +52,24 @@ class AuxRequest:
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """Names of the statistics asked for."""
+        """Names of the requested statistics."""
         return tuple(name for name in AuxOutput._fields if getattr(self, name))
 
 
 class AuxOutput(NamedTuple):
-    """Statistics of every row, each (..., Hq, L), or None if it was not asked for.
+    """Statistics of every row, each (..., Hq, L), or None if it was not requested.
 
-    float32, and float64 for float64 inputs; logits in natural-log units. The first group is of the logits z at the
-    visible keys; the second of the weights p = softmax(z), over the keys and, where there is one, the sink. A row that
-    sees no key has count 0 and NaN for mean and variance; lse -inf and weight statistics 0 (its weights are zeros),
-    or those of the sink alone. `lse` and `entropy` carry gradients; the others are detached.
+    float32, and float64 for float64 inputs; logits in natural-log units. max_scores to variance and count describe the
+    logits z at the visible keys; lse and the others the weights p = softmax(z), over the keys and the sink, if there is
+    one. A row that sees no key has count 0 and NaN for mean and variance; lse -inf and weight statistics 0 (its weights
+    are zeros), or those of the sink alone. `lse` and `entropy` carry gradients; the others are detached.
     """
 
     lse: Rows | None = None  # log sum e^z, the sink included
     max_scores: Rows | None = None  # largest z
     min_scores: Rows | None = None  # smallest z
     mean: Rows | None = None  # of z
-    variance: Rows | None = None  # of z, divided by n; +inf where the sum of squares leaves the dtype's range
+    variance: Rows | None = None  # of z, divided by n; +inf if the sum of squares overflows the dtype
     entropy: Rows | None = None  # -sum p log p, nats
     collision: Rows | None = None  # sum p^2
     peak: Rows | None = None  # largest p
@@ -93,13 +93,13 @@ def aux_output(
     lse: Rows | None = None,
     entropy: Rows | None = None,
 ) -> AuxOutput:
-    """Pick what was asked for.
+    """Pick the requested statistics.
 
     Args:
-        request: the fields wanted.
+        request: the requested fields.
         keys: rows over the visible keys.
         whole: rows over keys and sink; None without a sink.
-        lse: the lse that carries gradients, in place of `whole.lse`.
+        lse: the lse that carries gradients, instead of `whole.lse`.
         entropy: the same for the entropy.
     """
     whole = keys if whole is None else whole

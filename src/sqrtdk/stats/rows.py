@@ -1,6 +1,6 @@
-"""Row statistics of a tensor of logits, and what one statistic of every row says of a head.
+"""Row statistics of a tensor of logits, and summaries of one statistic of every row for each head.
 
-A head is summed up by quantiles over its rows, and by fractions of them above thresholds.
+A head is summarised by quantiles over its rows, and by fractions of rows above thresholds.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ QUANTILES = (0.05, 0.50, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class RowSummary:
-    """Every tuple has one entry a head; a head without a row to count holds NaN."""
+    """Every tuple has one entry per head; a head without counted rows holds NaN."""
 
-    rows: tuple[int, ...]  # rows counted: those whose value is finite
+    rows: tuple[int, ...]  # counted rows: those whose value is finite
     mean: tuple[float, ...]
     quantiles: dict[float, tuple[float, ...]]
-    above: dict[float, tuple[float, ...]]  # fraction of the rows counted that lie above the threshold
+    above: dict[float, tuple[float, ...]]  # fraction of the counted rows above the threshold
 
 
 def row_summary(
     values: Float[Tensor, "*B Hq L"], *, quantiles: Sequence[float] = QUANTILES, above: Sequence[float] = ()
 ) -> RowSummary:
-    """Sum one statistic of every row up a head, over rows and batch; one transfer off the device.
+    """Summarise one statistic of every row for each head, over rows and batch; one transfer off the device.
 
     Args:
-        values: (..., Hq, L), a field of `AuxOutput` or `RowStats`. Rows that are NaN or infinite, as those that see no
-            key, are left out.
+        values: (..., Hq, L), a field of `AuxOutput` or `RowStats`. Rows that are NaN or infinite, such as rows that see
+            no key, are left out.
         quantiles: from 0 to 1; linear between rows.
         above: thresholds, in the unit of the values.
 
@@ -52,8 +52,8 @@ def row_summary(
         RowSummary; its figures are float64.
 
     Raises:
-        InvalidTypeError: the values are no floating tensor.
-        InvalidValueError: fewer than two dimensions; a quantile or threshold out of range.
+        InvalidTypeError: The values are no floating tensor.
+        InvalidValueError: There are fewer than two dimensions; or a quantile or threshold is out of range.
 
     Example:
         >>> summary = row_summary(torch.tensor([[1.0, 2.0, 60.0, 4.0]]), quantiles=[0.5], above=[50.0])
@@ -94,7 +94,7 @@ def row_summary(
 def row_quantiles(
     values: Float[Tensor, "Hq rows"], total: Int[Tensor, " Hq"], quantiles: Sequence[float]
 ) -> list[Float[Tensor, " Hq"]]:
-    """Quantiles of the first `total` of each head's sorted values (Hq, N); the others are +inf."""
+    """Return quantiles of the first `total` of each head's sorted values (Hq, N); the others are +inf."""
     if not values.shape[1]:
         return [torch.full_like(total, math.nan, dtype=values.dtype) for _ in quantiles]
     ordered = values.sort(-1).values
@@ -110,7 +110,7 @@ def row_quantiles(
 
 @dataclass(frozen=True, slots=True)
 class LogitSource:
-    """Logits (B, Hq, L, S) that are already there; tiles are copies of their parts."""
+    """Existing logits (B, Hq, L, S); tiles are copies of their parts."""
 
     logits: Float[Tensor, "B Hq L S"]
     masks: Masks
@@ -124,12 +124,12 @@ class LogitSource:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the statistics."""
+        """Dtype of the statistics."""
         return wide(self.logits.dtype)
 
     @property
     def device(self) -> torch.device:
-        """That of the logits."""
+        """Device of the logits."""
         return self.logits.device
 
     def load(
@@ -140,20 +140,20 @@ class LogitSource:
         mask: Float[Tensor, "*#BHq #R T"] | None,
         start: int,
     ) -> None:
-        """Copy, and widen half types."""
+        """Copy the block, widening half types."""
         tile.copy_(cut(self.logits, block))
 
     def moments(self, block: Block) -> None:
-        """Not without a pass."""
+        """Return None: a pass is needed."""
 
     def sample(self, batch: slice, rows: Int[Tensor, " R"]) -> LogitSource:
-        """The same call with some batch elements and the given rows only."""
+        """Return the same call with only some batch elements and the given rows."""
         logits = self.logits[batch].index_select(2, rows)
         return replace(self, logits=logits, masks=visible_rows(self.masks, batch, rows, logits.shape[-1]))
 
 
 def logit_source(logits: Logits, visible: Visible | None) -> LogitSource:
-    """Validate, and view (..., L, S) as (B, Hq, L, S)."""
+    """Validate the logits, and view (..., L, S) as (B, Hq, L, S)."""
     check_class("logits", logits)
     if not logits.is_floating_point():
         raise InvalidTypeError(f"logits are a floating tensor; got {logits.dtype}", hint="Pass logits before softmax.")
@@ -167,7 +167,7 @@ def logit_source(logits: Logits, visible: Visible | None) -> LogitSource:
 
 
 def row_stats(logits: Logits, visible: Visible | None = None) -> RowStats:
-    """Statistics of rows of logits, read in tiles that fit in cache; the input is not changed.
+    """Return statistics of rows of logits, read in tiles that fit in cache; the input is not changed.
 
     Args:
         logits: (..., L, S), any floating dtype, natural-log units; half types are widened tile by tile.
@@ -178,8 +178,8 @@ def row_stats(logits: Logits, visible: Visible | None = None) -> RowStats:
         key is a key of weight zero, not a hidden one.
 
     Raises:
-        InvalidTypeError: the logits are no floating tensor, or the mask is not bool.
-        InvalidValueError: the logits have fewer than two dimensions, or the mask does not broadcast.
+        InvalidTypeError: The logits are no floating tensor, or the mask is not bool.
+        InvalidValueError: The logits have fewer than two dimensions, or the mask does not broadcast.
 
     Example:
         >>> row_stats(torch.zeros(1, 4)).effective_keys

@@ -1,4 +1,4 @@
-"""Row statistics of attention logits from query and key, one tile at a time: no (L, S) matrix for a large call."""
+"""Row statistics of attention logits from query and key, tile by tile: a large call needs no (L, S) matrix."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from sqrtdk._shapes import Bias, Factor, Visible
 
-WIDENED_KEYS = 512  # to float64 at a time
-SCATTER_COST = 0.25  # multiplications of the scatter matrix and its use, in those of a pass
+WIDENED_KEYS = 512  # keys widened to float64 at a time
+SCATTER_COST = 0.25  # cost of a multiplication for the scatter matrix, relative to one in a pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class AttentionRows:
     # largest |q . k| over the visible keys, before any scale; 0 if no key is seen
     max_product: Float[Tensor, "*B Hq L"] | None = None
     output: Float[Tensor, "*B Hq L Ev"] | None = None
-    future: Float[Tensor, "*B Hq L"] | None = None  # weight on keys j > i, if asked and L == S
+    future: Float[Tensor, "*B Hq L"] | None = None  # weight on keys j > i, if requested and L == S
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +64,17 @@ class ProductSource:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the tiles and the statistics."""
+        """Dtype of the tiles and the statistics."""
         return wide(torch.promote_types(self.query.dtype, self.key.dtype))
 
     @property
     def device(self) -> torch.device:
-        """That of the query."""
+        """Device of the query."""
         return self.query.device
 
     @property
     def folds(self) -> bool:
-        """True where the logits are one number times the product, so that the product follows from them."""
+        """Whether the logits are a number times the product, so that the product follows from them."""
         plain = self.softcap is None and self.bias is None and self.masks.float_mask is None
         return plain and not isinstance(self.scale, Tensor) and self.scale != 0.0 and math.isfinite(self.scale)
 
@@ -86,7 +86,7 @@ class ProductSource:
         mask: Float[Tensor, "*#BHq #R T"] | None,
         start: int,
     ) -> None:
-        """Product into `tile`, then scale, softcap, bias."""
+        """Write the product into `tile`, then apply scale, softcap and bias."""
         depth, width, height, keys = block.sizes
         group = self.group
         q = self.query[block.b0 : block.b1, block.h0 : block.h1, block.r0 : block.r1].to(self.dtype)
@@ -117,9 +117,9 @@ class ProductSource:
                 tile.add_(cut(term, block))
 
     def moments(self, block: Block) -> tuple[Float[Tensor, "B Hq R"], Float[Tensor, "B Hq R"]] | None:
-        """From mean and scatter matrix of the keys, in float64: s q . mean(k) and s^2 q^T (sum (k - mean k)^2) q.
+        """Use mean and scatter matrix of the keys, in float64: s q . mean(k) and s^2 q^T (sum (k - mean k)^2) q.
 
-        They are kept for the blocks of rows that follow with the same keys.
+        They are kept for later blocks of rows with the same keys.
         """
         group, width = self.group, self.query.shape[-1]
         rows, keys = group * self.query.shape[-2], block.c1 - block.c0
@@ -140,7 +140,7 @@ class ProductSource:
         return mean.view(depth, heads, rows).to(self.dtype), m2.view(depth, heads, rows).to(self.dtype)
 
     def sample(self, batch: slice, rows: Int[Tensor, " R"]) -> ProductSource:
-        """The same call with some batch elements and the given rows only."""
+        """Return the same call with only some batch elements and the given rows."""
         return replace(
             self,
             query=self.query[batch].index_select(2, rows),
@@ -163,7 +163,7 @@ def product_source(
     is_causal: bool = False,
     float_mask: Bias | None = None,
 ) -> ProductSource:
-    """Validate, and bring every tensor to four dimensions."""
+    """Validate the arguments, and bring every tensor to four dimensions."""
     for name, tensor in (("query", query), ("key", key)):
         check_class(name, tensor)
         if not tensor.is_floating_point():
@@ -198,7 +198,7 @@ def product_source(
 def sweep_product(
     source: ProductSource, value: Float[Tensor, "B H S Ev"] | None = None, *, product: bool = True, future: bool = False
 ) -> AttentionRows:
-    """All rows of a call, in four dimensions; values or the future, not both."""
+    """Compute all rows of a call, in four dimensions; with values or with the future weight, not both."""
     _, _, length, keys = source.shape
     weigher: Weigher | None = None
     if value is not None:
@@ -232,7 +232,7 @@ def attention_row_stats(
     product: bool = True,
     future: bool = False,
 ) -> AttentionRows:
-    r"""Row statistics of `softcap(scale q . k) + bias` over the keys that the masks leave visible.
+    r"""Return row statistics of `softcap(scale q . k) + bias` over the keys that the masks leave visible.
 
     Args:
         query: (..., Hq, L, E), any floating dtype; half types are widened to float32 tile by tile.
@@ -244,15 +244,15 @@ def attention_row_stats(
         visible: bool, broadcastable to (..., Hq, L, S); True where the row sees the key.
         is_causal: row i sees keys j <= i (upper-left, as in SDPA).
         float_mask: added like a bias; its entries at or below -3e4 (-inf, the lowest number of a dtype) hide the key.
-        product: also the largest |q . k| of each row.
-        future: also the weight on keys j > i of each row, where L == S and there is no value.
+        product: also compute the largest |q . k| of each row.
+        future: also compute each row's weight on keys j > i, if L == S and there is no value.
 
     Returns:
-        AttentionRows, float64 where query or key is float64 and float32 otherwise.
+        AttentionRows, float64 if query or key is float64, otherwise float32.
 
     Raises:
         InvalidTypeError: query or key is no floating tensor, or `visible` is not bool.
-        InvalidValueError: shapes that do not fit.
+        InvalidValueError: The shapes do not fit.
 
     Example:
         >>> q = k = torch.eye(4).view(1, 1, 4, 4)

@@ -1,7 +1,7 @@
 """The mathematics behind the scale.
 
-Moments and distribution of the logits, the softmax of Gaussian logits at finite n and in the limit, bounds, the ranges
-of floating dtypes, and what attention costs.
+Moments and distribution of the logits, the softmax of Gaussian logits at finite n and in the limit, bounds, ranges of
+floating dtypes, and the costs of attention.
 """
 
 from sqrtdk.theory.asymptotic import asymptotic_entropy_nats as asymptotic_entropy_nats

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from jaxtyping import Complex
 
 STEP = 0.05
-LEAN = math.tan(math.radians(25.0))  # of the path at its ends against the vertical
+LEAN = math.tan(math.radians(25.0))  # slope of the path's ends against the vertical
 BISECTIONS = 60
-DIGITS = 20.0  # the path is followed until the integrand has fallen by this many
+DIGITS = 20.0  # the path ends where the integrand has fallen by this many decades
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class PairSum:
         return math.sqrt(self.dim * (1.0 + 2.0 * (self.plus + self.minus)))
 
     def mirrored(self) -> PairSum:
-        """Distribution of -X."""
+        """Return the distribution of -X."""
         return PairSum(self.dim, self.minus, self.plus)
 
     def log_above(self, excess: float) -> float:
-        """Natural logarithm of P(X - mean > excess)."""
+        """Return the natural logarithm of P(X - mean > excess)."""
         if math.isinf(excess):
             return -math.inf if excess > 0 else 0.0
         if excess < 0.0:
@@ -75,25 +75,25 @@ class PairSum:
         terms = ((exponent - vertex).exp() * slope / t).imag
         terms[0] *= 0.5
         total = float(terms.sum()) * STEP / math.pi
-        # Beyond about 1e18 dim the sum is lost in rounding; e^{K(c) - c y} is then the bound of Chernoff.
+        # Beyond about 1e18 dim the sum is lost in rounding; e^{K(c) - c y}, Chernoff's bound, is then returned.
         return min(0.0, float(vertex) + (math.log(total) if total > 0.0 else 0.0))
 
     def _exponent(
         self, t: Complex[Tensor, " steps"], one_minus_t: Complex[Tensor, " steps"]
     ) -> Complex[Tensor, " steps"]:
-        """K(t) - mean t, without cancellation."""
+        """Return K(t) - mean t, without cancellation."""
         square = t * t
         below = torch.where(square.abs() < 0.25, torch.log1p(-square), (one_minus_t * (1.0 + t)).log())
         return float(self.dim) * (-0.5 * below + square * (self.plus / one_minus_t + self.minus / (1.0 + t)))
 
     def _slope(self, c: float, rest: float) -> float:
-        """K'(c) - mean: a sum of terms above 0."""
+        """Return K'(c) - mean, as a sum of positive terms."""
         pairs = c / (rest * (1.0 + c))
         means = self.plus * c * (1.0 + rest) / rest**2 + self.minus * c * (2.0 + c) / (1.0 + c) ** 2
         return self.dim * (pairs + means)
 
     def _crossing(self, excess: float) -> tuple[float, float]:
-        """(c, 1 - c): the saddle point K'(c) = y, but no nearer to the pole at 0 than 1 / std."""
+        """Return (c, 1 - c): the saddle point K'(c) = y, but at least 1 / std away from the pole at 0."""
         low, high = -100.0, 100.0  # of logit(c)
         for _ in range(BISECTIONS):
             middle = (low + high) / 2.0
@@ -105,7 +105,7 @@ class PairSum:
 
 
 def log_normal_above(deviations: float) -> float:
-    """Natural logarithm of P(x > deviations) of a standard normal.
+    """Return the natural logarithm of P(x > deviations) of a standard normal.
 
     Example:
         >>> log_normal_above(0.0) == math.log(0.5), round(log_normal_above(100.0), 1)

@@ -1,6 +1,6 @@
-"""Checks of numbers that the formulas of this package do not admit, and zeros of falling functions.
+"""Checks of the numbers that formulas accept, and zeros of falling functions.
 
-The zeros are found several at once, by a secant within a bracket (Anderson and Bjorck 1973, BIT 13, 253).
+Several zeros are found at once, by a secant within a bracket (Anderson and Bjorck 1973, BIT 13, 253).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sqrtdk.scales._numbers import whole as whole
 
 
 def at_least(value: object, name: str, least: float = 0.0) -> float:
-    """`value` as a finite float of at least `least`.
+    """Return `value` as a finite float of at least `least`.
 
     Raises:
-        InvalidTypeError: it is no real number.
-        InvalidValueError: it is NaN, infinite or too small.
+        InvalidTypeError: It is no real number.
+        InvalidValueError: It is NaN, infinite or too small.
 
     Example:
         >>> at_least(3, "the variance")
@@ -34,11 +34,11 @@ def at_least(value: object, name: str, least: float = 0.0) -> float:
 
 
 def extended(value: object, name: str) -> float:
-    """`value` as a float, infinities included.
+    """Return `value` as a float, infinities included.
 
     Raises:
-        InvalidTypeError: it is no real number.
-        InvalidValueError: it is NaN.
+        InvalidTypeError: It is no real number.
+        InvalidValueError: It is NaN.
 
     Example:
         >>> extended(-math.inf, "low")
@@ -50,7 +50,7 @@ def extended(value: object, name: str) -> float:
 
 
 def probability(value: object, name: str) -> float:
-    """`value` as a float from 0 to 1.
+    """Return `value` as a float from 0 to 1.
 
     Example:
         >>> probability(0.5, "p")
@@ -63,11 +63,11 @@ def probability(value: object, name: str) -> float:
 
 
 def count(value: object, name: str, least: int = 1) -> int:
-    """`value` as an int of at least `least` that a float can hold.
+    """Return `value` as an int of at least `least` that a float can hold.
 
     Raises:
-        InvalidTypeError: it is no whole number.
-        InvalidValueError: it is too small or too large.
+        InvalidTypeError: It is no whole number.
+        InvalidValueError: It is too small or too large.
 
     Example:
         >>> count(64, "dim")
@@ -79,17 +79,17 @@ def count(value: object, name: str, least: int = 1) -> int:
 
 
 _Function = Callable[[Sequence[float]], Sequence[float]]
-PATIENCE = 3  # steps that may fail to halve the bracket, before it is halved
+PATIENCE = 3  # steps in a row that may fail to halve the bracket; then it is halved
 
 
 @dataclass(slots=True)
 class _Bracket:
     low: float
     high: float
-    above: float  # the function's value at `low`, or less where the secant would stick to `high`
+    above: float  # the function's value at `low`, reduced if the secant would stick to `high`
     below: float
     best: float
-    side: int = 0  # of the last step: 1 where it moved `low`
+    side: int = 0  # of the last step: 1 if it moved `low`
     slow: int = 0
     done: bool = False
 
@@ -133,15 +133,15 @@ def falling_roots(
     enough: float = 0.0,
     limit: int = 200,
 ) -> list[float]:
-    """The x at which each of several falling functions is 0, to `relative` of x or `enough` of the function.
+    """Return the zeros of several falling functions, to `relative` of x or `enough` of the function.
 
     Args:
-        function: takes one x for each of the functions, gives their values; at least 0 at `low`, at most 0 at `high`.
+        function: takes one x for each of the functions, returns their values; at least 0 at `low`, at most 0 at `high`.
         low: lower ends of the brackets.
         high: upper ends.
-        relative: width of a bracket, over its larger end's size, that ends the search.
-        enough: magnitude of a value that ends it.
-        limit: evaluations at most.
+        relative: width of a bracket, relative to its larger end, at which the search ends.
+        enough: magnitude of a value at which it ends.
+        limit: most evaluations.
 
     Example:
         >>> [round(x, 9) for x in falling_roots(lambda xs: [2 - xs[0] ** 2, 1 - xs[1]], [0, 0], [2, 8])]

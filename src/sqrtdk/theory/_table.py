@@ -1,8 +1,8 @@
 """The shipped finite-n table and its interpolation: cubic splines in log n, then in asinh(sigma); no numpy.
 
 Splines go through the logarithms of ratios that are 1 at sigma = 0 and finite down to n = 1: entropy / log n,
--log(peak) / log n, log(effective keys) / log n, Jacobian norm n / sqrt(n - 1). What is interpolated is off by
-the errors that `sqrtdk.theory.gaussian` states.
+-log(peak) / log n, log(effective keys) / log n, Jacobian norm n / sqrt(n - 1). `sqrtdk.theory.gaussian` states the
+errors of the interpolation.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import pairwise
 
-# A power of sigma that each ratio falls with beyond the table's last sigma.
+# The power of sigma with which each ratio falls beyond the table's last sigma.
 BEYOND = {"entropy": 1.0, "effective": 1.0, "peak": 1.0, "jacobian": 0.5}
 
 
 @cache
 def load() -> dict[str, list[list[float]]]:
-    """Axes `log_n` and `sigma`, and logarithms of the ratios: a row for each n, a column for each sigma."""
+    """Return the axes `log_n` and `sigma`, and logarithms of the ratios: a row for each n, a column for each sigma."""
     raw = json.loads(files("sqrtdk.theory").joinpath("gaussian_table.json").read_text(encoding="utf-8"))
     table: dict[str, list[list[float]]] = {"log_n": [[math.log(n) for n in raw["n"]]], "sigma": [raw["sigma"]]}
     for name in BEYOND:
@@ -30,7 +30,8 @@ def load() -> dict[str, list[list[float]]]:
 
 
 def spline(x: Sequence[float], y: Sequence[float], *, flat: bool = False) -> list[float]:
-    """Slopes at the knots of the cubic spline through the points: flat at the left end, or not-a-knot as at the right.
+    """Return the slopes at the knots of the cubic spline through the points: flat or not-a-knot at the left, not-a-knot
+    right.
 
     Example:
         >>> [round(slope, 9) for slope in spline([0, 1, 3, 4], [0, 1, 27, 64])]  # a cubic is its own spline
@@ -39,7 +40,7 @@ def spline(x: Sequence[float], y: Sequence[float], *, flat: bool = False) -> lis
     h = [b - a for a, b in pairwise(x)]
     rise = [(b - a) / step for (a, b), step in zip(pairwise(y), h, strict=True)]
     both = h[0] + h[1]
-    upper, right = [0.0], [0.0]  # of a system whose diagonal is made 1, row by row
+    upper, right = [0.0], [0.0]  # of a system whose diagonal is reduced to 1, row by row
     if not flat:
         upper = [both / h[1]]
         right = [((h[0] + 2 * both) * h[1] * rise[0] + h[0] ** 2 * rise[1]) / (both * h[1])]
@@ -56,7 +57,7 @@ def spline(x: Sequence[float], y: Sequence[float], *, flat: bool = False) -> lis
 
 
 def cubic(x: Sequence[float], y: Sequence[float], d: Sequence[float], at: float) -> float:
-    """Hermite cubic through (x, y) with slopes d.
+    """Evaluate the Hermite cubic through (x, y) with slopes d.
 
     Example:
         >>> cubic([0.0, 2.0], [0.0, 8.0], [0.0, 12.0], 1.0)
@@ -71,27 +72,27 @@ def cubic(x: Sequence[float], y: Sequence[float], d: Sequence[float], at: float)
 
 @cache
 def axis() -> list[float]:
-    """Knots in asinh(sigma)."""
+    """Return the knots in asinh(sigma)."""
     return [math.asinh(sigma) for sigma in load()["sigma"][0]]
 
 
 @cache
 def _along_n(quantity: str) -> list[tuple[tuple[float, ...], list[float]]]:
-    """(values, slopes) over log n for each sigma of the table."""
+    """Return (values, slopes) over log n for each sigma of the table."""
     table = load()
     return [(values, spline(table["log_n"][0], values)) for values in zip(*table[quantity], strict=True)]
 
 
 @lru_cache(maxsize=8192)
 def column(quantity: str, n: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(values, slopes) over asinh(sigma) for one n."""
+    """Return (values, slopes) over asinh(sigma) for one n."""
     logs, at = load()["log_n"][0], math.log(n)
     values = tuple(cubic(logs, points, slopes, at) for points, slopes in _along_n(quantity))
     return values, tuple(spline(axis(), values, flat=quantity != "peak"))  # the others are even in sigma
 
 
 def ratio(quantity: str, n: float, sigma: float) -> float:
-    """The interpolated ratio; beyond the last sigma it falls with its power of sigma."""
+    """Return the interpolated ratio; beyond the last sigma it falls with its power of sigma."""
     values, slopes = column(quantity, n)
     last = load()["sigma"][0][-1]
     if sigma > last:
@@ -100,8 +101,8 @@ def ratio(quantity: str, n: float, sigma: float) -> float:
 
 
 def value(quantity: str, n: float, sigma: float) -> float:
-    """Entropy, log(effective keys) or -log(peak), which are at most log n whatever the table's last digit says; or
-    the root mean square norm of the Jacobian.
+    """Return entropy, log(effective keys) or -log(peak), capped at log n despite rounding in the table; or the
+    Jacobian's root mean square norm.
     """
     if quantity == "jacobian":
         return ratio(quantity, n, sigma) * math.sqrt(n - 1.0) / n

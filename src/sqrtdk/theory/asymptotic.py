@@ -1,12 +1,12 @@
 """Softmax of n iid Gaussian logits in the limit of large n: the random energy model, and its error at finite n.
 
-With L = log n, sigma_c = sqrt(2 L) and both of them large, the number of logits near sigma x is about
-e^{L - x^2 / 2} up to x = sigma_c, and 0 beyond. So S = sum e^z is e^{L + sigma^2 / 2} below sigma_c, where it comes
-from the keys near x = sigma, and e^{sigma sigma_c} above, where it comes from the largest few ("frozen"). With 2 sigma
-in place of sigma the same holds of Q = sum e^{2 z}, which is frozen from sigma_c / 2 on.
+With L = log n, sigma_c = sqrt(2 L) and both of them large, the number of logits near sigma x is about e^{L - x^2 / 2}
+up to x = sigma_c, and 0 beyond. So S = sum e^z is e^{L + sigma^2 / 2} below sigma_c, where it comes from the keys near
+x = sigma, and e^{sigma sigma_c} above, where it comes from the largest few ("frozen"). The same holds for Q = sum e^{2
+z} with 2 sigma in place of sigma, so Q is frozen from sigma_c / 2 on.
 
-The forms are exact in the exponent: their error, divided by L, goes to 0 as n grows. Itself it grows, like log L.
-`LARGEST_ERROR` has the largest error against the table over sigma from 0 to 64, which is where verdicts come from.
+The forms are exact in the exponent: their error divided by L goes to 0 as n grows, while the error itself grows like
+log L. `LARGEST_ERROR` has the largest error against the table over sigma from 0 to 64; verdicts use the table.
 
 Reference: B. Derrida 1981, Physical Review B 24, 2613; for the weights above sigma_c, J. Pitman and M. Yor 1997,
 Annals of Probability 25, 855.

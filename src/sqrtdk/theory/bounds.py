@@ -1,4 +1,4 @@
-"""What holds for every row of logits, Gaussian or not: bounds on its entropy, its largest logit, its size."""
+"""Bounds for every row of logits, Gaussian or not: on its entropy, its largest logit, its size."""
 
 from __future__ import annotations
 

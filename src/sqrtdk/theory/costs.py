@@ -1,8 +1,8 @@
-"""What attention costs: floating-point operations and bytes, by formula.
+"""The costs of attention: floating-point operations and bytes, by formula.
 
-One multiply-add is 2 FLOP, and only products of matrices are counted, as usual (torch's FlopCounterMode, PaLM's
-model FLOP utilisation): softmax, scale, bias, mask and norms add about 1 / E of it and are bound by memory.
-Parameters are counted in `sqrtdk.theory.parameters`.
+One multiply-add is 2 FLOP, and only matrix products are counted, as usual (torch's FlopCounterMode, PaLM's model FLOP
+utilisation): softmax, scale, bias, mask and norms add about 1 / E of it and are bound by memory. Parameters are counted
+in `sqrtdk.theory.parameters`.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def attention_flops(
     The backward pass adds dp = do v^T and dv = p^T do (Ev each), dq = dz k and dk = dz^T q (E each): twice the forward.
     A fused kernel computes q k^T again, E more, which makes 3.5 forwards in all where Ev = E.
 
-    Products of matrices alone are counted: softmax, scale, bias and mask add 4 to 8 operations a pair, 1 / E to 2 / E
-    of it. Not valid for scores that are no dot product. It is no time: short rows and small heads are bound by memory.
+    Only matrix products are counted: softmax, scale, bias and mask add 4 to 8 operations per pair, 1 / E to 2 / E of
+    it. Not valid for scores that are no dot product. FLOP is no time: short rows and small heads are bound by memory.
 
     Args:
         batch: B.

@@ -1,16 +1,16 @@
 """Softmax of n iid Gaussian logits at finite n: expected entropy, peak, effective keys and norm of the Jacobian.
 
-With z_i iid N(0, sigma^2), S = sum e^{z_i} and p_i = e^{z_i} / S, the identities 1/S = int_0^inf e^{-tS} dt and the
-like make the expectations over all n keys integrals of one key's Laplace transform, here phi(u) = E exp(-e^{u + z}).
-The table shipped here is computed from them by quadrature (scripts/make_gaussian_table.py), not simulated, and
-interpolated by cubic splines.
+With z_i iid N(0, sigma^2), S = sum e^{z_i} and p_i = e^{z_i} / S, identities such as 1/S = int_0^inf e^{-tS} dt turn
+expectations over all n keys into integrals of one key's Laplace transform, here phi(u) = E exp(-e^{u + z}). The shipped
+table is computed from them by quadrature (scripts/make_gaussian_table.py), not simulated, and interpolated by cubic
+splines.
 
-For whole n from 2 to 2^24 and sigma from 0 to 64 what is interpolated is off from the quadrature by
-at most, relative to itself: entropy 6e-5, peak 6e-4, effective keys 1.4e-4, norm of the Jacobian 1.7e-4. Between whole
-numbers n is a smooth continuation. Beyond sigma = 64 the functions follow the law of large sigma (entropy, log of
-effective keys and -log of the peak as 1 / sigma, the norm as 1 / sqrt(sigma)): off by 2% at 100 and by 4% at 200 for
-n = 2^20, less for fewer keys. They stop being valid where the logits of a row are not Gaussian (skewed, few large
-outliers), not alike in variance, or dependent; given the query, products with iid Gaussian keys are none of that.
+For whole n from 2 to 2^24 and sigma from 0 to 64, the largest relative errors against the quadrature are: entropy 6e-5,
+peak 6e-4, effective keys 1.4e-4, norm of the Jacobian 1.7e-4. Between whole numbers n is a smooth continuation. Beyond
+sigma = 64 the functions follow the law of large sigma (entropy, log of effective keys and -log of the peak as 1 /
+sigma, the norm as 1 / sqrt(sigma)): off by 2% at 100 and by 4% at 200 for n = 2^20, less for fewer keys. They are not
+valid if the logits of a row are not Gaussian (skewed, few large outliers), unequal in variance, or dependent; given the
+query, products with iid Gaussian keys satisfy all three conditions.
 
 The limit of large n is in `sqrtdk.theory.asymptotic`; near the critical sigma it is off by nats.
 """
@@ -31,11 +31,11 @@ _Numbers = Iterable[float]
 
 
 def keys_of(n: object) -> float:
-    """`n` as a number of keys that the table has.
+    """Return `n` as a number of keys within the table's range.
 
     Raises:
-        InvalidTypeError: it is no real number.
-        InvalidValueError: it is NaN or out of range.
+        InvalidTypeError: It is no real number.
+        InvalidValueError: It is NaN or out of range.
     """
     count = extended(n, "n")
     if not 1 <= count <= LARGEST_N:
@@ -46,11 +46,11 @@ def keys_of(n: object) -> float:
 
 
 def sigma_of(sigma: object) -> float:
-    """`sigma` as a standard deviation, infinity included.
+    """Return `sigma` as a standard deviation, infinity included.
 
     Raises:
-        InvalidTypeError: it is no real number.
-        InvalidValueError: it is NaN or negative.
+        InvalidTypeError: It is no real number.
+        InvalidValueError: It is NaN or negative.
     """
     deviation = extended(sigma, "sigma")
     if deviation < 0:
@@ -59,10 +59,10 @@ def sigma_of(sigma: object) -> float:
 
 
 def listed(values: Any, name: str) -> list[Any]:
-    """One number, or all of several, as a list.
+    """Return one number, or all of several, as a list.
 
     Raises:
-        InvalidTypeError: neither a number nor something to go through.
+        InvalidTypeError: It is neither a number nor iterable.
 
     Example:
         >>> listed(3, "n"), listed((3, 4), "n")

@@ -1,4 +1,4 @@
-"""From an entropy back to what gives it: the effective sigma of Gaussian logits, the scale for a query and a key."""
+"""Inverses of the entropy: the effective sigma of Gaussian logits, and the scale for a query and a key."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
     from sqrtdk._shapes import Visible
 
-LARGEST = 1e30  # of a logit that the search visits
-WIDEN = 4.0  # the bracket at first
-DOUBLINGS = 12  # of the logarithm of its width: beyond any scale that a float holds
+LARGEST = 1e30  # largest logit that the search visits
+WIDEN = 4.0  # factor of the first bracket
+DOUBLINGS = 12  # of the logarithm of the bracket's width: beyond any scale that a float holds
 
 
 def sigma_from_entropy(entropy_nats: float, n: float | Sequence[float]) -> float:
-    """Effective sigma: the one at which Gaussian logits have this expected entropy.
+    """Return the effective sigma: the sigma at which Gaussian logits have this expected entropy.
 
-    The sigma with (1 / R) sum over R rows of H(n_r, sigma) = entropy_nats, H as `expected_entropy_nats`, which falls
-    with sigma, so that there is one. Found to 1e-12 of itself; the table's error in H makes sigma off by up to 6e-5
-    H / |dH/dsigma|. Beyond sigma = 64 it follows H ~ 1 / sigma, 2% off at 100 for n = 2^20.
+    It solves (1 / R) sum over R rows of H(n_r, sigma) = entropy_nats, with H as in `expected_entropy_nats`, which falls
+    with sigma, so that the solution is unique. Found to a relative 1e-12; the table's error in H shifts sigma by up to
+    6e-5 H / |dH/dsigma|. Beyond sigma = 64 it follows H ~ 1 / sigma, 2% off at 100 for n = 2^20.
 
-    It stops being an effective sigma where logits are not Gaussian or rows differ in variance: it is then the sigma of
-    Gaussian logits that happen to have the same entropy.
+    If logits are not Gaussian or rows differ in variance, it is no effective sigma, only that of Gaussian logits that
+    happen to have the same entropy.
 
     Args:
         entropy_nats: a mean entropy in nats.
@@ -44,11 +44,11 @@ def sigma_from_entropy(entropy_nats: float, n: float | Sequence[float]) -> float
             1..L, or a sample of it).
 
     Returns:
-        sigma, natural-log units; 0 at log n and above, infinity at 0 and below, NaN where no row has a choice (n = 1).
+        sigma, natural-log units; 0 at log n and above, infinity at 0 and below, NaN if no row has a choice (n = 1).
 
     Raises:
-        InvalidTypeError: an argument is no real number (n: and no list of them).
-        InvalidValueError: an argument is NaN, n out of range, or an empty list.
+        InvalidTypeError: An argument is no real number (n may also be a list of them).
+        InvalidValueError: An argument is NaN, n is out of range, or the list is empty.
 
     Example:
         >>> from sqrtdk.theory import expected_entropy_nats
@@ -108,31 +108,32 @@ def scale_from_entropy(
     visible: Visible | None = None,
     per_head: bool = False,
 ) -> float | Float[Tensor, " Hq"]:
-    """The positive scale at which the mean row entropy of softmax(scale q k^T) is the one wanted.
+    """Return the positive scale at which the mean row entropy of softmax(scale q k^T) has the requested value.
 
     There is at most one, since the entropy H of a row falls with the scale s: with x the products and p = softmax(s x),
-    H = log sum e^{s x} - s sum p x, and d/ds sum p x = Var_p(x), so that dH/ds = E_p x - E_p x - s Var_p(x)
-    = -s Var_p(x). It goes from log n at s = 0 down to log of the number of keys that share the largest product.
+    H = log sum e^{s x} - s sum p x, and d/ds sum p x = Var_p(x), so that dH/ds = E_p x - E_p x - s Var_p(x) = -s
+    Var_p(x). It falls from log n at s = 0 to the log of the number of keys that share the largest product.
 
     Rows that see fewer than two keys have no choice and are left out of the mean. An additive mask or bias is not
-    taken: with one, H need not fall, and s = 0 does not make it log n.
+    supported: with one, H need not fall, and s = 0 does not make it log n.
 
     Args:
         query: (..., Hq, L, E), any floating dtype; half types are computed in float32.
         key: (..., H, S, E), H dividing Hq.
-        entropy_nats: the mean entropy wanted, in nats; with `per_head` also a sequence with one for each of Hq heads.
+        entropy_nats: the requested mean entropy, in nats; with `per_head` also a sequence with one for each of Hq
+            heads.
         is_causal: row i sees keys j <= i.
         visible: bool, broadcastable to (..., Hq, L, S), True where the row sees the key.
-        per_head: one scale for each query head.
+        per_head: return one scale for each query head.
 
     Returns:
-        The scale; with `per_head` a tensor (Hq,) in float64. The mean entropy there is the one wanted to about 1e-6
-        nats (float32 and half types) or 1e-12 (float64).
+        The scale; with `per_head` a tensor (Hq,) in float64. The mean entropy there equals the requested one to about
+        1e-6 nats (float32 and half types) or 1e-12 (float64).
 
     Raises:
         InvalidTypeError: query or key is no floating tensor, `visible` is not bool, or the entropy is no number.
-        InvalidValueError: shapes that do not fit, no row that sees two keys, products that are not finite, or an
-            entropy that no scale gives.
+        InvalidValueError: The shapes do not fit, no row sees two keys, products are not finite, or no scale gives the
+            entropy.
 
     Example:
         >>> q, k = torch.eye(4).view(1, 1, 4, 4), torch.eye(4).view(1, 1, 4, 4)
@@ -150,7 +151,7 @@ def scale_from_entropy(
         return attention_row_stats(query, key, scale=scale, is_causal=is_causal, visible=visible, product=False).rows
 
     def mean(of: Float[Tensor, "*B Hq L"]) -> Float[Tensor, ""] | Float[Tensor, " Hq"]:
-        """Over the rows with a choice: a number, or one a head."""
+        """Return the mean over the rows with a choice: a number, or one per head."""
         heads = range(of.ndim - 2) if per_head else range(of.ndim)
         dims = [*heads, of.ndim - 1] if per_head else [*heads]
         return torch.where(choice, of.double(), 0.0).sum(dims) / choice.sum(dims)
@@ -212,7 +213,7 @@ def _wanted(entropy_nats: float | Sequence[float], heads: int, per_head: bool) -
 def _bracket(
     excess: Callable[[Sequence[float]], list[float]], guesses: list[float], top: float
 ) -> tuple[list[float], list[float]]:
-    """Logarithms of scales below and above the ones sought."""
+    """Return logarithms of scales below and above the solutions."""
     low, high, step = list(guesses), list(guesses), math.log(WIDEN)
     below, above = excess(low), excess(high)
     for _ in range(DOUBLINGS):

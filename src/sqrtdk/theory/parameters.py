@@ -26,7 +26,7 @@ class Terms:
 
     @property
     def formula(self) -> str:
-        """The sum in symbols; "0" where there is no term."""
+        """The sum in symbols; "0" if there is no term."""
         return " + ".join(text for text, _ in self.parts) or "0"
 
     @property
@@ -53,8 +53,8 @@ def multi_head_terms(
 ) -> Terms:
     """Parameters of multi-head attention: h d_k d_model + kv d_k kdim + kv d_v vdim + h d_v d_model, and biases.
 
-    The biases are h d_k + kv d_k + kv d_v (in) and d_model (out). Exact for a layer of these four projections; norms
-    of q and k, learned scales, relative positions and the like come on top, and low-rank projections are another sum.
+    The biases are h d_k + kv d_k + kv d_v (in) and d_model (out). Exact for a layer of these four projections. Norms of
+    q and k, learned scales and relative positions add to it, and low-rank projections have another sum.
 
     Args:
         d_model: channels of the query and of the output.
@@ -68,11 +68,11 @@ def multi_head_terms(
         out_bias: whether the output's projection has one.
 
     Returns:
-        The terms, in parameters; equal ones are gathered: the textbook case reads `3 h d_k d_model + d_model^2`.
+        The terms, in parameters; equal ones are combined: the textbook case reads `3 h d_k d_model + d_model^2`.
 
     Raises:
-        InvalidTypeError: a size is no whole number.
-        InvalidValueError: a size is below 1, also one that is derived: d_model / h without a head_dim.
+        InvalidTypeError: A size is no whole number.
+        InvalidValueError: A size is below 1, including a derived one: d_model / h without a head_dim.
 
     Example:
         >>> terms = multi_head_terms(512, 8, in_bias=False, out_bias=False)
@@ -120,7 +120,7 @@ def _in_biases(heads: int, kv: int, d_k: int, d_v: int) -> tuple[str, int]:
 
 
 def additive_terms(query_dim: int, key_dim: int, hidden: int, *, bias: bool = False) -> Terms:
-    """Parameters of an additive score: d_q A + d_key A + A, and A more for a bias.
+    """Parameters of an additive score: d_q A + d_key A + A, plus A for a bias.
 
     Args:
         query_dim: d_q, channels of the query.
@@ -149,7 +149,7 @@ def additive_terms(query_dim: int, key_dim: int, hidden: int, *, bias: bool = Fa
 
 
 def bilinear_terms(query_dim: int, key_dim: int, *, heads: int | None = None) -> Terms:
-    """Parameters of a bilinear score: d_q d_key, times h where each head has a form of its own.
+    """Parameters of a bilinear score: d_q d_key, times h if each head has its own form.
 
     Args:
         query_dim: d_q, channels of the query.
@@ -181,8 +181,8 @@ class Layers:
     """Equal attention layers of a model.
 
     Attributes:
-        name: what they are.
-        count: how many.
+        name: of the kind of layer.
+        count: number of layers.
         d_model: channels of the residual stream.
         heads: query heads.
         kv_heads: key and value heads.
@@ -224,8 +224,8 @@ class Preset:
 
     Attributes:
         layers: of each kind.
-        parameters: of the whole model, tied weights once.
-        source: where the sizes are published.
+        parameters: of the whole model, counting tied weights once.
+        source: publication of the sizes.
     """
 
     layers: tuple[Layers, ...]
@@ -252,8 +252,8 @@ _T5_SMALL = (
 _GPT2 = "Radford et al. 2019, table 2; heads: hparams.json of the released weights"
 _LLAMA2 = "arXiv:2307.09288, section 2.2 (as Llama 1); arXiv:2302.13971, table 2"
 
-# Sizes of the published configs; parameters are counted with the output matrix tied where the model ties it, and for
-# BERT with the pooler.
+# Sizes of the published configs; parameters are counted with the output matrix tied if the model ties it, and for BERT
+# with the pooler.
 PRESETS: dict[str, Preset] = {
     "gpt2": Preset(_stack(12, 768, 12, 12, True), 124_439_808, _GPT2),
     "gpt2-medium": Preset(_stack(24, 1024, 16, 16, True), 354_823_168, _GPT2),

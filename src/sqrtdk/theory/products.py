@@ -63,8 +63,8 @@ def dot_product_moments(
     mean 0, variance d, excess kurtosis 6 / d.
 
     Mean and variance hold for components of any distribution with these means and variances. Skewness and excess
-    kurtosis hold for Gaussian components. All four stop being valid where components depend on one another: trained
-    projections correlate them, and |q|^2 and |k|^2 then carry the variance in few directions.
+    kurtosis hold for Gaussian components. None of the four is valid if components depend on one another: trained
+    projections correlate them, and then |q|^2 and |k|^2 carry the variance in few directions.
 
     Args:
         dim: components, at least 1; d_k for the product of a query and a key.
@@ -107,7 +107,7 @@ def _moments(dim: int, a: float, b: float, c: float) -> Moments:
     each = a + 2.0 * c
     if each == 0.0:
         return Moments(dim * b, 0.0, 0.0, 0.0)
-    share = a / each  # of the variance
+    share = a / each  # fraction of the variance
     skewness = 6.0 * share * (b / math.sqrt(each)) / math.sqrt(dim)
     return Moments(dim * b, dim * each, skewness, 6.0 * share * (2.0 - share) / dim)
 
@@ -120,8 +120,8 @@ class LogitDistribution:
         dim: components.
         scale: factor on the product.
         moments: of the logits, in natural-log units.
-        unit: |scale| sqrt(vq vk), in which `pairs` is.
-        pairs: the product; None if query or key does not vary, so that the logits are normal.
+        unit: |scale| sqrt(vq vk), the unit of `pairs`.
+        pairs: the product; None if query or key does not vary, which makes the logits normal.
     """
 
     dim: int
@@ -151,11 +151,11 @@ class LogitDistribution:
         return self.moments.excess_kurtosis
 
     def log_above(self, value: float) -> float:
-        """Natural logarithm of P(z > value), with the relative accuracy of the tail's logarithm kept far out.
+        """Return the natural logarithm of P(z > value), accurate relative to itself even far out in the tail.
 
         Raises:
-            InvalidTypeError: the value is no real number.
-            InvalidValueError: it is NaN.
+            InvalidTypeError: The value is no real number.
+            InvalidValueError: It is NaN.
 
         Example:
             >>> round(logit_distribution(512).log_above(40.0), 1)  # a normal would have -804.6
@@ -167,7 +167,7 @@ class LogitDistribution:
         return self._log_tail(excess, self.pairs)
 
     def log_below(self, value: float) -> float:
-        """Natural logarithm of P(z <= value); errors as in `log_above`.
+        """Return the natural logarithm of P(z <= value); errors as in `log_above`.
 
         Example:
             >>> round(math.exp(logit_distribution(64).log_below(0.0)), 12)
@@ -182,10 +182,10 @@ class LogitDistribution:
         return log_normal_above(excess / self.std) if pairs is None else pairs.log_above(excess / self.unit)
 
     def probability_within(self, low: float, high: float) -> float:
-        """P(low <= z <= high), off by less than 1e-12; infinite ends are allowed.
+        """Return P(low <= z <= high), off by less than 1e-12; infinite ends are allowed.
 
         Raises:
-            InvalidValueError: low above high, or NaN.
+            InvalidValueError: low is above high, or NaN.
 
         Example:
             >>> round(logit_distribution(8).probability_within(-3.0, 3.0), 4)  # 0.9973 for a normal
@@ -203,10 +203,10 @@ class LogitDistribution:
         return max(0.0, 1.0 - math.exp(self.log_below(low)) - math.exp(self.log_above(high)))
 
     def quantile(self, p: float) -> float:
-        """The z below which a share p of the logits lies.
+        """Return the z below which a fraction p of the logits lies.
 
         Raises:
-            InvalidValueError: p outside 0 to 1.
+            InvalidValueError: p is outside 0 to 1.
 
         Example:
             >>> round(logit_distribution(64).quantile(0.999), 3)  # 3.090 for a normal
@@ -223,7 +223,7 @@ class LogitDistribution:
         return self.mean - self._excess(math.log(p), mirrored)
 
     def _excess(self, log_share: float, pairs: PairSum | None) -> float:
-        """How far beyond the mean this share of the logits lies."""
+        """Return how far beyond the mean this fraction of the logits lies."""
         reach = self.std
         while self._log_tail(reach, pairs) > log_share:
             reach *= 2.0
@@ -255,14 +255,14 @@ def logit_distribution(
     d = 64, means 0, the tail beyond 2 standard deviations is 1.02 times that of the normal with the same variance,
     beyond 5 it is 4.8 times, and beyond 10 four million times.
 
-    It stops being valid where components are not Gaussian or depend on one another. Logits of one row share their
-    query: given q they are normal with standard deviation scale |q| sqrt(vk), which is narrower in the tails.
+    It is not valid if components are not Gaussian or depend on one another. Logits of one row share their query: given
+    q they are normal with standard deviation scale |q| sqrt(vk), which has lighter tails.
 
     Args:
         dim: components d, the d_k of a head.
-        scale: the factor on the product: a number, a rule of `sqrtdk.scales`, or None for 1 / sqrt(d).
-        keys: visible keys of the row, for rules that ask (log_n).
-        heads: query heads, for rules that have a factor for each; the factors must be equal.
+        scale: factor on the product: a number, a rule of `sqrtdk.scales`, or None for 1 / sqrt(d).
+        keys: visible keys of the row, for rules that need them (log_n).
+        heads: query heads, for rules with one factor per head; the factors must be equal.
         query_mean: mean of a component of the query.
         query_variance: its variance.
         key_mean: mean of a component of the key.
@@ -272,8 +272,8 @@ def logit_distribution(
         LogitDistribution.
 
     Raises:
-        InvalidTypeError: an argument is no number, or dim is no whole number.
-        InvalidValueError: a number out of range, moments that overflow, or a rule with unlike factors.
+        InvalidTypeError: An argument is no number, or dim is no whole number.
+        InvalidValueError: A number is out of range, moments overflow, or a rule has unequal factors.
 
     Example:
         >>> scaled = logit_distribution(64)

@@ -1,4 +1,4 @@
-"""What a floating dtype can hold: largest number, spacing, margin, and a forecast for products of Gaussians."""
+"""Ranges of floating dtypes: largest number, spacing, margin, and a forecast for products of Gaussians."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTYPES = {
     "float8_e4m3fn": torch.float8_e4m3fn,
     "float8_e5m2": torch.float8_e5m2,
 }
-SURE = math.log(40.0)  # of an expected number of pairs: e^-40 is the chance of none
+SURE = math.log(40.0)  # of the expected number of pairs: with 40, the chance of none is e^-40
 NODES, NODE_STEP = 40, 0.08  # of the double exponential rule, to either side
 
 
@@ -35,8 +35,8 @@ def _info(dtype: torch.dtype | str) -> torch.finfo:
 def largest_finite(dtype: torch.dtype | str) -> float:
     """Largest finite number of a floating dtype: (2 - 2^-m) 2^E with m bits of mantissa and the largest exponent E.
 
-    That is for formats with infinities; float8_e4m3fn has none, uses the top exponent for numbers as well, but for
-    one pattern (NaN), and ends at 448. The value is exact.
+    This formula is for formats with infinities. float8_e4m3fn has none: it uses the top exponent for numbers as well,
+    except for one pattern (NaN), and ends at 448. The value is exact.
 
     Args:
         dtype: a floating torch.dtype, or its name with or without "torch.".
@@ -60,11 +60,11 @@ def largest_finite(dtype: torch.dtype | str) -> float:
 def overflow_margin(max_product: float, dtype: torch.dtype | str) -> float:
     """largest_finite(dtype) / |max_product|: below 1 the product overflows.
 
-    To within half a spacing: a product less than that above the largest finite number rounds down to it. It speaks of
-    the product alone: partial sums of a dot product may be larger, where the dtype holds those too.
+    It is accurate to within half a spacing: a product less than that above the largest finite number rounds down to it.
+    It concerns the product alone: partial sums of a dot product may be larger, if the dtype holds those too.
 
     Args:
-        max_product: largest |q . k| in the place where the dtype stores it; infinity is one that did overflow.
+        max_product: largest |q . k| as the dtype stores it; infinity if it overflowed.
         dtype: the dtype that stores it.
 
     Returns:
@@ -93,7 +93,7 @@ def spacing(value: float, dtype: torch.dtype | str) -> float:
 
     A stored logit errs by up to half of it, and its weight by up to the factor e^(spacing / 2): at an offset of 50
     bfloat16 steps by 0.25, so that weights err by up to 13%. Below the smallest normal number the spacing is that of
-    the subnormal ones; hardware that flushes them to 0 has none there.
+    the subnormal numbers; hardware that flushes them to 0 has none there.
 
     Args:
         value: a magnitude within the dtype's range; beyond the largest finite number the result is infinity.
@@ -123,15 +123,15 @@ def spacing(value: float, dtype: torch.dtype | str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RangeForecast:
-    """What a dtype makes of the products of Gaussian queries and keys; see `range_forecast`.
+    """The effect of a dtype on the products of Gaussian queries and keys; see `range_forecast`.
 
     Attributes:
         dtype: name of the dtype that stores the products.
         std: standard deviation of the stored products.
         expected_max: expected largest magnitude of all pairs.
         largest_finite: largest finite number of the dtype.
-        margin: largest_finite over expected_max; below 1 an overflow is to be expected.
-        overflow_probability: that at least one pair is beyond the range, after rounding.
+        margin: largest_finite over expected_max; below 1 an overflow must be expected.
+        overflow_probability: probability that at least one pair is beyond the range, after rounding.
         spacing_at_max: distance of neighbouring numbers at expected_max; infinity beyond the range.
     """
 
@@ -155,25 +155,25 @@ def range_forecast(
     key_mean: float = 0.0,
     key_variance: float = 1.0,
 ) -> RangeForecast:
-    """What the dtype makes of `pairs` products scale_before q . k of independent Gaussian components.
+    """Predict the effect of a dtype on `pairs` products scale_before q . k of independent Gaussian components.
 
     With T(x) = P(|scale_before q . k| > x), the exact tail of `logit_distribution`, and N pairs:
 
         E max = int_0^inf 1 - (1 - T(x))^N dx,    P(overflow) = 1 - (1 - T(limit))^N
 
-    where the limit is half a spacing above the largest finite number: what is below rounds to it. Overflow then gives
-    infinity; in float8_e4m3fn, which has none, NaN or the largest number, as the hardware or the library has it.
+    where the limit is half a spacing above the largest finite number: everything below rounds to it. Overflow then
+    gives infinity; in float8_e4m3fn, which has none, NaN or the largest number, depending on the hardware or library.
 
-    The N pairs are taken as independent. The products of L queries and S keys are not: those of one query share its
-    length, so that large ones come together: the probability of an overflow is then an upper bound. The expected
-    maximum is hardly touched (256 queries and 256 keys of dimension 64: 37.6, measured, against 37.7). The forecast
-    stops being valid for what training makes of q and k: few large channels, correlated projections, outliers.
+    The N pairs are treated as independent. The products of L queries and S keys are not: those of one query share its
+    length, so that large products come together. The probability of an overflow is then an upper bound. The expected
+    maximum hardly changes (256 queries and 256 keys of dimension 64: 37.6 measured, against 37.7). The forecast is not
+    valid for the effects of training on q and k: few large channels, correlated projections, outliers.
 
     Args:
         dim: components d of q and k.
         pairs: N, at least 1: batch x heads x L x S.
-        dtype: of the stored products; they are thought of as accumulated exactly and rounded once.
-        scale_before: factor on q or k, before the product is stored; 1 where the scale comes afterwards.
+        dtype: of the stored products, which are assumed to be accumulated exactly and rounded once.
+        scale_before: factor on q or k, before the product is stored; 1 if the scale comes afterwards.
         query_mean: mean of a component of the query.
         query_variance: its variance.
         key_mean: mean of a component of the key.
@@ -184,8 +184,8 @@ def range_forecast(
 
     Raises:
         InvalidTypeError: dtype is no floating dtype, or an argument is no number.
-        InvalidValueError: dim or pairs below 1, a negative variance, a number that is not finite, or moments that
-            overflow a float.
+        InvalidValueError: dim or pairs is below 1, a variance negative, a number not finite, or moments overflow a
+            float.
 
     Example:
         >>> forecast = range_forecast(128, 2**24, "float16", query_variance=900.0, key_variance=900.0)
@@ -220,7 +220,7 @@ def range_forecast(
 
 
 def _log_beyond(logits: LogitDistribution, x: float) -> float:
-    """Natural logarithm of P(|z| > x)."""
+    """Return the natural logarithm of P(|z| > x)."""
     larger, smaller = sorted((logits.log_above(x), logits.log_below(-x)), reverse=True)
     return larger if smaller == -math.inf else larger + math.log1p(math.exp(smaller - larger))
 
@@ -235,7 +235,7 @@ def _expected_max(logits: LogitDistribution, pairs: int) -> float:
         return abs(logits.mean)
 
     def expect(log_number: float) -> float:
-        """Magnitude that this many pairs are expected to pass."""
+        """Return the magnitude that this many pairs are expected to exceed."""
 
         def over(x: float) -> float:
             return math.log(pairs) + _log_beyond(logits, x) - log_number

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-GPUS = ("cuda", "xpu")  # "cuda" stands for AMD's as well
+GPUS = ("cuda", "xpu")  # "cuda" includes AMD's GPUs
 
 
 def gpu_count(kind: str) -> int:
-    """How many GPUs of a kind torch can use."""
+    """Return how many GPUs of a kind torch can use."""
     module = torch.get_device_module(kind)
     return int(module.device_count()) if module.is_available() else 0

@@ -1,4 +1,4 @@
-"""Elementary functions that the kernels need and Triton's core lacks, right to a few units in the last place."""
+"""Elementary functions that Triton's core lacks, accurate to a few units in the last place."""
 
 import triton
 import triton.language as tl
@@ -11,7 +11,7 @@ NAN = tl.constexpr(float("nan"))
 
 @triton.jit
 def tanh(x):
-    """Cephes: an odd polynomial where 1 - 2 / (e^2x + 1) would cancel."""
+    """tanh, from Cephes: an odd polynomial for small x, where 1 - 2 / (e^2x + 1) would cancel."""
     y = x * x
     small = -5.70498872745e-3
     small = small * y + 2.06390887954e-2
@@ -25,7 +25,7 @@ def tanh(x):
 
 @triton.jit
 def log1p(x):
-    """log(1 + x) for x >= 0, where 1 + x may round to 1."""
+    """log(1 + x) for x >= 0, also where 1 + x rounds to 1."""
     whole = 1.0 + x
     ratio = x / tl.where(whole == 1.0, 1.0, whole - 1.0)
     return tl.where(whole == 1.0, x, tl.where(whole == INF, INF, tl.log(whole) * ratio))

@@ -1,4 +1,4 @@
-"""The backward pass: what its kernels share, and what is summed of every row before them.
+"""The backward pass: code shared by its kernels, and the sum over each row that precedes them.
 
     P = e^(Z - lse);  dZ = P (dO V^T + c - dH log P);  c = -sum dO O + dlse - dH H
 
@@ -19,10 +19,10 @@ LOWEST = tl.constexpr(-160.0)  # 2^LOWEST is 0; an infinite logarithm times a we
 def differentiate(x, dp, seen, factor, lse, constant, entropy, softcap, bias, bias_at, there, others, bias_stride,
                   count, LINEAR: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, ENTROPY: tl.constexpr,
                   MASKED: tl.constexpr):
-    """(weights, gradient of what the bias is added to, gradient of the logits before the softcap) of a tile.
+    """(weights, gradient of the logits after bias, gradient of the logits before the softcap) of a tile.
 
-    Rows may run down it or across: `factor`, `lse`, `constant` and `entropy` are shaped as they run, the bias of what
-    runs down lies at `bias_at`, and `others`, of which there are `count`, run across.
+    Rows may run down the tile or across it: `factor`, `lse`, `constant` and `entropy` have the shape of the rows. The
+    bias of what runs down lies at `bias_at`; the `count` elements of `others` run across.
     """
     if LINEAR:
         t = x * (factor * LOG2_E) - lse * LOG2_E
@@ -30,7 +30,7 @@ def differentiate(x, dp, seen, factor, lse, constant, entropy, softcap, bias, bi
         z, slope = capped(x * factor, softcap, SOFTCAP)
         z = biased(z, bias, bias_at, there, others, bias_stride, count, BIAS, MASKED)
         t = (z - lse) * LOG2_E
-    p = tl.exp2(tl.minimum(t, 0.0, propagate_nan=tl.PropagateNan.ALL))  # lse is rounded
+    p = tl.exp2(tl.minimum(t, 0.0, propagate_nan=tl.PropagateNan.ALL))  # lse is rounded, so t may exceed 0 slightly
     inner = dp + constant
     if ENTROPY:
         inner -= entropy * (tl.maximum(t, LOWEST, propagate_nan=tl.PropagateNan.ALL) * LN_2)
@@ -49,7 +49,7 @@ def differentiate(x, dp, seen, factor, lse, constant, entropy, softcap, bias, bi
 @triton.jit
 def row_terms(lse, constant, entropy, scale, at, scale_at, factor, there, ENTROPY: tl.constexpr, SCALES: tl.constexpr,
               MASKED: tl.constexpr):
-    """(lse, constant, entropy, factor) of some rows; where not `there`, if MASKED, 0."""
+    """(lse, constant, entropy, factor) of some rows; if MASKED, 0 where not `there`."""
     of_entropy = 0.0
     of_scale = factor
     if MASKED:

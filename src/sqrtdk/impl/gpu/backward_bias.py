@@ -1,9 +1,5 @@
-"""Gradient of the bias: one program a tile of rows and keys, which sums over the batch and the heads that share a bias.
-
-    dbias = sum of dZ
-
-A bias that all rows share, or all keys, has one sum a tile, and the tiles are added up after.
-"""
+"""Gradient of the bias: one program per tile of rows and keys, which sums over the batch and heads that share a
+bias."""
 
 import triton
 import triton.language as tl
@@ -29,7 +25,7 @@ def backward_bias(
     ABOVE: tl.constexpr, BELOW: tl.constexpr, ENTROPY: tl.constexpr, BATCHES: tl.constexpr, HEADS: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M rows and BLOCK_N keys; BATCHES, HEADS, ROWS, KEYS: the bias has one for each of them."""
+    """BLOCK_M rows and BLOCK_N keys; BATCHES, HEADS, ROWS, KEYS: whether the bias has that dimension."""
     tiles = tl.cdiv(length, BLOCK_M)
     blocks = tl.cdiv(keys, BLOCK_N)
     block = tl.program_id(0) % blocks

@@ -1,9 +1,9 @@
-"""Gradients of keys and values: one program a block of keys of one key head, which sweeps the rows that see it.
+"""Gradients of keys and values: one program per block of keys of one key head, which sweeps the rows that see it.
 
     dV = P^T dO;  dK = dZ^T (scale Q)
 
-Tiles are turned, keys down and rows across, so that P^T and dZ^T are where a product takes its left side from. To a key
-the band of the mask looks like that of a row turned over: key j is seen by the rows j - above to j + below.
+Tiles are transposed, keys down and rows across, so that P^T and dZ^T are the left operands of a product. Seen from a
+key, the band of the mask is mirrored: key j is seen by the rows j - above to j + below.
 """
 
 import triton
@@ -21,7 +21,7 @@ def sweep(start, stop, dk, dv, k, v, q, g, q_tiles, g_tiles, q_row, q_column, g_
           SCALES: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, VISIBLE: tl.constexpr, ABOVE: tl.constexpr,
           BELOW: tl.constexpr, ENTROPY: tl.constexpr, DESCRIPTORS: tl.constexpr, WIDEN: tl.constexpr,
           PRECISION: tl.constexpr):
-    """The tiles of rows from `start` to `stop`: (dk, dv) with them."""
+    """Add the tiles of rows from `start` to `stop` to (dk, dv)."""
     for i in range(start, stop, BLOCK_M):
         rows = i + tl.arange(0, BLOCK_M)
         inside = rows < length

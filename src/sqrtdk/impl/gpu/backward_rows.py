@@ -1,4 +1,4 @@
-"""Gradients of queries and scales: one program a tile of rows of one head, which sweeps the keys that its rows see.
+"""Gradients of queries and scales: one program per tile of rows of one head, which sweeps the keys that its rows see.
 
     dQ = scale dZ K;  dscale = sum over the keys of dZ (Q K^T)
 """
@@ -17,7 +17,7 @@ def sweep(start, stop, dq, ds, q, g, k, v, k_tiles, v_tiles, k_row, k_column, v_
           BLOCK_EV: tl.constexpr, BLOCK_N: tl.constexpr, LINEAR: tl.constexpr, SOFTCAP: tl.constexpr,
           BIAS: tl.constexpr, VISIBLE: tl.constexpr, ABOVE: tl.constexpr, BELOW: tl.constexpr, ENTROPY: tl.constexpr,
           NEEDS_SCALE: tl.constexpr, DESCRIPTORS: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr):
-    """The blocks of keys from `start` to `stop`: (dq, ds) with them."""
+    """Add the blocks of keys from `start` to `stop` to (dq, ds)."""
     for j in range(start, stop, BLOCK_N):
         columns = j + tl.arange(0, BLOCK_N)
         key = load_keys(k, k_tiles, j, keys, k_row, k_column, E, BLOCK_E, BLOCK_N, DESCRIPTORS, MASKED, WIDEN)

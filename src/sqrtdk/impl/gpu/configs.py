@@ -1,7 +1,7 @@
 """Sizes of tiles and programs, by architecture; nothing is tuned at run time.
 
-Chosen by what `scripts/gpu_kernels.py` says of the compiled kernels (docs/en/gpu-kernel.md): shared memory, registers,
-spills, instructions a logit. `python benchmarks/gpu_configs.py` times other ones on the GPU that is there.
+Chosen from what `scripts/gpu_kernels.py` reports of the compiled kernels (docs/en/gpu-kernel.md): shared memory,
+registers, spills, instructions per logit. `python benchmarks/gpu_configs.py` times other sizes on the present GPU.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """How a kernel is cut: rows and keys of a tile, warps and pipeline stages, whether loads go by descriptor.
+    """The sizes of a kernel: rows and keys of a tile, warps and pipeline stages, and whether loads use descriptors.
 
-    In the backward kernels block_m is what a program keeps (keys or rows), block_n what it sweeps.
+    In the backward kernels a program keeps block_m keys or rows, and sweeps the others by block_n.
     """
 
     block_m: int
@@ -27,7 +27,7 @@ class Config:
 
 
 class Forward(NamedTuple):
-    """Configurations of the forward kernel for one architecture, kind of number and width."""
+    """Configurations of the forward kernel for one architecture, dtype kind and width."""
 
     full: Config
     causal: Config
@@ -36,18 +36,18 @@ class Forward(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """Those of the backward kernels."""
+    """Configurations of the backward kernels."""
 
     keys: Config
     rows: Config
 
 
-INTERPRETER = Config(64, 32, 4, 1)  # a block costs it 20 ms, whatever its size
-FP_FUSION = True  # Triton's default of today, said so that another one changes no digit
+INTERPRETER = Config(64, 32, 4, 1)  # a block costs the interpreter 20 ms, whatever its size
+FP_FUSION = True  # Triton's present default, fixed so that another default changes no digit
 FEW_ROWS = 64
-WIDTHS = (64, 128, 256)  # a width counts as the next of these
+WIDTHS = (64, 128, 256)  # a width is rounded up to one of these
 
-# How products of float32 are made; plain tf32 would keep 10 bits.
+# How products of float32 are computed; plain tf32 would keep 10 bits.
 PRECISION = {"sm_80": "tf32x3", "sm_90": "tf32x3", "sm_100": "tf32x3", "gfx942": "ieee", "interpreter": "ieee"}
 
 # Names: rows x keys of a tile, warps, stages, D for descriptors.
@@ -72,7 +72,7 @@ SMALL_ONE = Config(32, 32, 4, 1)
 SMALL8_ONE = Config(32, 32, 8, 1)
 NARROW_ONE = Config(64, 32, 8, 1)
 THIN_SMALL = Config(32, 16, 4, 1)
-# tf32x3 keeps two numbers for one, so that few rows are all that the registers hold.
+# tf32x3 keeps two numbers per float32, so that the registers hold only few rows.
 FLAT4_32 = Config(16, 32, 4, 1)
 FLAT8_32 = Config(16, 32, 8, 1)
 FLAT8_64 = Config(16, 64, 8, 1)
@@ -105,7 +105,7 @@ FORWARD = {
     ("gfx942", "single", 256): Forward(SMALL, SMALL, SMALL, SMALL),
 }
 
-# Few rows against many keys: tiles of 16 to 64 rows. Numbers of 16 bits only, as for the extras: float32 takes FORWARD.
+# Few rows against many keys: tiles of 16 to 64 rows. For 16-bit numbers only, as for the extras: float32 uses FORWARD.
 FEW = {
     "sm_80": {64: W4, 128: SMALL_64, 256: SMALL},
     "sm_90": {64: W4, 128: W4, 256: W4_32},
@@ -117,12 +117,12 @@ FORWARD_EXTRAS = {(target, width): W4_32 for target, _, width in FORWARD} | {
     ("sm_90", 256): W8_NARROW,
     ("sm_100", 256): W8_NARROW,
 }
-WIDE_BACKWARD_EXTRAS = {  # at a width above 128, where it is not BACKWARD
+WIDE_BACKWARD_EXTRAS = {  # at a width above 128, if not BACKWARD
     "sm_90": Backward(D8_THIN, W8_NARROW),
     "sm_100": Backward(D8_THIN, W8_NARROW),
     "gfx942": Backward(SMALL_ONE, AMD_64),
 }
-BACKWARD_EXTRAS = {  # up to that width
+BACKWARD_EXTRAS = {  # up to a width of 128
     "sm_80": Backward(SMALL, W4_32),
     "sm_90": Backward(W8_NARROW, W4_32),
     "sm_100": Backward(W8_NARROW, W4_32),
@@ -158,7 +158,7 @@ BACKWARD = {
 
 
 def nearest(target: str) -> str:
-    """The architecture whose configurations serve `target`: itself or the next older one of its maker."""
+    """Return the architecture whose configurations serve `target`: itself, or its maker's next older one."""
     if target in PRECISION:
         return target
     if target.startswith("sm_"):
@@ -181,16 +181,16 @@ def forward_config(
     rows: int = FEW_ROWS + 1,
     extras: bool = False,
 ) -> Config:
-    """The configuration of the forward kernel.
+    """Return the configuration of the forward kernel.
 
     Args:
-        target: as `launch.target_of` names it.
+        target: as named by `launch.target_of`.
         dtype: of query, key and value.
         width: the larger of the padded E and Ev.
-        causal: whether there is a bound on later keys.
-        statistics: whether any are wanted.
-        rows: of a key head; for up to FEW_ROWS the tile may be cut to fewer.
-        extras: whether logits are capped, biased or hidden one by one, which takes registers.
+        causal: whether later keys are bounded.
+        statistics: whether any statistic is requested.
+        rows: of a key head; up to FEW_ROWS a smaller tile may be used.
+        extras: whether there is a softcap, a bias or a bool mask, which take registers.
     """
     if target == "interpreter":
         return INTERPRETER
@@ -203,7 +203,7 @@ def forward_config(
 
 
 def backward_config(target: str, dtype: torch.dtype, width: int, extras: bool = False) -> Backward:
-    """The configurations of the backward kernels, of keys and of rows; `extras` as for the forward one."""
+    """Return the configurations of the backward kernels, for keys and for rows; `extras` as in `forward_config`."""
     if target == "interpreter":
         return Backward(Config(32, 32, 4, 1), Config(32, 32, 4, 1))
     key = _key(target, dtype, width)
@@ -215,5 +215,5 @@ def backward_config(target: str, dtype: torch.dtype, width: int, extras: bool = 
 
 
 def precision(target: str) -> str:
-    """How products of float32 are made, for `tl.dot`."""
+    """Return how `tl.dot` computes products of float32."""
     return PRECISION[nearest(target)]

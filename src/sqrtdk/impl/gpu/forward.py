@@ -1,10 +1,10 @@
-"""The forward pass: one program a tile of rows, which sweeps the keys that its rows see, and their statistics with it.
+"""The forward pass: one program per tile of rows, which sweeps the keys of its rows, and gathers their statistics.
 
     x = Q K^T;  m' = max(m, x);  p = e^(x - m');  O = O e^(m - m') + p V;  sums of p, p^2, p^3, p (x - m), (x - mean)^2
 
-Where nothing is added to the logits and the scale is one positive number, x is the product itself and the scale goes
-into the exponent. Rows of the heads that share a key head may be packed into one tile (PACKED), and the keys split over
-programs (SPLIT), whose parts `combine` joins: few rows, many keys.
+If nothing is added to the logits and the scale is one positive number, x is the product itself, and the scale goes into
+the exponent. For few rows and many keys, the rows of heads that share a key head may be packed into one tile (PACKED),
+and the keys split over programs (SPLIT), whose parts `combine` joins.
 """
 
 import triton
@@ -23,7 +23,7 @@ def sweep(start, stop, state, acc, q, k, v, k_tiles, v_tiles, k_row, k_column, v
           VISIBLE: tl.constexpr, ABOVE: tl.constexpr, BELOW: tl.constexpr, SUMS: tl.constexpr, LOWEST: tl.constexpr,
           MOMENTS: tl.constexpr, SPREAD: tl.constexpr, SQUARES: tl.constexpr, CUBES: tl.constexpr,
           DESCRIPTORS: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr):
-    """The blocks of keys from `start` to `stop`: (state, acc) with them."""
+    """Add the blocks of keys from `start` to `stop` to (state, acc)."""
     top, rest, c2, c3, a, low, n, mean, m2 = state
     for j in range(start, stop, BLOCK_N):
         columns = j + tl.arange(0, BLOCK_N)
@@ -78,7 +78,8 @@ def forward(
     LOWEST: tl.constexpr = row.wants(WANTED, row.FOR_LOWEST)
     GROUPED: tl.constexpr = GROUP if PACKED else 1  # heads of a tile
 
-    tiles = tl.cdiv(length * GROUPED, BLOCK_M)  # of one head; all on one axis of the grid, as the others end at 65535
+    # of one head; all in one grid dimension, as the others are limited to 65535
+    tiles = tl.cdiv(length * GROUPED, BLOCK_M)
     tile = tiles - 1 - tl.program_id(0) % tiles  # rows that see most keys first
     which = tl.program_id(0) // tiles
     b = (which // (heads // GROUPED)).to(tl.int64)
@@ -182,7 +183,7 @@ def combine(
     parts, sinks, sink_batch, sink_head, sink_row, output, lse, entropy, planes, batch, heads, length, splits,
     EV: tl.constexpr, BLOCK_EV: tl.constexpr, BLOCK_M: tl.constexpr, WANTED: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """The parts of BLOCK_M rows joined in the order of their keys, and what is returned of them."""
+    """Join the parts of BLOCK_M rows in the order of their keys, and write the results."""
     SUMS: tl.constexpr = row.wants(WANTED, row.FOR_SUMS)
     SPREAD: tl.constexpr = row.wants(WANTED, row.FOR_SPREAD)
     CUBES: tl.constexpr = row.wants(WANTED, row.FOR_CUBES)

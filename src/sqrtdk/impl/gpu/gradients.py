@@ -1,4 +1,4 @@
-"""The backward operator, how its kernels are launched, and the gradient of the forward operator."""
+"""The backward operator, the launch of its kernels, and the gradient of the forward operator."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Gradients = tuple[Tensor | None, ...]
 def constant(
     gradient: Tensor, output: Tensor, d_lse: Tensor | None, d_entropy: Tensor | None, entropy: Tensor | None
 ) -> Tensor:
-    """-sum gradient output + dlse - dH H of every row, float32 (B, Hq, L).
+    """Return -sum gradient output + dlse - dH H of every row, float32 (B, Hq, L).
 
     Args:
         gradient: of the output, (B, Hq, L, Ev).
@@ -95,14 +95,14 @@ def backward(
     needs_scale: bool,
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of query, key, value, scale and bias.
+    """Return the gradients of query, key, value, scale and bias.
 
     Args:
         gradient: of the output, (B, Hq, L, Ev).
         query: see `operators.forward`.
         key: likewise.
         value: likewise.
-        lse: of the forward pass, float32 (B, Hq, L), contiguous; -inf where a row saw no key.
+        lse: of the forward pass, float32 (B, Hq, L), contiguous; -inf if a row saw no key.
         constant: -sum gradient output + dlse - dH H, likewise.
         entropy: dH, the gradient of the entropy, likewise; None: 0.
         factor: see `operators.forward`.
@@ -112,12 +112,12 @@ def backward(
         visible: likewise.
         above: likewise.
         below: likewise.
-        needs_scale: whether the gradient of the scale is wanted.
-        needs_bias: whether that of the bias is.
+        needs_scale: whether to compute the gradient of the scale.
+        needs_bias: whether to compute the gradient of the bias.
 
     Returns:
-        dq, dk, dv like query, key, value; of the scale (B, Hq, L, 1) in float32, and of the bias in its own shape and
-        dtype, or (0,) where it is not wanted.
+        dq, dk, dv like query, key, value; the scale's gradient (B, Hq, L, 1) in float32, and the bias's in its own
+        shape and dtype, or (0,) if not computed.
     """
     batch, heads, length, width = query.shape
     key_heads, keys, value_width = value.shape[1:]
@@ -125,7 +125,7 @@ def backward(
     if 0 in (batch, heads, length, keys):
         return tuple(t.zero_() for t in found)  # type: ignore[return-value]
     dq, dk, dv, d_scale, d_bias = found
-    widen = interpreted() and query.dtype == torch.bfloat16  # whose bit patterns an interpreter takes for numbers
+    widen = interpreted() and query.dtype == torch.bfloat16  # the interpreter multiplies bit patterns of bfloat16
     if widen:
         dq, dk, dv = dq.float(), dk.float(), dv.float()
     group = heads // key_heads
@@ -241,14 +241,14 @@ def _shapes(
 def _empty(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, needs_scale: bool, needs_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The results of `backward` without numbers in them."""
+    """Return the results of `backward`, uninitialised."""
     d_scale = query.new_empty((*query.shape[:-1], 1) if needs_scale else (0,), dtype=torch.float32)
     d_bias = bias.new_empty(bias.shape) if needs_bias and bias is not None else query.new_empty((0,))
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape), d_scale, d_bias
 
 
 def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    """What the forward operator leaves for its gradient."""
+    """Save what the gradient of the forward operator needs."""
     query, key, value, factor, scale, softcap, bias, visible, sinks, above, below, places, _ = inputs
     out, lse, entropy, planes = output
     ctx.mark_non_differentiable(planes)
@@ -265,13 +265,13 @@ def gradients(
     d_entropy: Float[Tensor, "B Hq L"] | None,
     _: None,
 ) -> Gradients:
-    """Of the inputs of the forward operator, from those of its results."""
+    """Return the gradients of the forward operator's inputs, from those of its results."""
     query, key, value, out, lse, entropy, scale, bias, visible, sinks = ctx.saved_tensors
     factor, softcap, above, below = ctx.numbers
     if ctx.sampled:
         raise UnsupportedError("the Triton kernel has no gradient of sampled rows", hint="Pass impl='tiled'.")
     d_entropy = d_entropy if entropy.numel() == lse.numel() else None
-    if torch.is_grad_enabled():  # a gradient of this gradient may be asked for
+    if torch.is_grad_enabled():  # so that this gradient can itself be differentiated
         call = Call(
             query,
             key,
@@ -304,7 +304,7 @@ def gradients(
 
 
 def _of_sinks(sinks: Tensor, lse: Tensor, constant: Tensor, d_entropy: Tensor | None) -> Tensor:
-    """The gradient of a key of value 0, in the shape of the sinks."""
+    """Return the gradient of the sinks, each a key of value 0, in their shape."""
     log_weight = sinks.squeeze(-1) - lse
     weight = log_weight.clamp(max=0.0).exp()
     nothing = (weight == 0.0) | lse.isneginf()

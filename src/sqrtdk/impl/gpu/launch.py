@@ -1,4 +1,4 @@
-"""How the forward kernel is launched: grid, packing of heads, splitting of keys, what is compiled in."""
+"""Launches the forward kernel: grid, packing of heads, splitting of keys, compile-time switches."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from sqrtdk.impl.gpu.load import interpreted
 from sqrtdk.impl.gpu.wanted import planes_of
 from sqrtdk.stats import _partial
 
-LARGEST_PACKED = 64  # rows of all heads of a group up to which they share tiles
-SHORTEST_PART = 256  # keys of a part, where keys are split
+LARGEST_PACKED = 64  # up to this many rows over all heads of a group, the heads share tiles
+SHORTEST_PART = 256  # keys of a part if keys are split
 MOST_SPLITS = 64
 FIELDS = len(_partial.FIELDS)
 
 
 def strides(tensor: Tensor | None, dims: int) -> tuple[int, ...]:
-    """Strides, 0 along a dimension of size 1, which is broadcast; all 0 for None."""
+    """Return strides, with 0 along a dimension of size 1, which is broadcast; all 0 for None."""
     if tensor is None:
         return (0,) * dims
     return tuple(0 if size == 1 else step for size, step in zip(tensor.shape[:dims], tensor.stride(), strict=False))
 
 
 def padded(width: int) -> int:
-    """The width of a tile: a power of two that a matrix product takes."""
+    """Return the width of a tile: a power of two that a matrix product accepts."""
     return max(16, triton.next_power_of_2(width)) if width else 16
 
 
 def target_of(tensor: Tensor) -> str:
-    """The architecture as `configs` names it."""
+    """Return the architecture, as named in `configs`."""
     if interpreted():
         return "interpreter"
     return _target(tensor.device.type, tensor.device.index)
@@ -56,19 +56,19 @@ def _target(kind: str, index: int | None) -> str:
 
 @cache
 def processors(kind: str, index: int | None) -> int:
-    """Programs that run at once."""
+    """Return the number of programs that run at once."""
     if interpreted():
         return 4
     return int(torch.get_device_module(kind).get_device_properties(index).multi_processor_count)
 
 
 def precision(tensor: Tensor) -> str:
-    """How products of float32 are made."""
+    """Return how products of float32 are computed."""
     return configs.precision(target_of(tensor))
 
 
 def launch(kernel: Callable[..., Any], grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """Start a kernel, traceably; an allocator of ours is there for descriptors, and gone afterwards."""
+    """Start a kernel, traceably; our allocator for descriptors is set only during the launch."""
     # torch 2.11 refuses a kernel that is interpreted
     wrapped: Any = kernel if interpreted() else wrap_triton(kernel)
     if wrapped is not kernel:
@@ -98,13 +98,13 @@ def run(
     places: Tensor | None,
     statistics: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Allocate, launch, return: see `operators.forward`."""
+    """Allocate, launch and return the results: see `operators.forward`."""
     batch, heads, length, width = query.shape
     keys, value_width = value.shape[-2:]
     output, lse, entropy, planes = empty_results(query, value, statistics)
     if lse.numel() == 0:
         return output, lse, entropy, planes
-    widen = interpreted() and query.dtype == torch.bfloat16  # whose bit patterns an interpreter takes for numbers
+    widen = interpreted() and query.dtype == torch.bfloat16  # the interpreter multiplies bit patterns of bfloat16
     if widen:
         output = output.float()
     group = heads // key.shape[1]
@@ -208,7 +208,7 @@ def run(
 
 
 def empty_results(query: Tensor, value: Tensor, statistics: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output, lse, entropy and planes without numbers in them."""
+    """Return output, lse, entropy and planes, uninitialised."""
     batch, heads, length, _ = query.shape
     output = query.new_empty((batch, heads, length, value.shape[-1]))
     lse = query.new_empty((batch, heads, length), dtype=torch.float32)
@@ -217,7 +217,7 @@ def empty_results(query: Tensor, value: Tensor, statistics: int) -> tuple[Tensor
 
 
 def split_keys(programs: int, keys: int, block_n: int, processors: int) -> tuple[int, int]:
-    """(parts, keys of a part, a multiple of `block_n`): as many as leave no processor without work, 1 for no split."""
+    """Return (parts, keys of a part, a multiple of `block_n`), so that no processor is idle; 1 part for no split."""
     if programs >= processors or keys < 2 * SHORTEST_PART:
         return 1, keys
     wanted = min(2 * processors // programs, keys // SHORTEST_PART, MOST_SPLITS)
@@ -226,7 +226,8 @@ def split_keys(programs: int, keys: int, block_n: int, processors: int) -> tuple
 
 
 def fits_descriptor(tensor: Tensor) -> bool:
-    """Whether rows of the tensor can be loaded by a descriptor: columns side by side, all else in steps of 16 bytes."""
+    """Return whether a descriptor can load the tensor's rows: contiguous columns, all other strides multiples of 16
+    bytes."""
     size = tensor.element_size()
     steps = (*tensor.stride()[:-1], tensor.storage_offset())
     return tensor.stride(-1) == 1 and all(step * size % 16 == 0 for step in steps) and tensor.stride(-2) > 0

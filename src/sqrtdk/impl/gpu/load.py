@@ -1,6 +1,6 @@
-"""Whether Triton can run a call, and why not. Triton itself is imported only where a GPU or its interpreter may use it.
+"""Whether Triton can run a call, and why not. Triton is imported only if a GPU or its interpreter may use it.
 
-`torch.compile` reads along: what it can't follow is done when `look` is imported, and stays there as plain values.
+`torch.compile` traces through here, so what it can't follow runs once, when `look` is imported, and is kept as values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from sqrtdk.impl.gpu import GPUS, gpu_count
 
-YES = ("1", "true", "yes", "on", "y")  # what Triton takes for it
+YES = ("1", "true", "yes", "on", "y")  # the values that Triton accepts as true
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class State:
 
 
 def state() -> State:
-    """Look; Triton is imported only if there is a GPU, or if its interpreter is asked for."""
+    """Return the state; Triton is imported only if there is a GPU, or its interpreter is enabled."""
     if interpreted():
         return State(True, unavailable(torch.device("cpu")))
     seen = [torch.device(kind, i) for kind in GPUS for i in range(gpu_count(kind))]
@@ -38,12 +38,12 @@ def state() -> State:
 
 
 def interpreted() -> bool:
-    """Whether Triton's interpreter runs the kernels, on CPU tensors."""
+    """Return whether Triton's interpreter runs the kernels, on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in YES
 
 
 def unavailable(device: torch.device) -> str | None:
-    """Why the kernel can't run on a device; None if it can."""
+    """Return why the kernel can't run on a device; None if it can."""
     if device.type not in GPUS and not interpreted():
         return f"Triton runs on GPUs, and the tensors are on {device.type}"
     from sqrtdk.impl.gpu import look

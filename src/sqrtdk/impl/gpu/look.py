@@ -1,4 +1,4 @@
-"""What there is of Triton and of GPUs, looked at once, when this module is imported (by `load`, where it matters)."""
+"""The Triton and the GPUs of this machine, checked once when this module is imported (by `load`, only if needed)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from sqrtdk.errors import short_text, text_of
 from sqrtdk.impl.gpu import GPUS, gpu_count
 
-OLDEST = (3, 6)  # what the oldest torch that this package takes brings
+OLDEST = (3, 6)  # the version that comes with the oldest supported torch
 OLDEST_NVIDIA = (8, 0)  # compute capability: bfloat16 and asynchronous copies
 
 
@@ -22,7 +22,7 @@ def _against_triton() -> str | None:
         import triton.language
 
         version = str(getattr(triton, "__version__", ""))
-    except Exception as error:  # whatever a damaged installation brings about
+    except Exception as error:  # a damaged installation may raise anything
         line = next(iter(text_of(error).splitlines()), "")
         return f"Triton can't be imported: {line or type(error).__name__}"
     numbers = re.match(r"(\d+)\.(\d+)", version)
@@ -34,7 +34,7 @@ def _against_triton() -> str | None:
 
 
 def _against_device(kind: str, index: int) -> str | None:
-    """Why a GPU that torch can use is none for the kernel."""
+    """Return why the kernel can't use a GPU that torch can use; None if it can."""
     if kind != "cuda" or torch.version.hip is not None:
         return None
     try:

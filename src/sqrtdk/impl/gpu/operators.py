@@ -28,26 +28,26 @@ def forward(
     places: Tensor | None,
     statistics: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Attention and statistics of rows, in one pass.
+    """Compute attention and statistics of rows, in one pass.
 
     Args:
         query: (B, Hq, L, E), float32, bfloat16 or float16.
         key: (B, H, S, E); H divides Hq.
         value: (B, H, S, Ev); Ev = 0: statistics only.
-        factor: the scale where `scale` is None.
-        scale: float32, of four dimensions, each 1 or that of (B, Hq, L, 1).
+        factor: the scale if `scale` is None.
+        scale: float32, four dimensions, broadcastable to (B, Hq, L, 1).
         softcap: 0 for none.
-        bias: floating, broadcastable likewise to (B, Hq, L, S).
+        bias: floating, four dimensions, broadcastable to (B, Hq, L, S).
         visible: bool, likewise.
-        sinks: float32, broadcastable likewise to (B, Hq, L, 1).
+        sinks: float32, four dimensions, broadcastable to (B, Hq, L, 1).
         above: row i sees keys j <= i + above; None: no bound.
         below: row i sees keys j >= i - below; None: no bound.
-        places: (L,) int64 positions of the rows where they are a sample.
+        places: (L,) int64 positions of the rows if they are a sample.
         statistics: see the bits in `row`.
 
     Returns:
-        Output (B, Hq, L, Ev), lse (B, Hq, L), entropy (B, Hq, L) or (0,) where it is not wanted, and the planes
-        (P, B, Hq, L): the other wanted fields in their order, or those of RowStats.
+        Output (B, Hq, L, Ev), lse (B, Hq, L), entropy (B, Hq, L) or (0,) if not requested, and the planes (P, B, Hq,
+        L): the other requested fields in their order, or those of RowStats.
     """
     return run(query, key, value, factor, scale, softcap, bias, visible, sinks, above, below, places, statistics)
 

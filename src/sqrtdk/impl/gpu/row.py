@@ -1,18 +1,18 @@
-"""Statistics of rows: partial sums over keys, their union, and what is returned of them. One number a row.
+"""Statistics of rows: partial sums over keys, their union, and the final results. One number per row.
 
-While a tile is swept the logits are in units of their own, x; the logit is `factor * x` with `factor` > 0.
+While a tile is swept, logits are in their own units, x; the logit is `factor * x` with `factor` > 0.
 
     top         largest x
-    rest        sum of e^(z - m) over all visible keys but one that holds the maximum
-    c2, c3      the same of its square and cube, times ROOT^2
+    rest        sum of e^(z - m) over all visible keys except one that holds the maximum
+    c2, c3      the same with the square and cube, times ROOT^2
     a           sum of e^(z - m) (z - m), in log2 units here and in parts
     low         smallest x
     n           visible keys
     mean, m2    of x, and the sum of (x - mean)^2
 
-The key that holds the maximum is left out, since a row close to one-hot is known by the others alone.
-Statistics are compile-time switches: SUMS (all but the plain mass, which is then in `rest`), and on top of it LOW,
-MOMENTS (with LOW), SPREAD (a), SQUARES, CUBES (with SQUARES).
+The key that holds the maximum is left out, because a sum that starts at its 1 would round the others away in a row
+close to one-hot. Statistics are compile-time switches: SUMS (all but the plain mass, which is then in `rest`), and in
+addition LOW, MOMENTS (with LOW), SPREAD (a), SQUARES, CUBES (with SQUARES).
 """
 
 import triton
@@ -22,10 +22,10 @@ from sqrtdk.impl.gpu import wanted as given
 from sqrtdk.impl.gpu.arithmetic import INF, LN_2, LOG2_E, NAN, log1p
 from sqrtdk.impl.gpu.wanted import BITS
 
-ROOT = tl.constexpr(2.0**50)  # powers of small weights underflow; times its square they do not before 1e-34
+ROOT = tl.constexpr(2.0**50)  # powers of small weights underflow; times its square they do not, down to 1e-34
 FAR = tl.constexpr(-1e5)  # 2^FAR is 0; an infinite distance times it would be NaN
 
-# The statistics wanted, see `wanted`.
+# The requested statistics, see `wanted`.
 LSE = tl.constexpr(BITS["lse"])
 MAX = tl.constexpr(BITS["max_scores"])
 MIN = tl.constexpr(BITS["min_scores"])
@@ -38,7 +38,7 @@ JACOBIAN = tl.constexpr(BITS["jacobian_norm"])
 COUNT = tl.constexpr(BITS["count"])
 ROWS = tl.constexpr(given.ROWS)
 OWN_TENSORS = tl.constexpr(given.OWN_TENSORS)
-# What each part of the state serves.
+# The statistics that need each part of the state.
 FOR_SUMS = tl.constexpr(LSE.value | ENTROPY.value | COLLISION.value | PEAK.value | JACOBIAN.value | ROWS.value)
 FOR_SPREAD = tl.constexpr(ENTROPY.value | ROWS.value)
 FOR_SQUARES = tl.constexpr(COLLISION.value | JACOBIAN.value | ROWS.value)
@@ -49,13 +49,13 @@ FOR_LOWEST = tl.constexpr(MIN.value | FOR_MOMENTS.value)
 
 @triton.constexpr_function
 def wants(wanted, bits):
-    """Whether one of these statistics is wanted."""
+    """Whether one of these statistics is requested."""
     return wanted & bits != 0
 
 
 @triton.constexpr_function
 def plane_of(wanted, bit):
-    """Which plane a field goes to; lse and entropy have tensors of their own."""
+    """The plane of a field; lse and entropy have their own tensors."""
     return (wanted & (bit - 1) & ~OWN_TENSORS.value).bit_count()
 
 
@@ -69,7 +69,7 @@ def empty(BLOCK_M: tl.constexpr):
 @triton.jit
 def shifted(top, rest, c2, c3, a, larger, unit, SUMS: tl.constexpr, SPREAD: tl.constexpr, SQUARES: tl.constexpr,
             CUBES: tl.constexpr):
-    """(keep, rest, c2, c3, a) in terms of a maximum that is no smaller; `keep` is e^(old - new).
+    """(keep, rest, c2, c3, a) relative to a maximum that is at least as large; `keep` is e^(old - new).
 
     The key of the old maximum joins the rest. `unit`: log2 e times the factor of x.
     """
@@ -92,11 +92,12 @@ def shifted(top, rest, c2, c3, a, larger, unit, SUMS: tl.constexpr, SPREAD: tl.c
 
 @triton.jit
 def chan(n, mean, m2, count, centre, squares):
-    """Number, mean and sum of squares of two sets, by Chan's rule; a set without a finite centre only counts."""
+    """Number, mean and sum of squares of two sets, by Chan's rule; a set without a finite centre only adds its
+    count."""
     whole = n + count
     there = (tl.abs(centre) < INF) & (count > 0.0)
     share = tl.where(there, count / tl.maximum(whole, 1.0), 0.0)
-    half = tl.where(there, centre * 0.5 - mean * 0.5, 0.0)  # a distance of numbers that are far apart may overflow
+    half = tl.where(there, centre * 0.5 - mean * 0.5, 0.0)  # halved, as the difference of distant numbers may overflow
     delta = half * 2.0
     m2 = m2 + tl.where(there, squares, 0.0) + delta * (delta * (n * share))
     return whole, mean + half * share + half * share, m2
@@ -106,10 +107,10 @@ def chan(n, mean, m2, count, centre, squares):
 def block(x, seen, count, top, rest, c2, c3, a, low, n, mean, m2, unit, MASKED: tl.constexpr, SUMS: tl.constexpr,
           LOWEST: tl.constexpr, MOMENTS: tl.constexpr, SPREAD: tl.constexpr, SQUARES: tl.constexpr,
           CUBES: tl.constexpr, LINEAR: tl.constexpr):
-    """Rows with one more block of keys: (weights, keep, state); x (M, N) is -inf where it is not `seen`.
+    """Add one more block of keys to the rows: (weights, keep, state); x (M, N) is -inf where it is not `seen`.
 
-    The weights are e^(z - m) of the new maximum, `keep` is what earlier weights are worth in its terms. `seen` counts
-    where MASKED; `count` is how many keys are.
+    The weights are e^(z - m) with the new maximum; `keep` converts earlier weights to it. `seen` is used if MASKED;
+    `count` is the number of visible keys.
     """
     largest = tl.max(x, 1)
     larger = tl.maximum(top, largest)
@@ -120,7 +121,7 @@ def block(x, seen, count, top, rest, c2, c3, a, low, n, mean, m2, unit, MASKED: 
         e = tl.exp2(distance)
         others = tl.where(x == larger[:, None], 0.0, e)
         most = tl.sum(others, 1)
-        # equal largest keys, of which one is left out where it came with this block
+        # keys equal to the maximum, except the one that is left out if it came with this block
         again = tl.floor(tl.sum(e, 1) - most + 0.5) - tl.where(larger > top, 1.0, 0.0)
         rest = rest + most + again
         if SPREAD:
@@ -133,22 +134,23 @@ def block(x, seen, count, top, rest, c2, c3, a, low, n, mean, m2, unit, MASKED: 
     else:
         if LINEAR:
             e = tl.exp2(x * unit[:, None] - (shift * unit)[:, None])
-        else:  # a bias may be the lowest number there is, and times log2 e it is none
+        else:  # a bias may be the lowest finite number, which times log2 e overflows
             e = tl.exp2((x - shift[:, None]) * unit[:, None])
         rest = rest + tl.sum(e, 1)
     if LOWEST:
         smallest = tl.min(tl.where(seen, x, INF) if MASKED else x, 1)
         low = tl.minimum(low, smallest)
-        if MOMENTS:  # from the mean so far, so that nothing cancels; in a row's first block from the middle
+        # relative to the mean so far, so that nothing cancels; in a row's first block, to the middle of its range
+        if MOMENTS:
             middle = 0.5 * largest + tl.where(smallest < INF, 0.5 * smallest, 0.0)
             middle = tl.where(n > 0.0, mean, tl.where(tl.abs(middle) < INF, middle, 0.0))
-            half = x * 0.5 - (middle * 0.5)[:, None]  # a distance of numbers that are far apart may overflow
+            half = x * 0.5 - (middle * 0.5)[:, None]  # halved, as the difference of distant numbers may overflow
             if MASKED:
                 half = tl.where(seen, half, 0.0)
             whole = tl.maximum(n + count, 1.0)
             step = tl.sum(half * (1.0 / whole)[:, None], 1)
             squares = tl.sum(half * half, 1) * 4.0
-            finite = (tl.abs(step) < INF) & (count > 0.0)  # a block without a finite mean only counts
+            finite = (tl.abs(step) < INF) & (count > 0.0)  # a block without a finite mean only adds its count
             squares = tl.where(squares < INF, squares - step * (step * whole) * 4.0, squares)
             mean = tl.where(finite, tl.minimum(tl.maximum(middle + step + step, low), larger), mean)
             m2 = tl.where(finite, m2 + tl.maximum(squares, 0.0), m2)
@@ -159,9 +161,9 @@ def block(x, seen, count, top, rest, c2, c3, a, low, n, mean, m2, unit, MASKED: 
 def joined(top, rest, c2, c3, a, low, n, mean, m2, other, rest_, c2_, c3_, a_, low_, n_, mean_, m2_,
            SUMS: tl.constexpr, MOMENTS: tl.constexpr, SPREAD: tl.constexpr, SQUARES: tl.constexpr,
            CUBES: tl.constexpr):
-    """The union of two sets of keys, where x is the logit itself: (keep, keep of the other, state)."""
+    """Join two sets of keys, where x is the logit itself: (keep, keep of the second set, state)."""
     larger = tl.maximum(top, other)
-    # the one maximum that is left out is that of the first set, where both have it
+    # if both sets hold the maximum, the key of the first set is left out, and the second's joins the rest
     tie = tl.where((top == other) & (top > -INF), 1.0, 0.0)
     keep, rest, c2, c3, a = shifted(top, rest, c2, c3, a, larger, LOG2_E, SUMS, SPREAD, SQUARES, CUBES)
     keep_, rest_, c2_, c3_, a_ = shifted(other, rest_, c2_, c3_, a_, larger, LOG2_E, SUMS, SPREAD, SQUARES, CUBES)
@@ -180,10 +182,10 @@ def joined(top, rest, c2, c3, a, low, n, mean, m2, other, rest_, c2_, c3_, a_, l
 @triton.jit
 def finish(top, rest, c2, c3, a, low, n, mean, m2, sink, lse, entropy, planes, plane, at, mask,
            SINKS: tl.constexpr, SUMS: tl.constexpr, WANTED: tl.constexpr):
-    """Write the statistics of rows, where x is the logit itself; return what sums of weighted values are divided by.
+    """Write the statistics of rows, where x is the logit itself; return the factor on the weighted values.
 
     Returns:
-        The factor on the output so far; NaN where a logit was NaN or +inf or all were -inf, 0 where no key was seen.
+        The factor on the output so far; NaN if a logit was NaN or +inf or all were -inf, 0 if no key was seen.
     """
     bad = (rest != rest) | (top == INF)
     w_top = top
@@ -201,8 +203,8 @@ def finish(top, rest, c2, c3, a, low, n, mean, m2, sink, lse, entropy, planes, p
     one = 1.0 if SUMS else 0.0
     mass = tl.where(w_top == -INF, 0.0, one + w_rest)
     blind = n == 0.0
-    nothing = tl.where(blind, 0.0, NAN)  # of a row without weight
-    whole = tl.where(mass == 0.0, 1.0, mass)  # no division by zero, which an interpreter warns of
+    nothing = tl.where(blind, 0.0, NAN)  # for a row without weight
+    whole = tl.where(mass == 0.0, 1.0, mass)  # avoids a division by zero, of which the interpreter warns
     share = tl.where(mass == 0.0, nothing, keep / whole)
     share = tl.where(bad, NAN, share)
     more = w_rest if SUMS else w_rest - 1.0

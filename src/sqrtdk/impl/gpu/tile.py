@@ -1,6 +1,6 @@
-"""A tile of logits: which rows, which keys, what is added and what is hidden. Shared by all kernels.
+"""A tile of logits: its rows and keys, its bias and its mask. Shared by all kernels.
 
-Legend of shapes: M rows, N keys, E width of query and key. Where a row lies is a 64-bit offset, so L x S may pass 2^31.
+Shapes: M rows, N keys, E width of query and key. Row offsets are 64-bit numbers, so L x S may exceed 2^31.
 """
 
 import triton
@@ -12,9 +12,10 @@ from sqrtdk.impl.gpu.arithmetic import tanh
 @triton.jit
 def load_matrix(base, offsets, there, column_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
                 WIDEN: tl.constexpr):
-    """The rows at `offsets` from `base`, (len(offsets), BLOCK): zeros beyond WIDTH, and where not `there` if MASKED.
+    """Load the rows at `offsets` from `base`, (len(offsets), BLOCK): zeros beyond WIDTH, and if MASKED where not
+    `there`.
 
-    WIDEN: to float32 at once, for an interpreter that multiplies the bit patterns of bfloat16.
+    WIDEN: cast to float32 at once, for the interpreter, which multiplies the bit patterns of bfloat16.
     """
     columns = tl.arange(0, BLOCK)
     at = base + offsets[:, None] + columns[None, :] * column_stride
@@ -32,7 +33,7 @@ def load_matrix(base, offsets, there, column_stride, WIDTH: tl.constexpr, BLOCK:
 @triton.jit
 def load_keys(base, descriptor, start, keys, row_stride, column_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
               BLOCK_N: tl.constexpr, DESCRIPTORS: tl.constexpr, MASKED: tl.constexpr, WIDEN: tl.constexpr):
-    """Rows start..start + BLOCK_N of the keys or values of one head, (BLOCK_N, BLOCK), zeros beyond them."""
+    """Load rows start..start + BLOCK_N of the keys or values of one head, (BLOCK_N, BLOCK), zeros beyond them."""
     if DESCRIPTORS:
         return descriptor.load([start, 0])
     columns = start + tl.arange(0, BLOCK_N)
@@ -42,7 +43,7 @@ def load_keys(base, descriptor, start, keys, row_stride, column_stride, WIDTH: t
 
 @triton.jit
 def capped(z, softcap, SOFTCAP: tl.constexpr):
-    """Logits after the softcap, and their slope against those before it."""
+    """Logits after the softcap, and their derivative by those before it."""
     slope = tl.full(z.shape, 1.0, tl.float32)
     if SOFTCAP:
         t = tanh(z / softcap)
@@ -66,7 +67,7 @@ def biased(z, bias, offsets, there, columns, column_stride, keys, BIAS: tl.const
 @triton.jit
 def seen_keys(positions, there, columns, visible, offsets, column_stride, keys, above, below, VISIBLE: tl.constexpr,
               ABOVE: tl.constexpr, BELOW: tl.constexpr):
-    """Which keys the rows see, bool (M, N): row i the keys i - below to i + above, as far as `visible` shows them."""
+    """The keys that the rows see, bool (M, N): for row i the keys i - below to i + above, if `visible` shows them."""
     seen = there[:, None] & (columns < keys)[None, :]
     if ABOVE:
         seen = seen & (columns[None, :] <= positions[:, None] + above)
@@ -80,7 +81,7 @@ def seen_keys(positions, there, columns, visible, offsets, column_stride, keys, 
 
 @triton.jit
 def keys_in(start, stop, positions, there, keys, above, below, ABOVE: tl.constexpr, BELOW: tl.constexpr):
-    """How many keys of start..stop the rows see by the band alone, float32 (M,)."""
+    """The number of keys in start..stop that the rows see by the band alone, float32 (M,)."""
     since = tl.zeros_like(positions) + start
     until = tl.zeros_like(positions) + tl.minimum(stop, keys)
     if ABOVE:
@@ -92,10 +93,9 @@ def keys_in(start, stop, positions, there, keys, above, below, ABOVE: tl.constex
 
 @triton.jit
 def key_range(first, last, keys, above, below, BLOCK_N: tl.constexpr, ABOVE: tl.constexpr, BELOW: tl.constexpr):
-    """(start, whole, ragged, stop): a row of the positions first..last may see keys of start..stop; all see
-    whole..ragged.
+    """(start, whole, ragged, stop): the rows first..last may see keys start..stop, and all see whole..ragged.
 
-    All but `stop` are multiples of BLOCK_N; start <= whole <= ragged, and `stop` may lie anywhere.
+    All except `stop` are multiples of BLOCK_N; start <= whole <= ragged, and `stop` may lie anywhere.
     """
     start = 0
     whole = 0

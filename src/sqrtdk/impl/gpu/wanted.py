@@ -1,4 +1,4 @@
-"""Which statistics a kernel gives, as bits of a number: the fields of AuxOutput in their order, and all of RowStats."""
+"""The statistics that a kernel computes, as bits of a number: the fields of AuxOutput in order, and all of RowStats."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from sqrtdk.stats.request import AuxOutput
 
 BITS = {name: 1 << place for place, name in enumerate(AuxOutput._fields)}
 ROWS = 1 << len(BITS)  # all of RowStats
-APART = ("lse", "entropy")  # statistics that carry gradients, and have tensors of their own
+APART = ("lse", "entropy")  # statistics with gradients, which have their own tensors
 
 
 def bits_of(names: Iterable[str]) -> int:
-    """The number that stands for these statistics.
+    """Return the number that encodes these statistics.
 
     Example:
         >>> bits_of(["lse", "min_scores"])
@@ -22,11 +22,11 @@ def bits_of(names: Iterable[str]) -> int:
     return sum(BITS[name] for name in names)
 
 
-OWN_TENSORS = bits_of(APART)  # which take no plane
+OWN_TENSORS = bits_of(APART)  # they take no plane
 
 
 def planes_of(statistics: int) -> int:
-    """How many planes the statistics fill.
+    """Return how many planes the statistics fill.
 
     Example:
         >>> planes_of(bits_of(["lse", "min_scores", "peak"]))

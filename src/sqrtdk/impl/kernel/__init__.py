@@ -1,1 +1,1 @@
-"""The compiled kernel: its source, how it is built, and what torch has to know of it."""
+"""The compiled kernel: its source, its build, and its registration with torch."""

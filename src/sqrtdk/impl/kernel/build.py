@@ -1,8 +1,8 @@
-"""Compiles the kernel with the machine's own compiler, tries it in a process of its own, and keeps it.
+"""Compiles the kernel with the machine's compiler, tests it in a separate process, and keeps it.
 
 It is compiled under another name and then renamed, so that a build that is interrupted, or runs twice at once, leaves a
-whole library or none. A compiler may say that all is well and leave half a file, which would end the process that loads
-it: so another process does that first, and only what it could load gets the name that others look for.
+complete library or none. A compiler may report success and leave half a file, which would crash the process that loads
+it. So a separate process loads it first, and only a library that loads gets the name that others look for.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.kernel import compiler, libraries
 from sqrtdk.impl.kernel.load import library, load, lock
 
-TRIAL_S = 300.0  # to import torch and load the library; seconds are usual
-ABANDONED_S = 3600.0  # age of a folder that an interrupted build left
-UNUSED_S = 90 * 86400.0  # since a library was last read, after which a build removes it
+TRIAL_S = 300.0  # to import torch and load the library, which usually takes seconds
+ABANDONED_S = 3600.0  # age at which the folder of an interrupted build is removed
+UNUSED_S = 90 * 86400.0  # age since a library was last read at which a build removes it
 TRIAL = """
 import sys
 library, sys.path[:] = sys.argv[1], sys.argv[2:]
@@ -34,10 +34,10 @@ torch.ops.sqrtdk_cpu.forward, torch.ops.sqrtdk_cpu.backward
 
 
 def ready() -> None:
-    """Build it, unless that is done, and load it; of many threads, one does.
+    """Build the kernel unless it is built, and load it; of several threads, one does.
 
     Raises:
-        UnsupportedError: see `build` and `load`.
+        UnsupportedError: See `build` and `load`.
     """
     with lock:
         build()
@@ -45,7 +45,7 @@ def ready() -> None:
 
 
 def build(force: bool = False) -> Path:
-    """Compile for this CPU into the cache, unless there is a library that loads.
+    """Compile for this CPU into the cache, unless a library there loads.
 
     Args:
         force: compile again.
@@ -54,11 +54,11 @@ def build(force: bool = False) -> Path:
         The library's path.
 
     Raises:
-        UnsupportedError: the CPU, the system or the compiler does not do; with the compiler's first error.
+        UnsupportedError: The CPU, the system or the compiler is unsuitable; with the compiler's first error.
     """
     with lock:
         if not force:
-            with contextlib.suppress(UnsupportedError):  # not there, or no good
+            with contextlib.suppress(UnsupportedError):  # missing, or it does not load
                 load()
                 path = library()
                 assert path is not None
@@ -70,14 +70,14 @@ def build(force: bool = False) -> Path:
 
 
 def compile_into(folder: Path, target: str) -> Path:
-    """Compile for one of `TARGETS` into a folder, all of it or nothing.
+    """Compile for one of `TARGETS` into a folder, completely or not at all.
 
     Returns:
         The library's path.
 
     Raises:
-        UnsupportedError: there is no compiler or it fails, or what it made can't be loaded; or the file can't be
-            written, or others could write it.
+        UnsupportedError: There is no compiler, it fails, or its library can't be loaded; or the file can't be written,
+            or others could write it.
     """
     reason = compiler.missing()
     if reason is not None:
@@ -93,7 +93,7 @@ def compile_into(folder: Path, target: str) -> Path:
             for command in _commands(made, target):
                 compiler.compile_by(command)
             _try(made)
-            made.chmod(0o755)  # whatever the umask
+            made.chmod(0o755)  # regardless of the umask
             path = folder / libraries.file_name(made, target)
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -118,10 +118,10 @@ def _commands(made: Path, target: str) -> Iterable[list[str]]:
 
 
 def _try(made: Path) -> None:
-    """Load a fresh library in a process of its own.
+    """Load a new library in a separate process.
 
     Raises:
-        UnsupportedError: there is none, or it does not do.
+        UnsupportedError: It does not exist, or can't be loaded.
     """
     start = "the compiler reported no error"
     if not made.exists():
@@ -135,7 +135,7 @@ def _try(made: Path) -> None:
 
 
 def _sweep(keep: Path, target: str) -> None:
-    """Remove what killed builds left, older libraries for the same target, and those that nobody has used for long."""
+    """Remove remains of killed builds, older libraries for the same target, and libraries unused for long."""
     now, folder, start = time.time(), keep.parent, libraries.stem(target)
     for left in [*folder.glob(".build-*"), *folder.glob("attention-*.so")]:
         with contextlib.suppress(OSError):  # another build sweeps too

@@ -1,4 +1,4 @@
-"""The machine's C++ compiler: which it is, and running it, for no longer than a limit."""
+"""The machine's C++ compiler: finding it, and running it within a time limit."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from sqrtdk.errors import UnsupportedError
 
 COMPILE_S = 900.0  # half a minute is usual
 HINT = "The compiler has to be GCC 11 or newer; CXX names another one."
-ENDED_S = 10.0  # within which a killed process is gone
-_MOST_READ = 2**20  # bytes of what it says
+ENDED_S = 10.0  # time in which a killed process must end
+_MOST_READ = 2**20  # bytes of its output
 
 
 def command() -> list[str]:
-    """The compiler in CXX, which may be a command with arguments, or GCC by its usual names; empty if none is found."""
+    """Return the command in CXX, which may have arguments, or GCC by its usual names; empty if none is found."""
     named = os.environ.get("CXX", "").strip()
     commands = [[named]] if named else [["g++"], ["c++"]]
-    with contextlib.suppress(ValueError):  # a quote that does not end
+    with contextlib.suppress(ValueError):  # an unclosed quote
         commands += [shlex.split(named)] if named else []
     found = ((shutil.which(program), rest) for program, *rest in commands)
     return next(([path, *rest] for path, rest in found if path), [])
 
 
 def missing() -> str | None:
-    """Why there is no compiler; None if there is one."""
+    """Return why there is no compiler; None if there is one."""
     if command():
         return None
     named = os.environ.get("CXX", "").strip()
@@ -42,7 +42,7 @@ def compile_by(words: list[str]) -> None:
     """Run the compiler.
 
     Raises:
-        UnsupportedError: it can't be started, fails, or does not end; with its first error.
+        UnsupportedError: It can't be started, fails, or does not end; with its first error.
     """
     code, said = run(words, COMPILE_S, f"the compiler {words[0]}", HINT)
     if code:
@@ -51,15 +51,15 @@ def compile_by(words: list[str]) -> None:
 
 
 def run(words: list[str], limit_s: float, name: str, hint: str) -> tuple[int, list[str]]:
-    """Run a program that reads nothing.
+    """Run a program without input.
 
     Returns:
-        Its exit status, and the lines that it wrote to stderr, in English where it has the choice.
+        Its exit status, and the lines of its stderr, in English if it supports that.
 
     Raises:
-        UnsupportedError: it can't be started, or was ended after `limit_s` seconds.
+        UnsupportedError: It can't be started, or was killed after `limit_s` seconds.
     """
-    with tempfile.TemporaryFile() as said:  # a pipe stays open as long as any program that it started
+    with tempfile.TemporaryFile() as said:  # a file, as a pipe would stay open as long as any program it started
         variables = os.environ | {"LC_ALL": "C"}
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said}
         try:
@@ -70,7 +70,7 @@ def run(words: list[str], limit_s: float, name: str, hint: str) -> tuple[int, li
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             raise UnsupportedError(f"{name} did not end within {limit_s:g} s", hint=hint) from None
-        finally:  # Ctrl-C too: in a group of its own it does not hear of it
+        finally:  # also after Ctrl-C, which does not reach another process group
             _end(process)
         said.seek(0)
         lines = said.read(_MOST_READ).decode(errors="replace").splitlines()
@@ -78,7 +78,7 @@ def run(words: list[str], limit_s: float, name: str, hint: str) -> tuple[int, li
 
 
 def ending(code: int) -> str:
-    """What an exit status says.
+    """Describe an exit status.
 
     Example:
         >>> ending(1), ending(-9)
@@ -92,7 +92,7 @@ def ending(code: int) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End it, and what it started, unless it has ended."""
+    """Kill the process and its children, unless it has ended."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,8 +1,8 @@
-"""What a compiled library is called, where it lies, and whether it may be opened.
+"""Compiled libraries: their names, their folders, and whether one may be opened.
 
-To load a library is to run it. One that another user owns, or that a group or everyone can write, is left alone; so is
-one that is not, bit for bit, what was built: an open file that is cut short ends the process. The name says what it is:
-the instructions that it uses, a hash of the sources and of torch's version (another kind of CPU that shares the cache,
+To load a library is to run it. A library that another user owns, or that a group or everyone can write, is never
+loaded; nor is one that is not bit for bit as built, since an open file that is truncated crashes the process. The name
+has the instructions it uses, a hash of the sources and of torch's version (another kind of CPU that shares the cache,
 or a new torch, has its own), and the checksum of the file, so that one rename keeps both or neither.
 """
 
@@ -22,16 +22,16 @@ import torch
 from sqrtdk.errors import UnsupportedError
 
 HOME = Path(__file__).parent
-PREBUILT = HOME / "prebuilt"  # of a wheel
+PREBUILT = HOME / "prebuilt"  # shipped in a wheel
 NEEDED = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")  # x86-64-v4
-# -fopenmp only compiles: at run time torch's own OpenMP library serves, so that there is one pool of threads.
+# -fopenmp only at compile time: at run time torch's own OpenMP library is used, so that there is one pool of threads.
 COMPILE = ("-O3", "-mprefer-vector-width=512", "-std=c++20", "-fPIC", "-fopenmp", "-DAT_PARALLEL_OPENMP=1", "-c")
 TARGETS = {"avx512": ("-march=x86-64-v4",), "avx512_bf16": ("-march=x86-64-v4", "-mavx512bf16")}
-LARGEST = 2**26  # bytes of a library that is read at all; half a MiB is usual
+LARGEST = 2**26  # bytes of a library that is read at most; half a MiB is usual
 
 
 def unsupported() -> str | None:
-    """Why the kernel can't run on this system; None if it can."""
+    """Return why the kernel can't run on this system; None if it can."""
     if sys.platform != "linux":
         return f"it is for Linux; this is {sys.platform}"
     if platform.machine() != "x86_64":
@@ -44,39 +44,39 @@ def unsupported() -> str | None:
 
 
 def unbuildable(reason: str) -> UnsupportedError:
-    """The error where the kernel can't be built."""
+    """Return the error for a kernel that can't be built."""
     return UnsupportedError(f"the compiled kernel can't be built: {reason}", hint="impl='tiled' runs everywhere.")
 
 
 def this_target() -> str:
-    """The one of `TARGETS` for this CPU."""
+    """Return the entry of `TARGETS` for this CPU."""
     return "avx512_bf16" if "avx512_bf16" in _features() else "avx512"
 
 
 def sources() -> list[Path]:
-    """The C++ files, the one that includes the others first."""
+    """Return the C++ files, first the one that includes the others."""
     return [HOME / "attention.cpp", *sorted(HOME.glob("*.h"))]
 
 
 def stem(target: str) -> str:
-    """What the names of all libraries for one of `TARGETS` begin with, whatever compiler made them.
+    """Return the common prefix of all library names for one of `TARGETS`, whichever compiler made them.
 
     Raises:
-        UnsupportedError: a source file can't be read.
+        UnsupportedError: A source file can't be read.
     """
     return f"attention-{target}-{_digest(target)}-"
 
 
 def file_name(made: Path, target: str) -> str:
-    """The name of a finished library for one of `TARGETS`."""
+    """Return the name of a finished library for one of `TARGETS`."""
     return f"{stem(target)}{_checksum(made)}.so"
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept, whether it is there or not.
+    """Return the folder of libraries, whether it exists or not.
 
     Raises:
-        UnsupportedError: there is no home directory.
+        UnsupportedError: There is no home directory.
     """
     try:
         home = os.environ.get("SQRTDK_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -87,11 +87,11 @@ def cache_folder() -> Path:
 
 
 def kept(folder: Path, target: str) -> list[Path]:
-    """What bears the name of a library for one of `TARGETS`, good or not; the newest first.
+    """Return all files named like a library for one of `TARGETS`, intact or not, newest first.
 
     Raises:
-        OSError: the folder is there and can't be listed.
-        UnsupportedError: see `stem`.
+        OSError: The folder exists and can't be listed.
+        UnsupportedError: See `stem`.
     """
     start = stem(target)
     try:
@@ -102,10 +102,10 @@ def kept(folder: Path, target: str) -> list[Path]:
 
 
 def untrusted(path: Path) -> str | None:
-    """Why what lies there may be another's.
+    """Return why another user may have written the file; None if only this user or root can.
 
     Raises:
-        OSError: it can't be looked at.
+        OSError: It can't be examined.
     """
     status = path.stat()
     if status.st_uid not in (0, os.geteuid()):
@@ -116,16 +116,16 @@ def untrusted(path: Path) -> str | None:
 
 
 def refused(path: Path) -> str | None:
-    """Why a library is not opened: another user may own it, or it is not what was built. None if it is opened."""
+    """Return why a library is not opened: another user may own it, or it is not as built. None if it may be opened."""
     try:
-        status = path.stat()  # before it is opened: a pipe would wait for ever
+        status = path.stat()  # before it is opened, as opening a pipe would block for ever
         if not stat.S_ISREG(status.st_mode):
             return f"{path} is no file: `sqrtdk build` replaces it"
-        # Whoever can write the package's own files can do worse; the cache's name is known to everyone.
+        # Whoever can write the package's own files can do worse, but the cache's name is known to everyone.
         reason = None if path.parent == PREBUILT else untrusted(path)
         if reason is not None:
             return reason
-        # The loader opens it once more by its name: in between only those could change it who own the folder.
+        # The loader opens the file again by name: meanwhile only the owners of the folder could change it.
         if not 0 < status.st_size <= LARGEST or _checksum(path) != path.stem.rpartition("-")[2]:
             return f"{path} is damaged: `sqrtdk build` builds it again"
     except OSError as error:
@@ -157,7 +157,7 @@ def _digest(target: str) -> str:
 
 @cache
 def _features() -> frozenset[str]:
-    """What /proc/cpuinfo says that the CPU can do; empty where it does not tell."""
+    """Return the CPU's features in /proc/cpuinfo; empty if it lists none."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

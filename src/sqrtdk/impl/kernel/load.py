@@ -1,4 +1,4 @@
-"""Loads the compiled kernel, once a process, and remembers why it could not be."""
+"""Loads the compiled kernel, once per process, and remembers why it could not be loaded."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.kernel import compiler, libraries
 from sqrtdk.impl.kernel.libraries import PREBUILT
 
-lock = threading.RLock()  # of building and loading: torch takes an operator once
-# Plain values, the reason None once the operators are there: `torch.compile` reads it, and can't follow what loads.
+lock = threading.RLock()  # for building and loading: torch registers an operator only once
+# Plain values, with reason None once the operators exist: `torch.compile` reads them, but can't trace the loading.
 _reason: str | None = "it was not looked for"
 _path: Path | None = None
 
@@ -26,7 +26,7 @@ class State:
 
     Attributes:
         path: of the library in use, or else of the first with the right name; None if there is none.
-        built: whether one is there that is whole.
+        built: whether an intact library exists.
         loaded: whether this process uses it.
         reason: why it can't be used; None if it can.
     """
@@ -38,32 +38,32 @@ class State:
 
 
 def state() -> State:
-    """Look, and build nothing."""
+    """Return the state, building nothing."""
     paths = [path for path, _ in _candidates() if path is not None]
     built = loaded() or any(libraries.refused(path) is None for path in paths)
     return State(_path or next(iter(paths), None), built, loaded(), unavailable())
 
 
 def library() -> Path | None:
-    """The library that this process uses, if any."""
+    """Return the library that this process uses, if any."""
     return _path
 
 
 def loaded() -> bool:
-    """Whether the operators are there."""
+    """Return whether the operators exist."""
     return _reason is None
 
 
 def unavailable() -> str | None:
-    """Why the operators were missing at the last look; None if they were there."""
+    """Return why the operators were missing at the last look; None if they existed."""
     return _reason
 
 
 def load() -> None:
-    """Load the library, and tell torch of its operators; once.
+    """Load the library and register its operators with torch, once.
 
     Raises:
-        UnsupportedError: there is none, or it can't be loaded.
+        UnsupportedError: There is no library, or it can't be loaded.
     """
     global _path, _reason
     with lock:
@@ -75,13 +75,13 @@ def load() -> None:
 
 
 def load_if_built() -> None:
-    """Load what is there, and compile nothing; `unavailable` tells why the operators are not there then."""
+    """Load an existing library, compiling nothing; `unavailable` says why if there are no operators then."""
     with contextlib.suppress(UnsupportedError):
         load()
 
 
 def _attempt() -> tuple[Path | None, str | None]:
-    """Load the first library that is there and does, and name it; else why not: of the first that is there."""
+    """Load the first usable library and return its path, or else the reason against the first one."""
     reason = libraries.unsupported()
     if reason is not None:
         return None, reason
@@ -95,7 +95,7 @@ def _attempt() -> tuple[Path | None, str | None]:
 
 
 def _candidates() -> Iterator[tuple[Path | None, str | None]]:
-    """What may be loaded, or why a place can't be looked at: of the cache, where it is built, then of the package."""
+    """Yield libraries that may be loaded, or why a folder can't be read: first the cache, then the package."""
     for place in (libraries.cache_folder, lambda: PREBUILT):
         try:
             folder = place()
@@ -110,7 +110,7 @@ def _candidates() -> Iterator[tuple[Path | None, str | None]]:
 
 
 def _against(path: Path) -> str | None:
-    """Load one library, or say why not."""
+    """Load one library, or return why it can't be loaded."""
     from sqrtdk.impl.kernel.operators import register
 
     reason = libraries.refused(path)
@@ -120,7 +120,7 @@ def _against(path: Path) -> str | None:
         torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
         register()
     except (OSError, RuntimeError) as error:
-        text = str(error.__cause__ or error) or type(error).__name__  # the cause is the loader's own text
+        text = str(error.__cause__ or error) or type(error).__name__  # the cause has the loader's own message
         return f"the library can't be loaded: {text.splitlines()[0]}"
     return None
 

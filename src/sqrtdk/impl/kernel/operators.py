@@ -1,4 +1,4 @@
-"""What torch needs to know of the kernel's operators: shapes without data, and the gradient."""
+"""Registers the kernel's operators with torch: shapes without data, and the gradient."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def register() -> None:
-    """Tell torch; once, after the library has been loaded."""
+    """Register the operators, once, after the library has been loaded."""
     if torch._C._dispatch_has_kernel_for_dispatch_key("sqrtdk_cpu::forward", "Meta"):
         return
     torch.library.register_fake("sqrtdk_cpu::forward", _shapes)
@@ -72,7 +72,7 @@ def _backward(
 ) -> Gradients:
     query, key, value, out, lse, entropy, scale, bias, visible, sinks = ctx.saved_tensors
     factor, softcap, above, below, statistics = ctx.numbers
-    if torch.is_grad_enabled():  # a gradient of this gradient may be asked for
+    if torch.is_grad_enabled():  # so that this gradient can itself be differentiated
         return _by_the_formula(ctx, d_out, d_lse, d_entropy)
     d_out = torch.zeros_like(out) if d_out is None else d_out
     constant = -(out.float() * d_out.float()).sum(-1)
@@ -85,7 +85,7 @@ def _backward(
     given = (d_out, query, key, value, lse, constant.contiguous(), d_entropy)
     dq, dk, dv = torch.ops.sqrtdk_cpu.backward(*given, factor, scale, softcap, bias, visible, above, below)
     d_sinks = None
-    if sinks is not None and ctx.needs_input_grad[8]:  # a key of value 0
+    if sinks is not None and ctx.needs_input_grad[8]:  # a sink is a key of value 0
         log_weight = sinks.unsqueeze(-1) - lse
         inner = constant if d_entropy is None else constant - d_entropy * log_weight
         weight = log_weight.exp()

@@ -18,14 +18,14 @@ from sqrtdk.lab.words import words_of
 
 WORDS = words_of(__name__)
 
-KINDS = ("kernel", "stored")  # where the logits are: in a kernel in float32, or stored in bfloat16
+KINDS = ("kernel", "stored")  # the logits stay in a kernel in float32, or are stored in bfloat16
 HALF, TWICE = 0.5, 2.0
-GROWS = 0.02  # nats a symbol; a gap that is the same in both precisions is short of it
+GROWS = 0.02  # nats per symbol; a gap equal in both precisions stays below it
 FP16_MAX = torch.finfo(torch.float16).max
 
 
 def measure(run: Run) -> Measured:
-    """The gap that the missing scale leaves, in float32 and in autocast; what rounding does to weights; the range."""
+    """The gap left by a missing scale, in float32 and in autocast; the rounding error of the weights; the range."""
     trained = [figure for task in run["tasks"] for figure in _trained(run, task)]
     rounded = [figure for kind in KINDS for figure in _rounded(run, kind)]
     found = Figures(trained + rounded)
@@ -84,7 +84,7 @@ def _curves(arm: Arm) -> list[Mapping[str, list[float]]]:
 
 
 def _largest_product(curves: Mapping[str, list[float]], scale: str, d_k: int) -> float:
-    """Largest |q . k| that a run was seen to have, before any scale."""
+    """Largest |q . k| observed in a run, before any scale."""
     return max(map(abs, [*curves["max_logit"], *curves["min_logit"]])) / factor(scale, d_k)
 
 
@@ -99,7 +99,7 @@ def _rounded(run: Run, kind: str) -> list[Figure]:
             for arm, scale in (("none", run["bare"]), ("sqrt_dk", "sqrt_dk"))
         }
         figures += [mean("weight_error", error, arm=arm, logits=kind, d_k=d_k) for arm, error in errors.items()]
-    both = tuple(errors.values())  # of the last, largest d_k
+    both = tuple(errors.values())  # of the last d_k, the largest
     return [*figures, bootstrap("weight_error_ratio", both, ratio_of_means, seed=run.seed, logits=kind, d_k=d_k)]
 
 

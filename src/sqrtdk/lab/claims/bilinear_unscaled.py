@@ -17,13 +17,14 @@ from sqrtdk.scores import bilinear, luong_general
 WORDS = words_of(__name__)
 
 SMALL, LARGE = 8, 16
-EXACT_DIM = 24  # no square: dividing by its root rounds
+EXACT_DIM = 24  # not a square, so that dividing by its root rounds
 AS_FAST = 1.5  # times the steps of the scaled layer
 STYLES: dict[str, Style] = {"unscaled": "curve", "scaled": "dashed"}
 
 
 def measure(run: Run) -> Measured:
-    """Difference of the two ways to write the factor, and what gradient descent makes of an unscaled start."""
+    """Difference between the two ways to write the factor, and the result of gradient descent from an unscaled
+    start."""
     figures = [largest("largest_difference", _differences(run))]
     curves: list[Series] = []
     for d_k, steps in run["dims_and_steps"]:
@@ -66,7 +67,7 @@ def measure(run: Run) -> Measured:
 
 
 def _differences(run: Run) -> Tensor:
-    """Of the outputs of scaled attention with W from those of unscaled attention with W / sqrt(d_k)."""
+    """Differences between the outputs of scaled attention with W and of unscaled attention with W / sqrt(d_k)."""
     rng = run.generator("exact")
     query, key, value, weight = (
         torch.randn(EXACT_DIM, EXACT_DIM, generator=rng, dtype=torch.float64) for _ in range(4)

@@ -1,4 +1,4 @@
-"""cosine-unscaled: the range of cosine logits, and what it is good for."""
+"""cosine-unscaled: the range of cosine logits, and its consequences."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def _gain(run: Run, d_k: int) -> float:
 
 
 def _gain_for_half(keys: int) -> float:
-    """The g of g = log(n - 1) + g^2 / (2 d): the match's e^g is the sum of e^(g cos) over keys with cos ~ N(0, 1/d)."""
+    """Solve g = log(n - 1) + g^2 / (2 d): the match's e^g equals the sum of e^(g cos) over keys with cos ~ N(0,
+    1/d)."""
     return MATCH_DIM - math.sqrt(MATCH_DIM**2 - 2.0 * MATCH_DIM * math.log(keys - 1))
 
 

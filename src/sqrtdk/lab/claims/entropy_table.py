@@ -1,4 +1,4 @@
-"""entropy-table: six printed entropies, at the length of their example and at every other."""
+"""entropy-table: six printed entropies, compared at the length of their example and at every other length."""
 
 from __future__ import annotations
 

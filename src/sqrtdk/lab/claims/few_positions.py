@@ -1,4 +1,4 @@
-"""few-positions: on how many keys unscaled weights lie, and whether those are the first or the last."""
+"""few-positions: how many keys hold the unscaled weights, and whether those keys are the first or the last."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ D_K, KEYS = 64, 64
 VARIANTS = {"none": "demo:unscaled", "sqrt_dk": "demo"}
 FEW = 6.0  # keys
 OFTEN = 0.1  # of the rows
-MORE = 0.02  # of the rows, than in the scaled twin
+MORE = 0.02  # of the rows, above the scaled twin
 ENDS = ("first", "last")
 
 
@@ -56,7 +56,7 @@ def _effective(weights: Tensor) -> Tensor:
 
 
 def _of_model(rule: str, text: Tensor, run: Run) -> dict[str, Tensor]:
-    """Of the model trained with a scale: means over layers, heads and later rows, one for each window of text."""
+    """Means over layers, heads and later rows of the model trained with a scale, one for each window of text."""
     length, first = run["length"], run["first_row"]
     weights = demo_weights(load_demo(VARIANTS[rule]), text, factor(rule, D_K))[..., first:, :]
     row = torch.arange(first, length)

@@ -1,4 +1,4 @@
-"""fp16-overflow: whether the scale keeps half precision from overflowing, by the place where it is applied."""
+"""fp16-overflow: whether the scale keeps half precision from overflowing, depending on where it is applied."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def measure(run: Run) -> Measured:
 
 
 def _inputs(run: Run, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Gaussian q, k, v (calls, 1, length, d_k); one channel of q and k is an outlier, as trained models have them."""
+    """Gaussian q, k, v (calls, 1, length, d_k); one channel of q and k is an outlier, as in trained models."""
     rng = run.generator("inputs")
     query, key, value = (torch.randn(run["calls"], 1, LENGTH, D_K, generator=rng) for _ in range(3))
     query[..., 0] += run["outlier"]

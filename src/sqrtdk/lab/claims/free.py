@@ -1,4 +1,4 @@
-"""free: what the scale costs in time and memory, by the place where it is applied."""
+"""free: the time and memory that the scale costs, depending on where it is applied."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def measure(run: Run) -> Measured:
     scale: Factor = (lambda: _per_pair(constant, length)) if run["per_pair"] else lambda: constant
     figures = []
     for place in PLACES:
-        where = "logits" if run["per_pair"] else place  # neither a kernel nor a query can hold a scale of pairs
+        where = "logits" if run["per_pair"] else place  # neither the kernel nor the query can take a scale per pair
         bare = "kernel without" if where == "kernel" else "nowhere"
         own, other = (partial(_attend, (query, key, value), one, scale) for one in (where, bare))
         at: dict[str, Any] = {"blocks": run["blocks"], "calls": run["calls"], "place": place}
@@ -57,7 +57,7 @@ def _per_pair(constant: float, length: int) -> Tensor:
 
 
 def _attend(inputs: Inputs, place: str, scale: Factor) -> float:
-    """Attention; where it runs in separate operations, the time of the one that scales, over that of the others."""
+    """Run attention; if in separate operations, return the time of the scaling over that of the others."""
     query, key, value = inputs
     if place.startswith("kernel"):
         attention(query, key, value, scale=1.0 if place == "kernel without" else scale(), impl="fused")
@@ -127,7 +127,7 @@ CLAIM = Claim(
     control=WORDS("control"),
     parameters={"length": 1024, "blocks": 20, "calls": 15, "per_pair": False},
     quick={"blocks": 10, "calls": 8},
-    flipped={"per_pair": True, "blocks": 4, "calls": 2},  # far from the bar: few will do
+    flipped={"per_pair": True, "blocks": 4, "calls": 2},  # far from the bar, so few calls suffice
     measure=measure,
     parts=(
         _time("kernel"),

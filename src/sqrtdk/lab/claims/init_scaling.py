@@ -1,4 +1,4 @@
-"""init-scaling: whether an initialisation of q and k can take the place of the scale."""
+"""init-scaling: whether an initialisation of q and k can replace the scale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""init-variance: which standard deviation of the logits each initialisation gives."""
+"""init-variance: the standard deviation of the logits under each initialisation."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _product_std(run: Run, name: str) -> Tensor:
         other = packed[WIDTH:] if name in PACKED else INITS[name](torch.empty(rows, WIDTH), rng)
         query, key = (x @ weight[:HEAD_DIM].T for weight in (packed, other))
         product = query @ key.T
-        away = ~torch.eye(len(x), dtype=torch.bool)  # a token with itself is another distribution
+        away = ~torch.eye(len(x), dtype=torch.bool)  # a token with itself has another distribution
         found.append(product[away].double().square().mean().sqrt())
     return torch.stack(found)
 

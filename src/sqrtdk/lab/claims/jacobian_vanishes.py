@@ -1,4 +1,4 @@
-"""jacobian-vanishes: the derivative of softmax where one logit dominates."""
+"""jacobian-vanishes: the derivative of softmax when one logit dominates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def measure(run: Run) -> Measured:
 
 
 def _errors(logits: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-    """Relative differences between the formula of the norm and the Jacobian that autograd gives, one a row."""
+    """Relative differences between the formula of the norm and autograd's Jacobian, one per row."""
     jacobian = torch.func.vmap(torch.func.jacrev(lambda z: z.softmax(-1)))(logits)
     found: torch.Tensor = jacobian.flatten(1).norm(dim=1)
     return (found / norm[: len(logits)] - 1.0).abs()

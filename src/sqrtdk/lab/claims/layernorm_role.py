@@ -1,4 +1,4 @@
-"""layernorm-role: what layer normalisation before the projections does to the logits, and what it does not."""
+"""layernorm-role: the effect of layer normalisation before the projections on the logits, and its limits."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def measure(run: Run) -> Measured:
     """Both ends of the weights of independent rows; both sides see the same queries and keys."""
     dims = run["dims"]
     largest: dict[tuple[str, int], Tensor] = {}
-    smallest: dict[tuple[str, int], Tensor] = {}  # its logarithm: the weight itself is all tail
+    smallest: dict[tuple[str, int], Tensor] = {}  # its logarithm, as the mean weight would be dominated by rare rows
     for d_k in dims:
         product = products(run.generator("rows", d_k), draws=run["rows"], keys=run["keys"], d_k=d_k)
         for side in SIDES:

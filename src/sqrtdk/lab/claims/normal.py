@@ -1,4 +1,4 @@
-"""normal: how normal the scaled dot product is."""
+"""normal: how close the scaled dot product is to a normal distribution."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ def measure(run: Run) -> Measured:
         unit = product / d_k**0.5
         figures += [
             _distance(factor(run["scale"], d_k) * product, d_k),
-            mean("excess_kurtosis", unit**4 - 6.0 * unit**2 + 3.0, d_k=d_k),  # variance known to be 1: less noise
+            # the variance is known to be 1, which reduces the noise
+            mean("excess_kurtosis", unit**4 - 6.0 * unit**2 + 3.0, d_k=d_k),
             exact("tail_beyond_4_over_normal", _tail(d_k), d_k=d_k),
         ]
     return Measured(figures, _plots(Figures(figures)))
 
 
 def _distance(logits: Tensor, d_k: int) -> Figure:
-    """Kolmogorov's distance from N(0, 1); the interval is that of Dvoretzky, Kiefer and Wolfowitz (Massart 1990)."""
+    """Kolmogorov's distance from N(0, 1), with the interval of Dvoretzky, Kiefer and Wolfowitz (Massart 1990)."""
     from scipy import stats
 
     distance = float(stats.kstest(logits.numpy(), "norm").statistic)

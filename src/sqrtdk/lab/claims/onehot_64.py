@@ -1,4 +1,4 @@
-"""onehot-64: five logits of the size that d_k = 64 gives, and their softmax."""
+"""onehot-64: the softmax of five logits as large as d_k = 64 makes them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Row(NamedTuple):
     Attributes:
         name: of the row.
         d_k: of one head.
-        scaled: whether the dot products are divided by sqrt(d_k), as equation 1 has it.
+        scaled: whether the dot products are divided by sqrt(d_k), as in equation 1.
         perplexity: per word piece, newstest2013.
         bleu: newstest2013.
         millions: parameters of the model.

@@ -1,4 +1,4 @@
-"""per-head-dk: the dimension under the root is that of one head."""
+"""per-head-dk: the dimension under the root is the head dimension."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""printed-maxima: six printed largest weights, against the distribution that each could come from."""
+"""printed-maxima: six printed largest weights, compared with the distributions that they could come from."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sqrtdk.stats import row_stats
 WORDS = words_of(__name__)
 
 PRINTED = {"unscaled": (0.342, 0.891, 0.998), "scaled": (0.289, 0.276, 0.301)}
-TAIL = 0.005  # of either side: a value outside the central 99% is not a plausible draw
+TAIL = 0.005  # of each side: a value outside the central 99% is not a plausible draw
 
 
 def measure(run: Run) -> Measured:
-    """The share of draws below each printed value, for one row, for one row seen by both scales, and for a matrix."""
+    """The share of draws below each printed value: for one row, for one row under both scales, and for a matrix."""
     figures, ranges = [exact("keys", run["keys"])], []
     for i, d_k in enumerate(run["dims"]):
         draws = run["numbers"] // (run["keys"] * d_k)
@@ -45,7 +45,8 @@ def measure(run: Run) -> Measured:
             ]
             ranges.append((side, d_k, *_quantiles(rows)))
         distance = (single["scaled"][:, 0] - printed["scaled"]).abs()
-        near = distance.argsort()[: round(run["near"] * draws)]  # the rows whose scaled peak is the printed one
+        # the rows whose scaled peak is close to the printed one
+        near = distance.argsort()[: round(run["near"] * draws)]
         figures.append(_below(single["unscaled"][near, 0], printed["unscaled"], reading="same row", d_k=d_k))
     return Measured(figures, (_plot(ranges, run),))
 

@@ -1,4 +1,4 @@
-"""relative-scale: which position scores add to the variance that the scale has to undo."""
+"""relative-scale: which position scores add to the variance that the scale must undo."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORDS = words_of(__name__)
 
 HEADS, HEAD_DIM = 4, 64
 WIDTH = HEADS * HEAD_DIM
-FRESH_STD = 0.02  # with which published code starts these tables
+FRESH_STD = 0.02  # initial value in published code for these tables
 
 
 def _deberta(length: int, std: float, rng: torch.Generator) -> Any:
@@ -60,11 +60,11 @@ TERMS: dict[str, Callable[[int, float, torch.Generator], Any]] = {
     "ALiBi": _alibi,
 }
 ROTATED = {"RoPE"}
-OWN_SCALES: dict[str, Any] = {"DeBERTa": disentangled(3), "T5": 1.0}  # of the papers, where not 1/sqrt(d_k)
+OWN_SCALES: dict[str, Any] = {"DeBERTa": disentangled(3), "T5": 1.0}  # scales of the papers that are not 1/sqrt(d_k)
 
 
 def measure(run: Run) -> Measured:
-    """Variance over the keys of a row of all that the scale multiplies, over d_k, one number for each fresh layer."""
+    """Variance over the keys of a row of everything that the scale multiplies, over d_k, one number per new layer."""
     figures = []
     for kind in TERMS:
         layers = [_layer(run, kind, draw) for draw in range(run["draws"])]
@@ -78,7 +78,7 @@ def measure(run: Run) -> Measured:
 
 
 def _layer(run: Run, kind: str, draw: int) -> Callable[[Any], float]:
-    """A fresh layer: the variance of its logits over the keys of a row, as a function of the scale."""
+    """Build a new layer; return the variance of its logits over the keys of a row, as a function of the scale."""
     rng, length = run.generator(kind, draw), run["length"]
     query, key = (torch.randn(HEADS, length, HEAD_DIM, generator=rng, dtype=torch.float64) for _ in range(2))
     if kind in ROTATED:

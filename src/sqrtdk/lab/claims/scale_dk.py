@@ -21,7 +21,7 @@ LARGE = (64, 256)
 
 
 def measure(run: Run) -> Measured:
-    """Effective keys, entropy and peak of random rows, as shares of what uniform weights have."""
+    """Effective keys, entropy and peak of random rows, relative to uniform weights."""
     figures = []
     cases = [(d_k, 1.0) for d_k in run["dims"]] + [(LARGE[0], GROWN)]
     for d_k, std in cases:

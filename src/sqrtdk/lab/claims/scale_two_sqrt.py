@@ -1,4 +1,4 @@
-"""scale-two-sqrt: what a divisor twice too large does to the logits, to the weights and to a trained layer."""
+"""scale-two-sqrt: the effect of a divisor twice too large on the logits, the weights and a trained layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORDS = words_of(__name__)
 
 KEYS = 64
 LEARNER_DIM = 32
-NOISE = 0.5  # standard deviation of what is added to the teacher's outputs
+NOISE = 0.5  # standard deviation of the noise on the teacher's outputs
 WORSE = 1.1  # times the error with the usual scale
 
 
@@ -49,7 +49,7 @@ def measure(run: Run) -> Measured:
 
 
 def _fits(run: Run) -> dict[str, Fit]:
-    """The same W, teachers and rows for every scale."""
+    """Train with the same W, teachers and rows for every scale."""
     rules = {"this scale": run["scale"], "the usual scale": "sqrt_dk", "no scale": "none"}
     start = LEARNER_DIM**-0.5
     return fit(

@@ -1,4 +1,4 @@
-"""seed-code-shapes: what an example with 18 logits prints, over many seeds."""
+"""seed-code-shapes: the output of an example with 18 logits, over many seeds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sqrtdk.lab.words import words_of
 WORDS = words_of(__name__)
 
 BATCH, D_K = 2, 512
-TOLERANCE = 0.05  # of what the example is said to print
+TOLERANCE = 0.05  # relative to the printed value that is claimed
 STEPS = 200  # points of the plot
 
 

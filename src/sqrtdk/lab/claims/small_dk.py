@@ -14,7 +14,7 @@ from sqrtdk.lab.words import words_of
 
 WORDS = words_of(__name__)
 
-# nats a letter behind additive attention: less is "as well", more is "worse"
+# nats per letter behind additive attention: less counts as "as well", more as "worse"
 BEHIND = round(CHANCE["encoder_decoder"] / 5, 2)
 LEGEND = {
     "dot": "dot product",
@@ -75,7 +75,7 @@ def why(figures: Figures) -> Text:
 
 
 def _stand(excess: Figure) -> Text:
-    """Where the whole interval lies."""
+    """Return on which side of the bar the whole interval lies."""
     if excess.high <= BEHIND:
         return WORDS("as_well")
     return WORDS("worse" if excess.low >= BEHIND else "undecided")

@@ -14,7 +14,7 @@ from sqrtdk.lab.words import words_of
 
 WORDS = words_of(__name__)
 
-# five scaled logits that an explanation prints, with the weights that it gives them
+# five scaled logits printed by an explanation, with the weights that it gives them
 LOGITS = (-3.0, -1.0, 0.0, 1.0, 3.0)
 WEIGHTS = (0.012, 0.089, 0.243, 0.661, 0.995)
 

@@ -1,4 +1,4 @@
-"""temperature: softmax(z / T), and the scale that is the same thing."""
+"""temperature: softmax(z / T), and the equivalent scale."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS = words_of(__name__)
 
 
 def measure(run: Run) -> Measured:
-    """Weights at each temperature by the formula, against attention with the scale that should be the same."""
+    """Weights at each temperature by the formula, against attention with the equivalent scale."""
     d_k, keys, temperatures = run["d_k"], run["keys"], run["temperatures"]
     rng = run.generator("rows")
     query, key = own_keys(rng, run["rows"], keys, d_k)
@@ -47,7 +47,7 @@ def measure(run: Run) -> Measured:
 
 
 def _slope_error(logits: Tensor) -> Tensor:
-    """Difference of dH/dT at T = 1, by automatic differentiation, from the variance of z under the weights."""
+    """Difference between dH/dT at T = 1, by automatic differentiation, and the variance of z under the weights."""
     t = torch.ones(len(logits), 1, 1, dtype=torch.float64, requires_grad=True)
     log_weights = (logits / t).log_softmax(-1)
     (slope,) = torch.autograd.grad(-(log_weights.exp() * log_weights).sum(), t)

@@ -1,4 +1,4 @@
-"""train-instability: without the scale, training is slow or unstable where d_k is large."""
+"""train-instability: without the scale, training is slow or unstable if d_k is large."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORDS = words_of(__name__)
 
 Name = tuple[str, int, str, str]  # task, d_k, scale, start of the weights of q and k
 Arms = Mapping[Name, Arm]
-SLOWER = 0.02  # nats a symbol; two arms that are the same differ by exactly 0
+SLOWER = 0.02  # nats per symbol; two equal arms differ by exactly 0
 
 
 def measure(run: Run) -> Measured:
@@ -47,7 +47,7 @@ def measure(run: Run) -> Measured:
 
 
 def _name(task: str, d_k: int, scale: str, start: str) -> Name:
-    """An arm; the factor is either in the weights or in the scale, never in both."""
+    """Return the name of an arm; the factor is either in the weights or in the scale, never in both."""
     return task, d_k, scale, "unit" if start == "folded" and scale != "none" else start
 
 
@@ -65,14 +65,14 @@ def _gaps(arms: Arms, task: str, run: Run) -> list[Figure]:
 
 
 def _diverged(arms: Sequence[Arm]) -> Figure:
-    """Seeds of which any run without the scale diverged; the runs of a seed are not independent."""
+    """Share of seeds with a diverged run without the scale; the runs of one seed are not independent."""
     runs = [(seed, one) for arm in arms for results in arm.results.values() for seed, one in enumerate(results)]
     lost = {seed for seed, one in runs if one["diverged_at"] is not None}
     return proportion("seeds_that_diverged", len(lost), len(arms[0].chosen))
 
 
 def _states(arms: Arms, task: str, bare: str, d_k: int) -> list[Figure]:
-    """Largest logit of a run, entropy of its weights, gradient at the start, without the scale and with it."""
+    """Largest logit of a run, entropy of its weights and gradient at the start, without and with the scale."""
     found: list[Figure] = []
     first = [[curve[0] for curve in arms[task, d_k, s, "unit"].at_best("gradient_p50")] for s in (bare, "sqrt_dk")]
     ratios = [a / b for a, b in zip(*first, strict=True)]

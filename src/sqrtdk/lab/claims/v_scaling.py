@@ -1,4 +1,4 @@
-"""v-scaling: a factor on the values in place of one on the logits."""
+"""v-scaling: a factor on the values instead of the logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sweeps: what a scale does to logits and weights over a grid of sizes, rules and distributions, against the theory."""
+"""Sweeps: the effect of a scale on logits and weights over a grid of sizes, rules and distributions, against theory."""
 
 from sqrtdk.lab.sweep._cell import FIGURES as FIGURES
 from sqrtdk.lab.sweep._cell import measure as measure

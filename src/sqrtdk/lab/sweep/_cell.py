@@ -1,6 +1,6 @@
-"""One cell of a sweep: random rows, their logits under a scale rule, and what the theory expects of them.
+"""One cell of a sweep: random rows, their logits under a scale rule, and the expectations of the theory.
 
-Every row has a query and keys of its own, so rows are independent and a standard error over them is right.
+Every row has its own query and keys, so that rows are independent and a standard error over them is valid.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sqrtdk.theory import (
     logit_distribution,
 )
 
-FIGURES = (  # of each: its value, standard error over rows, and expectation
+FIGURES = (  # each with its value, standard error over rows, and expectation
     "logit_mean",
     "logit_std",
     "excess_kurtosis",
@@ -32,25 +32,25 @@ FIGURES = (  # of each: its value, standard error over rows, and expectation
     "effective_keys",
     "jacobian_norm",  # root mean square over rows of the Frobenius norm
 )
-MEASURED = ("peak_above_99",)  # value and standard error alone; the fraction of rows
-EXTREMES = ("scale_factor", "max_abs_logit")  # value alone
-_AT_ONCE = 2**21  # components of keys in memory, 16 MiB
+MEASURED = ("peak_above_99",)  # with value and standard error only; the fraction of rows
+EXTREMES = ("scale_factor", "max_abs_logit")  # with the value only
+_AT_ONCE = 2**21  # components of keys in memory at once, 16 MiB
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Figures of a cell.
+    """Compute the figures of a cell.
 
-    The logits are z = s q . k with components of mean 0 and variance 1. The Gaussian model takes the logits of a
-    row for independent N(0, s^2 d_k). It leaves out that rows differ in |q|, which matters at small d_k, and for
-    sparse and heavy-tailed components.
+    The logits are z = s q . k with components of mean 0 and variance 1. The Gaussian model treats the logits of a row
+    as independent N(0, s^2 d_k). It neglects that rows differ in |q|, which matters at small d_k, and for sparse and
+    heavy-tailed components.
 
     Args:
-        cell: d_k, keys (a row), scale (a rule's name, with its number as in "fixed=0.1"), distribution, seed, rows.
+        cell: d_k, keys (per row), scale (a rule's name, with its number as in "fixed=0.1"), distribution, seed, rows.
 
     Returns:
-        The cell but for its rows, then float64 figures: NAME, NAME_se (standard error over rows) and NAME_expected
-        for `FIGURES`; no expectation for the fraction of rows with a peak above 0.99; `max_abs_logit` is the largest
-        of all rows.
+        The cell without its rows, then float64 figures: NAME, NAME_se (standard error over rows) and NAME_expected for
+        `FIGURES`. The fraction of rows with a peak above 0.99 has no expectation; `max_abs_logit` is the largest over
+        all rows.
 
     Example:
         >>> cell = {"d_k": 64, "keys": 16, "scale": "sqrt_dk", "distribution": "normal", "seed": 0, "rows": 256}
@@ -86,7 +86,7 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def _products(d_k: int, keys: int, rows: int, distribution: Distribution, generator: torch.Generator) -> Tensor:
-    """Products of `rows` queries, each with keys of its own: (rows, keys)."""
+    """Return the products of `rows` queries, each with its own keys: (rows, keys)."""
     queries = distribution.draw((rows, d_k, 1), generator)
     chunk = max(1, _AT_ONCE // (keys * d_k))
     products = torch.empty(rows, keys, dtype=torch.float64)
@@ -97,7 +97,7 @@ def _products(d_k: int, keys: int, rows: int, distribution: Distribution, genera
 
 
 def _estimates(logits: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """(value, standard error) by name; errors of what is no mean of rows by the delta method."""
+    """Return (value, standard error) by name; for values that are no mean over rows, by the delta method."""
     rows = row_stats(logits)
     share = rows.entropy_nats / math.log(logits.shape[1])
     squares = logits.sub(logits.mean()).square_()

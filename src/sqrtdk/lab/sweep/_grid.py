@@ -1,7 +1,7 @@
 """The grid of a sweep: every combination of its axes is a cell. Rules and distributions are axes, by name.
 
-A rule is a name of `SCALES`, with its number if it takes one, as in "fixed=0.1". Each distribution of the components of
-q and k has mean 0 and variance 1, so that one theory holds for all.
+A rule is a name of `SCALES`, with its number if it takes one, as in "fixed=0.1". The components of q and k always have
+mean 0 and variance 1, whatever their distribution, so that one theory holds for all.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.scales import SCALES, ScaleRule
 
 AXES = ("d_k", "keys", "scale", "distribution", "seed")
-NAMES = tuple(name for name in SCALES if name != "learned")  # a learned scale is sqrt_dk until it is trained
+NAMES = tuple(name for name in SCALES if name != "learned")  # an untrained learned scale equals sqrt_dk
 
 
 def rule(text: str) -> ScaleRule:
-    """The rule that a text names.
+    """Return the rule with this name.
 
     Raises:
-        InvalidValueError: no such rule, or its number is missing, unwanted or none.
+        InvalidValueError: The rule does not exist, or its number is missing, unwanted or invalid.
 
     Example:
         >>> rule("temperature=2")
@@ -48,7 +48,7 @@ def rule(text: str) -> ScaleRule:
 
 
 def canonical(text: str) -> str:
-    """One text a rule: "fixed=0.10" and "fixed=1e-1" are "fixed=0.1".
+    """Return the canonical text of a rule: "fixed=0.10" and "fixed=1e-1" become "fixed=0.1".
 
     Example:
         >>> canonical("temperature=2.0")
@@ -60,10 +60,10 @@ def canonical(text: str) -> str:
 
 
 def checked_name(name: str, names: Iterable[str], what: str) -> None:
-    """Refuse a name that is not among `names`, and offer the nearest.
+    """Refuse a name that is not among `names`, and suggest the nearest.
 
     Raises:
-        InvalidValueError: it is not.
+        InvalidValueError: It is not among them.
     """
     names = list(names)
     if name not in names:
@@ -84,13 +84,13 @@ def _number(name: str, text: str) -> int | float:
     return int(number) if math.isfinite(number) and number.is_integer() else number
 
 
-_FREEDOM = 5.0  # the least whole number with a finite fourth moment
+_FREEDOM = 5.0  # the smallest whole number with a finite fourth moment
 _ZEROS = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """How components are drawn.
+    """A distribution of components.
 
     Attributes:
         draw: (shape, generator) to float64 components.
@@ -101,7 +101,8 @@ class Distribution:
     fourth_moment: float
 
     def excess_kurtosis(self, d_k: int) -> float:
-        """Excess kurtosis of a product of d_k components, ((E x^4)^2 - 3) / d_k; 6 / d_k for normal ones."""
+        """Return the excess kurtosis of a product of d_k components, ((E x^4)^2 - 3) / d_k; 6 / d_k for normal
+        components."""
         return (self.fourth_moment**2 - 3.0) / d_k
 
 
@@ -110,25 +111,26 @@ def _normal(shape: tuple[int, ...], generator: Generator) -> Tensor:
 
 
 def _uniform(shape: tuple[int, ...], generator: Generator) -> Tensor:
-    """On [-sqrt 3, sqrt 3)."""
+    """Uniform on [-sqrt 3, sqrt 3)."""
     return torch.rand(shape, generator=generator, dtype=torch.float64).sub_(0.5).mul_(2.0 * math.sqrt(3.0))
 
 
 def _rademacher(shape: tuple[int, ...], generator: Generator) -> Tensor:
-    """-1 or 1."""
+    """-1 or 1, with equal probability."""
     return torch.randint(2, shape, generator=generator, dtype=torch.float64).mul_(2.0).sub_(1.0)
 
 
 def _student_t(shape: tuple[int, ...], generator: Generator) -> Tensor:
     """Bailey 1994's polar method, sqrt(v (u^(-2/v) - 1)) cos(2 pi w), over the root of its variance v / (v - 2)."""
-    u = torch.rand(shape, generator=generator, dtype=torch.float64).neg_().add_(1.0)  # never 0
+    # in (0, 1], as u = 0 would give an infinite radius
+    u = torch.rand(shape, generator=generator, dtype=torch.float64).neg_().add_(1.0)
     w = torch.rand(shape, generator=generator, dtype=torch.float64)
     radius = u.pow_(-2.0 / _FREEDOM).sub_(1.0).mul_(_FREEDOM - 2.0).sqrt_()
     return radius.mul_(w.mul_(2.0 * math.pi).cos_())
 
 
 def _sparse(shape: tuple[int, ...], generator: Generator) -> Tensor:
-    """0 with a probability of 3/4, else normal with variance 4."""
+    """0 with probability 3/4, otherwise normal with variance 4."""
     kept = torch.rand(shape, generator=generator, dtype=torch.float64) >= _ZEROS
     return _normal(shape, generator).mul_(kept).mul_(1.0 / math.sqrt(1.0 - _ZEROS))
 
@@ -143,25 +145,26 @@ DISTRIBUTIONS: dict[str, Distribution] = {
 
 
 MOST_CELLS = 10**7
-MOST_NUMBERS = 2**25  # of a row's keys, and of a cell's queries and logits: 256 MiB each, 1 GiB with what they need
+MOST_NUMBERS = 2**25  # of a row's keys, and of a cell's queries and logits: 256 MiB each, 1 GiB with temporaries
 _LARGEST_SEED = 2**63 - 1  # Parquet's int64
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Axes of a sweep; each is sorted, and what it names twice counts once.
+    """Axes of a sweep; each is sorted, and duplicates count once.
 
     Attributes:
         d_k: head dimensions, at least 1.
-        keys: keys a row sees, at least 2.
-        scale: rules of `sqrtdk.scales.SCALES` by name, with their number where they take one: "fixed=0.1".
+        keys: keys that a row sees, at least 2.
+        scale: rules of `sqrtdk.scales.SCALES` by name, with their number if they take one: "fixed=0.1".
         distribution: of the components, names of `DISTRIBUTIONS`.
         seeds: one cell each.
-        rows: of a cell, at least 2, each with a query and keys of its own.
+        rows: of a cell, at least 2, each with its own query and keys.
 
     Raises:
-        InvalidTypeError: a size or seed is no whole number.
-        InvalidValueError: an empty axis, a number out of range, an unknown name, too large a cell, too many cells.
+        InvalidTypeError: A size or seed is no whole number.
+        InvalidValueError: An axis is empty, a number out of range, a name unknown, a cell too large, or the cells too
+            many.
 
     Example:
         >>> grid = Grid(d_k=[64, 16], keys=[16], scale=["none", "fixed=0.10"])
@@ -204,7 +207,7 @@ class Grid:
         return math.prod(map(len, self._axes))
 
     def cell(self, index: int) -> dict[str, Any]:
-        """The cell at a place, 0 to len - 1; the last axis, the seed, goes fastest."""
+        """Return the cell at a place, 0 to len - 1; the last axis, the seed, varies fastest."""
         values = []
         for axis in reversed(self._axes):
             index, at = divmod(index, len(axis))
@@ -212,10 +215,10 @@ class Grid:
         return {**dict(zip(AXES, reversed(values), strict=True)), "rows": self.rows}
 
     def places(self, cells: Iterable[tuple[Any, ...]]) -> Iterator[int]:
-        """The place of each cell, given by its axes in order.
+        """Yield the place of each cell, given by its axes in order.
 
         Raises:
-            KeyError: a cell is not of this grid.
+            KeyError: A cell is not of this grid.
         """
         at = [{value: place for place, value in enumerate(axis)} for axis in self._axes]
         for cell in cells:
@@ -225,7 +228,7 @@ class Grid:
             yield place
 
     def content(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the grid as JSON data."""
         names = ("d_k", "keys", "scale", "distribution", "seeds")
         return {**{name: list(getattr(self, name)) for name in names}, "rows": self.rows}
 
@@ -239,7 +242,7 @@ def _check_count(count: int, of: str) -> None:
 
 
 def _numbers(values: Sequence[int], name: str, least: int) -> tuple[int, ...]:
-    if isinstance(values, range):  # which may be longer than any memory, and than len() can tell
+    if isinstance(values, range):  # a range may exceed memory, and even len()
         _check_count((values.stop - values.start) // values.step, name)
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -257,10 +260,10 @@ def _axis(values: Iterable[Any], name: str) -> tuple[Any, ...]:
 
 
 def whole_numbers(text: str, name: str) -> list[int]:
-    """The numbers of a text with commas.
+    """Parse the whole numbers of a comma-separated text.
 
     Raises:
-        InvalidValueError: one is no whole number, or there is none.
+        InvalidValueError: A part is no whole number, or there is none.
 
     Example:
         >>> whole_numbers("16, 64", "d_k")
@@ -276,10 +279,10 @@ def whole_numbers(text: str, name: str) -> list[int]:
 
 
 def words(text: str, name: str) -> list[str]:
-    """The words of a text with commas.
+    """Split a comma-separated text.
 
     Raises:
-        InvalidValueError: there is none, or nothing between two commas.
+        InvalidValueError: There is no word, or nothing between two commas.
 
     Example:
         >>> words("sqrt_dk,none", "scale")

@@ -1,11 +1,11 @@
-"""The directory of a sweep: a manifest, parts while it runs, one table when it is done.
+"""The directory of a sweep: a manifest, parts while it runs, and one table when it is done.
 
-A part is written whole under another name and then renamed. The table comes from all parts, and only then they go.
-A process that is killed anywhere in between leaves cells twice or not at all, never half: what is there twice is
-dropped, what is missing is computed by the next run. Nothing that was computed is deleted unasked: a damaged file is
-kept under another name, and a whole one that does not fit (other columns, versions, grid) ends the run.
+A part is written whole under another name and then renamed. The table is made from all parts, which are removed only
+afterwards. A process killed anywhere in between leaves cells twice or not at all, never half: duplicates are dropped,
+and missing cells are computed by the next run. No result is deleted unasked: a damaged file is kept under another name,
+and an intact one that does not fit (other columns, versions, grid) ends the run.
 
-The finished sweep is one table, a Parquet file with one row a cell.
+The finished sweep is one table, a Parquet file with one row per cell.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MOVE = "Move the file away, choose another --output, or --force to begin anew."
 
 
 class DamagedError(OutputError):
-    """What a file holds is no whole Parquet table."""
+    """A file is no intact Parquet table."""
 
 
 def pyarrow(name: str = "pyarrow") -> Any:
@@ -64,29 +64,29 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def write_table(path: Path, table: Any) -> None:
-    """Write a table, all of it or nothing."""
+    """Write a table atomically."""
     sink = pyarrow().BufferOutputStream()
     pyarrow("pyarrow.parquet").write_table(table, sink, write_page_checksum=True)
     _files.write_bytes(path, sink.getvalue(), force=True)
 
 
 def read_table(path: Path, grid: Grid) -> tuple[Any, np.ndarray[Any, np.dtype[np.int64]]]:
-    """The table of a file, and the place in the grid of each of its rows.
+    """Return the table of a file, and the place in the grid of each of its rows.
 
     Raises:
-        DamagedError: its bytes are no whole table: it was cut, or a checksum is wrong.
-        OutputError: it can't be read, or is whole but of other columns or of another grid.
+        DamagedError: It is no intact table: it is truncated, or a checksum is wrong.
+        OutputError: It can't be read, or it is intact but has other columns or another grid.
     """
     pa = pyarrow()
     try:
-        data = path.read_bytes()  # apart from the decoding, whose errors are OSErrors as well
+        data = path.read_bytes()  # outside the decoding, whose errors are OSErrors too
     except (OSError, MemoryError) as error:
         raise OutputError(f"cannot read {path}: {kind_and_text(error)}", hint=_LOOK) from error
     try:
         file = pyarrow("pyarrow.parquet").ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         table = file.read(use_threads=False)
         names = table.column_names
-    except MemoryError as error:  # of Arrow too
+    except MemoryError as error:  # Arrow raises it too
         raise OutputError(f"cannot read {path}: {kind_and_text(error)}", hint=_LOOK) from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DamagedError(f"{path} is damaged: {kind_and_text(error)}", hint=_LOOK) from error
@@ -103,12 +103,12 @@ def read_table(path: Path, grid: Grid) -> tuple[Any, np.ndarray[Any, np.dtype[np
 
 
 def is_whole(places: np.ndarray[Any, np.dtype[np.int64]], grid: Grid) -> bool:
-    """Whether a table's rows are the grid's cells, in order and each once."""
+    """Return whether a table's rows are the grid's cells, in order and each once."""
     return np.array_equal(places, np.arange(len(grid)))
 
 
 def joined(parts: Sequence[tuple[Any, np.ndarray[Any, np.dtype[np.int64]]]]) -> Any:
-    """One table of all parts: sorted by place, each place once."""
+    """Join all parts into one table, sorted by place, each place once."""
     table = pyarrow().concat_tables([table for table, _ in parts])
     _, first = np.unique(np.concatenate([places for _, places in parts]), return_index=True)
     return table.take(pyarrow().array(first)).combine_chunks()
@@ -117,18 +117,18 @@ def joined(parts: Sequence[tuple[Any, np.ndarray[Any, np.dtype[np.int64]]]]) -> 
 SCHEMA_VERSION = 1
 MANIFEST, RESULTS, PARTS = "manifest.json", "results.parquet", "part-*.parquet"
 _OURS = (MANIFEST, RESULTS, PARTS)
-_PART_EVERY_S = 1.0  # what a kill may cost; a part a cell would be a million files
-_DECIDE = ("sqrtdk", "code", "torch")  # of the versions: what cells are computed with
+_PART_EVERY_S = 1.0  # work that a kill may cost; a part per cell would be a million files
+_DECIDE = ("sqrtdk", "code", "torch")  # versions that decide the numbers
 
 
 class Store:
-    """The directory, while this process alone writes it; `opened` gives one."""
+    """The directory of a sweep, while only this process writes it; `opened` returns one."""
 
     def __init__(self, folder: Path, grid: Grid) -> None:
         self.folder, self.grid = folder, grid
         self.there = bytearray(len(grid))  # 1 for each cell that is on disk
         self.damaged: tuple[str, ...] = ()
-        self._whole = False  # the results are all cells in order
+        self._whole = False  # whether the results file has all cells in order
         self._waiting: list[dict[str, Any]] = []
         self._next_part = 0
         self._last_part = time.monotonic()
@@ -139,7 +139,7 @@ class Store:
         return self.folder / RESULTS
 
     def scan(self) -> None:
-        """Find what is there; a damaged file takes another name, and that is remembered."""
+        """Find the existing cells; a damaged file is renamed and listed."""
         damaged = []
         for path in self.tables():
             try:
@@ -155,20 +155,20 @@ class Store:
         self._next_part = max(numbers, default=-1) + 1
 
     def tables(self) -> list[Path]:
-        """The files with results."""
+        """Return the files with results."""
         found = sorted(self.folder.glob(PARTS))
         return [self.results, *found] if self.results.exists() else found
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[Store]:
-        """Write what was added when the block is left, however it is left."""
+        """Write the added rows when the block ends, in whatever way it ends."""
         try:
             yield self
         finally:
             self._write_part()
 
     def add(self, row: dict[str, Any]) -> None:
-        """Keep the result of a cell."""
+        """Store the result of a cell."""
         self._waiting.append(row)
         if time.monotonic() - self._last_part >= _PART_EVERY_S:
             self._write_part()
@@ -181,10 +181,10 @@ class Store:
         self._last_part = time.monotonic()
 
     def finish(self) -> None:
-        """Make the parts one table, sorted by cell.
+        """Join the parts into one table, sorted by cell.
 
         Raises:
-            OutputError: a part can't be read, or cells are missing; the parts stay.
+            OutputError: A part can't be read, or cells are missing; the parts stay.
         """
         parts = sorted(self.folder.glob(PARTS))
         if not self._whole:
@@ -201,7 +201,7 @@ class Store:
 
 
 def _set_aside(path: Path) -> Path:
-    """Rename a damaged file to NAME.damaged, or NAME.damaged-2 and so on where that is taken."""
+    """Rename a damaged file to NAME.damaged, or NAME.damaged-2 and so on if that name is taken."""
     name = path.with_name(f"{path.name}.damaged")
     number = 2
     while name.exists():
@@ -217,11 +217,11 @@ def _set_aside(path: Path) -> Path:
 
 @contextlib.contextmanager
 def opened(folder: Path, grid: Grid, force: bool, command: str) -> Iterator[Store]:
-    """The directory of a sweep, new or to be gone on with.
+    """Open the directory of a sweep, new or to be continued.
 
     Raises:
-        OutputError: it can't be written, another process writes into it, or it holds something else; see `sweep`.
-        InvalidValueError: it was written by another schema version.
+        OutputError: It can't be written, is in use by another process, or holds something else; see `sweep`.
+        InvalidValueError: It has another schema version.
         MissingExtraError: pyarrow is missing.
     """
     pyarrow()
@@ -257,7 +257,7 @@ def opened(folder: Path, grid: Grid, force: bool, command: str) -> Iterator[Stor
 
 
 def versions() -> dict[str, str]:
-    """What made the numbers, and the files."""
+    """Return the versions that decide the numbers, and the version that writes the files."""
     return {**numbers_from(), "pyarrow": pyarrow().__version__}
 
 

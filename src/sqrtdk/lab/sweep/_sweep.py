@@ -1,4 +1,4 @@
-"""Running a sweep: compute what is missing in its directory, join it into one table, and average over the seeds."""
+"""Runs a sweep: computes the missing cells of its directory, joins all into one table, and averages over the seeds."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Swept:
     """A finished sweep.
 
     Attributes:
-        grid: of it.
-        results: the Parquet file, one row a cell.
+        grid: of the sweep.
+        results: the Parquet file, one row per cell.
         computed: cells that this run computed.
-        reused: cells that were there.
-        damaged: new names of files that were damaged; their cells were computed again.
+        reused: cells that existed before.
+        damaged: new names of damaged files; their cells were computed again.
     """
 
     grid: Grid
@@ -46,30 +46,29 @@ def sweep(
     force: bool = False,
     command: str = "",
 ) -> Swept:
-    """Measure every cell of a grid, or what a former run of the same grid into the same directory left.
+    """Measure every cell of a grid that earlier runs into the same directory did not finish.
 
-    The table is the same whatever computes it and however often it was interrupted (on machines of one kind: the
-    last bits of a sum depend on the CPU).
+    The table is the same on every engine and after any interruption (on machines of one kind: the last bits of a sum
+    depend on the CPU).
 
     Args:
         grid: the cells.
-        output: directory, made if it is missing: `manifest.json`, `results.parquet`, and parts until that is whole.
+        output: directory, made if missing: `manifest.json`, `results.parquet`, and parts until that is complete.
         engine: "local", "pool" or "ray".
-        workers: of the engine; None: one a CPU.
-        ray_address: of a Ray cluster; None: one is started on this machine.
-        progress: told (cells that are there, cells of the grid), first of all and after each; None: a bar shows it.
-        force: begin anew, whatever the directory holds; files of other names stay.
-        command: to be kept in the manifest.
+        workers: of the engine; None: one per CPU.
+        ray_address: of a Ray cluster; None: start one on this machine.
+        progress: called with (existing cells, cells of the grid) at the start and after each; None: show a bar.
+        force: start over, whatever the directory holds; files of other names stay.
+        command: stored in the manifest.
 
     Returns:
         Swept.
 
     Raises:
-        OutputError: the directory can't be read or written, is another process's, or holds another grid, numbers of
-            other versions or sources of sqrtdk or of another torch, other columns, or no sweep at all.
-        InvalidValueError: another schema version, an unknown engine.
-        LabError: a cell failed, there is no Ray at the address, or its workers have other versions; the cells that
-            ended are kept.
+        OutputError: The directory can't be read or written, is in use by another process, or holds another grid,
+            numbers of other versions or sources of sqrtdk or of another torch, other columns, or no sweep at all.
+        InvalidValueError: The schema version differs, or the engine is unknown.
+        LabError: A cell failed, no Ray is at the address, or its workers have other versions; finished cells are kept.
         MissingExtraError: pyarrow or ray is missing.
 
     Example:
@@ -94,12 +93,12 @@ def sweep(
 
 
 def summary(swept: Swept) -> dict[str, Any]:
-    """The sweep as JSON data: its grid, its files, and each combination averaged over its seeds.
+    """Return the sweep as JSON data: its grid, its files, and each combination averaged over its seeds.
 
     Standard errors are of the average, sqrt(sum se^2) / seeds; `max_abs_logit` is the largest.
 
     Raises:
-        OutputError: the table can't be read, or was changed since.
+        OutputError: The table can't be read, or was changed since.
     """
     table, places = read_table(swept.results, swept.grid)
     if not is_whole(places, swept.grid):

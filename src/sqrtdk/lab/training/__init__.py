@@ -1,1 +1,1 @@
-"""Small real models, trained: one function of a cell, `train.train`."""
+"""Training of small real models: one function of a cell, `train.train`."""

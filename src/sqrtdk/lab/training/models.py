@@ -1,7 +1,7 @@
 """The models: a byte-level decoder, and an encoder and a decoder with cross attention, both pre-norm.
 
-Their attention is `sqrtdk.nn.MultiHeadAttention` with the score, scale and start of a run. The decoder has rotary
-positions, the other model learned ones.
+Their attention is `sqrtdk.nn.MultiHeadAttention` with the score, scale and initialisation of the run. The decoder has
+rotary positions, the other model learned ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AuxOutputs = list[AuxOutput]
 
 
 class StoredProducts(nn.Module):
-    """The dot product, rounded to bfloat16 as soon as it is there; its gradient is rounded too."""
+    """The dot product, rounded to bfloat16 as soon as it is computed; its gradient is rounded too."""
 
     width = None
 
@@ -33,15 +33,15 @@ class StoredProducts(nn.Module):
         return sqrt_dk()
 
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Both as they are, in float32."""
+        """Return both unchanged, in float32."""
         return query.float(), key.float()
 
     def pairs(self, query: Tensor, key: Tensor) -> Tensor:
-        """The products (..., H, R, S)."""
+        """Return the products (..., H, R, S)."""
         return (query @ key.mT).bfloat16().float()
 
 
-# Numbers where a number will do: torch's kernel then runs the call as it is.
+# Plain numbers if possible, so that torch's kernel runs the call directly.
 SCALES: dict[str, Callable[[int, int], float | ScaleRule]] = {
     "none": lambda heads, dim: 1.0,
     "sqrt_dk": lambda heads, dim: dim**-0.5,
@@ -56,7 +56,7 @@ SCORES: dict[str, Callable[[int, int], FoldedScore | PairScore | None]] = {
 
 
 class Attention(nn.Module):
-    """Pre-norm attention on a residual branch; it reads itself, or a memory."""
+    """Pre-norm attention on a residual branch, over its own input or a memory."""
 
     def __init__(self, settings: Settings, *, causal: bool = False, rotary: bool = False) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Attention(nn.Module):
         )
 
     def forward(self, x: Tensor, memory: Tensor | None = None, record: AuxOutputs | None = None) -> Tensor:
-        """Hidden states (B, L, D); with `record` the statistics of the logits are added to it."""
+        """Return hidden states (B, L, D); the statistics of the logits are appended to `record`."""
         inside = self.norm(x)
         memory = inside if memory is None else memory
         wanted = None if record is None else WANTED
@@ -87,7 +87,7 @@ class Attention(nn.Module):
 
 
 class Network(nn.Module):
-    """Pre-norm network of one hidden layer on a residual branch."""
+    """Pre-norm network with one hidden layer on a residual branch."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -96,12 +96,12 @@ class Network(nn.Module):
         self.down = nn.Linear(2 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Hidden states (B, L, D)."""
+        """Return hidden states (B, L, D)."""
         return x + self.down(nn.functional.gelu(self.up(self.norm(x))))  # type: ignore[no-any-return]
 
 
 class Layer(nn.Module):
-    """Self-attention, cross attention where it is wanted, and a network."""
+    """Self-attention, optional cross attention, and a network."""
 
     def __init__(self, settings: Settings, *, causal: bool = False, rotary: bool = False, cross: bool = False) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Layer(nn.Module):
         self.network = Network(settings.width)
 
     def forward(self, x: Tensor, memory: Tensor | None = None, record: AuxOutputs | None = None) -> Tensor:
-        """Hidden states (B, L, D); `memory` (B, S, D) for the cross attention."""
+        """Return hidden states (B, L, D); `memory` (B, S, D) is for the cross attention."""
         x = self.attention(x, record=record)
         if self.cross is not None:
             x = self.cross(x, memory, record)
@@ -118,7 +118,7 @@ class Layer(nn.Module):
 
 
 def weights_of(attention: MultiHeadAttention) -> tuple[Tensor, Tensor]:
-    """The weights of q and of k, (h d_k, d_model) each: views of the parameter."""
+    """Return the weights of q and of k, (h d_k, d_model) each, as views of the parameter."""
     assert attention.in_proj_weight is not None, "queries and keys have one width here"
     rows = attention.num_heads * attention.head_dim
     return attention.in_proj_weight[:rows], attention.in_proj_weight[rows : 2 * rows]
@@ -126,7 +126,7 @@ def weights_of(attention: MultiHeadAttention) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def start(model: nn.Module, settings: Settings, generator: torch.Generator) -> None:
-    """New weights of standard deviation fan_in^-1/2, then what `init` and `tied` say of those of q and k."""
+    """Draw new weights of standard deviation fan_in^-1/2, then apply `init` and `tied` to those of q and k."""
     for weight in model.parameters():
         if weight.ndim == 2:
             nn.init.normal_(weight, std=weight.shape[1] ** -0.5, generator=generator)
@@ -143,7 +143,7 @@ def start(model: nn.Module, settings: Settings, generator: torch.Generator) -> N
 
 
 def tie(attention: MultiHeadAttention) -> None:
-    """Give every head the first one's weights of q and k, and the mean of their gradients: they stay equal."""
+    """Give every head the first head's weights of q and k, and average their gradients, so that they stay equal."""
     assert attention.in_proj_weight is not None
     weight, heads = attention.in_proj_weight, attention.num_heads
     rows = 2 * heads * attention.head_dim
@@ -160,7 +160,7 @@ def tie(attention: MultiHeadAttention) -> None:
 
 
 class Decoder(nn.Module):
-    """Bytes to the logits of the next byte; the weights that read bytes also predict them.
+    """Maps bytes to the logits of the next byte; input embedding and output projection share their weights.
 
     Example:
         >>> import torch
@@ -176,7 +176,7 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(settings.width, eps=1e-6)
 
     def forward(self, text: Tensor, record: AuxOutputs | None = None) -> Tensor:
-        """Bytes (B, L) to logits (B, L, 256)."""
+        """Map bytes (B, L) to logits (B, L, 256)."""
         x = self.embed(text)
         for layer in self.layers:
             x = layer(x, record=record)
@@ -207,7 +207,8 @@ class EncoderDecoder(nn.Module):
         self.head = nn.Linear(width, LETTERS, bias=False)
 
     def forward(self, source: Tensor, target: Tensor, record: AuxOutputs | None = None) -> Tensor:
-        """Source (B, S), target (B, T) to logits (B, T, letters); each sees the target's letters before it."""
+        """Map source (B, S) and target (B, T) to logits (B, T, letters); each letter sees the target's earlier
+        letters."""
         memory = self.embed(source) + self.source_places.weight
         for layer in self.encoder:
             memory = layer(memory, record=record)

@@ -1,10 +1,10 @@
-"""What decides the outcome of a training run: its settings, checked and with defaults filled in, and its task.
+"""Everything that decides the outcome of a training run: its settings, with defaults filled in, and its task.
 
-The models learn to go on with text, or a string task that only cross attention can solve. The text is the bytes of
-Python's standard library, real text that is on every machine. The string task is to give the letters of a source back
-in reverse, and to leave the noise out. The source mixes letters with noise symbols at random places, so that the place
-of a letter in the target says little about its place in the source: the decoder has to look for it. Every letter is
-drawn on its own, so that a model that ignores the source loses log 16 nats a letter.
+The models learn to continue text, or a string task that only cross attention can solve. The text is the source of
+Python's standard library, real text that is on every machine. The string task is to reproduce the letters of a source
+in reverse, without the noise. The source mixes letters with noise symbols at random places, so that a letter's place in
+the target says little about its place in the source: the decoder has to search for it. Every letter is drawn
+independently, so a model that ignores the source loses log 16 nats per letter.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ class Settings:
 
     Attributes:
         model: "decoder", on text, or "encoder_decoder", on strings.
-        head_dim: d_k; the width of the values and all other sizes do not change with it.
+        head_dim: d_k; the width of the values and all other sizes are independent of it.
         rate: largest learning rate.
         seed: of the weights and of the order of the data.
         heads: of each attention.
-        score: "dot", "additive" (v . tanh(q + k)) or "cosine" (with a learned gain a head, 10 at the start).
-        scale: "none" (1), "sqrt_dk", "dk", or "learned": a factor a head on 1/sqrt(d_k).
-        init: "unit": standard deviation fan_in^-1/2, entries of q and k have variance 1; "folded": q's weights times
-            d_k^-1/2, so that the product has variance 1; "0.02": that standard deviation for q's and k's weights.
+        score: "dot", "additive" (v . tanh(q + k)) or "cosine" (with a learned gain per head, initially 10).
+        scale: "none" (1), "sqrt_dk", "dk", or "learned": a learned factor per head on 1/sqrt(d_k).
+        init: "unit": standard deviation fan_in^-1/2, so that entries of q and k have variance 1; "folded": q's weights
+            times d_k^-1/2, so that the product has variance 1; "0.02": this standard deviation for q's and k's weights.
         precision: "float32", or "bfloat16" by autocast.
-        logits: "kernel": as the library computes them; "stored": the dot product rounded to autocast's type before
-            the scale, as in attention written out as two matrix products.
-        tied: all heads of an attention share their weights of q and k.
+        logits: "kernel": as the library computes them; "stored": the dot product rounded to autocast's type before the
+            scale, as in attention written as two matrix products.
+        tied: whether all heads of an attention share their weights of q and k.
         steps: of the optimiser.
         rows: windows or strings in a batch.
         length: bytes of a window, or symbols of a source.
         width: d_model.
         layers: of the decoder, and of the encoder.
-        points: how often the run is observed; 0: never.
+        points: number of observations of the run; 0: none.
     """
 
     model: str
@@ -97,10 +97,10 @@ class Settings:
 
     @classmethod
     def of(cls, cell: Mapping[str, Any]) -> Settings:
-        """The settings of a cell; see `cell`.
+        """Return the settings of a cell; see `cell`.
 
         Raises:
-            InvalidValueError: an unknown name, or a value out of range.
+            InvalidValueError: A name is unknown, or a value out of range.
         """
         unknown = set(cell) - set(cls.__dataclass_fields__)
         if unknown:
@@ -108,7 +108,7 @@ class Settings:
         return cls(**cell)
 
     def cell(self) -> dict[str, Any]:
-        """All settings as JSON data: equal runs are equal cells.
+        """Return all settings as JSON data: equal runs are equal cells.
 
         Example:
             >>> one = Settings("encoder_decoder", head_dim=16, rate=1e-3, seed=0)
@@ -123,10 +123,10 @@ BYTES = 256
 
 
 def stdlib_text() -> tuple[Tensor, Tensor]:
-    """Bytes for training and, from every 20th file, for the held-out loss; files in the order of their names.
+    """Return bytes for training and, from every 20th file, for the held-out loss; files in the order of their names.
 
     Raises:
-        LabError: this Python has no source files.
+        LabError: This Python has no source files.
     """
     root = Path(sysconfig.get_path("stdlib"))
     names = [path.relative_to(root) for path in root.rglob("*.py")]
@@ -143,14 +143,14 @@ def stdlib_text() -> tuple[Tensor, Tensor]:
 
 
 def batch(text: Tensor, rows: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Random windows and the same windows one byte later, both (rows, length)."""
+    """Return random windows and the same windows one byte later, both (rows, length)."""
     start = torch.randint(len(text) - length, (rows,), generator=generator)
     window = text[start[:, None] + torch.arange(length + 1)].long()
     return window[:, :-1], window[:, 1:]
 
 
 def learning_rate(step: int, steps: int, peak: float, warm_up: int) -> float:
-    """Linear warm-up, then a cosine down to a tenth of the peak."""
+    """Return the rate of a step: linear warm-up, then a cosine down to a tenth of the peak."""
     if step < warm_up:
         return peak * (step + 1) / warm_up
     done = (step - warm_up) / max(1, steps - warm_up)
@@ -158,20 +158,20 @@ def learning_rate(step: int, steps: int, peak: float, warm_up: int) -> float:
 
 
 LETTERS, NOISE = 16, 10
-START = LETTERS + NOISE  # what the decoder reads first
+START = LETTERS + NOISE  # first symbol that the decoder reads
 SYMBOLS = START + 1
 
 
 def letters_in(length: int) -> int:
-    """Letters among the symbols of a source: three of four."""
+    """Return the number of letters among the symbols of a source: three of four."""
     return length * 3 // 4
 
 
 def strings(rows: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Sources and their targets.
+    """Return sources and their targets.
 
     Args:
-        rows: strings.
+        rows: number of strings.
         length: symbols of a source, 4 or more.
         generator: of the strings.
 

@@ -1,10 +1,10 @@
-"""Trains one small model and says how it went: `train(cell)`, a function of the cell alone.
+"""Trains one small model and returns its history: `train(cell)`, a function of the cell alone.
 
-While the model trains, logits, entropy and gradients are measured, and how far the heads of an attention differ.
-Measuring changes no number of the run. Heads differ in where they look and in what they read. Where: the Jensen-Shannon
-divergence of the weights of two heads in the same row, over log 2: 0 for equal weights, 1 where no key has weight in
-both. What: the overlap of the subspaces that their query (or key) projections read, the mean squared cosine of the
-principal angles: 1 for equal subspaces, d_k / d_model on average for random ones.
+During training, logits, entropy and gradients are measured, and how far the heads of an attention differ. Measuring
+changes no number of the run. Heads differ in where they look and in what they read. Where: the Jensen-Shannon
+divergence of the weights of two heads in the same row, over log 2: 0 for equal weights, 1 if no key has weight in both.
+What: the overlap of the subspaces that their query (or key) projections read, the mean squared cosine of the principal
+angles: 1 for equal subspaces, d_k / d_model on average for random ones.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def train(cell: Mapping[str, Any]) -> dict[str, Any]:
     settings = Settings.of(cell)
     began = time.process_time()
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums in the order of one thread, whatever the process had
+    torch.set_num_threads(1)  # the sum order of one thread, whatever the process uses
     try:
         return _train(settings) | {"cpu_s": round(time.process_time() - began, 3)}
     finally:
@@ -66,7 +66,7 @@ def train(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _train(settings: Settings) -> dict[str, Any]:
-    with torch.random.fork_rng(devices=[]):  # modules draw weights as they are built; ours replace them
+    with torch.random.fork_rng(devices=[]):  # modules draw weights when built, which ours replace
         model = MODELS[settings.model](settings)
     start(model, settings, _generator(settings, "weights"))
     held_out = _held_out(settings)
@@ -86,7 +86,7 @@ def _train(settings: Settings) -> dict[str, Any]:
 
 
 def _fit(model: nn.Module, settings: Settings, probe: Data) -> tuple[dict[str, list[float]], int | None]:
-    """Train; curves at `points` steps, the first and the last among them, and the step that was not finite."""
+    """Train; return curves at `points` steps, including the first and the last, and the step that was not finite."""
     data = _generator(settings, "data")
     parameters = list(model.parameters())
     optimizer = _optimizer(parameters)
@@ -100,7 +100,7 @@ def _fit(model: nn.Module, settings: Settings, probe: Data) -> tuple[dict[str, l
         since.append(loss.item())
         if not math.isfinite(since[-1]):
             return curves, step
-        if step in observed:  # before the update: loss, gradients and logits are those of the same weights
+        if step in observed:  # before the update, so that loss, gradients and logits belong to the same weights
             found = {"loss": sum(since) / len(since)} | logit_figures(
                 lambda record: _forward(model, settings, probe, record)
             )
@@ -123,7 +123,7 @@ def _optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def _generator(settings: Settings, what: str) -> torch.Generator:
-    """Runs that differ in the score, the scale or the rate see the same data, and where shapes agree start alike."""
+    """Runs that differ in score, scale or rate get the same data, and equal initial weights where shapes agree."""
     return torch.Generator().manual_seed(stable_seed([what, settings.model, settings.seed]))
 
 
@@ -169,14 +169,14 @@ GRADIENT_QUANTILES = (0.1, 0.5, 0.9)
 
 @torch.no_grad()
 def logit_figures(forward: Callable[[AuxOutputs], Any]) -> dict[str, float]:
-    """Figures over every attention of a model, from one forward pass of its own.
+    """Return figures over every attention of a model, from a separate forward pass.
 
     Args:
         forward: runs the model with a record of its attentions.
 
     Returns:
-        `max_logit` and `min_logit`, the largest and smallest over all rows; `entropy_share`, the mean over the rows
-        that see two keys or more of the entropy over the logarithm of their number.
+        `max_logit` and `min_logit`, the largest and smallest over all rows; `entropy_share`, the mean of the entropy
+        over the logarithm of the number of keys, for rows that see two or more keys.
     """
     record: AuxOutputs = []
     forward(record)
@@ -193,7 +193,7 @@ def logit_figures(forward: Callable[[AuxOutputs], Any]) -> dict[str, float]:
 
 
 def query_gradients(model: nn.Module) -> dict[str, float]:
-    """Quantiles of |dL/dW_q| over the entries of all query projections: `gradient_p10`, `_p50`, `_p90`."""
+    """Return quantiles of |dL/dW_q| over the entries of all query projections: `gradient_p10`, `_p50`, `_p90`."""
     parts = []
     for part in model.modules():
         if isinstance(part, MultiHeadAttention):
@@ -247,15 +247,15 @@ def overlap(first: Tensor, second: Tensor) -> float:
 
 @torch.no_grad()
 def head_figures(model: nn.Module, text: Tensor) -> list[dict[str, float]]:
-    """Differences of every pair of heads of every attention of a decoder.
+    """Return the differences of every pair of heads of every attention of a decoder.
 
     Args:
         model: a `Decoder`.
         text: bytes (B, L), held out.
 
     Returns:
-        One entry a layer and pair: `layer`, `first`, `second`; `divergence`, the mean over all rows but those that see
-        one key; `query_overlap` and `key_overlap` of the two projections.
+        One entry per layer and pair: `layer`, `first`, `second`; `divergence`, the mean over all rows that see more
+        than one key; `query_overlap` and `key_overlap` of the two projections.
     """
     inputs: list[Tensor] = []
     attentions = [part for part in model.modules() if isinstance(part, Attention)]

@@ -1,7 +1,7 @@
-"""What a run is warned of: one table of alarms, each a pure function of the samples so far and the newest one.
+"""The alarms of a run: one table of rules, each a pure function of the samples so far and the newest one.
 
-A judge says what holds of the newest sample. `fresh` sees to it that an alarm is told once, and again only when it has
-grown worse.
+A judge yields every alarm that holds for the newest sample. `fresh` keeps those that are new, so that an alarm is shown
+once, and again only when it has grown more severe.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sqrtdk.monitor.samples import Alarm, StepSample
 
 Judge = Callable[[Sequence[StepSample], StepSample], Iterable[Alarm]]
 Key = tuple[object, ...]
-_NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.:])")  # of a reason, not of a site or a rank: "0: 3 passes were left out"
+_NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.:])")  # in a reason, not in a site or a rank: "0: 3 passes were left out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,9 @@ class Rule:
     """One alarm.
 
     Attributes:
-        judge: what holds of the newest sample, given those before.
-        once: told once a level for each of these: "model", "attention", "head" or "reason" (attention and text).
+        judge: yields the alarms that hold for the newest sample, given the samples before it.
+        once: scope in which an alarm is shown once a level: "model", "attention", "head" or "reason" (attention and
+            text).
     """
 
     judge: Judge
@@ -53,17 +54,17 @@ ALARMS: Mapping[str, Rule] = {
 
 
 def holding(before: Sequence[StepSample], now: StepSample) -> list[Alarm]:
-    """What holds of a sample, told before or not, the worst kind first as the table has them.
+    """Return the alarms that hold for a sample, new or not, in the order of the table (worst kind first).
 
     Args:
         before: earlier samples of the run, oldest first.
-        now: the newest.
+        now: the newest sample.
     """
     return [alarm for name in ALARMS for alarm in _judged(name, before, now)]
 
 
 def _judged(name: str, before: Sequence[StepSample], now: StepSample) -> list[Alarm]:
-    """What one rule says; a rule that raises becomes an alarm itself, and the others go on."""
+    """Return the alarms of one rule. A rule that raises becomes an alarm itself, and the other rules go on."""
     try:
         return list(ALARMS[name].judge(before, now))
     except Exception as error:  # an observer never stops the run
@@ -72,12 +73,12 @@ def _judged(name: str, before: Sequence[StepSample], now: StepSample) -> list[Al
 
 
 def idle(steps: int, forwards: int, step: int) -> Iterator[Alarm]:
-    """At most one alarm, as the block of a watch ends.
+    """Yield at most one alarm when the block of a watch ends: `step()` was never called.
 
     Args:
-        steps: how often `step()` was called.
-        forwards: forward passes that were seen since the last.
-        step: number of the step that is under way.
+        steps: number of calls of `step()`.
+        forwards: number of forward passes since the last call of `step()`.
+        step: number of the current step.
 
     Example:
         >>> [alarm.severity for alarm in idle(0, 3, 1)], list(idle(1, 0, 2))
@@ -91,11 +92,11 @@ def idle(steps: int, forwards: int, step: int) -> Iterator[Alarm]:
 
 
 def fresh(alarms: Iterable[Alarm], told: Iterable[Alarm]) -> list[Alarm]:
-    """Those that were not told yet.
+    """Return the alarms that are new, or more severe than an equal one of the run.
 
     Args:
-        alarms: that hold of a sample.
-        told: alarms of the run so far; one like them is left out unless it is more severe.
+        alarms: all that hold for a sample.
+        told: alarms of the run so far.
 
     Example:
         >>> from sqrtdk.monitor.samples import CallSample

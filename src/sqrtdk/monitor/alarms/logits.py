@@ -1,18 +1,19 @@
-"""Alarms on the size of the logits: too large, about to be, or badly held by half precision.
+"""Alarms on the size of the logits: too large, about to be, or poorly represented in half precision.
 
 - `max_logit`: the largest logit of an attention is above a bar: 50 note, 100 warn, 1e3 fail, 1e4 critical.
-- `growth`: the largest logit is about to pass the next of these bars. The logarithm of the largest logit is drawn on
-  against the step; see `trend` for the line and its interval. The alarm comes once the logit has passed the bar before
-  (for the first bar, half of it: in a warm-up every logit grows fast) and if the whole interval ends within the span
-  that was sampled. A forecast has the severity of its bar.
-- `fp16_range`: the product q . k, where a run stores it before the softmax, leaves the range of float16 or comes near.
-  The bars are on the largest |q . k| as it is stored, hidden keys and earlier factors of q and k included: 65504, the
-  largest finite float16, is a fail where the logits are stored in float16, and a warning elsewhere, as it would be
-  infinite there. A product that is stored in float16 is also warned of from 32768 on, the last binade before infinity,
-  and from four binades below on where its growth passes 65504 within the horizon. A fused kernel stores no product.
-- `bf16_offset`: rows of stored logits lie far off zero. bfloat16 has 8 significand bits, from 32 on steps of 0.25. The
-  bar on the largest |mean of a row| is 50; a warning where the logits are stored in bfloat16, a note where they would
-  move if they were.
+- `growth`: the largest logit is about to pass the next of these bars. A line is fitted to the logarithm of the largest
+  logit against the step and extended; see `trend` for the line and its interval. The alarm needs the logit to be above
+  the previous bar (for the first bar: above half of it, since every logit grows fast during warm-up), and the whole
+  interval to end within the span that was sampled. A forecast has the severity of its bar.
+- `fp16_range`: the product q . k leaves the range of float16, or comes near, in a run that stores it before the
+  softmax. The bars are on the largest |q . k| as stored, including hidden keys and factors already in q and k. Above
+  65504, the largest finite float16, it is a fail if the logits are stored in float16, and otherwise a warning, as it
+  would be infinite there. A product stored in float16 also raises a warning above 32768, the last binade before
+  infinity, and up to four binades below 65504 if its growth passes 65504 within the horizon. A fused kernel stores no
+  product.
+- `bf16_offset`: rows of stored logits lie far from zero. bfloat16 has 8 significand bits, so its step is 0.25 from 32
+  on. The bar on the largest |mean of a row| is 50: a warning if the logits are stored in bfloat16, otherwise a note, as
+  they would move if they were.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from sqrtdk.theory import spacing
 
 
 def max_logit(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """One alarm for each attention above a bar, at its worst head."""
+    """Yield one alarm for each attention above a bar, at its worst head."""
     for call in now.calls:
         value, head = largest(call, "max_logit")
         level = next((level for level in LEVELS if value > level[1]), None)
@@ -43,7 +44,7 @@ BARS = LEVELS[::-1]  # ascending
 
 
 def growth(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """One alarm for each attention whose next bar lies ahead."""
+    """Yield one alarm for each attention that is about to pass its next bar."""
     for call in now.calls:
         value, head = largest(call, "max_logit")
         place = next((i for i, (_, bar, _) in enumerate(BARS) if value < bar), None)
@@ -63,7 +64,7 @@ NEAR = FP16_MAX / 16
 
 
 def fp16_range(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """At most one alarm for each attention."""
+    """Yield at most one alarm for each attention."""
     for call in now.calls:
         value, half = _product(call), call.logits_dtype == "float16"
         if not value > (NEAR if half else FP16_MAX):
@@ -87,12 +88,12 @@ def fp16_range(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]
 
 
 def _product(call: CallSample) -> float:
-    """The largest stored |q . k|; infinite where one of them is."""
+    """Return the largest stored |q . k|, which is infinite if any product is."""
     return max((value for value in call.columns.get("stored_product", ()) if not math.isnan(value)), default=-math.inf)
 
 
 def bf16_offset(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """At most one alarm for each attention, at its worst head."""
+    """Yield at most one alarm for each attention, at its worst head."""
     for call in now.calls:
         value, head = largest(call, "row_offset")
         if not call.stored or value <= BF16_OFFSET:

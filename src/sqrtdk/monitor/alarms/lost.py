@@ -1,13 +1,13 @@
 """Alarms on what a watch no longer sees, could not measure, or sees changed.
 
-- `lost`: no attention in a sampled step, a site of the first sample, or the statistics of a site. A site is told at the
-  second sample without it, as a layer that is dropped at random is missing now and then.
-- `unmeasured`: each attention without statistics, gradients, passes, the whole step. A note, once for each place and
-  reason: it was not judged.
-- `ledger`: the scale that an attention applies differs from the first sample by more than 1%, the tolerance of the
-  ledger; a warning. A scale that is learned, or computed from the data or for each row, moves by design and is not
-  judged. Other factors with the same ratio (another kernel took over) are a note. What hides keys may differ from batch
-  to batch, so that the rest of the formula is not compared.
+- `lost`: a sampled step without any attention, or a site or its statistics that the first sample had. A missing site is
+  an alarm at the second sample without it, because a layer that is dropped at random is missing now and then.
+- `unmeasured`: an attention without statistics, gradients, passes or the whole step. A note, once for each place and
+  reason, because it was not judged.
+- `ledger`: the applied scale differs from the first sample by more than 1%, the tolerance of the ledger; a warning. A
+  scale that is learned, or computed from the data or for each row, moves by design and is not judged. Other factors
+  with the same ratio (another kernel took over) are a note. The rest of the formula is not compared, because masks may
+  differ from batch to batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SOURCE = "what is not measured may not look fine"
 
 
 def lost(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """One alarm for the model, or for each site and attention that was lost."""
+    """Yield one alarm for the model, or one for each lost site and attention."""
     if not now.calls:
         reasons = "; ".join((now.how, *now.not_measured[:3]))
         yield Alarm("lost", "warn", now.step, f"no attention was seen at step {now.step} ({reasons})", SOURCE)
@@ -41,7 +41,7 @@ def lost(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
 
 
 def unmeasured(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """One alarm for each attention without statistics, and for each entry of what was not measured besides."""
+    """Yield one alarm for each attention without statistics, and for each other entry of `not_measured`."""
     for call in now.calls:
         if call.reason is not None:
             text = f"{call.name}: {call.reason}"
@@ -56,7 +56,7 @@ LEDGER_SOURCE = "tolerance of the scale ledger: a scale held in bfloat16 is off 
 
 
 def ledger(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """At most one alarm for each attention."""
+    """Yield at most one alarm for each attention."""
     for call in now.calls:
         first = first_of(before, call)
         if first is None:

@@ -1,10 +1,10 @@
-"""Numbers that are not finite: the first tensor in the order of running, and the attention or module that it is of.
+"""Numbers that are not finite: the first such tensor in execution order, and its attention or module.
 
-Bar: 0. The order is that of the step: q and k, then the logits, of one attention after the other; the loss; dL/dq and
-dL/dk, of the last attention first. What comes later has it from the first one, so that one is told. With an attention
-or a loss goes the first module whose output is not finite, where that came before it (`first_nonfinite`). Gradients
-alone are a note where a GradScaler runs or q is in float16: such a step is part of how the loss scale is found, and is
-skipped.
+Bar: 0. The order is that of the step: q and k, then the logits, of each attention in turn; the loss; dL/dq and dL/dk,
+    from the last attention to the first. Every later tensor inherits the numbers, so only the first is shown. An
+    attention or a loss is shown with the first module whose output is not finite, if that module came earlier
+    (`first_nonfinite`). Gradients alone are a note if a GradScaler runs or q is float16: the scaler searches for its
+    scale by such steps, and skips them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ GRADIENTS = {"query_grad_nonfinite": "rows of dL/dq", "key_grad_nonfinite": "key
 
 
 def nonfinite(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """At most one alarm."""
+    """Yield at most one alarm."""
     found = _forward(now) or _loss(now) or _backward(now)
     if found is not None:
         yield found
 
 
 def _forward(now: StepSample) -> Alarm | None:
-    """The first attention with rows of logits that are not finite, or with such a q in rows that were not measured."""
+    """Return the alarm of the first attention with logits that are not finite, or with such a q in unmeasured rows."""
     for call in now.calls:
         counts = [sum(pair) for pair in zip(_column(call, "nan_rows"), _column(call, "inf_rows"), strict=True)]
         queries = max(_column(call, "query_nonfinite"), default=0.0)
@@ -67,7 +67,7 @@ def _loss(now: StepSample) -> Alarm | None:
 
 
 def _where(now: StepSample) -> str:
-    """Where a loss that is not finite begins."""
+    """Say where a loss that is not finite begins."""
     first = now.first
     if first is not None and first.cause != samples.RULED_OUT:
         return _begins(first)
@@ -83,7 +83,7 @@ def _where(now: StepSample) -> str:
 
 
 def _earlier(now: StepSample, call: CallSample) -> str:
-    """Where it begins, if that is before an attention."""
+    """Say where it begins, or "" unless that is before this attention."""
     first, places = now.first, [one.place for one in now.calls]
     if first is None or first.before not in places or places.index(first.before) > places.index(call.place):
         return ""
@@ -91,7 +91,7 @@ def _earlier(now: StepSample, call: CallSample) -> str:
 
 
 def _begins(first: FirstNonfinite) -> str:
-    """The first output that is not finite, and what is known of its cause."""
+    """Say which output is the first that is not finite, and the known cause."""
     module = f"{first.site} ({first.kind})" if first.site else f"the model ({first.kind})"
     output = f"{first.tensor} of {module}" if first.tensor else f"that of {module}"
     at_once = first.cause == samples.BETWEEN and not first.detail
@@ -102,10 +102,11 @@ def _begins(first: FirstNonfinite) -> str:
 
 
 def _backward(now: StepSample) -> Alarm | None:
-    """The last attention with gradients that are not finite: the backward pass comes to it first."""
+    """Return the alarm of the last attention with gradients that are not finite, which the backward pass reaches
+    first."""
     for call in reversed(now.calls):
         every = {name: [value for value in _column(call, name) if value > 0] for name in GRADIENTS}
-        # heads of q share keys: the most of one head
+        # query heads that share a key head would count its keys several times: take the head with most
         counts = {name: max(some, default=0.0) if name.startswith("key") else sum(some) for name, some in every.items()}
         if not any(counts.values()):
             continue
@@ -128,7 +129,7 @@ def _column(call: CallSample, name: str) -> Sequence[float]:
 
 
 def _blame(call: CallSample) -> str:
-    """Which tensor it came from: q and k, or the product of both."""
+    """Say which tensor it came from: q and k, or their product."""
     bad = {name: max(_column(call, f"{name}_nonfinite"), default=math.nan) for name in ("query", "key")}
     known = [f"{count:.0f} numbers of {name[0]}" for name, count in bad.items() if count > 0]
     if known:

@@ -1,11 +1,11 @@
-"""When a rising series passes a bar, with an interval: a robust straight line, and no look beyond what was sampled.
+"""When a rising series passes a bar, with an interval: a robust straight line, never extended far beyond the samples.
 
-Slope and interval: the median of the slopes between all pairs of points (Theil 1950), between order statistics by the
-variance of Kendall's tau, n(n - 1)(2n + 5) / 18 (Sen 1968): one wild sample moves neither. Scatter: the median absolute
-residual as a standard deviation (1.4826), widened for two fitted numbers and a new point. The passing is where the line
-through the window's middle meets the bar, at the earliest with the steepest slope and the scatter upwards, at the
-latest with the least slope and the scatter downwards. The least slope is also no more than that of the later half: a
-curve that flattens is not drawn on as if it did not.
+Slope and interval: the median of the slopes between all pairs of points (Theil 1950), and its order statistics by the
+variance of Kendall's tau, n(n - 1)(2n + 5) / 18 (Sen 1968), so that one wild sample moves neither. Scatter: the median
+absolute residual as a standard deviation (1.4826), widened for two fitted numbers and a new point. The bar is passed
+where the line through the window's middle meets it: at the earliest with the steepest slope and upward scatter, at the
+latest with the smallest slope and downward scatter. The smallest slope is also at most the slope of the later half, so
+that a curve that flattens is not extended as if it did not.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from statistics import NormalDist, median
 
 from sqrtdk.monitor.samples import CallSample, StepSample
 
-WINDOW = 24  # latest samples that a line is put through
-LEAST = 8  # with fewer, the interval of a slope at this level rests on the one least slope
-LEVEL = 0.99  # of the interval
-HORIZON = 1.0  # the latest passing lies within so many sampled spans from now
+WINDOW = 24  # newest samples that a line is fitted to
+LEAST = 8  # with fewer, the lower end of the slope's interval at this level is the smallest slope itself
+LEVEL = 0.99  # confidence of the interval
+HORIZON = 1.0  # the latest passing lies within this many sampled spans from now
 _DEVIATION = 1.4826  # standard deviations in a median absolute residual of Gaussian scatter
 _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Passing:
-    """When a bar is passed, all in steps.
+    """When a bar is passed, in steps.
 
     Attributes:
-        step: where the fitted line does.
+        step: where the fitted line meets the bar.
         earliest: lower end of the interval.
-        latest: upper end.
+        latest: upper end of the interval.
     """
 
     step: float
@@ -45,11 +45,11 @@ class Passing:
 
 
 def passing(steps: Sequence[int], values: Sequence[float], bar: float) -> Passing | None:
-    """When a rising series passes a bar; None if it does not clearly rise, or not within the horizon.
+    """Return when a rising series passes a bar; None if it does not clearly rise, or not within the horizon.
 
     Args:
-        steps: ascending, of the samples.
-        values: finite, the last one below the bar.
+        steps: ascending numbers of the samples.
+        values: finite numbers; the last is below the bar.
         bar: in the unit of the values.
 
     Example:
@@ -87,7 +87,7 @@ def _slopes(steps: Sequence[int], values: Sequence[float]) -> list[float]:
 
 
 def largest(call: CallSample, column: str) -> tuple[float, int]:
-    """The largest finite number of a column and its head; minus infinity if no number is finite.
+    """Return the largest finite number of a column and its head; minus infinity if no number is finite.
 
     >>> largest(CallSample("attn", 0, 3, {"peak": [0.1, float("nan"), 0.3]}, 1.0, ""), "peak")
     (0.3, 2)
@@ -97,7 +97,7 @@ def largest(call: CallSample, column: str) -> tuple[float, int]:
 
 
 def same_place(samples: Iterable[StepSample], call: CallSample) -> Iterator[tuple[int, CallSample]]:
-    """Step and sample of an attention, in each sample that has it."""
+    """Yield step and sample of one attention, from each sample that has it."""
     for sample in samples:
         found = next((one for one in sample.calls if one.place == call.place), None)
         if found is not None:
@@ -105,5 +105,5 @@ def same_place(samples: Iterable[StepSample], call: CallSample) -> Iterator[tupl
 
 
 def first_of(samples: Sequence[StepSample], call: CallSample) -> CallSample | None:
-    """The attention as it was first seen."""
+    """Return the earliest sample of an attention."""
     return next((one for _, one in same_place(samples, call)), None)

@@ -1,15 +1,15 @@
 """Alarms on how the weights are spread: heads that look at too few keys, at one key, or at all keys alike.
 
-- `saturation`: heads that put more than .99 of the weight on one key in most of their rows; a note, and a warning when
+- `saturation`: heads that put more than .99 of the weight on one key in most of their rows; a note, and a warning if
   most heads do.
-- `entropy`: the mean entropy of a head against the finite-n table, as the audit's rule `entropy`; a note where a
-  quarter of the model's heads lie below their bar, a warning where three quarters do.
-- `entropy_trend`: the entropy falls towards that. The median over heads of log(bar / entropy) is drawn on to 0, where
-  half of the heads lie below; a note, once the median is within a factor of two of 0.
-- `collapsed`: heads that went flat or one-hot and were not so at an earlier sample. Flat: entropy above .999 log n and
+- `entropy`: the mean entropy of a head against the finite-n table of the audit's rule `entropy`; a note if a quarter of
+  the model's heads lie below their bar, a warning if three quarters do.
+- `entropy_trend`: the entropy falls towards that bar. The median over heads of log(bar / entropy) is extended to 0,
+  where half of the heads lie below their bar; a note, once the median is within a factor of two.
+- `collapsed`: heads that went flat or one-hot and were not so at an earlier sample. Flat: entropy above .999 log n, and
   logits within a row that deviate by less than 0.1, over 16 keys or more (the audit's rule `flat`). One-hot: a mean
-  largest weight above .99. "Not so" means ten times as far from 1, so that a head that moves about a bar raises no
-  alarm. One head is a note, as one dead or parked head harms nobody; more than half of the heads are a warning.
+  largest weight above .99. "Not so" means ten times as far from 1, so that a head that hovers at a bar raises no alarm.
+  One head is a note, because one dead or parked head is harmless; more than half of the heads are a warning.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ COLUMN = "saturated"
 
 
 def saturation(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """At most one alarm for the model, at the worst head."""
-    fractions = [value for call in now.calls for value in call.columns.get(COLUMN, ()) if value >= 0]  # NaN: no choice
+    """Yield at most one alarm for the model, at the worst head."""
+    # NaN: no row has two keys
+    fractions = [value for call in now.calls for value in call.columns.get(COLUMN, ()) if value >= 0]
     many = sum(value > SATURATED_ROWS for value in fractions)
     if not many:
         return
@@ -55,7 +56,7 @@ def saturation(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]
 
 
 def entropy(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """At most one alarm for the model, at the head that is lowest."""
+    """Yield at most one alarm for the model, at the head with the lowest entropy."""
     heads = [(entropy / bar, entropy, bar, call, head) for call, head, entropy, bar in _heads(now)]
     low = [one for one in heads if one[0] < 1.0]
     if not low or len(low) < NOTE_FRACTION * len(heads):
@@ -70,7 +71,7 @@ def entropy(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
 
 
 def entropy_trend(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """At most one note for the model."""
+    """Yield at most one note for the model."""
     newest = _depth(now)
     if newest is None or not -math.log(2.0) < newest < 0.0:
         return
@@ -83,13 +84,13 @@ def entropy_trend(before: Sequence[StepSample], now: StepSample) -> Iterator[Ala
 
 
 def _depth(sample: StepSample) -> float | None:
-    """Median over heads of log(bar / entropy): above 0 where half of them lie below their bar."""
+    """Return the median over heads of log(bar / entropy), which is above 0 if half of the heads lie below their bar."""
     ratios = [math.log(bar / max(entropy, 1e-9)) for _, _, entropy, bar in _heads(sample)]
     return median(ratios) if ratios else None
 
 
 def _heads(sample: StepSample) -> Iterator[tuple[CallSample, int, float, float]]:
-    """Attention, head, its entropy and its bar (nats), of every head that can be judged."""
+    """Yield attention, head, its entropy and its bar (nats), for every head that can be judged."""
     for call in sample.calls:
         pairs = zip(call.columns.get("keys", ()), call.columns.get("entropy_nats", ()), strict=True)
         for head, (keys, entropy) in enumerate(pairs):
@@ -97,12 +98,12 @@ def _heads(sample: StepSample) -> Iterator[tuple[CallSample, int, float, float]]
                 yield call, head, entropy, bar_nats(round(keys), call.norm_sigma)
 
 
-CLEARLY = 10.0  # times the distance from 1
-LOOKED_AT = 64  # samples of the past, evenly spread: a long run is not gone through again at every sample
+CLEARLY = 10.0  # a head counts as healthy before if it was this many times as far from 1
+LOOKED_AT = 64  # earlier samples that are compared, evenly spread: a long run is not searched whole at every sample
 
 
 def collapsed(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """A note for each such head, and a warning where they are most of the model's."""
+    """Yield a note for each collapsed head, and a warning if they are most of the model's heads."""
     looked_at = before[:: 1 + len(before) // LOOKED_AT]
     notes: list[Alarm] = []
     for call in now.calls:
@@ -123,7 +124,7 @@ def collapsed(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
 
 
 def _kind(call: CallSample, head: int) -> tuple[str, str, float, str] | None:
-    """Kind of a head, the column that says so, its bar and source; None if it is neither flat nor one-hot."""
+    """Return kind, column, bar and source of a collapsed head; None if it is neither flat nor one-hot."""
     if not _value(call, "keys", head) >= LEAST_KEYS:
         return None
     if _value(call, "entropy_fraction", head) > FLAT_FRACTION and _value(call, "std_logit", head) < FLAT_STD:
@@ -132,6 +133,6 @@ def _kind(call: CallSample, head: int) -> tuple[str, str, float, str] | None:
 
 
 def _value(call: CallSample, column: str, head: int) -> float:
-    """The number of a head; NaN, which passes no bar, if it was not measured."""
+    """Return the number of a head; NaN, which passes no bar, if it was not measured."""
     values = call.columns.get(column, ())
     return values[head] if head < len(values) else float("nan")

@@ -1,4 +1,4 @@
-"""A watch after the fact: what `check` finds in each checkpoint of a training run, as the records of a watched run."""
+"""Audits of saved checkpoints as a watched run: the findings of `check` on each, as records of one training run."""
 
 from sqrtdk.monitor.checkpoints._series import Series as Series
 from sqrtdk.monitor.checkpoints._series import measure_checkpoints as measure_checkpoints

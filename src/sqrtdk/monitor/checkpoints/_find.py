@@ -1,6 +1,6 @@
-"""The checkpoints of training runs: where they are, of which run and step, and the loss that a Trainer noted there.
+"""The checkpoints of training runs: their directories, runs and steps, and the loss that a Trainer logged.
 
-Checkpoints that lie in one directory are of one run. Step and losses come from trainer_state.json, an untrusted file.
+Checkpoints in one directory belong to one run. Step and losses come from trainer_state.json, an untrusted file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sqrtdk.monitor.folder import CHECKPOINTS
 from sqrtdk.monitor.manifest import MAX_STEP, RUN
 from sqrtdk.monitor.names import PARTS
 
-_TAKEN = {CHECKPOINTS, PARTS, LOCK, RUN}  # in the folder of the records
+_TAKEN = {CHECKPOINTS, PARTS, LOCK, RUN}  # names that the folder of the records uses itself
 _DIGITS = len(str(MAX_STEP))
 _NUMBER = re.compile(r"\d+\Z", re.ASCII)
 
@@ -30,9 +30,8 @@ _NUMBER = re.compile(r"\d+\Z", re.ASCII)
 class Checkpoint:
     """One checkpoint.
 
-    Attributes:
-        path: of its directory, absolute.
-        step: that it was saved at.
+    path: its directory, absolute.
+    step: the training step of the checkpoint.
     """
 
     path: Path
@@ -40,7 +39,7 @@ class Checkpoint:
 
     @property
     def run(self) -> Path:
-        """The directory that it lies in, with the others of its run."""
+        """The parent directory, which holds all checkpoints of the run."""
         return self.path.parent
 
 
@@ -48,15 +47,15 @@ def find(patterns: Sequence[str | Path], output: Path | None = None) -> tuple[tu
     """Find checkpoints.
 
     Args:
-        patterns: paths of directories, or patterns of such (`*`, `?`, `[...]`, `**`).
-        output: folder of the records, which a pattern may match: it is no checkpoint.
+        patterns: directories, or patterns of directories (`*`, `?`, `[...]`, `**`).
+        output: folder of the records; never a checkpoint, even if a pattern matches it.
 
     Returns:
-        The checkpoints by run and step, and the files that the patterns match as well, which are left out.
+        The checkpoints by run and step, and the matched files, which are left out.
 
     Raises:
-        InvalidValueError: A pattern matches no directory, a directory has no step, or holds checkpoints itself; or
-            two checkpoints of a run have the same step.
+        InvalidValueError: A pattern matches no directory, a directory has no step or holds checkpoints itself, or two
+            checkpoints of a run have the same step.
 
     Example:
         >>> import tempfile
@@ -90,7 +89,7 @@ def _matches(pattern: str) -> list[str]:
 
 
 def _named_once(directories: Sequence[Path]) -> Iterator[Path]:
-    """Each directory by one name; of several, as those of links to the best or the last, by one with a number."""
+    """Yield each directory once. Of several links to it (`best`, `last`), the name that ends with a number is kept."""
     by_place: dict[str, list[Path]] = {}
     for path in dict.fromkeys(directories):
         by_place.setdefault(os.path.realpath(path), []).append(path)
@@ -128,7 +127,7 @@ def _step(path: Path) -> int:
 
 
 def names(runs: Sequence[Path]) -> dict[Path, str]:
-    """A name for each run, to be that of a directory: the last part of its path, or as much as tells it from others.
+    """Return a distinct directory name for each run: the end of its path, as long as needed to tell the runs apart.
 
     Example:
         >>> list(names([Path("/runs/a"), Path("/runs/b")]).values()), list(names([Path("/runs/a")]).values())
@@ -142,7 +141,7 @@ def names(runs: Sequence[Path]) -> dict[Path, str]:
     deepest = max(len(run.parts) for run in runs)
     for count in range(1, deepest + 1):
         tails = {run: "-".join(part for part in run.parts[-count:] if part != run.anchor) or "root" for run in runs}
-        folded = {name.casefold() for name in tails.values()}  # some file systems see no case
+        folded = {name.casefold() for name in tails.values()}  # some file systems ignore case
         if len(folded) == len(runs) and not folded & _TAKEN:
             return tails
     return {run: f"{number}-{run.name}" for number, run in enumerate(runs, 1)}
@@ -153,7 +152,7 @@ MAX_STATE_BYTES = 100 * 2**20
 
 
 def global_step(directory: Path) -> int | None:
-    """The step in trainer_state.json; None if there is none.
+    """Return the step in trainer_state.json; None if it has none.
 
     Example:
         >>> import tempfile
@@ -170,7 +169,7 @@ def global_step(directory: Path) -> int | None:
 
 
 def loss_at(directory: Path, step: int) -> tuple[float | None, str]:
-    """The last loss that was logged up to a step, and what is wrong with the file; "" if nothing is."""
+    """Return the last loss logged up to a step, and what is wrong with the file ("" if nothing is)."""
     try:
         history = read_json(directory / TRAINER_STATE, MAX_STATE_BYTES).get("log_history")
     except FileNotFoundError:

@@ -1,9 +1,9 @@
 """One checkpoint: loaded, measured as a sampled step of a watch, audited, and its result kept on disk.
 
-Measuring runs where the engine computes. A result is one file a checkpoint, written whole as soon as it is there, so
-that none is computed twice. The file's key is a hash of all that decides its numbers: where the checkpoint lies, size
-and time of each of its files, the options, and the code and versions. A result with another key, or a damaged one, is
-computed again and replaced.
+Measuring runs in the engine's workers. Each checkpoint has one result file, written at once and whole, so that no
+checkpoint is computed twice. The file's key is a hash of everything that decides its numbers: the checkpoint's path,
+size and time of each of its files, the options, and the code and versions. A result with another key, or a damaged one,
+is computed again and replaced.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def measure(cell: Cell) -> dict[str, Any]:
     """Measure one checkpoint.
 
     Args:
-        cell: `path`, `step`, `rows` (None: all) and `options`, those of loading by name.
+        cell: `path`, `step`, `rows` (None: all) and `options` (fields of `LoadOptions`).
 
     Returns:
-        `loss` that was logged (a list of at most one), `state` (what is wrong with the file that tells it),
-        `transformers` (the version), and either `reason` (why the rest could not be had), or all of these: `sample` (a
-        `StepSample` as JSON data), `findings` of the audit, worst first, `model` (class and parameters), `inputs` (a
-        hash of them) and `notes` on the loading.
+        `loss` that was logged (a list of at most one), `state` (what is wrong with trainer_state.json), `transformers`
+        (the version), and either `reason` (why nothing was measured) or all of these: `sample` (a `StepSample` as JSON
+        data), `findings` of the audit, worst first, `model` (class and parameters), `inputs` (a hash of them) and
+        `notes` on the loading.
     """
     loss, state = loss_at(Path(cell["path"]), cell["step"])
     told = {"loss": [] if loss is None else [loss], "state": state, "transformers": transformers_version()}
@@ -65,7 +65,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         text = short_text if isinstance(error, SqrtdkError) else kind_and_text
         return told | {"reason": text(error)}
     finally:
-        gc.collect()  # models hold themselves by cycles, and two large ones need not be in memory at once
+        gc.collect()  # models are freed by the cycle collector only, and two large ones must not be in memory at once
 
 
 def _measured(path: str, step: int, options: LoadOptions, rows: int | None) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def _measured(path: str, step: int, options: LoadOptions, rows: int | None) -> d
 
 
 def _sample(loaded: LoadedModel, step: int, seed: int, rows: int | None) -> StepSample:
-    """The sample of one forward pass, as a watch takes it at a step."""
+    """Return the sample of one forward pass, as a watch takes it at a step."""
     module, forwards = loaded.module, Forwards(loaded.module, rows)
     with ExitStack() as stack:
         stack.enter_context(random_state(module))
@@ -99,7 +99,7 @@ def _sample(loaded: LoadedModel, step: int, seed: int, rows: int | None) -> Step
 
 
 def _digest(loaded: LoadedModel) -> str:
-    """A hash of the inputs, which shows whether two models ran on the same ones."""
+    """Return a hash of the inputs, which shows whether two models ran on the same ones."""
     named = loaded.inputs.items() if isinstance(loaded.inputs, dict) else enumerate(loaded.inputs)
     digest = hashlib.sha256()
     for name, value in named:
@@ -118,7 +118,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def transformers_version() -> str | None:
-    """Version of the library that builds the models; None if it is not installed."""
+    """Return the installed version of transformers, which builds the models; None if it is not installed."""
     try:
         return importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:
@@ -167,19 +167,19 @@ class Kept:
         self._lock.release()
 
     def get(self, one: Checkpoint, key: str) -> Result | None:
-        """The result of a checkpoint; None if no result has this key."""
+        """Return the result of a checkpoint; None if no result has this key."""
         try:
             content = disk.take(self._path(one), MAX_BYTES)
             document = parse_json(content, "the result", RunFolderError, "")
             return read_result(document["result"]) if document["key"] == key else None
-        except (OSError, RunFolderError, ValueError, KeyError, TypeError):  # not there, or damaged
+        except (OSError, RunFolderError, ValueError, KeyError, TypeError):  # missing or damaged
             return None
 
     def put(self, one: Checkpoint, key: str, document: dict[str, Any]) -> None:
-        """Keep a result.
+        """Write a result.
 
         Raises:
-            OutputError: it can't be written.
+            OutputError: It can't be written.
         """
         text = _json.document({"checkpoint": str(one.path), "key": key, "result": document})
         disk.put(self._path(one), text.encode())
@@ -189,7 +189,7 @@ class Kept:
 
 
 def files_of(directory: Path) -> Files:
-    """The state of a checkpoint's files, which changes if a file does."""
+    """Return the state of a checkpoint's files, which changes if any file does."""
     told, newest = [], 0
     with suppress(OSError):
         newest = directory.stat().st_mtime_ns
@@ -202,7 +202,7 @@ def files_of(directory: Path) -> Files:
 
 
 def key_of(one: Checkpoint, files: Files, measured_with: Any) -> str:
-    """Name of a result: equal names mean equal numbers."""
+    """Return the key of a result: equal keys mean equal numbers."""
     return _hash([str(one.path), one.step, files.digest, measured_with, dict(numbers_from()), transformers_version()])
 
 
@@ -211,10 +211,10 @@ def _hash(content: Any) -> str:
 
 
 def read_result(document: dict[str, Any]) -> Result:
-    """A result from the JSON data that `measure` returned, directly or read back from a file.
+    """Decode a result from the JSON data that `measure` returned, directly or read back from a file.
 
     Raises:
-        KeyError, TypeError, ValueError: it is none.
+        KeyError, TypeError, ValueError: The data are no result.
     """
     sample = document.get("sample")
     return Result(
@@ -255,5 +255,5 @@ def _value(value: Any) -> float | str | None:
 
 
 def _number(value: Any) -> float:
-    """A number as `_json` writes it: null is NaN, and infinities are words."""
+    """Decode a number as `_json` writes it: null is NaN, and infinities are words."""
     return math.nan if value is None else _INFINITIES[value] if isinstance(value, str) else float(value)

@@ -1,7 +1,7 @@
-"""From the results of a run's checkpoints to the records of a run: rows in order of step, alarms over the series.
+"""The records of a run from the results of its checkpoints: rows in order of step, alarms over the whole series.
 
-The records follow from the results alone, so they are made anew each time, and only what differs from those that are
-there is written.
+The records follow from the results alone. They are computed anew each time, and only what differs from the existing
+records is written.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
 from sqrtdk.monitor.tables import Table, Tables, from_rows, stacked
 
-NAME = "checkpoint"  # of the alarms that no rule of a watch or of the audit has
+NAME = "checkpoint"  # name of the alarms that belong to no rule of a watch or of the audit
 _SOURCE = "what is not measured may not look fine"
-_PART_ROWS = 2**16  # heads of one part, or those of one checkpoint
+_PART_ROWS = 2**16  # heads in one part file; a single checkpoint may have more
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Point:
 
 @dataclass(slots=True)
 class StepRows:
-    """The rows of one step; those of heads as a table."""
+    """The rows of one step; its heads as a table."""
 
     step: dict[str, Any]
     heads: Table
@@ -53,16 +53,16 @@ class StepRows:
 
 @dataclass(slots=True)
 class _Series:
-    """What the checkpoints so far were, and what has been told of them."""
+    """The earlier checkpoints, and the alarms and findings reported for them."""
 
     samples: list[StepSample] = field(default_factory=list)
     told: list[Alarm] = field(default_factory=list)
     findings: dict[tuple[str, ...], int] = field(default_factory=dict)
-    newest: Point | None = None  # that was measured
+    newest: Point | None = None  # the last one that was measured
 
 
 def rows_of(points: Sequence[Point]) -> Iterator[StepRows]:
-    """The rows of a run.
+    """Yield the rows of each step of a run.
 
     Args:
         points: in order of step.
@@ -86,18 +86,18 @@ def rows_of(points: Sequence[Point]) -> Iterator[StepRows]:
 
 
 def model_of(points: Sequence[Point]) -> Any:
-    """The model of a run: that of its first checkpoint that could be measured."""
+    """Return the model of a run, taken from its first checkpoint that could be measured."""
     return next((point.result.model for point in points if point.result.sample is not None), {"class": "unknown"})
 
 
 def notes_of(points: Sequence[Point]) -> list[str]:
-    """What was decided on the user's behalf: random ids, another dtype."""
+    """Return the notes on choices made for the user: random ids, another dtype."""
     notes = (note for point in points for note in point.result.notes)
     return list(dict.fromkeys(note for note in notes if ABSENT not in note))
 
 
 def _told(point: Point, series: _Series) -> Iterator[Alarm]:
-    """Alarms of a checkpoint: what was not measured, what the watch warns of, and what the audit found."""
+    """Yield the alarms of a checkpoint: what was not measured, the watch's alarms, and the audit's findings."""
     result, step = point.result, point.checkpoint.step
     name = point.checkpoint.path.name
     if result.state:
@@ -122,7 +122,7 @@ def _told(point: Point, series: _Series) -> Iterator[Alarm]:
     for finding in result.findings:
         kind = finding.rule, finding.site, finding.fix
         level = SEVERITIES.index(finding.severity)
-        twice = finding.rule in ALARMS and worst[finding.rule] >= level  # a watch has the rule too, and told it
+        twice = finding.rule in ALARMS and worst[finding.rule] >= level  # the watch has this rule too, and reported it
         if not twice and level > series.findings.get(kind, -1):
             series.findings[kind] = level
             yield _alarm(finding, step)
@@ -136,7 +136,7 @@ def _alarm(finding: Finding, step: int) -> Alarm:
 
 
 def _difference(before: Point, now: Point) -> str:
-    """Why the figures of two checkpoints can't be compared; "" where they can."""
+    """Return why the numbers of two checkpoints can't be compared; "" if they can."""
     names = f"{now.checkpoint.path.name} of step {now.checkpoint.step}", f"{before.checkpoint.path.name}"
     if before.result.model != now.result.model:
         one, other = (
@@ -156,8 +156,8 @@ def refuse_other(folder: Path) -> None:
     """Refuse a folder with the records of something else.
 
     Raises:
-        OutputError: it holds a run that was watched, or what is no run.
-        RunFolderError: its run.json is damaged.
+        OutputError: The folder holds a watched run, or no run at all.
+        RunFolderError: Its run.json is damaged.
     """
     if not os.path.lexists(folder / RUN):
         if folder.is_dir():
@@ -170,15 +170,15 @@ def refuse_other(folder: Path) -> None:
 
 
 def write(folder: Path, points: Sequence[Point], settings: dict[str, Any]) -> None:
-    """Bring the folder of a run to the records of some checkpoints; what is there already stays as it is.
+    """Bring the folder of a run up to date; existing rows that are still right stay as they are.
 
     Args:
         folder: of the run.
-        points: in order of step, one at least.
+        points: in order of step, at least one.
         settings: of the run.
 
     Raises:
-        OutputError: it can't be written, or see `refuse_other`.
+        OutputError: It can't be written, or see `refuse_other`.
     """
     refuse_other(folder)
     model, rows = model_of(points), list(rows_of(points))
@@ -197,11 +197,11 @@ def write(folder: Path, points: Sequence[Point], settings: dict[str, Any]) -> No
 
 
 def forget_renamed(output: Path, folders: Mapping[Path, Path]) -> None:
-    """Remove the records of runs that have another folder now: with further runs their names change.
+    """Remove the records of runs whose folder has another name now, as more runs need longer names.
 
     Args:
-        output: folder of all of them.
-        folders: by run.
+        output: parent of all folders.
+        folders: the folder of each run.
     """
     for there in (output, *sorted(path for path in output.iterdir() if path.is_dir())):
         if there in folders.values() or not os.path.lexists(there / RUN):
@@ -212,11 +212,11 @@ def forget_renamed(output: Path, folders: Mapping[Path, Path]) -> None:
 
 
 def _forget(folder: Path) -> None:
-    """Remove the records of a run of ours; results stay."""
+    """Remove the records of a run, but not the results of its checkpoints."""
     for path in (folder / PARTS).glob("*.parquet"):
         if Part.of(path.name):
             disk.remove(path)
-    (folder / RUN).unlink(missing_ok=True)  # last: parts without run.json would look like a foreign folder
+    (folder / RUN).unlink(missing_ok=True)  # last, as parts without run.json would look like a foreign folder
 
 
 def _tables(folder: Path) -> Tables:
@@ -233,7 +233,7 @@ def _alarms(rows: Sequence[StepRows]) -> list[dict[str, Any]]:
 
 
 def _by_step(tables: Tables) -> dict[int, str]:
-    """All rows of each step, as a text: NaN equals NaN there."""
+    """Return all rows of each step as one text, in which NaN equals NaN."""
     texts: dict[int, list[str]] = {}
     for table in (tables.steps, tables.heads, tables.alarms):
         for row in table.to_pylist():
@@ -242,7 +242,7 @@ def _by_step(tables: Tables) -> dict[int, str]:
 
 
 def _first_other(there: dict[int, str], here: dict[int, str]) -> int | None:
-    """The first step of an attempt that brings the records there to those here; None: they are the same.
+    """Return the first step of the attempt that makes the old records equal the new ones; None if they are equal.
 
     Example:
         >>> _first_other({1: "a", 9: "b"}, {1: "a", 9: "b"}), _first_other({1: "a"}, {1: "a", 9: "b"})
@@ -253,9 +253,10 @@ def _first_other(there: dict[int, str], here: dict[int, str]) -> int | None:
     other = [step for step in there.keys() | here.keys() if there.get(step) != here.get(step)]
     if not other:
         return None
-    # an attempt that writes nothing replaces nothing: where steps are gone, the one before them is written again
+    # an attempt without rows replaces nothing: if trailing steps are gone, the last remaining one is written again
     first = min(*other, max(here))
-    return max((step + 1 for step in there if step < first), default=0)  # no later, or what lies between were a gap
+    # no later, as the steps in between would be a gap
+    return max((step + 1 for step in there if step < first), default=0)
 
 
 def _parts(rows: Sequence[StepRows]) -> Iterator[list[StepRows]]:

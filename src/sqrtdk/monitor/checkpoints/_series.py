@@ -1,4 +1,4 @@
-"""A series of checkpoints: what was not measured yet is, on an engine, and then all of it is the records of runs."""
+"""A series of checkpoints: new ones are measured on an engine, then all results are written as the records of runs."""
 
 from __future__ import annotations
 
@@ -34,21 +34,22 @@ from sqrtdk.monitor.tables import arrow
 
 MAX_INPUT_BYTES = 2**31
 _DEFAULTS = LoadOptions()
-_LEFT_OUT = ("static", "revision", "device_map", "offload_folder")  # of a directory, measured with its weights
+# make no sense for a directory that is measured with its weights
+_LEFT_OUT = ("static", "revision", "device_map", "offload_folder")
 Told = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What became of some checkpoints.
+    """The outcome for a set of checkpoints.
 
     Attributes:
-        runs: the folders of the records, one for each directory that checkpoints lie in.
-        computed: checkpoints that were measured now.
-        reused: checkpoints whose results were there.
-        failed: those that could not be measured, and why.
-        left_out: files that a pattern matches.
-        notes: what was decided on the user's behalf: random ids, another dtype.
+        runs: folders of the records, one for each directory of checkpoints.
+        computed: number of checkpoints measured by this call.
+        reused: number of checkpoints with a kept result.
+        failed: checkpoints that could not be measured, and why.
+        left_out: files that a pattern matched.
+        notes: choices made for the user: random ids, another dtype.
     """
 
     runs: tuple[Path, ...]
@@ -71,32 +72,32 @@ def measure_checkpoints(
     progress: Told | None = None,
     anew: bool = False,
 ) -> Series:
-    """Measure and audit checkpoints of training runs, all on the same inputs, and write what a watch would have.
+    """Measure and audit checkpoints of training runs, all on the same inputs, and write the records of a watch.
 
-    Each is loaded, measured in one forward pass in evaluation mode without gradients, and audited as by `check`, whose
-    findings are alarms of its step; a finding, as an alarm, is told once until it is more severe. Alarms that look back
-    do so over the series. A checkpoint that can't be measured is a step with its reason, and an alarm. Results are kept
-    as they come: the same call goes on where one was interrupted, and measures again only what was changed or could
-    not be measured. The records are the same on every engine.
+    Each checkpoint is loaded, measured in one forward pass in evaluation mode without gradients, and audited as by
+    `check`, whose findings become alarms of its step. Such an alarm is shown once, and again only if it is more severe.
+    Alarms that look back do so over the series. A checkpoint that can't be measured is a step with its reason, and an
+    alarm. Results are kept as they come: after an interruption the same call goes on, and measures only checkpoints
+    that changed or failed. The records are the same on every engine.
 
     Args:
-        patterns: directories of checkpoints, or patterns of such; see `find`.
-        output: folder of the records. Checkpoints that lie in several directories are of several runs, each with a
-            folder in it. `checkpoints/` in it has the results.
+        patterns: directories of checkpoints, or patterns of directories; see `find`.
+        output: folder of the records. Checkpoints in several directories belong to several runs, each with its own
+            folder in it. Results are kept in its `checkpoints/`.
         options: of loading, and of the inputs.
-        rows: measure at most so many rows of a sequence, evenly spread; None: all. The audit looks at all.
+        rows: measure at most this many rows of a sequence, evenly spread; None: all. The audit uses all rows.
         engine: "local", "pool" or "ray"; its machines see the checkpoints under the same paths.
-        workers: of the engine; None: one a CPU.
-        ray_address: of a Ray cluster; None: one is started on this machine.
-        progress: told (checkpoints whose results are there, all), first of all and after each; None: a bar
-            shows it.
-        anew: measure all again.
+        workers: number of workers; None: one per CPU.
+        ray_address: address of a Ray cluster; None: start one on this machine.
+        progress: called with (checkpoints with a result, all checkpoints) at the start and after each; None: show a
+            bar.
+        anew: measure all checkpoints again.
 
     Raises:
-        InvalidValueError: see `find`; an option out of its range, or an unknown engine.
-        ModelError: no such dtype, or the file of the text or the inputs can't be read.
-        OutputError: `output` can't be written, another process writes there, or it holds something else.
-        LabError: there is no Ray at the address, or its workers have other versions; the results so far are kept.
+        InvalidValueError: An option is out of its range, the engine is unknown, or see `find`.
+        ModelError: The dtype does not exist, or the file of the text or the inputs can't be read.
+        OutputError: `output` can't be written, is in use by another process, or holds something else.
+        LabError: No Ray is at the address, or its workers have other versions; the results so far are kept.
         MissingExtraError: pyarrow, transformers or ray is missing.
 
     Example:
@@ -151,7 +152,7 @@ def _there(kept: Kept, keys: dict[Checkpoint, str]) -> dict[Checkpoint, Result]:
 
 
 def _measured(opening: AbstractContextManager[Engine], cells: Sequence[Cell]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Index and result of each cell, as each ends; the engine is opened where there is one."""
+    """Yield index and result of each cell as it ends; the engine is opened only if there are cells."""
     if not cells:
         return
     with opening as engine:
@@ -159,7 +160,7 @@ def _measured(opening: AbstractContextManager[Engine], cells: Sequence[Cell]) ->
         for index, document in _survived(engine, cells):
             del left[index]
             yield index, _same_version(document)
-        for index, cell in left.items():  # a checkpoint that ends its worker is known only where it is alone
+        for index, cell in left.items():  # alone on a worker, a checkpoint that kills it is identified
             try:
                 (_, document), *_ = engine.results(measure, [cell])
             except LabError as error:
@@ -169,7 +170,7 @@ def _measured(opening: AbstractContextManager[Engine], cells: Sequence[Cell]) ->
 
 
 def _survived(engine: Engine, cells: Sequence[Cell]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Results until workers end again and again; `measure` itself raises nothing."""
+    """Yield results until the engine gives up on dying workers; `measure` itself raises nothing."""
     results = engine.results(measure, cells)
     while True:
         try:
@@ -190,10 +191,10 @@ def _same_version(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(options: LoadOptions, rows: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a cell has beside the checkpoint, and what the records say of it: files by their content.
+    """Return the options of each cell, and the settings for the records, with files identified by their content.
 
     Raises:
-        InvalidValueError, ModelError: see `measure_checkpoints`.
+        InvalidValueError, ModelError: See `measure_checkpoints`.
     """
     check_seed(options.seed)
     check_sizes(options.rows, options.seq_len)
@@ -210,7 +211,7 @@ def _checked(options: LoadOptions, rows: int | None) -> tuple[dict[str, Any], di
     settings = {**plain, "rows": rows}
     for name, read in (("text", read_text), ("input_file", read_tensors)):
         if plain[name] is not None:
-            read(plain[name])  # else each checkpoint would say what is wrong with it
+            read(plain[name])  # fail now, or each checkpoint would report the same broken file
             path = Path(plain[name]).expanduser().absolute()
             plain[name] = str(path)
             settings[name] = [str(path), _hash_of(path)]

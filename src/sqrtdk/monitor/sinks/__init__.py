@@ -1,6 +1,6 @@
-"""Where a watch reports to beside its folder: one logger a file, each imported on first use.
+"""The loggers that a watch reports to beside its folder: one per file, each imported on first use.
 
-A sink is any object with three methods, `write`, `alarm` and `close`; `SINKS` names those that are here.
+A sink is any object with three methods, `write`, `alarm` and `close`; `SINKS` names the built-in ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError, kind_and_text
 from sqrtdk.monitor.metrics import metrics_of
 from sqrtdk.monitor.samples import Alarm, StepSample
 
-TEXT = 400  # characters of a logger's error that are shown
+TEXT = 400  # shown characters of a logger's error
 
 
 @runtime_checkable
@@ -25,17 +25,17 @@ class Sink(Protocol):
     """A logger that a watch reports to; an exception becomes one alarm, and the training goes on."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a sampled step, by name (`monitor.metrics`)."""
+        """Log the metrics of a sampled step, by name (`monitor.metrics`)."""
 
     def alarm(self, alarm: Alarm) -> None:
-        """Take an alarm; its step has been written before."""
+        """Log an alarm; its step was written before."""
 
     def close(self) -> None:
-        """The run is over."""
+        """End the run."""
 
 
 AnySink = str | Sink | Callable[[int, Mapping[str, float]], object]
-# name -> (module, class, what stands after the colon)
+# name -> (module, class, what follows the colon)
 SINKS: Mapping[str, tuple[str, str, str]] = {
     "jsonl": ("jsonl", "JsonLines", "a file"),
     "mlflow": ("mlflow", "MLflow", "a database, as sqlite:///runs/mlflow.db"),
@@ -44,22 +44,22 @@ SINKS: Mapping[str, tuple[str, str, str]] = {
     "trackio": ("trackio", "Trackio", "a project"),
     "wandb": ("wandb", "WeightsAndBiases", "a project"),
 }
-# of which run the records are: the loggers with runs of their own go on with the one of that name
+# loggers that keep runs of their own: they resume the run of the same name
 NAMED_RUNS = ("mlflow", "swanlab", "trackio", "wandb")
 
 
 def sink_of(sink: AnySink, run: str | None = None) -> Sink:
-    """The sink that a name or a function stands for.
+    """Return the sink for a name or a function.
 
     Args:
         sink: "tensorboard:runs/tb", "jsonl:attention.jsonl", "wandb:project", ...; a sink; or a function of the step
             and its metrics.
-        run: name of the run, for loggers that have runs of their own.
+        run: name of the run, for loggers that keep runs of their own.
 
     Raises:
-        InvalidValueError: a name that `SINKS` does not have, or one without what it needs.
-        InvalidTypeError: no sink at all.
-        MissingExtraError: the logger is not installed.
+        InvalidValueError: The name is not in `SINKS`, or lacks its argument.
+        InvalidTypeError: It is no sink at all.
+        MissingExtraError: The logger is not installed.
 
     Example:
         >>> written = []
@@ -89,7 +89,7 @@ def sink_of(sink: AnySink, run: str | None = None) -> Sink:
 
 
 def run_name(folder: str | Path | None) -> str | None:
-    """Name of the run in a folder, for loggers that have runs of their own: the same for the same folder.
+    """Return the name of a folder's run, for loggers that keep runs of their own: the same for the same folder.
 
     Example:
         >>> run_name("/runs/exp1")
@@ -102,9 +102,9 @@ def run_name(folder: str | Path | None) -> str | None:
 
 
 class Sinks:
-    """Several of them; what one raises becomes an alarm, once each, and the others go on.
+    """Several sinks. The first error of each becomes an alarm, and the others go on.
 
-    Of several processes, that of rank 0 reports.
+    In a group of processes, only rank 0 reports.
     """
 
     def __init__(self, sinks: Sequence[AnySink], run: str | None = None) -> None:
@@ -135,11 +135,11 @@ class Sinks:
         return self._each(report, sample.step)
 
     def alarm(self, alarm: Alarm) -> list[Alarm]:
-        """Report an alarm that came later; see `sample`."""
+        """Report an alarm that came after its step; see `sample`."""
         return [] if _rank() else self._each(lambda sink: sink.alarm(alarm), alarm.step)
 
     def close(self, step: int) -> list[Alarm]:
-        """End all of them, after a step; see `sample`."""
+        """End all sinks after a step; see `sample`."""
         return self._each(lambda sink: sink.close(), step)
 
     def _each(self, act: Callable[[Sink], None], step: int) -> list[Alarm]:
@@ -160,21 +160,21 @@ def _rank() -> int:
 
 
 class Function:
-    """Calls `function(step, metrics)` at each sampled step; alarms are what `on_alarm` of the watch is for.
+    """Calls `function(step, metrics)` at each sampled step; for alarms, use the watch's `on_alarm`.
 
     Args:
-        function: what it returns is not looked at.
+        function: its return value is ignored.
     """
 
     def __init__(self, function: Callable[[int, Mapping[str, float]], object]) -> None:
         self._function = function
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Call it, with a dictionary of its own."""
+        """Call the function with a dictionary of its own."""
         self._function(step, dict(metrics))
 
     def alarm(self, alarm: Alarm) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""

@@ -3,8 +3,8 @@
     {"step": 100, "metrics": {"attention/worst/max_attention_logit": 12.5, ...}}
     {"step": 100, "alarm": {"name": "max_logit", "severity": "warn", ...}}
 
-An infinite number is the text "Infinity" or "-Infinity". A file goes on where it ends; one that reaches beyond the
-first step that is written now, as after a return to a checkpoint, is cut there, so no step is in it twice.
+An infinite number is written as the text "Infinity" or "-Infinity". An existing file is continued. If it reaches beyond
+the first step written now, as after a return to a checkpoint, it is cut there, so that no step is in it twice.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _BEGINS = b'{"step": '
 
 
 class JsonLines:
-    """Writes to a file; each line is handed to the system whole, so what reads it meanwhile sees whole lines.
+    """Writes to a file; each line is one write to the system, so that concurrent readers see whole lines.
 
     Args:
-        path: of the file; its directory is made if it is not there.
+        path: of the file; its directory is made if missing.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -39,7 +39,7 @@ class JsonLines:
         """Add a line.
 
         Raises:
-            OutputError: the file there was not written by a sink, or it can't be written.
+            OutputError: The existing file was not written by a sink, or it can't be written.
         """
         self._add(step, "metrics", dict(metrics))
 
@@ -48,7 +48,7 @@ class JsonLines:
         self._add(alarm.step, "alarm", {name: value for name, value in asdict(alarm).items() if name != "step"})
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -61,13 +61,13 @@ class JsonLines:
             if self._file.write(line.encode()) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self.close()  # opened again, the file is cut of what is not a whole line
+            self.close()  # when it is opened again, an incomplete line is cut off
             if isinstance(error, OutputError):
                 raise
             raise OutputError(f"cannot write {self.path}: {error.strerror}", hint="Choose another file.") from error
 
     def _opened(self, step: int) -> BinaryIO:
-        """The file, cut before the first line of `step` or later, and of a last line that is not whole."""
+        """Open the file, cut before the first line of `step` or later, and before an incomplete last line."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = self.path.open("a+b", buffering=0)
         try:
@@ -90,7 +90,7 @@ class JsonLines:
 
 
 def _plain(content: Mapping[str, Any]) -> dict[str, Any]:
-    """With texts for the numbers that JSON does not have; a NaN is null."""
+    """Return the content with texts for infinities, and null for NaN, which JSON lacks."""
     strange = {math.inf: "Infinity", -math.inf: "-Infinity"}
     return {
         name: (None if math.isnan(value) else strange.get(value, value)) if isinstance(value, float) else value

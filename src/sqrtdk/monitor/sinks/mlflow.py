@@ -1,4 +1,4 @@
-"""MLflow, into a database: its plain files are not written to any more, and are refused."""
+"""MLflow, into a database: it no longer writes its plain files, so a directory is refused."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from sqrtdk._extras import load
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.monitor.samples import Alarm
 
-TAG = "sqrtdk.run"  # by which a run is known again
+TAG = "sqrtdk.run"  # by which an existing run is found again
 LAST = "attention/calls"  # the metric that every sample has
 _MOST = 1000  # metrics that MLflow takes at once
-_TEXT = 5000  # characters that it takes as a tag
+_TEXT = 5000  # characters that MLflow takes in a tag
 
 
 class MLflow:
     """Logs to a run of its own, and leaves MLflow's active run as it is.
 
-    A named run that is there goes on; steps that it has already are not logged a second time, as MLflow would keep
+    An existing run of the same name is continued. Steps that it already has are not logged again, as MLflow would keep
     both. An infinite value becomes the largest number of the database.
 
     Args:
@@ -30,7 +30,7 @@ class MLflow:
 
     Raises:
         MissingExtraError: mlflow is not installed.
-        InvalidValueError: a directory.
+        InvalidValueError: `uri` is a directory.
     """
 
     def __init__(self, uri: str, *, run: str | None = None, experiment: str = "attention") -> None:
@@ -46,13 +46,13 @@ class MLflow:
         self._last = -math.inf
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log them."""
+        """Log the metrics."""
         client = self._open()
         if step <= self._last:
             return
         entities, now = load("mlflow.entities", "mlflow"), int(time.time() * 1000)
         rows = [entities.Metric(name, value, now, step) for name, value in metrics.items()]
-        rows.sort(key=lambda row: row.key == LAST)  # last of all: a step that has it is whole
+        rows.sort(key=lambda row: row.key == LAST)  # last, so that a step with this metric is complete
         for at in range(0, len(rows), _MOST):
             client.log_batch(self._run, metrics=rows[at : at + _MOST])
 

@@ -12,13 +12,13 @@ from sqrtdk.monitor.samples import Alarm
 
 
 class SwanLab:
-    """Logs to a run. One that goes on is a further directory with the same id.
+    """Logs to a run. A continued run is another directory with the same id.
 
     Args:
-        target: a directory, or a run of `swanlab.init`, which stays open when the watch ends. SwanLab has one run a
-            process: where the loop has one, pass that.
+        target: a directory, or a run of `swanlab.init`, which stays open when the watch ends. SwanLab has one run per
+            process: if the loop has one, pass it.
         run: name and id of the run; None: a new one.
-        arguments: of `swanlab.init`, before all else; mode="offline" by default.
+        arguments: for `swanlab.init`; they override all others. The default is mode="offline".
 
     Raises:
         MissingExtraError: swanlab is not installed.
@@ -34,7 +34,7 @@ class SwanLab:
         self._run: Any = None if own else target
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log them."""
+        """Log the metrics."""
         self._open().log(dict(metrics), step=step)
 
     def alarm(self, alarm: Alarm) -> None:

@@ -11,8 +11,8 @@ from sqrtdk.monitor.samples import Alarm
 
 
 class TensorBoard:
-    """Writes event files. A directory that is written again goes on: TensorBoard then shows no step of the earlier
-    attempts from the first one on that is written now.
+    """Writes event files. A directory can be continued: TensorBoard then hides the steps of earlier attempts from the
+    first step written now.
 
     Args:
         target: a directory, or a `SummaryWriter`, which stays open when the watch ends.
@@ -29,7 +29,7 @@ class TensorBoard:
         self._writer: Any = None if own else target
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a scalar for each."""
+        """Add one scalar per metric."""
         writer = self._open(step)
         for name, value in metrics.items():
             writer.add_scalar(name, value, step)

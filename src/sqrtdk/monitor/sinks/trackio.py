@@ -1,4 +1,4 @@
-"""trackio: a local database, in its own directory or that of `TRACKIO_DIR`."""
+"""trackio: a local database, in its own directory or in `TRACKIO_DIR`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _LEVELS = {"note": "INFO", "warn": "WARN", "fail": "ERROR", "critical": "ERROR"}
 
 
 class Trackio:
-    """Logs to a run. A named one that is there goes on; steps that it has already are not logged a second time.
+    """Logs to a run. An existing run of the same name is continued; steps that it already has are not logged again.
 
     Args:
-        target: a project, or a run of `trackio.init`, which stays open when the watch ends. trackio keeps one run a
-            process as its current one: where the loop has one, pass that.
+        target: a project, or a run of `trackio.init`, which stays open when the watch ends. trackio keeps one current
+            run per process: if the loop has one, pass it.
         run: name of the run; None: a new one.
-        arguments: of `trackio.init`, before all else.
+        arguments: for `trackio.init`; they override all others.
 
     Raises:
         MissingExtraError: trackio is not installed.
@@ -35,7 +35,7 @@ class Trackio:
         self._last: int | None = None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log them."""
+        """Log the metrics."""
         run = self._open()
         if self._last is None or step > self._last:
             run.log(dict(metrics), step=step)

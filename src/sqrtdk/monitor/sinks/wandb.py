@@ -1,4 +1,4 @@
-"""Weights & Biases, offline unless told otherwise: metrics against a step of their own, `attention/step`."""
+"""Weights & Biases, offline by default: metrics against their own step, `attention/step`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _LEVELS = {"note": "INFO", "warn": "WARN", "fail": "ERROR", "critical": "ERROR"}
 
 
 class WeightsAndBiases:
-    """Logs to a run, without its global step: so it may be one that the training loop logs to as well.
+    """Logs to a run, without its global step, so that the training loop may log to the same run.
 
-    A run of one's own begins at the first metrics. Its records lie on the disk until `wandb sync`; a run that goes on
-    is a further directory with the same id, and the two are put together there.
+    A run of its own begins at the first metrics. Its records stay on disk until `wandb sync`; a continued run is
+    another directory with the same id, and the sync joins the two.
 
     Args:
         target: a project, or a run of `wandb.init`, which stays open when the watch ends.
         run: name and id of the run; None: a new one.
-        arguments: of `wandb.init`, before all else.
+        arguments: for `wandb.init`; they override all others.
 
     Raises:
         MissingExtraError: wandb is not installed.
@@ -41,11 +41,11 @@ class WeightsAndBiases:
             _define(target)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log them."""
+        """Log the metrics."""
         self._open().log({"attention/step": step, **metrics})
 
     def alarm(self, alarm: Alarm) -> None:
-        """Send an alert, from a warning on."""
+        """Send an alert for a warning or worse."""
         if alarm.severity != "note":
             self._open().alert(title=f"attention: {alarm.name}", text=alarm.text, level=_LEVELS[alarm.severity])
 
