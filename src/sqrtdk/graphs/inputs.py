@@ -40,7 +40,7 @@ def by_name(what: str, names: Sequence[str], tensors: Any, hint: str) -> dict[st
 
 
 def _says_nothing(name: str, value: Any) -> bool:
-    """Returns whether the input changes no result: a mask of ones, or a flag such as use_cache=False."""
+    """Returns whether the input changes no result: a mask of ones, or a flag such as use_cache."""
     if isinstance(value, Tensor):
         return name == "attention_mask" and value.dim() == 2 and not value.is_meta and bool((value == 1).all())
     return not isinstance(value, np.ndarray | list | tuple)

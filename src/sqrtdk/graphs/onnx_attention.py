@@ -189,7 +189,7 @@ def _rotary(step: Step) -> Tensor:
 
 
 def _skip_norm(x: Tensor, skip: Tensor, gain: Tensor, shift: Tensor | None, bias: Tensor | None, eps: float) -> Result:
-    """Returns the layer norm of a sum. The sum is the fourth output; the second and third are not used."""
+    """Returns the layer norm of a sum. The sum is the fourth output; the second and third are placeholders."""
     total = x + skip if bias is None else x + skip + bias
     return functional.layer_norm(total, total.shape[-1:], gain, shift, eps), total[..., 0], total[..., 0], total
 

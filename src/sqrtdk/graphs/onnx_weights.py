@@ -85,7 +85,7 @@ def _is_learned_number(graph: Graph, name: str, places: set[str]) -> bool:
 
 
 def _roots(value: float) -> Iterable[float]:
-    """Yields the integers, their roots and their inverses that are nearest to a number, exact in float64."""
+    """Yields the nearest number of each form n^(1/p) with an integer n and p = 1, 2, 4, -1, -2 or -4, in float64."""
     for power in (1.0, 2.0, 4.0, -1.0, -2.0, -4.0):
         if 1 / _MOST_WHOLE < value < _MOST_WHOLE and value**power < _MOST_WHOLE and round(value**power):
             yield round(value**power) ** (1 / power)

@@ -315,5 +315,5 @@ def _number(size: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def _finite(edge: Any) -> int | None:
-    """Returns a bound from `range_constraints` as an integer, or None if it is infinite or that large."""
+    """Returns a bound from `range_constraints` as an integer, or None if it is infinite or at least 2^31."""
     return int(edge) if getattr(edge, "is_Integer", False) and abs(edge) < 2**31 else None

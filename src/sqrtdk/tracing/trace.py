@@ -74,7 +74,7 @@ class Trace:
         tensors: With `keep`, the tensors of every call, in the same order; with only `projections`, sketches of them.
         rows: With `rows`, the row statistics of every call, in the same order; None for a call without any.
         projections: With `projections`, those of q and k of every call, without inputs and weights.
-        roots: Serial numbers of the nodes that q and k of every call come from, which `gradients` uses as keys.
+        roots: Serial numbers of the nodes that q and k of every call come from, as passed to `gradients`' callback.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Trace:
         return self.calls[before] if before < len(self.calls) else None
 
     def node(self, tensor: Tensor) -> Node:
-        """Returns the tape's node of a tensor while the block runs, for debugging a trace."""
+        """Returns the tape's node of a tensor while the block runs, to inspect the trace."""
         if self._scene is None:
             raise InvalidValueError("the trace is not running", hint="Ask inside of its `with` block.")
         return self._scene.store.node(tensor)
