@@ -1,4 +1,4 @@
-"""Engines: where the cells of a sweep, or the checkpoints of a run, are computed. Each gives the same numbers."""
+"""Engines: the places that compute the cells of a sweep or the checkpoints of a run. All give the same numbers."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def open_engine(name: str, workers: int | None = None, address: str | None = Non
 
     Args:
         name: "local" (this process), "pool" (processes of this machine) or "ray" (a cluster; needs the extra `ray`).
-        workers: cells at once; None: one a CPU. "local" has one.
-        address: of a Ray cluster, "host:port" or "auto"; None: one is started on this machine.
+        workers: cells computed at once; None: one for each CPU. "local" has one.
+        address: address of a Ray cluster, "host:port" or "auto"; None: start one on this machine.
 
     Returns:
-        A context manager that gives an `Engine`; see `Engine.results`. Left by an exception, Ctrl-C included, it ends
-        its processes at once.
+        A context manager that yields an `Engine`; see `Engine.results`. If an exception (Ctrl-C included) leaves it, it
+        ends its processes at once.
 
     Raises:
-        InvalidValueError: no such engine, fewer than one worker, more than one of "local", or an address for another
-            engine than "ray".
+        InvalidValueError: unknown engine, fewer than one worker, more than one for "local", or an address for an engine
+            other than "ray".
         LabError: on entering: no Ray at the address, or its workers have another Python, torch or sqrtdk.
         MissingExtraError: ray is not installed.
 

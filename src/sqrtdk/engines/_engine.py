@@ -1,4 +1,4 @@
-"""What an engine does, what all engines share (computing a cell, naming one that fails), and the engine `local`."""
+"""The interface of an engine, the parts that all engines share (computing a cell, naming a failed one), and `local`."""
 
 from __future__ import annotations
 
@@ -15,33 +15,35 @@ from sqrtdk.errors import INTERRUPTS, InvalidValueError, LabError, kind_and_text
 Cell = Mapping[str, Any]
 Result = TypeVar("Result")
 
-RETRIES = 3  # of a cell whose worker process ended under it
-AHEAD = 2  # cells handed out a worker: one that it computes, one that waits for it
+RETRIES = 3  # attempts to repeat a cell whose worker process ended while it computed
+AHEAD = 2  # cells handed to each worker: one that it computes, and one that waits for it
 _LONGEST_NAME = 300
 
 
 class Engine(Protocol):
-    """Computes cells. `open_engine` gives one."""
+    """The interface of an engine that computes cells; `open_engine` opens one."""
 
     @property
     def workers(self) -> int:
-        """How many cells are computed at once."""
+        """Number of cells computed at once."""
 
     def results(self, function: Callable[[Cell], Result], items: Iterable[Cell]) -> Iterator[tuple[int, Result]]:
         """Yield (index of the item, result) as each ends, in no particular order.
 
         Args:
-            function: of a module, so that other processes can import it; it depends on its argument alone.
-            items: picklable mappings; read as workers become free, so there may be millions.
+            function: function of a module, so that other processes can import it; its result depends only on its
+                argument.
+            items: picklable mappings; read as workers become free, so that there may be millions.
 
         Raises:
-            LabError: the function raised, or the worker processes of a cell ended again and again; the cell is named.
+            LabError: the function raised, or the worker processes of a cell ended repeatedly; the message names the
+                cell.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception of a cell as text: the exception itself may not survive the way between processes."""
+    """An exception of a cell as text, because the exception itself may not survive pickling between processes."""
 
     message: str
     hint: str = ""
@@ -49,7 +51,7 @@ class Failure:
 
 
 def compute(function: Callable[[Cell], Result], cell: Cell) -> Result | Failure:
-    """What a worker process runs: the function on one thread, so that sums are added in one order everywhere."""
+    """Compute a cell in a worker process, on one thread, so that sums are added in the same order everywhere."""
     torch.set_num_threads(1)
     try:
         return function(cell)
@@ -60,12 +62,12 @@ def compute(function: Callable[[Cell], Result], cell: Cell) -> Result | Failure:
 
 
 def failure(error: BaseException, trace: str = "") -> Failure:
-    """An exception as text."""
+    """Return an exception as text."""
     return Failure(kind_and_text(error), str(getattr(error, "hint", "")), trace)
 
 
 def failed(cell: Cell, failure: Failure) -> LabError:
-    """The error that names the cell; the traceback of the worker is a note."""
+    """Return the error that names the cell, with the worker's traceback as a note."""
     error = LabError(
         f"the cell {named(cell)} failed: {failure.message}",
         hint=failure.hint or "The traceback shows where; engine 'local' computes the cell in this process.",
@@ -76,7 +78,7 @@ def failed(cell: Cell, failure: Failure) -> LabError:
 
 
 def named(cell: Cell) -> str:
-    """The cell's parameters in one line.
+    """Return the cell's parameters as one line.
 
     Example:
         >>> named({"d_k": 64, "scale": "none"})
@@ -87,18 +89,18 @@ def named(cell: Cell) -> str:
 
 
 class Local:
-    """The engine `local`: this process, one cell after the other."""
+    """The engine `local`: this process computes the cells one after the other."""
 
     workers = 1
 
     def results(self, function: Callable[[Cell], Result], items: Iterable[Cell]) -> Iterator[tuple[int, Result]]:
-        """In the order of the items."""
+        """Yield the results in the order of the items."""
         for index, cell in enumerate(items):
             yield index, self._result(function, cell)
 
     def _result(self, function: Callable[[Cell], Result], cell: Cell) -> Result:
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # as in the other engines
+        torch.set_num_threads(1)  # as in the other engines, for the same order of addition
         try:
             return function(cell)
         except INTERRUPTS:
@@ -110,10 +112,10 @@ class Local:
 
 
 def local(workers: int | None = None, address: str | None = None) -> AbstractContextManager[Engine]:
-    """This process.
+    """Return the engine of this process.
 
     Raises:
-        InvalidValueError: at once: more than one worker.
+        InvalidValueError: at once, for more than one worker.
     """
     if workers not in (None, 1):
         raise InvalidValueError(

@@ -1,4 +1,4 @@
-"""The engine `pool`: processes of this machine, started afresh (spawn), since torch's threads do not survive a fork."""
+"""The engine `pool`: new (spawned) processes of this machine, because torch's threads do not survive a fork."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _Flying = dict["Future[Result | Failure]", _Entry]
 
 
 class Pool:
-    """See the module; the processes start with the first cell, as many as there is work for."""
+    """The engine `pool`; its processes start with the first cell, as many as there is work for."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self._executor: ProcessPoolExecutor | None = None
 
     def results(self, function: Callable[[Cell], Result], items: Iterable[Cell]) -> Iterator[tuple[int, Result]]:
-        """As each ends; the cells of processes that were killed go to new ones."""
+        """Yield each result when it is ready; cells of killed processes are given to new processes."""
         waiting = enumerate(items)
         again: deque[_Entry] = deque()
         deaths: Counter[int] = Counter()
@@ -68,23 +68,24 @@ class Pool:
             entry = again.popleft() if again else next(waiting, None)
             if entry is None:
                 return
-            if self._executor is None:  # not below: it starts Python's resource tracker, which lets Ctrl-C through
+            # created before _interrupts_held: it starts Python's resource tracker, which unblocks Ctrl-C
+            if self._executor is None:
                 context = multiprocessing.get_context("spawn")
                 self._executor = ProcessPoolExecutor(self.workers, context, _begin)
             with _interrupts_held():
                 try:
                     flying[self._executor.submit(compute, function, entry[1])] = entry
-                except BrokenProcessPool:  # since the last look
+                except BrokenProcessPool:  # the pool broke after the last check
                     again.appendleft(entry)
                     if flying:
                         return
                     self.close(kill=True)
 
     def _ended(self, flying: _Flying[Result]) -> tuple[list[tuple[_Entry, Result | Failure]], list[_Entry]]:
-        """Take what has ended out of `flying`: outcomes, and the cells that a broken pool lost."""
+        """Remove the finished cells from `flying`; return their outcomes, and the cells that a broken pool lost."""
         ended = wait(flying, return_when=FIRST_COMPLETED).done
         if any(isinstance(future.exception(), BrokenProcessPool) for future in ended):
-            ended = wait(flying).done  # a broken pool ends them all
+            ended = wait(flying).done  # a broken pool ends all cells
             self.close(kill=True)
         done: list[tuple[_Entry, Result | Failure]] = []
         lost: list[_Entry] = []
@@ -99,12 +100,13 @@ class Pool:
         return done, lost
 
     def close(self, kill: bool = False) -> None:
-        """End the processes; `kill` does not wait for the cells that they compute."""
+        """End the processes; with `kill`, without waiting for the cells in progress."""
         executor, self._executor = self._executor, None
         if executor is None:
             return
         if kill:
-            for process in list((executor._processes or {}).values()):  # its own kill_workers() is of Python 3.14
+            # the executor's own kill_workers() needs Python 3.14
+            for process in list((executor._processes or {}).values()):
                 process.kill()
         executor.shutdown(wait=True, cancel_futures=True)
 
@@ -118,7 +120,7 @@ def _died(cell: Cell, times: int) -> LabError:
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back; a process started inside never gets it, not even while it imports. This one ends them all."""
+    """Block Ctrl-C, so that processes started inside never receive it, not even in imports; this one ends them."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -130,7 +132,7 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _begin() -> None:
-    """Start of a worker process: it leaves Ctrl-C to its parent, and ends with it even if that is killed."""
+    """Start a worker process: it leaves Ctrl-C to its parent, and ends with the parent even if that is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -139,13 +141,14 @@ def _begin() -> None:
 def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
+        # sys.exit would end only this thread, and an orphan must not continue to compute.
         parent.join()
         os._exit(1)
 
 
 @contextlib.contextmanager
 def pool(workers: int | None = None, address: str | None = None) -> Iterator[Engine]:
-    """Processes of this machine; one a CPU that this process may use, unless told."""
+    """Yield an engine of processes of this machine: by default one for each CPU that this process may use."""
     engine = Pool(workers or cpus())
     try:
         yield engine
@@ -156,5 +159,5 @@ def pool(workers: int | None = None, address: str | None = None) -> Iterator[Eng
 
 
 def cpus() -> int:
-    """CPUs that this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""The engine `ray`: tasks of a Ray cluster, or of a Ray that is started on this machine and ended again."""
+"""The engine `ray`: tasks of a Ray cluster, or of a Ray that is started on this machine and ended afterwards."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from sqrtdk.engines._pool import cpus
 from sqrtdk.errors import LabError, kind_and_text
 
 _ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # Ray would report its use over the network
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a FutureWarning a task
+    "RAY_USAGE_STATS_ENABLED": "0",  # otherwise Ray reports its use over the network
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # otherwise each task gives a FutureWarning
 }
-_OBJECT_STORE_BYTES = 100 * 2**20  # results are small; Ray's default is a third of the memory
+_OBJECT_STORE_BYTES = 100 * 2**20  # results are small; by default Ray reserves a third of the memory
 _KNOCK_S = 5.0
 _CONNECT_S = 40.0
 _WORKER_S = 120.0  # a worker imports torch, perhaps from a slow disk
 
 
 class Ray:
-    """See the module."""
+    """The engine `ray`, with one Ray task for each cell."""
 
     def __init__(self, module: Any, workers: int, ahead: int) -> None:
         self.workers = workers
@@ -37,7 +37,7 @@ class Ray:
         self._task = module.remote(num_cpus=1, max_retries=RETRIES)(compute)
 
     def results(self, function: Callable[[Cell], Result], items: Iterable[Cell]) -> Iterator[tuple[int, Result]]:
-        """As each ends; Ray itself gives the cell of a process that was killed to another."""
+        """Yield each result when it is ready; Ray itself moves the cell of a killed process to another one."""
         flying: dict[Any, tuple[int, Cell]] = {}
         waiting = enumerate(items)
         try:
@@ -50,7 +50,7 @@ class Ray:
                     index, cell = flying.pop(reference)
                     yield index, self._result(reference, cell)
         finally:
-            if self._ray.is_initialized():  # else its processes are gone, and this would start a new Ray
+            if self._ray.is_initialized():  # otherwise its processes have ended, and cancel would start a new Ray
                 for reference in flying:
                     self._ray.cancel(reference, force=True)
 
@@ -65,14 +65,15 @@ class Ray:
 
 
 def ray(workers: int | None = None, address: str | None = None) -> contextlib.AbstractContextManager[Engine]:
-    """A Ray cluster.
+    """Return an engine on a Ray cluster.
 
     Args:
-        workers: CPUs of the Ray that is started here, or the most cells at once on a cluster; None: all there are.
-        address: of a cluster, "host:port" or "auto"; None: a Ray of this process if it has one, else a new one.
+        workers: CPUs of the Ray that is started here, or the maximum of cells at once on a cluster; None: all CPUs.
+        address: address of a cluster, "host:port" or "auto"; None: the Ray of this process if it has one, otherwise a
+            new one.
 
     Raises:
-        MissingExtraError: at once: ray is not installed.
+        MissingExtraError: at once, if ray is not installed.
         LabError: on entering: no Ray at the address, or workers of other versions than this process.
     """
     return _opened(_extras.load("ray", extra="ray"), workers, address)
@@ -89,7 +90,7 @@ def _opened(module: Any, workers: int | None, address: str | None) -> Iterator[E
             hint="Leave the address out, or call ray.shutdown() first.",
         )
     try:
-        if address is not None or not ours:  # else its workers are this Python with these modules
+        if address is not None or not ours:  # otherwise its workers run this Python with these modules
             _check_workers(module)
         there = max(1, int(module.cluster_resources().get("CPU", 1)))
         count = min(workers or there, there)
@@ -100,7 +101,7 @@ def _opened(module: Any, workers: int | None, address: str | None) -> Iterator[E
 
 
 def _check_workers(module: Any) -> None:
-    """Ask a worker of each node with CPUs what its numbers would come from; nodes that join later are not asked."""
+    """Check that a worker of each node with CPUs has this process's versions; nodes that join later are not checked."""
     task = module.remote(num_cpus=0, max_retries=RETRIES)(_worker_versions)
     near = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
     there = [node for node in module.nodes() if node["Alive"] and node["Resources"].get("CPU")]
@@ -131,7 +132,7 @@ def _worker_versions() -> dict[str, str]:
 def _connect(module: Any, workers: int | None, address: str | None) -> None:
     settings: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     with _environment():
-        if address is None:  # its workers import what this process can, as those of a pool do
+        if address is None:  # its workers import the modules that this process can, as those of a pool do
             os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, sys.path))
             settings |= {"num_cpus": workers or cpus(), "num_gpus": 0, "include_dashboard": False}
             settings |= {"object_store_memory": _OBJECT_STORE_BYTES}
@@ -148,7 +149,8 @@ _HINT = "Start one with `ray start --head`, which prints its address, or take th
 
 
 def _check(address: str) -> None:
-    """Try the address in another process: Ray ends the process if what answers is no Ray, and takes minutes to."""
+    """Try the address in another process: Ray ends its process if something other than a Ray answers, after minutes."""
+    # A plain connection first, because it fails within seconds, and ray.init only after minutes.
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in host:
         try:

@@ -1,4 +1,4 @@
-"""Positions: terms that join the score or the logits, and rotations of q and k.
+"""Positions: terms added to the score or the logits, and rotations of q and k.
 
 A term follows `PositionTerm` and is computed for a block of rows; `content` says whether the scale multiplies it.
 """

@@ -47,7 +47,7 @@ class Alibi:
         rows: Int[Tensor, " R"],
         columns: Int[Tensor, " S"],
     ) -> Float[Tensor, "Hq R S"]:
-        """The bias (Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
+        """Return the bias (Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
         check_block("ALiBi", query, key, rows, columns, heads=len(self.slopes))
         distance = offsets(rows, columns)
         if self.symmetric:
@@ -91,7 +91,7 @@ def alibi(
 ) -> Alibi:
     """ALiBi's bias, -m_h (i - j) for row i and key j of head h.
 
-    It is for causal attention: a key ahead of the row, were it visible, would be raised. `symmetric=True` gives
+    It is for causal attention: a visible key ahead of the row would be raised. `symmetric=True` gives
     -m_h |i - j|, for attention in both directions.
 
     Args:
@@ -103,7 +103,7 @@ def alibi(
         A term that is not content: the scale does not multiply it.
 
     Raises:
-        InvalidTypeError: `heads` is no int, or a slope is no real number.
+        InvalidTypeError: `heads` is not an int, or a slope is not a real number.
         InvalidValueError: both or neither of `heads` and `slopes`; slopes not finite, or not of shape (Hq,).
 
     Example:
@@ -220,7 +220,7 @@ class T5Bias(nn.Module):
         rows: Int[Tensor, " R"],
         columns: Int[Tensor, " S"],
     ) -> Float[Tensor, "Hq R S"]:
-        """The bias (Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
+        """Return the bias (Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
         check_block("T5's bias", query, key, rows, columns, heads=self.heads)
         bucket = t5_bucket(
             -offsets(rows, columns),

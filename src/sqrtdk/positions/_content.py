@@ -52,7 +52,7 @@ class Shaw(nn.Module):
         rows: Int[Tensor, " R"],
         columns: Int[Tensor, " S"],
     ) -> Float[Tensor, "*BHq R S"]:
-        """The term (..., Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
+        """Return the term (..., Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
         check_block("Shaw's relative keys", query, key, rows, columns, heads=self.heads, head_dim=self.head_dim)
         dtype = wide_dtype(query)
         products = query.to(dtype) @ self.table.to(dtype).transpose(-1, -2)
@@ -146,7 +146,7 @@ class TransformerXL(nn.Module):
         rows: Int[Tensor, " R"],
         columns: Int[Tensor, " S"],
     ) -> Float[Tensor, "*B Hq R S"]:
-        """The term (..., Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
+        """Return the term (..., Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
         check_block("Transformer-XL", query, key, rows, columns, heads=self.heads, head_dim=self.head_dim)
         dtype = wide_dtype(query)
         weight = self.projection.weight.to(dtype).view(self.heads, self.head_dim, self.model_dim)
@@ -162,7 +162,8 @@ class TransformerXL(nn.Module):
         self, positions: Int[Tensor, " L"], dtype: torch.dtype
     ) -> tuple[Float[Tensor, "L half"], Float[Tensor, "L half"]]:
         channels = torch.arange(0, self.model_dim, 2, device=positions.device, dtype=torch.float64)
-        # float64: at position 1e5 an angle of float32 is off by 0.004, and the difference of two should be small.
+        # float64: at position 1e5 an angle in float32 is wrong by 0.004, and the difference of two angles should be
+        # small.
         angles = positions[:, None] * self.base ** (-channels / self.model_dim)
         return angles.sin().to(dtype), angles.cos().to(dtype)
 
@@ -176,7 +177,8 @@ def transformer_xl(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> TransformerXL:
-    """What Transformer-XL adds to q_i . k_j: u . k_j + (q_i + v) . R_{i-j}, with learned u and v for each head.
+    """The terms that Transformer-XL adds to q_i . k_j: u . k_j + (q_i + v) . R_{i-j}, with learned u and v for each
+    head.
 
     R_n = W [sin(n w_0), ..., cos(n w_0), ...] with w_c = base^(-2c / model_dim) and a learned W. With the product
     q_i . k_j itself the score is (q_i + u) . k_j + (q_i + v) . R_{i-j}.

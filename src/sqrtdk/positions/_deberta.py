@@ -46,7 +46,8 @@ def deberta_bucket(offset: Int[Tensor, "*offsets"], *, buckets: int, max_distanc
     _check_span(max_distance, buckets)
     middle = buckets // 2
     distance = offset.abs()
-    # Both logarithms of torch, in float32: another one would move what falls on a bucket's border.
+    # Both logarithms by torch in float32, as in the published code: another one would move offsets at a bucket's
+    # border.
     whole = torch.log(torch.tensor((max_distance - 1) / middle, dtype=torch.float32))
     steps = torch.ceil(torch.log(distance.clamp(min=middle).float() / middle) / whole * (middle - 1))
     return torch.where(distance <= middle, offset, offset.sign() * (steps.long() + middle))
@@ -109,7 +110,7 @@ class Deberta(nn.Module):
         rows: Int[Tensor, " R"],
         columns: Int[Tensor, " S"],
     ) -> Float[Tensor, "*B Hq R S"]:
-        """The term (..., Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
+        """Return the term (..., Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
         check_block("DeBERTa", query, key, rows, columns, heads=self.heads, head_dim=self.head_dim)
         index, dtype = self._index(rows, columns), wide_dtype(query)
         parts = []
@@ -128,7 +129,7 @@ class Deberta(nn.Module):
         return (offset + len(self.embedding) // 2).clamp(0, last)
 
     def _table(self, projection: nn.Module, dtype: torch.dtype) -> Float[Tensor, "Hq offsets E"]:
-        """The projected embedding, (Hq, 2 * span, E)."""
+        """Return the projected embedding, (Hq, 2 * span, E)."""
         table: Tensor = projection(self.embedding).reshape(-1, self.heads, self.head_dim)
         return table.transpose(0, 1).to(dtype)
 
@@ -213,7 +214,7 @@ def _projection(
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> nn.Module | None:
-    """The projection of one term: given, new, or None if the term is left out."""
+    """Return the projection of one term: given, new, or None if the term is left out."""
     if given is None and name in terms:
         made = nn.Linear(*sizes, device=device, dtype=dtype)
         nn.init.normal_(made.weight, std=INIT_STD)

@@ -24,7 +24,7 @@ def rope_frequencies(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> Float[Tensor, " pairs"]:
-    """The angle a token of each pair of channels: base^(-2c / rotary_dim), c = 0..rotary_dim/2 - 1.
+    """Return the angle per token of each pair of channels: base^(-2c / rotary_dim), c = 0..rotary_dim/2 - 1.
 
     Args:
         rotary_dim: channels that turn, even.
@@ -54,7 +54,7 @@ def rope_frequencies(
 def rope_tables(
     positions: Real[Tensor, "*L"], frequencies: Float[Tensor, " pairs"], *, amplitude: float = 1.0
 ) -> tuple[Float[Tensor, "*L pairs"], Float[Tensor, "*L pairs"]]:
-    """The tables amplitude * cos(p w_c) and amplitude * sin(p w_c) of every position p and frequency w_c.
+    """Return the tables amplitude * cos(p w_c) and amplitude * sin(p w_c) of every position p and frequency w_c.
 
     Args:
         positions: (..., L), integers or, where they are interpolated, floating point; in tokens.
@@ -195,7 +195,7 @@ def turn(
     positions: Real[Tensor, "... L"] | None,
     key_positions: Real[Tensor, "... S"] | None,
 ) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S E"]]:
-    """Query and key, turned with these frequencies."""
+    """Return query and key, turned with these frequencies."""
     check_layout(layout)
     rows, columns = query.shape[-2], key.shape[-2]
     if key_positions is None and rows == columns:
@@ -212,7 +212,7 @@ def turn(
 
 
 def rotary_width(query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"], rotary_dim: int | None) -> int:
-    """How many channels turn, once query and key are seen to allow it."""
+    """Return the number of channels that turn, after a check that query and key allow it."""
     for name, x in (("query", query), ("key", key)):
         if not x.is_floating_point():
             raise InvalidTypeError(f"the {name} is a floating point tensor; got {x.dtype}", hint=f"Convert the {name}.")
@@ -235,7 +235,7 @@ def rotary_width(query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"]
 
 
 def check_rotary_dim(rotary_dim: int) -> None:
-    """Refuse what is not an even number of channels."""
+    """Raise unless it is an even number of channels."""
     whole(rotary_dim, "rotary_dim", 2)
     if rotary_dim % 2:
         raise InvalidValueError(
@@ -245,7 +245,7 @@ def check_rotary_dim(rotary_dim: int) -> None:
 
 
 def check_layout(layout: str) -> None:
-    """Refuse an unknown layout."""
+    """Raise for an unknown layout."""
     if layout not in LAYOUTS:
         raise InvalidValueError(f"layout is {' or '.join(LAYOUTS)}; got {layout!r}", hint="Llama's is half.")
 

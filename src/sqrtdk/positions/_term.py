@@ -1,7 +1,7 @@
-"""What a position term is, and what every term needs for a block of rows.
+"""The interface of a position term, and the helpers that every term needs for a block of rows.
 
-A term is something added to the logits, computed for a block of rows at a time. The helpers check the shapes of the
-block, and give offsets i - j and the dtype to compute in.
+A term is added to the logits, and computed for a block of rows at a time. The helpers check the shapes of the block,
+and give offsets i - j and the dtype to compute in.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PositionTerm(Protocol):
         rows: Int[Tensor, " R"],
         columns: Int[Tensor, " S"],
     ) -> Float[Tensor, "*#BHq #R #S"]:
-        """The term, broadcastable to (..., Hq, R, S).
+        """Return the term, broadcastable to (..., Hq, R, S).
 
         Args:
             query: (..., Hq, R, E), unscaled, the rows of the block.
@@ -42,21 +42,22 @@ class PositionTerm(Protocol):
         """
 
 
-INIT_STD = 0.02  # of every learned table, as DeBERTa's and Transformer-XL's code starts theirs
+INIT_STD = 0.02  # for every learned table, as in DeBERTa's and Transformer-XL's code
 
 
 def wide_dtype(x: Tensor) -> torch.dtype:
-    """float64 for float64, else float32: an unscaled product overflows in float16, a long distance rounds in both."""
+    """Return float64 for float64, else float32: an unscaled product overflows in float16, a long distance rounds in
+    both."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def offsets(rows: Int[Tensor, " R"], columns: Int[Tensor, " S"]) -> Int[Tensor, "R S"]:
-    """The distance i - j of every row and key."""
+    """Return the distance i - j of every row and key."""
     return rows[:, None] - columns[None, :]
 
 
 def pick(products: Float[Tensor, "*BHq _ _"], index: Int[Tensor, "R S"], dim: int = -1) -> Float[Tensor, "*BHq R S"]:
-    """What index (R, S) names along `dim` of products (..., R, T), or (..., T, S) for dim -2: (..., R, S)."""
+    """Return the entries that index (R, S) names along `dim` of products (..., R, T), or (..., T, S) for dim -2."""
     return products.gather(dim, index.expand(*products.shape[:-2], *index.shape))
 
 
@@ -70,7 +71,7 @@ def check_block(
     heads: int | None = None,
     head_dim: int | None = None,
 ) -> None:
-    """Refuse a block whose shapes do not fit each other, or the term's heads and head dimension."""
+    """Raise if the shapes of a block do not fit each other, or the term's heads and head dimension."""
     for side, x, where in (("query", query, rows), ("key", key, columns)):
         if not x.is_floating_point():
             raise InvalidTypeError(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def yarn_attention_factor(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:
-    """(0.1 mscale ln s + 1) / (0.1 mscale_all_dim ln s + 1), and 1 for s at most 1.
+    """Return (0.1 mscale ln s + 1) / (0.1 mscale_all_dim ln s + 1), and 1 for s at most 1.
 
     Both q and k are multiplied by it, and their product by its square.
 
@@ -105,7 +105,7 @@ def yarn_frequencies(
         raise InvalidValueError(f"beta_slow is less than beta_fast; got {beta_slow} and {beta_fast}", hint="Swap them.")
 
     def channel(turns: float) -> float:
-        """The pair of channels that turns so often within the original length."""
+        """Return the pair of channels that turns this many times within the original length."""
         return rotary_dim * math.log(original_length / (turns * 2.0 * math.pi)) / (2.0 * math.log(base))
 
     low, high = channel(beta_fast), channel(beta_slow)
@@ -113,7 +113,7 @@ def yarn_frequencies(
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rotary_dim - 1)
     if low == high:
-        high += 0.001  # a step, as in the published code
+        high += 0.001  # avoids 0 / 0 at a sharp step, as in the published code
     periods = base ** (torch.arange(0, rotary_dim, 2, dtype=dtype, device=device) / rotary_dim)
     ramp = (torch.arange(rotary_dim // 2, dtype=dtype, device=device) - low) / (high - low)
     ramp = ramp.clamp(0.0, 1.0)

@@ -1,4 +1,4 @@
-"""Rules that adapt: to the keys that a row sees, to an extended context, or by training."""
+"""Rules that adapt: to the number of visible keys, to an extended context, or by training."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ class LogN:
     base: float
 
     def beta(self, sizes: Sizes) -> Factor:
-        """Broadcastable to (..., Hq, L, 1): s log_base(n) / sqrt(d)."""
-        # A row without keys has no logits, so any finite factor will do; log 0 would turn its gradient into NaN.
+        """Return s log_base(n) / sqrt(d), broadcastable to (..., Hq, L, 1)."""
+        # A row without keys has no logits, so any finite factor is correct; log 0 would make its gradient NaN.
         keys = sizes.visible_keys().clamp(min=1.0)
         return keys.log() * (self.s / (math.log(self.base) * math.sqrt(sizes.head_dim)))
 
 
 def log_n(s: float = 1.0, base: float = math.e) -> LogN:
-    """A scale that grows with the logarithm of the visible keys, beta_i = s log_base(n_i) / sqrt(d).
+    """A scale that grows with the logarithm of the number of visible keys, beta_i = s log_base(n_i) / sqrt(d).
 
-    The weights keep their sharpness as n grows. A row that sees one key gets 0: its only weight is 1 at any scale. To
-    learn s for every head (SSMax), pass the rule to `learned`.
+    The weights stay as sharp as n grows. A row that sees one key gets the scale 0: its only weight is 1 at any scale.
+    To learn s for every head (SSMax), pass the rule to `learned`.
 
     Args:
         s: a finite number without unit.
-        base: above 1; e for Chiang & Cholak and SSMax. Su's log_m n has the training length in keys, where the rule is
-            then the textbook scale.
+        base: above 1; e for Chiang & Cholak and SSMax. Su's log_m n uses the training length in keys; at that length
+            the rule is the textbook scale.
 
     Returns:
         The rule; its beta is a tensor, since n differs from row to row under a mask.
 
     Raises:
-        InvalidTypeError: an argument is no number.
+        InvalidTypeError: an argument is not a number.
         InvalidValueError: an argument is NaN or infinite, or the base is not above 1.
 
     Example:
@@ -77,7 +77,7 @@ class Yarn:
     mscale: float
 
     def beta(self, sizes: Sizes) -> float:
-        """mscale^2 / sqrt(d)."""
+        """Return mscale^2 / sqrt(d)."""
         return self.mscale * self.mscale / math.sqrt(sizes.head_dim)
 
 
@@ -91,7 +91,7 @@ def yarn(mscale: float) -> Yarn:
         The rule.
 
     Raises:
-        InvalidTypeError: mscale is no number.
+        InvalidTypeError: mscale is not a number.
         InvalidValueError: mscale is NaN, infinite, zero or negative.
 
     Example:
@@ -104,14 +104,14 @@ def yarn(mscale: float) -> Yarn:
         which applies it to the scale.
 
     Differs from:
-        Code that multiplies the cosines and sines of the rotation by mscale, which has the same effect: there the scale
-        is `sqrt_dk`, or the factor would count twice.
+        Code that multiplies the cosines and sines of the rotation by mscale, with the same effect: with such code use
+        `sqrt_dk`, or the factor counts twice.
     """
     return Yarn(positive(mscale, "mscale of yarn"))
 
 
 def yarn_mscale(factor: float, m: float = 1.0) -> float:
-    """0.1 m ln(factor) + 1, and 1 for a context that is not extended.
+    """Return 0.1 m ln(factor) + 1, or 1 for a context that is not extended.
 
     Args:
         factor: new context length over the original one, above 0.
@@ -121,7 +121,7 @@ def yarn_mscale(factor: float, m: float = 1.0) -> float:
         The factor on q and on k each; `yarn` squares it.
 
     Raises:
-        InvalidTypeError: an argument is no number.
+        InvalidTypeError: an argument is not a number.
         InvalidValueError: an argument is NaN or infinite, or the factor is not above 0.
 
     Example:
@@ -140,7 +140,7 @@ class Learned(nn.Module):
     """See `learned`.
 
     Attributes:
-        rule: what the factors multiply.
+        rule: the rule that the factors multiply.
         log_factor: (heads,) parameter, theta; without unit.
     """
 
@@ -156,18 +156,19 @@ class Learned(nn.Module):
         self.log_factor = nn.Parameter(torch.zeros(heads, dtype=dtype, device=device))
 
     def beta(self, sizes: Sizes) -> Factor:
-        """exp(theta) times the rule, (heads, 1, 1), or (..., heads, L, 1) where the rule differs from row to row."""
+        """Return exp(theta) times the rule, (heads, 1, 1), or (..., heads, L, 1) if the rule differs between rows."""
         heads = self.log_factor.shape[0]
         if heads != 1 and heads != sizes.heads:
             raise InvalidValueError(
                 f"a learned scale has a factor for each query head, or one; got {heads} for {sizes.heads} heads",
                 hint=f"Build it with learned({sizes.heads}).",
             )
+        # At least float32, because a half type would round the scale of every logit.
         factor = self.log_factor.to(torch.promote_types(self.log_factor.dtype, torch.float32)).exp()
         return factor.reshape((1, 1) if heads == 1 else (heads, 1, 1)) * self.rule.beta(sizes)
 
     def extra_repr(self) -> str:
-        """Heads, and the rule where it is no module, which torch shows itself."""
+        """Return the heads, and the rule if it is not a module (torch shows a module itself)."""
         shown = "" if isinstance(self.rule, nn.Module) else f", rule={self.rule}"
         return f"heads={self.log_factor.shape[0]}{shown}"
 
@@ -179,14 +180,14 @@ def learned(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> Learned:
-    """A learned scale, beta_h = exp(theta_h) rule, theta one parameter a query head, 0 at the start.
+    """A learned scale, beta_h = exp(theta_h) rule, with one parameter theta for each query head, 0 at the start.
 
-    The parameter is a logarithm: equal steps are equal ratios, the sign can't change, and weight decay pulls towards
-    the rule, not towards 0.
+    The parameter is a logarithm: equal steps are equal ratios, the sign can't change, and weight decay pulls the scale
+    towards the rule, not towards 0.
 
     Args:
         heads: query heads, or 1 for one factor that all share.
-        init: the rule that holds at the start, and that the factors multiply; None: `sqrt_dk()`.
+        init: the rule at the start, which the factors multiply; None: `sqrt_dk()`.
         dtype: of the parameter; None: torch's default. The scale has this dtype, float32 for half types.
         device: of the parameter.
 
@@ -194,7 +195,7 @@ def learned(
         The rule, an nn.Module: keep it as an attribute of a model, so that an optimiser finds its parameter.
 
     Raises:
-        InvalidTypeError: heads is no whole number, or init is no rule.
+        InvalidTypeError: heads is not an integer, or init is not a rule.
         InvalidValueError: heads is below 1.
 
     Example:

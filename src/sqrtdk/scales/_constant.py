@@ -1,7 +1,7 @@
-"""Rules that give every row the same number: a function of the head dimension and of what the caller passes.
+"""Rules that give every row the same factor: a function of the head dimension and of the caller's arguments.
 
-The variance of a dot product of d independent terms grows with d, so that the textbook divides by its root. The other
-rules are what published models use instead; each names its paper.
+The variance of a dot product of d independent terms grows with d, so the textbook divides by its root. The other rules
+are used by published models; each names its paper.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class SqrtDk:
     """See `sqrt_dk`."""
 
     def beta(self, sizes: Sizes) -> float:
-        """1 / sqrt(d)."""
+        """Return 1 / sqrt(d)."""
         return 1.0 / math.sqrt(sizes.head_dim)
 
 
@@ -44,14 +44,14 @@ class Unscaled:
     """See `none`."""
 
     def beta(self, sizes: Sizes) -> float:
-        """1."""
+        """Return 1."""
         return 1.0
 
 
 def none() -> Unscaled:
     """No scale, beta = 1: the score is the logit.
 
-    T5 trains without a scale, as its initialisation holds the factor, and so does GPT-Neo.
+    T5 is trained without a scale, because its initialisation contains the factor, and so is GPT-Neo.
 
     Returns:
         The rule.
@@ -75,14 +75,14 @@ class Dk:
     alpha: float
 
     def beta(self, sizes: Sizes) -> float:
-        """Alpha over d."""
+        """Return alpha / d."""
         return self.alpha / sizes.head_dim
 
 
 def dk(alpha: float = 1.0) -> Dk:
     """The scale of muP, beta = alpha / d.
 
-    After training q and k are correlated, so that their product grows like d, not like sqrt(d).
+    After training q and k are correlated, so their product grows like d, not like sqrt(d).
 
     Args:
         alpha: a finite number; the sqrt(d) of a base model gives that model the textbook scale.
@@ -91,7 +91,7 @@ def dk(alpha: float = 1.0) -> Dk:
         The rule.
 
     Raises:
-        InvalidTypeError: alpha is no number.
+        InvalidTypeError: alpha is not a number.
         InvalidValueError: alpha is NaN or infinite.
 
     Example:
@@ -110,12 +110,12 @@ class TwoSqrtDk:
     """See `two_sqrt_dk`."""
 
     def beta(self, sizes: Sizes) -> float:
-        """1 / (2 sqrt(d))."""
+        """Return 1 / (2 sqrt(d))."""
         return 0.5 / math.sqrt(sizes.head_dim)
 
 
 def two_sqrt_dk() -> TwoSqrtDk:
-    """Half the textbook scale, beta = 1 / (2 sqrt(d)); the same as a temperature of 2.
+    """Half the textbook scale, beta = 1 / (2 sqrt(d)); equal to a temperature of 2.
 
     The logits have a quarter of the textbook variance.
 
@@ -140,12 +140,12 @@ class Fixed:
     value: float
 
     def beta(self, sizes: Sizes) -> float:
-        """The number."""
+        """Return the number."""
         return self.value
 
 
 def fixed(value: float) -> Fixed:
-    """One number, beta = value, whatever the sizes.
+    """One number, beta = value, for all sizes.
 
     Granite's `attention_multiplier` is such a number, and Gemma 2's `query_pre_attn_scalar` to the power -1/2.
 
@@ -157,7 +157,7 @@ def fixed(value: float) -> Fixed:
         The rule.
 
     Raises:
-        InvalidTypeError: the value is no number.
+        InvalidTypeError: the value is not a number.
         InvalidValueError: the value is NaN or infinite.
 
     Example:
@@ -179,7 +179,7 @@ class Temperature:
     t: float
 
     def beta(self, sizes: Sizes) -> float:
-        """1 / (t sqrt(d))."""
+        """Return 1 / (t sqrt(d))."""
         return 1.0 / (self.t * math.sqrt(sizes.head_dim))
 
 
@@ -193,7 +193,7 @@ def temperature(t: float) -> Temperature:
         The rule.
 
     Raises:
-        InvalidTypeError: t is no number.
+        InvalidTypeError: t is not a number.
         InvalidValueError: t is NaN, infinite, zero or negative.
 
     Example:
@@ -214,7 +214,7 @@ class Disentangled:
     terms: int
 
     def beta(self, sizes: Sizes) -> float:
-        """1 / sqrt(d terms)."""
+        """Return 1 / sqrt(d terms)."""
         return 1.0 / math.sqrt(sizes.head_dim * self.terms)
 
 
@@ -224,13 +224,13 @@ def disentangled(terms: int) -> Disentangled:
     The score is a sum of `terms` products, and its variance grows with their number.
 
     Args:
-        terms: products in the score, at least 1: 3 with content-to-position and position-to-content.
+        terms: number of products in the score, at least 1: 3 with content-to-position and position-to-content.
 
     Returns:
         The rule.
 
     Raises:
-        InvalidTypeError: terms is no whole number.
+        InvalidTypeError: terms is not an integer.
         InvalidValueError: terms is below 1.
 
     Example:
@@ -251,14 +251,14 @@ class LayerIndex:
     layer: int
 
     def beta(self, sizes: Sizes) -> float:
-        """1 / ((layer + 1) sqrt(d))."""
+        """Return 1 / ((layer + 1) sqrt(d))."""
         return 1.0 / ((self.layer + 1) * math.sqrt(sizes.head_dim))
 
 
 def layer_index(layer: int) -> LayerIndex:
     """GPT-2's scale by depth, beta = 1 / ((layer + 1) sqrt(d)).
 
-    Deeper layers get smaller logits, which half precision can hold. transformers has the rule as GPT-2's
+    Deeper layers get smaller logits, which fit into half precision. transformers has the rule as GPT-2's
     `scale_attn_by_inverse_layer_idx`.
 
     Args:
@@ -268,7 +268,7 @@ def layer_index(layer: int) -> LayerIndex:
         The rule.
 
     Raises:
-        InvalidTypeError: the layer is no whole number.
+        InvalidTypeError: the layer is not an integer.
         InvalidValueError: the layer is negative.
 
     Example:

@@ -1,4 +1,4 @@
-"""Numbers that a caller passes: what is no finite real number is refused by name."""
+"""Checks of the numbers that a caller passes: an error names the argument that is not a finite real number."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError
 
 
 def finite(value: object, name: str) -> float:
-    """`value` as a float, if it is a finite real number; `name` begins the message.
+    """Return `value` as a float if it is a finite real number; the message begins with `name`.
 
     Raises:
-        InvalidTypeError: it is a boolean, a tensor or no number at all.
+        InvalidTypeError: it is a boolean, a tensor or not a number.
         InvalidValueError: it is NaN or infinite.
 
     Example:
@@ -25,13 +25,13 @@ def finite(value: object, name: str) -> float:
         number = float(value)
     except OverflowError:  # an int beyond the largest float
         number = math.inf
-    if not abs(number) < math.inf:  # true of a symbolic float of torch.compile, where isfinite can't be traced
+    if not abs(number) < math.inf:  # also for a symbolic float of torch.compile, for which isfinite can't be traced
         raise InvalidValueError(f"{name} is a finite number; got {number}", hint="Look where the number comes from.")
     return number
 
 
 def positive(value: object, name: str) -> float:
-    """The same, above 0.
+    """Return `value` as a float if it is finite and above 0; errors as in `finite`.
 
     Example:
         >>> positive(0.5, "the temperature")
@@ -44,10 +44,10 @@ def positive(value: object, name: str) -> float:
 
 
 def whole(value: object, name: str, least: int) -> int:
-    """`value` as an int, if it is a whole number of at least `least`.
+    """Return `value` as an int if it is an integer of at least `least`.
 
     Raises:
-        InvalidTypeError: it is a boolean, a float, a tensor or no number at all.
+        InvalidTypeError: it is a boolean, a float, a tensor or not a number.
         InvalidValueError: it is too small.
 
     Example:

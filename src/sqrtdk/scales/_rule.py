@@ -1,4 +1,4 @@
-"""What a scale rule is: frozen data and one pure function, the factor on the score of every row."""
+"""The interface of a scale rule: frozen data and one pure function, the factor on the score of every row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a rule may depend on.
+    """The sizes on which a rule may depend.
 
     Attributes:
         head_dim: E of the query.
@@ -27,8 +27,8 @@ class Sizes:
         key_len: S.
         dtype: of the query.
         device: of the query.
-        visible_keys: gives the number of keys that each row sees, broadcastable to (..., Hq, L, 1), in float32 or
-            float64; asked only by rules that need it.
+        visible_keys: returns the number of keys that each row sees, broadcastable to (..., Hq, L, 1), in float32 or
+            float64; called only by rules that need it.
     """
 
     head_dim: int
@@ -45,7 +45,7 @@ class ScaleRule(Protocol):
     """A rule for the factor on the score."""
 
     def beta(self, sizes: Sizes) -> float | Factor:
-        """The factor: a number, or a tensor broadcastable to (..., Hq, L, 1), float32 or float64 for half queries."""
+        """Return the factor: a number, or a tensor broadcastable to (..., Hq, L, 1), not half even for a half query."""
 
 
 def sizes(
@@ -58,7 +58,7 @@ def sizes(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Sizes:
-    """Sizes of a call that is only thought of, to see what a rule gives for it.
+    """Return the sizes of an imagined call, to see the factor that a rule gives for it.
 
     Args:
         head_dim: E of the query.

@@ -1,4 +1,4 @@
-"""Score functions: what q and k make before the scale, by name in `SCORES`."""
+"""Score functions: the comparison of q and k before the scale, by name in `SCORES`."""
 
 from collections.abc import Callable
 

@@ -66,18 +66,18 @@ class Additive(nn.Module):
 
     @property
     def default_scale(self) -> ScaleRule:
-        """None: v sets the range."""
+        """Return `none()`: v sets the range of the logits."""
         return none()
 
     @property
     def width(self) -> int:
-        """A: the hidden layer of a pair."""
+        """Return A, the width of the hidden layer of a pair."""
         return self.v.shape[-1]
 
     def prepare(
         self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
     ) -> tuple[Float[Tensor, "*BHq L A"], Float[Tensor, "*BH S A"]]:
-        """Both projected, the query with the bias."""
+        """Return both projected, the query with the bias added."""
         check_heads(self.v, 2, query, _V, "query")
         projected = widened(project(query, self.query_weight, _QUERY, "query"))
         if self.bias is not None:
@@ -87,11 +87,11 @@ class Additive(nn.Module):
         return projected, widened(project(key, self.key_weight, _KEY, "key"))
 
     def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
-        """The product of v and tanh(query + key)."""
+        """Return v . tanh(query + key) of every pair."""
         return _tanh_pairs(query, key, self.v)
 
     def extra_repr(self) -> str:
-        """Shapes."""
+        """Return the shapes of the weights, for the module's text."""
         return f"query_weight={tuple(self.query_weight.shape)}, key_weight={tuple(self.key_weight.shape)}"
 
 
@@ -101,9 +101,10 @@ def additive(
     key_weight: Float[Tensor, "Ek A"] | Float[Tensor, "H Ek A"],
     bias: Float[Tensor, " A"] | Float[Tensor, "Hq A"] | None = None,
 ) -> Additive:
-    """Bahdanau's additive score, v . tanh(q Wq + k Wk + b); not scaled where no scale is given.
+    """Bahdanau's additive score, v . tanh(q Wq + k Wk + b); not scaled unless a scale is given.
 
-    The projections are made once a call; blocks of pairs hold A numbers a pair. See `fresh_additive` for new weights.
+    The projections are computed once in a call. A block of pairs holds A numbers for each pair. See `fresh_additive`
+    for new weights.
 
     Args:
         v: (A,), or (Hq, A) for each query head.
@@ -112,12 +113,12 @@ def additive(
         bias: b, (A,), or (Hq, A) for each query head.
 
     Returns:
-        The score, an nn.Module; it takes query (..., Hq, L, E) and key (..., H, S, Ek). Parameters among the weights
-        are trained with it. Weights are cast to the query's dtype; of half types only the projections are in it, the
-        pairs are float32.
+        The score, an nn.Module; it takes query (..., Hq, L, E) and key (..., H, S, Ek). Weights that are Parameters are
+        trained with it. Weights are cast to the query's dtype; for half types only the projections are computed in it,
+        the pairs in float32.
 
     Raises:
-        InvalidTypeError: a weight is no floating tensor.
+        InvalidTypeError: a weight is not a floating tensor.
         InvalidValueError: weights of other dimensions or of different A, or, in a call, of other E, Ek or heads.
 
     Example:
@@ -160,18 +161,18 @@ class LuongConcat(nn.Module):
 
     @property
     def default_scale(self) -> ScaleRule:
-        """None: v sets the range."""
+        """Return `none()`: v sets the range of the logits."""
         return none()
 
     @property
     def width(self) -> int:
-        """A: the hidden layer of a pair."""
+        """Return A, the width of the hidden layer of a pair."""
         return self.v.shape[-1]
 
     def prepare(
         self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
     ) -> tuple[Float[Tensor, "*BHq L A"], Float[Tensor, "*BH S A"]]:
-        """Each through its part of the weight."""
+        """Return both, each projected by its part of the weight."""
         features = query.shape[-1]
         if features + key.shape[-1] != self.weight.shape[-2]:
             raise InvalidValueError(
@@ -189,18 +190,18 @@ class LuongConcat(nn.Module):
         return widened(project(query, of_query, _WEIGHT, "query")), widened(project(key, of_key, _WEIGHT, "key"))
 
     def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
-        """The product of v and tanh(query + key)."""
+        """Return v . tanh(query + key) of every pair."""
         return _tanh_pairs(query, key, self.v)
 
     def extra_repr(self) -> str:
-        """Shape."""
+        """Return the shape of the weight, for the module's text."""
         return f"weight={tuple(self.weight.shape)}"
 
 
 def luong_concat(
     v: Float[Tensor, " A"] | Float[Tensor, "Hq A"], weight: Float[Tensor, "both A"] | Float[Tensor, "H both A"]
 ) -> LuongConcat:
-    """Luong's concat score, v . tanh([q; k] W); not scaled where no scale is given.
+    """Luong's concat score, v . tanh([q; k] W); not scaled unless a scale is given.
 
     Args:
         v: (A,), or (Hq, A) for each query head.
@@ -211,7 +212,7 @@ def luong_concat(
         The score, an nn.Module; it takes query (..., Hq, L, E) and key (..., H, S, Ek). Dtypes as in `additive`.
 
     Raises:
-        InvalidTypeError: a weight is no floating tensor.
+        InvalidTypeError: a weight is not a floating tensor.
         InvalidValueError: weights of other dimensions or of different A, or, in a call, of other features or heads.
 
     Example:
@@ -244,18 +245,18 @@ class KerasAdditive(nn.Module):
 
     @property
     def default_scale(self) -> ScaleRule:
-        """None: v sets the range."""
+        """Return `none()`: v sets the range of the logits."""
         return none()
 
     @property
     def width(self) -> None:
-        """As many as the query has features."""
+        """Return None: a pair holds as many numbers as the query has features."""
         return
 
     def prepare(
         self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"]
     ) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S E"]]:
-        """Both as they are, half types as float32."""
+        """Return both unchanged, half types as float32."""
         check_same_features(query, key, "a Keras additive score")
         if self.v is not None:
             check_heads(self.v, 2, query, _KERAS_V, "query")
@@ -267,12 +268,12 @@ class KerasAdditive(nn.Module):
         return widened(query), widened(key)
 
     def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
-        """The product of v and tanh(query + key)."""
+        """Return v . tanh(query + key) of every pair."""
         return _tanh_pairs(query, key, self.v)
 
 
 def keras_additive(v: Float[Tensor, " E"] | Float[Tensor, "Hq E"] | None = None) -> KerasAdditive:
-    """The score of Keras's `AdditiveAttention`, v . tanh(q + k); not scaled where no scale is given.
+    """The score of Keras's `AdditiveAttention`, v . tanh(q + k); not scaled unless a scale is given.
 
     Args:
         v: (E,), Keras's `scale` weight, or (Hq, E) for each query head; None: all ones (`use_scale=False`).
@@ -282,7 +283,7 @@ def keras_additive(v: Float[Tensor, " E"] | Float[Tensor, "Hq E"] | None = None)
         float32.
 
     Raises:
-        InvalidTypeError: v is no floating tensor.
+        InvalidTypeError: v is not a floating tensor.
         InvalidValueError: v has other dimensions, or, in a call, other features or heads than the query.
 
     Example:
@@ -302,18 +303,19 @@ def _tanh_pairs(
     key: Float[Tensor, "*#BHq S A"],
     v: Float[Tensor, " A"] | Float[Tensor, "Hq A"] | None,
 ) -> Float[Tensor, "*BHq R S"]:
-    """Scores of queries and keys.
+    """Return the scores of projected queries and keys.
 
     Args:
         query: projected, bias included.
         key: projected.
         v: (A,), or (Hq, A) for each head; None: all ones.
     """
-    # In place: the sum is needed by no derivative, and a block is the largest tensor of the call.
+    # In place: no derivative needs the sum, and a block is the largest tensor of the call.
     bent = (query.unsqueeze(-2) + key.unsqueeze(-3)).tanh_()
     if v is None:
         return bent.sum(-1)
     if v.ndim == 2 and query.ndim == 2:
         v = v[0]
+    # A matrix-vector product, because `bent * v` would allocate another block.
     product = bent.flatten(-3, -2) @ v.to(bent.dtype).unsqueeze(-1)
     return product.reshape(bent.shape[:-1])

@@ -29,22 +29,22 @@ class Bilinear(nn.Module):
 
     @property
     def default_scale(self) -> ScaleRule:
-        """1 / sqrt(E) of the query for `bilinear`, 1 for `luong_general`."""
+        """Return 1 / sqrt(E) of the query for `bilinear`, 1 for `luong_general`."""
         return self._rule
 
     def fold(
         self, query: Float[Tensor, "*#BHq L E"], key: Float[Tensor, "*BH S Ek"]
     ) -> tuple[Float[Tensor, "*BHq L Ek"], Float[Tensor, "*BH S Ek"]]:
-        """Query (..., Hq, L, Ek), and the key as it is."""
+        """Return the query times W, (..., Hq, L, Ek), and the key unchanged."""
         return project(query, self.weight, "the weight of a bilinear score", "query"), key
 
     def extra_repr(self) -> str:
-        """Shape and rule."""
+        """Return shape and rule, for the module's text."""
         return f"weight={tuple(self.weight.shape)}, default_scale={self._rule}"
 
 
 def bilinear(weight: Float[Tensor, "E Ek"] | Float[Tensor, "Hq E Ek"]) -> Bilinear:
-    """A bilinear form, score = q^T W k, scaled by 1 / sqrt(E), E of the query, where no scale is given.
+    """A bilinear form, score = q^T W k, scaled by 1 / sqrt(E) of the query unless a scale is given.
 
     Args:
         weight: W, (E, Ek), or (Hq, E, Ek) for each query head; a Parameter is trained with the module. It is cast to
@@ -54,7 +54,7 @@ def bilinear(weight: Float[Tensor, "E Ek"] | Float[Tensor, "Hq E Ek"]) -> Biline
         The score, an nn.Module; it takes query (..., Hq, L, E) and key (..., H, S, Ek).
 
     Raises:
-        InvalidTypeError: the weight is no floating tensor.
+        InvalidTypeError: the weight is not a floating tensor.
         InvalidValueError: the weight has other dimensions, or, in a call, does not fit the query.
 
     Example:
@@ -70,16 +70,16 @@ def bilinear(weight: Float[Tensor, "E Ek"] | Float[Tensor, "Hq E Ek"]) -> Biline
 
 
 def luong_general(weight: Float[Tensor, "E Ek"] | Float[Tensor, "Hq E Ek"]) -> Bilinear:
-    """Luong's general score, q^T W k; not scaled where no scale is given, as in the paper.
+    """Luong's general score, q^T W k; not scaled unless a scale is given, as in the paper.
 
     Args:
         weight: W, (E, Ek), or (Hq, E, Ek) for each query head.
 
     Returns:
-        The score, an nn.Module; see `bilinear`, which differs by its scale alone.
+        The score, an nn.Module; see `bilinear`, which differs only in its scale.
 
     Raises:
-        InvalidTypeError: the weight is no floating tensor.
+        InvalidTypeError: the weight is not a floating tensor.
         InvalidValueError: the weight has other dimensions, or, in a call, does not fit the query.
 
     Example:

@@ -28,25 +28,27 @@ if TYPE_CHECKING:
 
 
 def l2(x: Float[Tensor, "*x"], eps: float) -> Float[Tensor, "*x"]:
-    """Length 1, x / |x| over the last dimension; 0, with gradient 0, where |x| is at most eps."""
+    """Return x / |x| over the last dimension, of length 1; 0, with gradient 0, if |x| is at most eps."""
     square = x.square().sum(-1, keepdim=True)
-    # NaN compares False: both branches are safe for every derivative, and NaN * 0 is still NaN.
+    # A comparison with NaN is False, so that NaN takes the safe branch, and x * 0 is still NaN. The inner `where` keeps
+    # the derivative of rsqrt finite at 0.
     long = square > eps * eps
     inverse = torch.where(long, torch.where(long, square, 1.0).rsqrt(), 0.0)
     return x * inverse
 
 
 def rms(x: Float[Tensor, "*x"], eps: float) -> Float[Tensor, "*x"]:
-    """Length sqrt(E), x / sqrt(mean x^2 + eps) over the last dimension."""
+    """Return x / sqrt(mean x^2 + eps) over the last dimension, of length sqrt(E)."""
     return functional.rms_norm(x, x.shape[-1:], eps=eps)
 
 
 def layer(x: Float[Tensor, "*x"], eps: float) -> Float[Tensor, "*x"]:
-    """Length sqrt(E) and sum 0, (x - mean) / sqrt(variance + eps) over the last dimension."""
+    """Return (x - mean) / sqrt(variance + eps) over the last dimension, of length sqrt(E) and sum 0."""
     return functional.layer_norm(x, x.shape[-1:], eps=eps)
 
 
-# name -> function, and the eps that its users know: torch's normalize, Llama's and Qwen's RMSNorm, torch's LayerNorm
+# name -> function, and the eps that users expect: that of torch's normalize, of Llama's and Qwen's RMSNorm, and of
+# torch's LayerNorm
 NORMS: dict[str, tuple[Callable[[Tensor, float], Tensor], float]] = {
     "l2": (l2, 1e-12),
     "rms": (rms, 1e-6),
@@ -58,9 +60,9 @@ _HINT = "A gain is one number, (Hq,) for each query head, or broadcastable to (H
 
 
 class LearnedGain(nn.Module):
-    """A learned gain a head as in Swin Transformer V2: exp(min(logit_scale, log(maximum))).
+    """A learned gain for each head, as in Swin Transformer V2: exp(min(logit_scale, log(maximum))).
 
-    At the maximum the gradient is 0 above the bound; there only weight decay brings the parameter back.
+    Above the maximum the gradient is 0, so that only weight decay brings the parameter back.
 
     Args:
         heads: query heads, or 1 for one gain that all share.
@@ -104,16 +106,16 @@ class LearnedGain(nn.Module):
         self.logit_scale = nn.Parameter(torch.full(shape, math.log(start), dtype=dtype, device=device))
 
     def forward(self) -> Float[Tensor, "heads 1 1"]:
-        """The gains, (heads, 1, 1)."""
+        """Return the gains, (heads, 1, 1)."""
         return self.logit_scale.clamp(max=math.log(self.maximum)).exp()
 
     def extra_repr(self) -> str:
-        """Heads and bound."""
+        """Return heads and maximum, for the module's text."""
         return f"heads={self.logit_scale.shape[0]}, maximum={self.maximum}"
 
 
 def checked_gain(gain: object) -> Float[Tensor, "..."] | nn.Module | float | None:
-    """The gain, if it is of a kind that `gain_for` knows."""
+    """Return the gain if it is of a kind that `gain_for` accepts."""
     if gain is None or isinstance(gain, Tensor | nn.Module):
         if isinstance(gain, Tensor):
             check_class("a gain", gain)
@@ -126,10 +128,10 @@ def checked_gain(gain: object) -> Float[Tensor, "..."] | nn.Module | float | Non
 def gain_for(
     gain: Float[Tensor, "..."] | nn.Module | float, query: Float[Tensor, "*BHqLE"]
 ) -> Float[Tensor, "*#BHqLE"] | float:
-    """The factor on a query (..., Hq, L, E), shaped for it.
+    """Return the factor on a query (..., Hq, L, E), in a shape that broadcasts to it.
 
     Raises:
-        InvalidTypeError: a module that gives no floating tensor.
+        InvalidTypeError: a module that returns no floating tensor.
         InvalidValueError: a gain that does not broadcast to the query.
     """
     found = gain() if isinstance(gain, nn.Module) else gain
@@ -165,20 +167,20 @@ class Cosine(nn.Module):
 
     @property
     def default_scale(self) -> ScaleRule:
-        """1 for l2, where the gain is the scale; 1 / sqrt(E) for rms and layer, whose vectors have length sqrt(E)."""
+        """Return 1 for l2 (its gain is the scale), 1 / sqrt(E) for rms and layer (of length sqrt(E))."""
         return none() if self.norm == "l2" else sqrt_dk()
 
     def fold(
         self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"]
     ) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S E"]]:
-        """Both normalised, the query times the gain; computed in float32 for half types, and rounded once."""
+        """Return both normalised, the query times the gain; half types are computed in float32 and rounded once."""
         unit = self._normed(widened(query), self.eps)
         if self.gain is not None:
             unit = unit * gain_for(self.gain, query)
         return unit.to(query.dtype), self._normed(widened(key), self.eps).to(key.dtype)
 
     def extra_repr(self) -> str:
-        """Norm, and the gain where it is a number."""
+        """Return the norm, and the gain if it is a number, for the module's text."""
         return f"norm={self.norm!r}" + (f", gain={self.gain}" if isinstance(self.gain, float) else "")
 
 
@@ -198,8 +200,8 @@ def cosine(
         eps: bound on the length (l2) or term under the root; None: 1e-12 for l2, 1e-6 for rms, 1e-5 for layer.
 
     Returns:
-        The score, an nn.Module; it takes query (..., Hq, L, E) and key (..., H, S, E). Where no scale is given, l2
-        has none, and rms and layer have 1 / sqrt(E).
+        The score, an nn.Module; it takes query (..., Hq, L, E) and key (..., H, S, E). If no scale is given, l2 is not
+        scaled, and rms and layer are scaled by 1 / sqrt(E).
 
     Raises:
         InvalidValueError: an unknown norm; a number that is NaN or infinite; a gain that fits no query.
@@ -215,8 +217,8 @@ def cosine(
         Henry et al. 2020, arXiv:2010.04245; Liu et al. 2022, arXiv:2111.09883.
 
     Differs from:
-        `torch.nn.functional.normalize`, which divides a vector shorter than eps by eps: here it gives 0, and a gradient
-        of 0 in place of one of 1e12.
+        `torch.nn.functional.normalize`, which divides a vector shorter than eps by eps: here the result is 0, with
+        gradient 0 instead of 1e12.
     """
     if norm not in NORMS:
         raise InvalidValueError(f"norm is one of {', '.join(NORMS)}; got {norm!r}", hint="Pass norm='l2'.")

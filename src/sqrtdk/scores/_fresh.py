@@ -33,7 +33,7 @@ def fresh_bilinear(
         The score, with the parameter `weight`.
 
     Raises:
-        InvalidTypeError: a size is no whole number.
+        InvalidTypeError: a size is not an integer.
         InvalidValueError: a size is below 1.
 
     Example:
@@ -65,15 +65,15 @@ def fresh_additive(
         hidden: A.
         heads: query heads; None: one set of weights for all.
         key_heads: key heads where they are fewer; None: `heads`.
-        bias: whether there is one; it starts at 0.
+        bias: whether to add a bias, which starts at 0.
         dtype: of the parameters; None: torch's default.
         device: of the parameters.
 
     Returns:
-        The score, with the parameters `v`, `query_weight`, `key_weight` and, if wanted, `bias`.
+        The score, with the parameters `v`, `query_weight`, `key_weight` and, if requested, `bias`.
 
     Raises:
-        InvalidTypeError: a size is no whole number.
+        InvalidTypeError: a size is not an integer.
         InvalidValueError: a size is below 1.
 
     Example:

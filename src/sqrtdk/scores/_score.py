@@ -1,4 +1,4 @@
-"""What a score function is, how its weights are kept, and the two scores that have none: dot product and distance.
+"""The interfaces of score functions, their weights, and the two scores without weights: dot product and distance.
 
 A score either changes q and k so that their dot product is the score (`FoldedScore`), or scores pairs (`PairScore`).
 """
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def keep(module: nn.Module, name: str, value: object, what: str, shapes: dict[int, str]) -> None:
-    """Keep a weight under `name`: a Parameter as such, a plain tensor as a buffer, through which gradients still flow.
+    """Store a weight under `name`: a Parameter as such, a plain tensor as a buffer, through which gradients still flow.
 
     Args:
         module: the owner.
-        name: of the attribute.
-        value: what the caller passed.
-        what: words for it, which begin the message.
-        shapes: the shapes that it may have, in words, by their number of dimensions.
+        name: name of the attribute.
+        value: the value that the caller passed.
+        what: name of the weight, with which the message begins.
+        shapes: the permitted shapes as text, by their number of dimensions.
     """
     if not isinstance(value, Tensor):
         raise InvalidTypeError(f"{what} is a tensor; got {type(value).__name__}", hint="torch.as_tensor makes one.")
@@ -45,14 +45,14 @@ def keep(module: nn.Module, name: str, value: object, what: str, shapes: dict[in
 
 
 def heads_of(tensor: Float[Tensor, "... L E"]) -> int:
-    """Heads of a query or a key; 1 where there is no such dimension."""
+    """Return the number of heads of a query or a key; 1 if it has no such dimension."""
     return tensor.shape[-3] if tensor.ndim > 2 else 1
 
 
 def check_heads(
     weight: Float[Tensor, "..."], dims: int, tensor: Float[Tensor, "... L E"], what: str, kind: str
 ) -> None:
-    """Refuse a weight of `dims` dimensions with another number of heads than the tensor's; fewer dimensions: shared."""
+    """Raise for a weight of `dims` dimensions whose heads are not the tensor's; with fewer dimensions it is shared."""
     if weight.ndim == dims and weight.shape[0] != heads_of(tensor):
         raise InvalidValueError(
             f"{what} has a part for each of {weight.shape[0]} heads; got a {kind} of {heads_of(tensor)} heads",
@@ -66,7 +66,7 @@ def project(
     what: str,
     kind: str,
 ) -> Float[Tensor, "*BH L A"]:
-    """`tensor` (..., H, n, E) times `weight` (E, A) or (H, E, A), in the tensor's dtype."""
+    """Return `tensor` (..., H, n, E) times `weight` (E, A) or (H, E, A), in the tensor's dtype."""
     if tensor.shape[-1] != weight.shape[-2]:
         raise InvalidValueError(
             f"{what} takes a {kind} of {weight.shape[-2]} features; got {tensor.shape[-1]}",
@@ -78,7 +78,7 @@ def project(
 
 
 def check_same_features(query: Float[Tensor, "... E"], key: Float[Tensor, "... Ek"], what: str) -> None:
-    """Refuse a query and a key of different widths."""
+    """Raise if query and key have different widths."""
     if query.shape[-1] != key.shape[-1]:
         raise InvalidValueError(
             f"{what} takes a query and a key of the same features; got {query.shape[-1]} and {key.shape[-1]}",
@@ -87,31 +87,31 @@ def check_same_features(query: Float[Tensor, "... E"], key: Float[Tensor, "... E
 
 
 def widened(tensor: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-    """The tensor in float32 where it is of a half type."""
+    """Return the tensor in float32 if it is of a half type."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 @runtime_checkable
 class FoldedScore(Protocol):
-    """A score that is the dot product of a changed query and a changed key: it runs on every kernel."""
+    """A score that is the dot product of a changed query and a changed key: every kernel can compute it."""
 
     @property
     def default_scale(self) -> ScaleRule:
-        """The rule that holds where no scale is given."""
+        """The rule that applies if no scale is given."""
 
     def fold(
         self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
     ) -> tuple[Float[Tensor, "*BHq L A"], Float[Tensor, "*BH S A"]]:
-        """Query and key whose dot product is the score."""
+        """Return the query and key whose dot product is the score."""
 
 
 @runtime_checkable
 class PairScore(Protocol):
-    """A score of pairs, which no dot product gives exactly: it runs block by block."""
+    """A score of pairs that no dot product gives exactly: it is computed block by block."""
 
     @property
     def default_scale(self) -> ScaleRule:
-        """The rule that holds where no scale is given."""
+        """The rule that applies if no scale is given."""
 
     @property
     def width(self) -> int | None:
@@ -120,14 +120,14 @@ class PairScore(Protocol):
     def prepare(
         self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
     ) -> tuple[Float[Tensor, "*BHq L A"], Float[Tensor, "*BH S A"]]:
-        """What is done once, before the blocks: whole query and key, changed.
+        """Return the whole query and key as `pairs` needs them; called once, before the blocks.
 
-        Shapes are checked here, and projections made. Both keep their heads and lengths; half types come back as
-        float32, so that nothing is rounded between here and the softmax.
+        It checks shapes and applies projections. Both keep their heads and lengths; half types are returned as float32,
+        so that nothing is rounded between here and the softmax.
         """
 
     def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
-        """Scores of prepared queries and keys, key heads repeated."""
+        """Return the scores of prepared queries and keys; key heads are already repeated to the query's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +136,18 @@ class Dot:
 
     @property
     def default_scale(self) -> ScaleRule:
-        """1 / sqrt(E)."""
+        """Return 1 / sqrt(E)."""
         return sqrt_dk()
 
     def fold(
         self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"]
     ) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S E"]]:
-        """Both as they are."""
+        """Return both unchanged."""
         return query, key
 
 
 def dot() -> Dot:
-    """The dot product, score = q . k, scaled by 1 / sqrt(E) where no scale is given.
+    """The dot product, score = q . k, scaled by 1 / sqrt(E) unless a scale is given.
 
     Returns:
         The score; it takes query (..., Hq, L, E) and key (..., H, S, E).
@@ -171,28 +171,29 @@ class Distance:
 
     @property
     def default_scale(self) -> ScaleRule:
-        """None: what unit distances are in is the caller's."""
+        """Return `none()`: only the caller knows the unit of distances."""
         return none()
 
     @property
     def width(self) -> None:
-        """As many as the query has features."""
+        """Return None: a pair holds as many numbers as the query has features."""
         return
 
     def prepare(
         self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"]
     ) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S E"]]:
-        """Both as they are, half types as float32."""
+        """Return both unchanged, half types as float32."""
         check_same_features(query, key, "a distance score")
         return widened(query), widened(key)
 
     def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
-        """-|query - key|^2."""
+        """Return -|query - key|^2 of every pair."""
+        # The difference first: |q|^2 - 2 q . k + |k|^2 would cancel for near vectors far from the origin.
         return -(query.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1)
 
 
 def distance() -> Distance:
-    """The negative squared distance, score = -|q - k|^2; not scaled where no scale is given.
+    """The negative squared distance, score = -|q - k|^2; not scaled unless a scale is given.
 
     A Gaussian kernel of standard deviation sigma is `scale=fixed(0.5 / sigma**2)`.
 
