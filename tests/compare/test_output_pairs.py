@@ -238,10 +238,10 @@ def test_calls_that_cannot_be_told_apart_explain_nothing() -> None:
 
 
 def test_of_several_states_the_one_that_belongs_is_compared() -> None:
-    """A port that returns the embeddings and the state behind every layer, the last of them last."""
+    """A port that returns a buffer without numbers and the state behind every layer, the last of them last."""
     a = decoder(returned=lambda logits, _: {"logits": logits})
     a_hidden = decoder(returned=lambda _, hidden: {"last_hidden_state": hidden})
-    port = decoder(returned=lambda _, hidden: {"states": [torch.zeros_like(hidden), hidden / 2, hidden]})
+    port = decoder(returned=lambda _, hidden: {"states": [hidden * torch.nan, hidden / 2, hidden]})
     report = diff(a_hidden, port, IDS)
     assert [(one.name, one.same) for one in report.outputs] == [("last_hidden_state", True)]
     assert report.same is True

@@ -68,12 +68,8 @@ def run(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Measure anew and replace what is there.")] = False,
     engine: Annotated[Engine, typer.Option(help="What trains the models of the training claims.")] = "pool",
-    workers: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Processes of the engine.", show_default="one a CPU")
-    ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="A Ray cluster.", show_default="one is started here")
-    ] = None,
+    workers: options.Workers = None,
+    ray_address: options.RayAddress = None,
     lang: options.Lang = "auto",
     json_: options.Json = False,
     show_traceback: options.ShowTraceback = False,
@@ -174,12 +170,8 @@ def sweep(
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="The first seed.")] = 0,
     rows: Annotated[int, typer.Option(metavar="N", help="Rows of a cell.")] = 512,
     engine: Annotated[str, typer.Option(metavar="NAME", help="Where cells are computed: local, pool, ray.")] = "local",
-    workers: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Processes of the engine.", show_default="one a CPU")
-    ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="A Ray cluster.", show_default="one is started here")
-    ] = None,
+    workers: options.Workers = None,
+    ray_address: options.RayAddress = None,
     force: Annotated[bool, typer.Option("--force", help="Begin anew, whatever the directory holds.")] = False,
     json_: options.Json = False,
     lang: options.Lang = "auto",

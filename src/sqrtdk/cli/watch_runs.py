@@ -104,12 +104,8 @@ def checkpoints(
         Literal["local", "pool", "ray"],
         typer.Option(help="Where: this process, several, or a Ray cluster."),
     ] = "local",
-    workers: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Processes of the engine.", show_default="one a CPU")
-    ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="A Ray cluster.", show_default="one is started here")
-    ] = None,
+    workers: options.Workers = None,
+    ray_address: options.RayAddress = None,
     anew: Annotated[bool, typer.Option("--anew", help="Measure all again, whatever RUN holds.")] = False,
     attn: options.Attn = None,
     text: options.TextFile = None,

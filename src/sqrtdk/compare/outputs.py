@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
 
 from sqrtdk.compare.chain import Chain, Entry
 from sqrtdk.compare.changes import LAYER
 from sqrtdk.compare.measured import FEW, Blind, Both, Size, as_rounding, errors_of, judged, padding_of, rows_of
+from sqrtdk.compare.numbers import difference
 from sqrtdk.compare.precision import unit
 from sqrtdk.compare.records import OutputDiff, PairDiff
 from sqrtdk.compare.sides import Exact, Side
@@ -56,7 +56,9 @@ def pair_outputs(a: Side, b: Side, blind: Blind) -> tuple[tuple[Both, ...], Ends
     left = [name for name in other if name not in names and other[name].shape == one[first].shape]
     # `model(ids).logits` on one side, `model(ids)` on the other
     if first not in names and left:
-        names[first] = min(left, key=lambda name: _distance(one[first], other[name]))
+        names[first] = min(
+            left, key=lambda name: float(difference(one[first].cpu().double(), other[name].cpu().double()).norm())
+        )
     dtypes = [getattr(torch, side.info.dtype, None) for side in (a, b)]
     paired = []
     for name in filter(names.__contains__, one):
@@ -84,12 +86,6 @@ def pair_outputs(a: Side, b: Side, blind: Blind) -> tuple[tuple[Both, ...], Ends
     ]
     differ = tuple(OutputDiff(name, False, None, None, reason) for name, reason in shapes_of.items())
     return tuple(paired), Ends(differ, notes=tuple(notes))
-
-
-def _distance(a: Tensor, b: Tensor) -> float:
-    """Returns the length of the difference over numbers that are finite on both sides."""
-    off = a.cpu().double() - b.cpu().double()
-    return float(off[off.isfinite()].norm())
 
 
 def compare_outputs(

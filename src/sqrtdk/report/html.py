@@ -69,9 +69,7 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
         "folds": fold_calls(calls),
         "causes": consequences(report.findings),
         "verdicts": [(*key, verdicts[key]) for key in product(VERDICTS, (False, True)) if verdicts[key]],
-        "premises": list(dict.fromkeys(plain(str(note)) for note in report.environment.get("notes") or ()))[
-            :_MOST_NOTES
-        ],
+        "premises": _premises(report),
         "result": RESULTS[report.outcome],
         "mode": both(MODES.get(report.mode, Text(report.mode, report.mode))),
         "not_measured": [entry for entry in report.not_measured if not report.repeated(entry)],
