@@ -25,7 +25,7 @@ from sqrtdk.lab.figures import LEVEL, Figures
 from sqrtdk.lab.judge import Verdict, judge
 from sqrtdk.lab.record import figure_of
 from sqrtdk.lab.register import CLAIMS
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 from sqrtdk.report.lab_words import ANSWERS, ANSWERS_MEAN, PARTS
 from sqrtdk.report.lab_words import WORDS as LAB_WORDS
 

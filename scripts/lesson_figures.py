@@ -25,7 +25,7 @@ from matplotlib.figure import Figure as Canvas
 from made import ROOT, settle
 from sqrtdk.lab.figures import Axis, Figure, Figures, Plot, Series, curve, over
 from sqrtdk.lab.record import Record, read
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 from sqrtdk.report import axes, plots
 
 RECORDS = ROOT / "benchmarks" / "results" / "lesson"

@@ -13,7 +13,7 @@ from sqrtdk.lab.claim import EXPLANATIONS, GROUPS, Claim
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.runner import run_claim
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 
 # What the experiments answer, quick and full, for every seed that was tried.
 VERDICTS = {

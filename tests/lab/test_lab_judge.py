@@ -10,7 +10,7 @@ import pytest
 from sqrtdk.lab.claim import Expect, Part
 from sqrtdk.lab.figures import Figure, Figures
 from sqrtdk.lab.judge import judge
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 
 TEXT = Text("part", "部分")
 INTERVAL = Figure("x", 5.0, 4.0, 6.0, "t", 9)

@@ -17,7 +17,7 @@ from sqrtdk.lab.figures import Plot, Series
 from sqrtdk.lab.judge import Verdict
 from sqrtdk.lab.record import SCHEMA_VERSION, Record, read, to_json
 from sqrtdk.lab.runner import run_claim
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from sqrtdk.lab._arms import Arm, best_for_others, beyond, curve_plots, gap, tra
 from sqrtdk.lab.claim import Expect, Part, Run
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.judge import judge
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.training.models import Decoder, start, weights_of
 from sqrtdk.lab.training.settings import Settings
 from sqrtdk.lab.training.train import divergence, head_figures, overlap, train
+from sqrtdk.messages import Text
 
 DESIGN = {
     "seeds": 3,

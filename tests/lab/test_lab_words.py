@@ -11,8 +11,8 @@ import pytest
 
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.lab.register import CLAIMS
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import EVERY, LANGUAGES, Words, parse, words_of
+from sqrtdk.messages import Text
 
 FOLDER = Path(str(files("sqrtdk.lab.claims")))
 NAMES = [name.replace("-", "_") for name in CLAIMS]

@@ -23,7 +23,7 @@ from sqrtdk.lab.judge import Check, PartAnswer, Verdict
 from sqrtdk.lab.record import Outcome, Record
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.runner import run_claim
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 from sqrtdk.monitor.columns import HEADS
 from sqrtdk.monitor.manifest import read_manifest
 from sqrtdk.monitor.reading import read_run

@@ -19,7 +19,7 @@ from sqrtdk.lab.figures import Figure, Plot, Series, Style
 from sqrtdk.lab.judge import Check, PartAnswer, Verdict
 from sqrtdk.lab.record import Outcome, Record
 from sqrtdk.lab.runner import run_claim
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 from tests.report.sample_report import EVIL
 
 STYLES: tuple[Style, ...] = ("line", "curve", "dashed", "points", "bars")

@@ -11,7 +11,7 @@ from sqrtdk.lab.claim import EXPLANATIONS
 from sqrtdk.lab.figures import Figure
 from sqrtdk.lab.judge import Check
 from sqrtdk.lab.record import Record
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 from sqrtdk.report import lab_words, markup
 from sqrtdk.report.lab_page import bar, both, number, strip, to_html
 from sqrtdk.report.plain import plain

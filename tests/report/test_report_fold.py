@@ -4,7 +4,7 @@ import math
 import pytest
 
 from sqrtdk.audit.records import Finding
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 from sqrtdk.report.figures import worst_head
 from sqrtdk.report.fold import FoldedFinding, expected, fold_calls, fold_findings, values
 from tests.report.sample_report import head_stats, healthy, judged, sick, static

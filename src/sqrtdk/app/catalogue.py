@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sqrtdk._language import Language
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
 TAGS: Mapping[Language, str] = {"en": "en", "zh": "zh-CN"}

@@ -15,7 +15,7 @@ from sqrtdk.app import sample
 from sqrtdk.app.catalogue import Words
 from sqrtdk.app.settings import CONTROLS, Settings
 from sqrtdk.lab.figures import Axis, Plot, Series, curve
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 from sqrtdk.report import markup
 from sqrtdk.report.axes import empty
 from sqrtdk.report.plots import to_svg

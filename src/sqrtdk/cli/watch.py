@@ -59,7 +59,7 @@ def show(
             )
         _files.check_outputs((output,), force)
         columns = columns_of(statistic)
-        from sqrtdk.lab.text import say
+        from sqrtdk.messages import say
         from sqrtdk.report.watch_json import to_json
         from sqrtdk.report.watch_terminal import to_text
         from sqrtdk.report.watch_words import TERMINAL

@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 from sqrtdk.lab.claim import Run
 from sqrtdk.lab.figures import Axis, Figure, Place, Plot, Series, Style, curve
 from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.training.settings import Settings
 from sqrtdk.lab.training.train import CHANCE, train
+from sqrtdk.messages import Text
 
 SEEDS_APART = 1000  # first seeds of two runs of the lab differ by this, so that no seed is shared
 TASKS = {"text": "decoder", "strings": "encoder_decoder"}

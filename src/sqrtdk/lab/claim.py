@@ -17,7 +17,7 @@ import torch
 
 from sqrtdk.engines import Cell as Cell
 from sqrtdk.lab.figures import Figure, Figures, Place, Plot
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 
 Map = Callable[[Callable[[Cell], dict[str, Any]], Sequence[Cell]], list[dict[str, Any]]]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 
 LEVEL = 0.99  # confidence of every interval: a run has hundreds, and one in twenty misleading would be too many
 

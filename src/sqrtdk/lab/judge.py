@@ -9,7 +9,7 @@ from typing import Literal
 
 from sqrtdk.lab.claim import Expect, Part, Question
 from sqrtdk.lab.figures import Figure, Figures
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 
 Answer = Literal["holds", "fails", "partly", "depends", "undecided"]
 

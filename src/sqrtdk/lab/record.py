@@ -15,7 +15,7 @@ from sqrtdk._shown import Saved, Shown
 from sqrtdk.errors import InvalidValueError, kind_and_text
 from sqrtdk.lab.figures import LEVEL, Axis, Figure, Method, Place, Plot, Series, Style
 from sqrtdk.lab.judge import Answer, Check, PartAnswer, Verdict
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 
 SCHEMA_VERSION = 2
 Doubt = Literal["same", "undecided"]

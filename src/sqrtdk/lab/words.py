@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 
 LANGUAGES = ("en", "zh")
 EVERY = ("statement", "method", "control", "why")  # texts that every claim must have

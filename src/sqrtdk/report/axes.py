@@ -89,7 +89,7 @@ def empty(plot: Plot) -> bool:
 
     Example:
         >>> from sqrtdk.lab.figures import curve
-        >>> from sqrtdk.lab.text import Text
+        >>> from sqrtdk.messages import Text
         >>> zeros = Plot("zeros", Text("", ""), "$x$", "$y$", (curve("", [1, 2], [0, 0]),), "linear", "log", ())
         >>> empty(zeros)
         True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sqrtdk.audit.records import OK, UNMEASURED
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 from sqrtdk.report.watch_words import SEVERITY_WORDS
 
 RESULTS = {  # outcome of a report -> its word and its tone

@@ -13,7 +13,7 @@ from sqrtdk._sites import ROOT
 from sqrtdk.compare.records import DiffReport, PairDiff, SideInfo, Unpaired
 from sqrtdk.compare.words import UNKNOWN, place, share, short, told
 from sqrtdk.compare.words import listed as folded
-from sqrtdk.lab.text import say
+from sqrtdk.messages import say
 from sqrtdk.report.console import drawn, paragraph, wrapped
 from sqrtdk.report.diff_chinese import COMMA, MORE, paragraphs
 from sqrtdk.report.diff_fold import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sqrtdk._language import Language
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 from sqrtdk.report.said import read, said
 
 CATALOGUE = ("causes",)

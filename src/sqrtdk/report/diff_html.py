@@ -19,7 +19,7 @@ from sqrtdk._language import Choice
 from sqrtdk.compare.records import CANCELS, Cause, DiffReport, PairDiff, StageDiff
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.compare.words import UNKNOWN, place, share, short, told
-from sqrtdk.lab.text import Text, say
+from sqrtdk.messages import Text, say
 from sqrtdk.report import notebook, page
 from sqrtdk.report.diff_causes import CATALOGUE, CAUSES
 from sqrtdk.report.diff_chinese import paragraphs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 from sqrtdk.report.diff_fold import CANCELS, DIFFERS, FOLLOWS, SAME, UNJUDGED
 
 STAGE_WORDS = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sqrtdk._sites import fold, site_name
 from sqrtdk.audit.records import Finding, JudgedCall, broken
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 from sqrtdk.report.figures import number, ratio
 from sqrtdk.report.places import in_files, places_text
 

@@ -11,7 +11,7 @@ from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN
 from sqrtdk.audit.records import FAILING, SEVERITIES, UNMEASURED, CheckReport, Finding, JudgedCall
 from sqrtdk.audit.rules.numbers import REACHES
 from sqrtdk.audit.tolerance import close
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 from sqrtdk.report.figures import count, number
 from sqrtdk.report.fold import FoldedFinding, fold_findings
 from sqrtdk.report.headline_words import HEADLINE, joined, phrase

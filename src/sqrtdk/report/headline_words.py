@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqrtdk.lab.text import Text, filled
+from sqrtdk.messages import Text
 
 HEADLINE = {
     # between and around the parts
@@ -61,7 +61,7 @@ def phrase(key: str, /, **parts: object) -> Text:
         >>> phrase("at site", told=Text("a head", "一个头"), site="h.0").zh
         '一个头（h.0）'
     """
-    return filled(HEADLINE[key], **parts)
+    return HEADLINE[key].filled(**parts)
 
 
 def joined(parts: Iterable[Text], between: Text) -> Text:

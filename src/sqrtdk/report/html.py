@@ -18,7 +18,7 @@ from markupsafe import Markup
 from sqrtdk._language import Choice
 from sqrtdk._sites import site_name
 from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, JudgedCall
-from sqrtdk.lab.text import Text, filled, say
+from sqrtdk.messages import Text, say
 from sqrtdk.report import figures, notebook, page
 from sqrtdk.report import laws as law_table
 from sqrtdk.report.check_words import HEALTH_WORDS, MODES, RESULTS, STEPS, VERDICT_WORDS, WORDS
@@ -86,9 +86,9 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
         "step_word": lambda name: both(STEPS.get(name, Text(name, name))),
         "broken": _broken,
         "verdict_word": lambda name: both(VERDICT_WORDS[name]),
-        "calls_with": lambda name, count: both(filled(TERMINAL["calls with"], count=count, what=VERDICT_WORDS[name])),
+        "calls_with": lambda name, count: both(TERMINAL["calls with"].filled(count=count, what=VERDICT_WORDS[name])),
         "findings_with": lambda name, count: both(
-            filled(TERMINAL["findings with"], count=count, what=HEALTH_WORDS.get(name, Text(name, name)))
+            TERMINAL["findings with"].filled(count=count, what=HEALTH_WORDS.get(name, Text(name, name)))
         ),
         "at_text": lambda at: both(Text(at, at_text(at, "zh"))),
         "health_word": lambda name: both(HEALTH_WORDS.get(name, Text(name, name))),

@@ -13,7 +13,7 @@ from sqrtdk._language import Language
 from sqrtdk._sites import ROOT
 from sqrtdk.audit.cache import Blame, CacheCall, CacheForecast
 from sqrtdk.kv.findings import fix_text, scale_text
-from sqrtdk.lab.text import Text, filled
+from sqrtdk.messages import Text
 from sqrtdk.report.console import Column, listed, paragraph, print_table
 from sqrtdk.report.figures import number, percent
 from sqrtdk.report.page import both
@@ -78,7 +78,7 @@ def _blamed(one: Blame) -> Markup:
     """Return the cause of an error and its fix, in both languages."""
     cause = Text(one.cause, said(one.cause, "zh", TITLES))
     why, fix = (Text(text, said(text, "zh")) for text in (one.text, fix_text(one)))
-    return both(filled(_BLAME, cause=cause, why=why, fix=fix))
+    return both(_BLAME.filled(cause=cause, why=why, fix=fix))
 
 
 def row_of(call: CacheCall) -> tuple[str, ...]:

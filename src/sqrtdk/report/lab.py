@@ -18,7 +18,7 @@ from sqrtdk.lab.figures import number
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.runner import Done
-from sqrtdk.lab.text import Text, say
+from sqrtdk.messages import Text, say
 from sqrtdk.report import latex
 from sqrtdk.report.console import Cell, Column, drawn, paragraph, print_table
 from sqrtdk.report.lab_words import ANSWERS, TALLY, TERMINAL, WORDS

@@ -23,7 +23,7 @@ from sqrtdk.lab.figures import Figure
 from sqrtdk.lab.judge import Check, PartAnswer
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.runner import Done
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 from sqrtdk.report import markup, notebook, page
 from sqrtdk.report.lab_words import ANSWERS, ANSWERS_MEAN, MET, PARTS, WORDS
 from sqrtdk.report.plain import plain

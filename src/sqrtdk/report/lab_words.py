@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 
 ANSWERS = {
     "holds": Text("holds", "成立"),

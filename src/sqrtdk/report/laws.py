@@ -14,7 +14,7 @@ from rich.text import Text as Line
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT, ranges
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, LawAnswer
-from sqrtdk.lab.text import Text, filled, say
+from sqrtdk.messages import Text, say
 from sqrtdk.report.console import Column, paragraph, print_table
 from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
@@ -135,10 +135,10 @@ def what_of(row: Row, *, message: bool = False) -> Text:
     if answer.state != BROKEN or answer.finding is None:
         if not (about.en and reason.en):
             return reason if reason.en else about
-        return filled(WORDS["of"], about=about, why=reason)
+        return WORDS["of"].filled(about=about, why=reason)
     if message:
         return reason
-    return filled(WORDS["at"], about=about, site=answer.site) if answer.site else about
+    return WORDS["at"].filled(about=about, site=answer.site) if answer.site else about
 
 
 def draw_laws(console: Console, answers: Sequence[LawAnswer], language: Language = "en") -> None:
@@ -178,9 +178,9 @@ def caption(row: Row, most: int = WIDEST) -> Text:
     """Return the caption of a picture."""
     moved = row.answer.moved
     which = ranges([position for position, mark in enumerate(moved) if mark])
-    text = filled(WORDS["moved"], law=named_law(row.answer.law), last=len(moved) - 1, which=which)
+    text = WORDS["moved"].filled(law=named_law(row.answer.law), last=len(moved) - 1, which=which)
     each = each_of(moved, most)
-    return filled(WORDS["several"], text=text, count=each) if each > 1 else text
+    return WORDS["several"].filled(text=text, count=each) if each > 1 else text
 
 
 def counts(answers: Sequence[LawAnswer]) -> Text:
@@ -190,7 +190,7 @@ def counts(answers: Sequence[LawAnswer]) -> Text:
     for answer in answers:
         states[answer.law] = min(states.get(answer.law, NOT_ASKED), answer.state, key=order.index)
     tally = Counter(states.values())
-    return filled(WORDS["counts"], kept=tally[KEPT], broken=tally[BROKEN], not_asked=tally[NOT_ASKED])
+    return WORDS["counts"].filled(kept=tally[KEPT], broken=tally[BROKEN], not_asked=tally[NOT_ASKED])
 
 
 def section(answers: Sequence[LawAnswer]) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT
 from sqrtdk.audit.records import OK, UNMEASURED, CheckReport
-from sqrtdk.lab.text import say
+from sqrtdk.messages import say
 from sqrtdk.report import laws
 from sqrtdk.report.check_words import VERDICT_WORDS
 from sqrtdk.report.console import listed

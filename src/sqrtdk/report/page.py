@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 from sqrtdk._language import Choice
 from sqrtdk._sites import ROOT
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 from sqrtdk.report.plain import plain
 
 # "</script>" and "<!--" would end or open something in HTML; U+2028 and U+2029 break lines in older JavaScript

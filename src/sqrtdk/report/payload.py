@@ -9,7 +9,7 @@ from typing import Any
 
 from sqrtdk._sites import ROOT
 from sqrtdk.audit.records import FAILING, HEALTH, CheckReport, JudgedCall
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 from sqrtdk.report.check_words import SCRIPT_WORDS, STATISTICS
 from sqrtdk.report.plain import plain
 from sqrtdk.stats.heads import HeadStats, Histogram

@@ -104,7 +104,7 @@ def to_svg(plot: Plot) -> str:
 
     Example:
         >>> from sqrtdk.lab.figures import curve
-        >>> from sqrtdk.lab.text import Text
+        >>> from sqrtdk.messages import Text
         >>> square = Plot("square", Text("A square.", "平方。"), "$x$", "$x^2$", (curve("theory", [1, 2], [1, 4]),))
         >>> "</svg>" in to_svg(square), to_svg(square) == to_svg(square)
         (True, True)

@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sqrtdk._language import Language
+from sqrtdk.messages import Message
+from sqrtdk.messages import said as message_said
 
 CATALOGUES = ("findings", "laws", "alarms", "reasons", "verbs", "sources")
 TITLES = ("titles",)
@@ -67,8 +69,8 @@ def said(text: str, language: Language, catalogues: Catalogues = CATALOGUES) -> 
         >>> said("head 3 has a logit 61.5 above the mean of its row", "en"), said("another sentence", "zh")
         ('head 3 has a logit 61.5 above the mean of its row', 'another sentence')
     """
-    if language == "en":
-        return text
+    if language == "en" or isinstance(text, Message):
+        return message_said(text, language)
     chinese = _chinese(text, catalogues)
     return text if chinese is None else chinese
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT, fold_sites
 from sqrtdk.audit.records import OK, SEVERITIES, UNMEASURED, VERDICTS, CheckReport
-from sqrtdk.lab.text import say
+from sqrtdk.messages import say
 from sqrtdk.report.check_words import VERDICT_WORDS
 from sqrtdk.report.console import Column, drawn, listed, paragraph, print_table
 from sqrtdk.report.figures import number, percent, ratio, worst_head

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT
-from sqrtdk.lab.text import Text, say
+from sqrtdk.messages import Text, say
 
 WORDS = {
     # head

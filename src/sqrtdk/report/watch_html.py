@@ -17,7 +17,7 @@ from markupsafe import Markup
 from sqrtdk._language import Choice
 from sqrtdk._sites import site_name
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.lab.text import Text, filled
+from sqrtdk.messages import Text
 from sqrtdk.monitor.samples import NOT_MEASURED, Alarm
 from sqrtdk.report import page
 from sqrtdk.report.figures import number, percent
@@ -99,7 +99,7 @@ def to_html(runs: Sequence[Summary], compared: Comparison | None = None, languag
         "losses": lambda run: tuple(_loss(float(run.losses[at])) for at in (0, -1)),
         "least_loss": lambda run: _loss(min((x for x in run.losses.tolist() if not math.isnan(x)), default=math.nan)),
         "alarms_with": lambda name, count: both(
-            filled(TERMINAL["alarms with"], count=count, what=SEVERITY_WORDS.get(name, Text(name, name)))
+            TERMINAL["alarms with"].filled(count=count, what=SEVERITY_WORDS.get(name, Text(name, name)))
         ),
         "severity": lambda name: both(SEVERITY_WORDS.get(name, Text(name, name))),
         "means": lambda name: both(STATISTICS[name].meaning),
@@ -213,7 +213,7 @@ def _setting(key: str, value: Any) -> Markup:
 
 def _how(way: str, count: int) -> Markup:
     what = Text(way, said(way, "zh")) if way.startswith(NOT_MEASURED) else HOW_WORDS.get(way, Text(way, way))
-    return both(filled(TERMINAL["samples with"], count=count, what=what))
+    return both(TERMINAL["samples with"].filled(count=count, what=what))
 
 
 def _label(key: str, of: str) -> Markup:
@@ -232,4 +232,4 @@ def _loss(value: float) -> str:
 
 
 def _say(key: str, **parts: object) -> Markup:
-    return both(filled(WORDS[key], **parts))
+    return both(WORDS[key].filled(**parts))

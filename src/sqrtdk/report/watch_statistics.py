@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sqrtdk.lab.text import Text
+from sqrtdk.messages import Text
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

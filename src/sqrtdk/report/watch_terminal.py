@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sqrtdk._language import Language
-from sqrtdk.lab.text import say
+from sqrtdk.messages import say
 from sqrtdk.report.console import drawn, paragraph
 from sqrtdk.report.figures import number, percent
 from sqrtdk.report.plain import plain

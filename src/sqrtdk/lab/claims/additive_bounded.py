@@ -12,8 +12,8 @@ import sqrtdk
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figures, Plot, curve, over
 from sqrtdk.lab.intervals import largest, mean
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 from sqrtdk.scales import none
 from sqrtdk.scores import additive
 from sqrtdk.stats import RowStats

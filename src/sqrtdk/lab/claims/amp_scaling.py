@@ -12,9 +12,9 @@ from sqrtdk.lab._rows import factor, weights
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figure, Figures, Plot, over
 from sqrtdk.lab.intervals import bootstrap, geometric_mean, mean, ratio_of_means
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.training.models import StoredProducts
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 
 WORDS = words_of(__name__)
 

@@ -10,8 +10,8 @@ from sqrtdk.lab._teacher import LEARNED, TEACHER_STD, Start, fit
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figures, Plot, Series, Style, curve
 from sqrtdk.lab.intervals import geometric_mean, largest, mean
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 from sqrtdk.scores import bilinear, luong_general
 
 WORDS = words_of(__name__)

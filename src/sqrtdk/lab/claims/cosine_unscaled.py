@@ -12,8 +12,8 @@ from sqrtdk.lab._rows import own_keys
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figures, Plot, number, over
 from sqrtdk.lab.intervals import bootstrap, exact, largest, mean, ratio_of_means
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 from sqrtdk.scores import cosine
 from sqrtdk.theory import expected_entropy_nats
 

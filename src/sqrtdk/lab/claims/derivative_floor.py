@@ -8,8 +8,8 @@ from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.claims.softmax_example import LOGITS, WEIGHTS
 from sqrtdk.lab.figures import Figures, Plot, number, over
 from sqrtdk.lab.intervals import exact
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 
 WORDS = words_of(__name__)
 

@@ -10,8 +10,8 @@ from sqrtdk.lab._costs import peak_bytes, time_ratio
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figures, Plot, over
 from sqrtdk.lab.intervals import exact
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 from sqrtdk.nn import AdditiveAttention, ScaledDotProductAttention
 
 WORDS = words_of(__name__)

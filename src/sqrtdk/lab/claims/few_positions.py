@@ -10,8 +10,8 @@ from sqrtdk.lab._rows import demo_weights, factor, products, windows
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figures, Plot, curve, number
 from sqrtdk.lab.intervals import bootstrap, exact, geometric_mean, mean, proportion
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 from sqrtdk.models.demo import load_demo
 from sqrtdk.theory import expected_effective_keys
 

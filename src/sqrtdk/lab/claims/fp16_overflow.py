@@ -12,8 +12,8 @@ from sqrtdk.lab._rows import factor
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figures, Plot, over
 from sqrtdk.lab.intervals import mean, proportion
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 from sqrtdk.theory import largest_finite, spacing
 from sqrtdk.theory.ranges import DTYPES
 

@@ -8,8 +8,8 @@ from sqrtdk.lab._arms import train_arms
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figures, Plot, over
 from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 
 WORDS = words_of(__name__)
 

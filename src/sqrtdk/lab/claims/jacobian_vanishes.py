@@ -9,8 +9,8 @@ import torch
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figures, Plot, curve, over
 from sqrtdk.lab.intervals import largest, mean
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 from sqrtdk.stats import row_stats
 
 WORDS = words_of(__name__)

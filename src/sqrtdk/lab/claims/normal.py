@@ -10,8 +10,8 @@ from sqrtdk.lab._rows import dot_products, factor
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import LEVEL, Figure, Figures, Plot, curve, over
 from sqrtdk.lab.intervals import exact, mean
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 from sqrtdk.theory import dot_product_moments, logit_distribution
 
 WORDS = words_of(__name__)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figures, Plot, number, over
 from sqrtdk.lab.intervals import exact
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 from sqrtdk.theory.parameters import multi_head_terms
 
 WORDS = words_of(__name__)

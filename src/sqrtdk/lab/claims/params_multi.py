@@ -7,8 +7,8 @@ from torch import nn
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import exact
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 from sqrtdk.nn import MultiHeadAttention
 
 WORDS = words_of(__name__)

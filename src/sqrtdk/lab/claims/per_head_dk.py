@@ -9,8 +9,8 @@ from sqrtdk import AuxRequest
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figures, Plot, curve, over
 from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 from sqrtdk.nn import MultiHeadAttention
 
 WORDS = words_of(__name__)

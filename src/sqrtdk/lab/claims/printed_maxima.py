@@ -9,8 +9,8 @@ from sqrtdk.lab._rows import SIDES, factor, products
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figure, Figures, Plot, Series, curve, number
 from sqrtdk.lab.intervals import exact, mean, proportion
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 from sqrtdk.stats import row_stats
 
 WORDS = words_of(__name__)

@@ -8,8 +8,8 @@ from sqrtdk.lab._rows import factor, product_matrices
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figure, Figures, Plot, curve, number, over
 from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 from sqrtdk.theory import logit_distribution
 
 WORDS = words_of(__name__)

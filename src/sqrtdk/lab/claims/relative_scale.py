@@ -13,8 +13,8 @@ import sqrtdk
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figures, Plot, over
 from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 from sqrtdk.positions import alibi, deberta, rope, shaw, t5_bias
 from sqrtdk.scales import disentangled
 

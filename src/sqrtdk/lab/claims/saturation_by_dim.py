@@ -8,8 +8,8 @@ from sqrtdk.lab._rows import SIDES, factor, products
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figures, Plot, curve, over
 from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 from sqrtdk.stats import row_stats
 from sqrtdk.theory import expected_peak
 

@@ -9,8 +9,8 @@ from sqrtdk.lab._rows import own_keys
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figures, Plot, curve, number, over
 from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 from sqrtdk.scales import SCALES
 from sqrtdk.theory import expected_effective_keys
 

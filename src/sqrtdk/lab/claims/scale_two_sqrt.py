@@ -8,8 +8,8 @@ from sqrtdk.lab._teacher import TEACHER_STD, Fit, Start, fit
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figures, Plot, curve
 from sqrtdk.lab.intervals import geometric_mean, mean
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 from sqrtdk.scales import SCALES
 
 WORDS = words_of(__name__)

@@ -10,8 +10,8 @@ from sqrtdk.lab._rows import factor, normal_pairs, weights
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run, stable_seed
 from sqrtdk.lab.figures import Figures, Plot, Series, curve, number
 from sqrtdk.lab.intervals import bootstrap, exact, mean, proportion
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 
 WORDS = words_of(__name__)
 

@@ -8,9 +8,9 @@ from sqrtdk.lab._arms import FULL, QUICK, curve_plots, gap, train_arms
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figure, Figures, Plot, over
 from sqrtdk.lab.intervals import geometric_mean
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.training.train import CHANCE
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 
 WORDS = words_of(__name__)
 

@@ -12,8 +12,8 @@ from sqrtdk.lab._rows import factor, products
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figures, Plot, over
 from sqrtdk.lab.intervals import mean, proportion
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 from sqrtdk.theory.ranges import DTYPES
 
 WORDS = words_of(__name__)

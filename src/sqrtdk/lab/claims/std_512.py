@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqrtdk.lab._rows import dot_products, factor, root_mean_square
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figures, Plot, curve, over
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 
 WORDS = words_of(__name__)
 

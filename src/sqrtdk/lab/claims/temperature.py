@@ -12,8 +12,8 @@ from sqrtdk.lab._rows import own_keys, weights
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figures, Plot, curve, number, over
 from sqrtdk.lab.intervals import largest, mean, proportion
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 from sqrtdk.stats import row_stats
 from sqrtdk.theory import expected_entropy_nats, expected_jacobian_norm
 

@@ -8,8 +8,8 @@ from sqrtdk.lab._arms import FULL, QUICK, Arm, curve_plots, differences, gap, li
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figure, Figures, Place, Plot, over
 from sqrtdk.lab.intervals import geometric_mean, mean, proportion
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 
 WORDS = words_of(__name__)
 

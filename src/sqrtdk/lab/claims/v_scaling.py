@@ -9,8 +9,8 @@ from sqrtdk import attention
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
 from sqrtdk.lab.figures import Figures, Plot, over
 from sqrtdk.lab.intervals import bootstrap, largest, mean, ratio_of_means
-from sqrtdk.lab.text import Text
 from sqrtdk.lab.words import words_of
+from sqrtdk.messages import Text
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
 WORDS = words_of(__name__)

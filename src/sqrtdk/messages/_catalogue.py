@@ -1,0 +1,164 @@
+"""Reads the catalogue: one TOML file for each topic, and in it for each sentence a table with a text a language.
+
+The id of a sentence is the file's name and the table's, joined by dots. In words/laws.toml:
+
+    [causal.earlier_moves]  # id: laws.causal.earlier_moves
+    en = "outputs of {count} earlier positions of {cut} move with later tokens"
+    one = "outputs of {count} earlier position of {cut} move with later tokens"
+    zh = "前面 {cut} 个位置中有 {count} 个的输出随后面的词元变化"
+
+`one` is English for a `count` of 1. A placeholder is a name and nothing else: the caller writes its numbers out.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import string
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+LANGUAGES = ("en", "zh")
+SINGULAR = "one"
+COUNT = "count"  # the value that decides between `one` and `en`
+TOPICS = importlib.resources.files("sqrtdk.messages").joinpath("words")
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The same text in every language.
+
+    Attributes:
+        en: English.
+        zh: Simplified Chinese.
+        one: English for a count of 1, where it differs.
+    """
+
+    en: str
+    zh: str
+    one: str | None = None
+
+    def filled(self, /, **values: object) -> Text:
+        """Return the text with its placeholders filled in; a value may be a text of two languages itself.
+
+        Example:
+            >>> Text("{what} ({site})", "{what}（{site}）").filled(what=Text("a head", "一个头"), site="h.0").zh
+            '一个头（h.0）'
+        """
+        english = {name: value.en if isinstance(value, Text) else value for name, value in values.items()}
+        chinese = {name: value.zh if isinstance(value, Text) else value for name, value in values.items()}
+        return Text(self.english(values).format_map(english), self.zh.format_map(chinese))
+
+    def english(self, values: Mapping[str, object]) -> str:
+        """Return the English template for these values: its singular if `count` is 1."""
+        return self.one if self.one is not None and values.get(COUNT) in (1, "1") else self.en
+
+    def of(self, language: str) -> str:
+        """Return the text in a language."""
+        return self.zh if language == "zh" else self.en
+
+
+def say(text: Text, language: str, /, **values: object) -> str:
+    """Return a text in one language, with its placeholders filled in.
+
+    Example:
+        >>> say(Text("head {head}", "头 {head}"), "zh", head=3)
+        '头 3'
+    """
+    return (text.filled(**values) if values else text).of(language)
+
+
+@functools.cache
+def topic(name: str) -> Mapping[str, Text]:
+    """Return the texts of a topic by their keys: the tables' names, joined by dots."""
+    tables = tomllib.loads(TOPICS.joinpath(f"{name}.toml").read_text(encoding="utf-8"))
+    return {key: Text(**entry) for key, entry in entries(tables)}
+
+
+@functools.cache
+def topics() -> tuple[str, ...]:
+    """Return the names of all topics."""
+    return tuple(sorted(path.name.removesuffix(".toml") for path in TOPICS.iterdir() if path.name.endswith(".toml")))
+
+
+def template(id: str) -> Text:
+    """Return the text of an id with its placeholders.
+
+    Raises:
+        KeyError: there is no such sentence.
+
+    Example:
+        >>> template("joins.semicolon").en
+        '{first}; {second}'
+    """
+    name, _, key = id.partition(".")
+    # an id may come from an untrusted record: only a plain name becomes the name of a file
+    texts = topic(name) if name.isidentifier() and name in topics() else {}
+    if key not in texts:
+        raise KeyError(f"no sentence has the id {id!r}")
+    return texts[key]
+
+
+def entries(tables: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the entries that are not tables of tables, by their keys joined by dots."""
+    for key, entry in tables.items():
+        if isinstance(entry, dict) and entry and all(isinstance(one, dict) for one in entry.values()):
+            yield from entries(entry, f"{within}{key}.")
+        else:
+            yield within + key, entry
+
+
+def faults(entry: Any) -> Iterator[str]:
+    """Yield what is wrong with an entry: a missing language, a placeholder that another language lacks.
+
+    Example:
+        >>> list(faults({"en": "It is {peak}.", "zh": "它是 {top}。"}))
+        ["en has the placeholders 'peak', zh 'top'"]
+    """
+    if not isinstance(entry, dict):
+        yield f"a table with {' and '.join(LANGUAGES)} was expected; got {entry!r}"
+        return
+    for language in LANGUAGES:
+        if not isinstance(entry.get(language), str) or not entry[language].strip():
+            yield f"it has no text in {language}"
+    if others := set(entry) - {*LANGUAGES, SINGULAR}:
+        yield f"it has {_names(others)} beside {' and '.join(LANGUAGES)}"
+    names = {}
+    for language in (*LANGUAGES, SINGULAR):
+        if isinstance(words := entry.get(language), str):
+            try:
+                names[language] = placeholders(words)
+            except ValueError as error:
+                yield f"{language}: {error}"
+    for language in (LANGUAGES[1], SINGULAR):
+        if LANGUAGES[0] in names and names.get(language, names[LANGUAGES[0]]) != names[LANGUAGES[0]]:
+            yield f"en has the placeholders {_names(names['en'])}, {language} {_names(names[language])}"
+    if SINGULAR in names and COUNT not in names[SINGULAR]:
+        yield f"it has a singular and no placeholder {COUNT!r}"
+
+
+def placeholders(words: str) -> set[str]:
+    """Return the names of a text's placeholders.
+
+    Raises:
+        ValueError: a placeholder is more than a name.
+
+    Example:
+        >>> sorted(placeholders("{value} of {name}"))
+        ['name', 'value']
+    """
+    names = set()
+    for _, name, spec, conversion in string.Formatter().parse(words):
+        if name is None:
+            continue
+        if not name.isidentifier() or spec or conversion:
+            written = f"{name}{f'!{conversion}' if conversion else ''}{f':{spec}' if spec else ''}"
+            raise ValueError(f"a placeholder is a name in braces and nothing else; got {{{written}}}")
+        names.add(name)
+    return names
+
+
+def _names(names: set[str]) -> str:
+    return ", ".join(sorted(map(repr, names))) or "(none)"

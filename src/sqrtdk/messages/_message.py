@@ -1,0 +1,160 @@
+"""A sentence that knows how it was made, so that it can be said in another language and read by a program."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from sqrtdk._language import Language
+from sqrtdk.messages._catalogue import Text, placeholders, template
+
+Value = str | int | float
+_DEEPEST = 20  # sentences inside sentences; ours have 4 at most, so a deeper record is untrusted text
+_LONGEST = 2000  # characters; none of our sentences is longer
+
+
+class Message(str):
+    """A sentence of the catalogue: an English `str` that remembers its id and values.
+
+    Args:
+        id: "topic.key", see `sqrtdk.messages._catalogue`.
+        values: one for each placeholder, as it shall be written; a `Message` inside is said in the same language.
+
+    Raises:
+        KeyError: the id is not in the catalogue, or a placeholder has no value.
+
+    Example:
+        >>> message = Message("joins.brackets", first=Message("joins.same"), second="h.0")
+        >>> message, message.id, message.said("zh")
+        ('the same (h.0)', 'joins.brackets', '相同（h.0）')
+
+    Reference:
+        zope.i18nmessageid.Message, a `str` with the id and the mapping that made it.
+    """
+
+    __slots__ = ("id", "values")
+    id: str
+    values: Mapping[str, Value]
+
+    def __new__(cls, id: str, /, **values: Value) -> Message:
+        return cls._made(id, values, template(id).english(values).format_map(values))
+
+    @classmethod
+    def _made(cls, id: str, values: Mapping[str, Value], english: str) -> Message:
+        self = str.__new__(cls, english)
+        self.id = id
+        self.values = MappingProxyType(dict(values))
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Message._made, (self.id, dict(self.values), str(self))
+
+    def said(self, language: Language) -> str:
+        """Return the sentence in a language."""
+        return self.text.of(language) if language != "en" else str.__str__(self)
+
+    @property
+    def text(self) -> Text:
+        """The sentence in all languages."""
+        return Text(str.__str__(self), template(self.id).filled(**{n: text(v) for n, v in self.values.items()}).zh)
+
+
+def said(sentence: str, language: Language) -> str:
+    """Return a sentence in a language; a plain `str`, such as a name or an older record, stays as it is.
+
+    Example:
+        >>> said(Message("joins.same"), "zh"), said(Message("joins.same"), "en"), said("h.0", "zh")
+        ('相同', 'the same', 'h.0')
+    """
+    return sentence.said(language) if isinstance(sentence, Message) else sentence
+
+
+def text(value: object) -> Text:
+    """Return a value in all languages: a message in its own words, anything else as it is written."""
+    if isinstance(value, Text):
+        return value
+    return value.text if isinstance(value, Message) else Text(str(value), str(value))
+
+
+def word(id: str, language: Language, /, **values: Value) -> str:
+    """Return a sentence of the catalogue in a language.
+
+    Example:
+        >>> word("joins.comma", "zh", first="h.0", second="h.1")
+        'h.0、h.1'
+    """
+    return Message(id, **values).said(language)
+
+
+def joined(sentences: Sequence[str], by: str = "semicolon") -> str:
+    """Return sentences as one.
+
+    Args:
+        sentences: one or more.
+        by: "semicolon" joins sentences; "comma" joins items of a list; "and" puts "and" before the last item.
+
+    Example:
+        >>> joined(["q", "k", "v"], "and"), said(joined(["q", "k", "v"], "and"), "zh")
+        ('q, k and v', 'q、k 和 v')
+    """
+    if by == "and" and len(sentences) > 1:
+        return Message("joins.and", first=joined(sentences[:-1], "comma"), second=sentences[-1])
+    return functools.reduce(lambda first, second: Message(f"joins.{by}", first=first, second=second), sentences)
+
+
+def fields(sentence: str | None) -> dict[str, Any]:
+    """Return what a JSON record holds beside a sentence: `message_id` and `values`, both null for a plain text.
+
+    Example:
+        >>> fields(Message("joins.brackets", first=Message("joins.same"), second=3))
+        {'message_id': 'joins.brackets', 'values': {'first': {'message': 'the same', 'message_id': 'joins.same', \
+'values': {}}, 'second': 3}}
+        >>> fields("h.0")
+        {'message_id': None, 'values': None}
+    """
+    if not isinstance(sentence, Message):
+        return {"message_id": None, "values": None}
+    values = {
+        name: {"message": str.__str__(value)} | fields(value) if isinstance(value, Message) else value
+        for name, value in sentence.values.items()
+    }
+    return {"message_id": sentence.id, "values": values}
+
+
+def recorded(sentence: str, message_id: object, values: object) -> str:
+    """Return the sentence that a record holds: a `Message` if its `fields` fit the catalogue, else the plain text.
+
+    Args:
+        sentence: as recorded, in English; it stays as it is, even if the catalogue says it otherwise today.
+        message_id: of `fields`; None in older records.
+        values: of `fields`.
+
+    Example:
+        >>> recorded("the same", "joins.same", {}).said("zh")
+        '相同'
+        >>> type(recorded("another", "joins.unknown", {})).__name__
+        'str'
+    """
+    return _recorded(sentence, message_id, values, 0)
+
+
+def _recorded(sentence: str, id: object, values: object, depth: int) -> str:
+    if not isinstance(id, str) or not isinstance(values, dict) or depth > _DEEPEST or len(sentence) > _LONGEST:
+        return sentence
+    try:
+        names = placeholders(template(id).en)
+    except KeyError:
+        return sentence
+    read: dict[str, Value] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            inner = value.get("message")
+            if not isinstance(inner, str):
+                return sentence
+            value = _recorded(inner, value.get("message_id"), value.get("values"), depth + 1)
+        if not isinstance(value, (str, int, float)):
+            return sentence
+        read[name] = value
+    return Message._made(id, read, sentence) if set(read) == names else sentence

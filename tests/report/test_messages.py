@@ -1,0 +1,118 @@
+"""The catalogue: every sentence that code names is there with these values, and none is there that no code names."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import json
+import pickle
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import sqrtdk
+from sqrtdk._json import document
+from sqrtdk.messages import Message, fields, joined, recorded, said, word
+from sqrtdk.messages._catalogue import faults, placeholders, template, topic, topics
+
+SOURCE = Path(sqrtdk.__file__).parent
+MAKERS = ("Message", "word")
+
+
+@functools.cache
+def trees() -> Mapping[str, ast.Module]:
+    return {str(path.relative_to(SOURCE)): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
+
+
+def every_id() -> Iterator[str]:
+    for name in topics():
+        for key in topic(name):
+            yield f"{name}.{key}"
+
+
+def made() -> Iterator[tuple[str, ast.Call, str]]:
+    """Every call that makes a sentence of an id that stands there: file, call, id."""
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in MAKERS and node.args:
+                id = node.args[0]
+                if isinstance(id, ast.Constant) and isinstance(id.value, str) and "." in id.value:
+                    yield path, node, id.value
+
+
+@pytest.mark.parametrize("name", topics())
+def test_a_topic_has_no_faults(name: str) -> None:
+    from sqrtdk.messages._catalogue import TOPICS, entries, tomllib
+
+    tables = tomllib.loads(TOPICS.joinpath(f"{name}.toml").read_text(encoding="utf-8"))
+    assert {key: list(faults(entry)) for key, entry in entries(tables) if list(faults(entry))} == {}
+
+
+def test_every_sentence_that_is_made_is_in_the_catalogue_with_its_values() -> None:
+    wrong, ids = [], set(every_id())
+    for path, call, id in made():
+        given = {keyword.arg for keyword in call.keywords}
+        if id not in ids:
+            wrong.append(f"{path}:{call.lineno}: {id} is not in the catalogue")
+        elif None not in given and given != placeholders(template(id).en):
+            wrong.append(f"{path}:{call.lineno}: {id} has {placeholders(template(id).en)}, and got {given}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_sentence_of_the_catalogue_is_made() -> None:
+    named, prefixes = set(), set()
+    for tree in trees().values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                named.add(node.value)
+            if isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
+                prefixes.add(str(node.values[0].value))
+    starts = tuple(prefix for prefix in prefixes if prefix.partition(".")[0] in topics() and "." in prefix)
+    assert [id for id in every_id() if id not in named and not id.startswith(starts)] == []
+
+
+MESSAGE = Message("joins.brackets", first=Message("joins.same"), second=3)
+
+
+def test_a_message_survives_pickle_copy_and_json() -> None:
+    for twin in (
+        pickle.loads(pickle.dumps(MESSAGE)),
+        copy.deepcopy(MESSAGE),
+        recorded(str(MESSAGE), *json.loads(document(fields(MESSAGE))).values()),
+    ):
+        assert (twin, twin.id, dict(twin.values)) == (str(MESSAGE), MESSAGE.id, dict(MESSAGE.values))
+        assert twin.said("zh") == "相同（3）"
+
+
+HOSTILE = {
+    "no such id": ("joins.unknown", {}),
+    "a path": ("../../../pyproject.tool", {}),
+    "no text": (3, {}),
+    "no values": ("joins.same", None),
+    "other values": ("joins.brackets", {"first": "a"}),
+    "a list": ("joins.brackets", {"first": ["a"], "second": "b"}),
+    "no sentence": ("joins.brackets", {"first": {"message": 3}, "second": "b"}),
+}
+
+
+@pytest.mark.parametrize("why", HOSTILE)
+def test_a_record_that_does_not_fit_stays_the_text_that_it_holds(why: str) -> None:
+    text = recorded("as it was said", *HOSTILE[why])
+    assert (type(text), said(text, "zh")) == (str, "as it was said")
+
+
+def test_values_are_never_read_as_templates() -> None:
+    assert word("joins.brackets", "zh", first="{second}", second="{0.__class__}") == "{second}（{0.__class__}）"
+
+
+def test_a_joined_sentence_is_said_in_each_language() -> None:
+    assert joined(["q"], "and") == "q"
+    three = joined([Message("joins.same"), "k", "v"])
+    assert (three, said(three, "zh")) == ("the same; k; v", "相同；k；v")
+
+
+def test_a_missing_value_is_an_error() -> None:
+    with pytest.raises(KeyError, match="second"):
+        Message("joins.brackets", first="a")
