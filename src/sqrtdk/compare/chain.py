@@ -25,10 +25,9 @@ from sqrtdk.compare.modules import Kept, ModuleStep, Patch, Place, align_steps, 
 from sqrtdk.compare.precision import unit
 from sqrtdk.compare.records import FirstModule, PairDiff
 from sqrtdk.compare.sides import Exact, Side
+from sqrtdk.messages import Message
 from sqrtdk.tracing.tape.stance import Disturbed
 
-ATTENTION = "the attention"
-OUTPUT_OF_MODEL = "the output of the model"
 _HIDDEN = -1e4  # a float mask adds this or less to hide a key; -1e4 and finfo.min have the same effect
 _SHARE = 8.0  # a difference counts as entering if it is at least 1/8 of the difference at the end
 _RUNS = 6  # runs of A with parts of B: each costs a forward pass
@@ -44,12 +43,14 @@ class Entry:
         where: place in the module: "`head`", "`layers.1`, between `layers.1.norm` and `layers.1.mlp`".
         how: what differs there: "ReLU in A, GELU in B"; "" if unknown.
         others: modules of A that differ in the same way.
+        to_end: it lies between the model's last module and its output.
     """
 
     module: FirstModule
     where: str
     how: str = ""
     others: tuple[str, ...] = ()
+    to_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +108,7 @@ def follow(a: Side, b: Side, pairs: Sequence[PairDiff], blind: Blind, share: flo
                 found = then
                 break
         else:
-            last = entry.where.endswith(OUTPUT_OF_MODEL)
-            return Chain((*entries, entry), last, bool(walk.own), beside)
+            return Chain((*entries, entry), entry.to_end, bool(walk.own), beside)
     return Chain(tuple(entries), True, bool(walk.own), beside)
 
 
@@ -149,30 +149,30 @@ class _Walk:
     def _entry(self, call: _Call, inside: Sequence[_Call]) -> Entry:
         """Returns the place in a module: after its last call that agrees, before the first whose input does not."""
         path, path_b = call.a.place[0], call.b.place[0]
-        name = f"`{path}`" if path else "the model"
+        name = f"`{path}`" if path else Message("outputs.place.model")
         behind = before = None
-        known = [(f"the input of {name}", kept) for kept in call.a.takes[:1]]
+        known = [(_input_of(name), kept) for kept in call.a.takes[:1]]
         for inner in inside:
             if inner.takes:
                 before = inner
                 break
             if inner.gives == []:
                 behind = inner
-                known += [(f"the input of `{inner.a.place[0]}`", kept) for kept in inner.a.takes[:1]]
-                known += [(f"the output of `{inner.a.place[0]}`", kept) for kept in inner.a.gives[:1]]
-        first = f"the input of {name}" if behind is None else f"`{behind.a.place[0]}`"
-        last = f"the output of {name}" if before is None else f"`{before.a.place[0]}`"
+                known += [(_input_of(f"`{inner.a.place[0]}`"), kept) for kept in inner.a.takes[:1]]
+                known += [(_output_of(f"`{inner.a.place[0]}`"), kept) for kept in inner.a.gives[:1]]
+        first: str = _input_of(name) if behind is None else f"`{behind.a.place[0]}`"
+        last: str = _output_of(name) if before is None else f"`{before.a.place[0]}`"
         within = behind is not None or before is not None
         if inside and path in self.sites and path not in {site for site, _ in self.own}:
-            within, first = True, ATTENTION
+            within, first = True, Message("outputs.place.attention")
         lines = None
         if (model := self.sides[1].module) is not None:
             module, ends = model.get_submodule(path_b), [None if end is None else end.b for end in (behind, before)]
             lines = lines_of(module, *ends) if within else line_of(module, call.b)
         numbers = before.takes if before is not None else call.gives
-        how = _relation(numbers[0], known) if numbers else ""
-        where = f"{name}, between {first} and {last}" if within else name
-        return Entry(FirstModule(path, path_b, lines), where, how)
+        how = (_relation(numbers[0], known) if numbers else None) or ""
+        where = Message("outputs.place.between", module=name, first=first, last=last) if within else name
+        return Entry(FirstModule(path, path_b, lines), where, how, to_end=within and before is None and not path)
 
     def owns(self, path: str) -> bool:
         """Returns whether a module is in or around an attention with causes whose output is not yet B's."""
@@ -250,6 +250,14 @@ class _Walk:
                 yield path, (pair[0], pair[1])
 
 
+def _input_of(module: str) -> Message:
+    return Message("outputs.place.input", module=module)
+
+
+def _output_of(module: str) -> Message:
+    return Message("outputs.place.output", module=module)
+
+
 def _changes(one: nn.Module, other: nn.Module, others: Mapping[str, nn.Module]) -> list[ModuleChange]:
     """Returns the changes from one module to another; [] if tensors can't be compared, such as quantised ones."""
     try:
@@ -258,10 +266,10 @@ def _changes(one: nn.Module, other: nn.Module, others: Mapping[str, nn.Module]) 
         return []
 
 
-def _relation(numbers: tuple[Kept, Kept], known: Sequence[tuple[str, Kept]]) -> str:
-    """Returns how B's numbers relate to A's; "" unless all of them were kept."""
+def _relation(numbers: tuple[Kept, Kept], known: Sequence[tuple[str, Kept]]) -> Message | None:
+    """Returns how B's numbers relate to A's; None unless all of them were kept."""
     if any(kept.stride != 1 or not kept.values.is_floating_point() for kept in numbers):
-        return ""
+        return None
     a, b = (kept.values.double() for kept in numbers)
     before = [(name, kept.values.double()) for name, kept in known if kept.shape == numbers[0].shape]
     return relation(a, b, before)

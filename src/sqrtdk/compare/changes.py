@@ -10,7 +10,7 @@ import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from sqrtdk.compare.numbers import ratio, same, told_apart
 from sqrtdk.compare.precision import unit
 from sqrtdk.compare.words import short
+from sqrtdk.messages import Message
 
 # attribute names under which implementations store the same eps
 EPS = ("eps", "epsilon", "variance_epsilon", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
 _FEW_ROWS = 0.5  # share of a parameter's rows: fewer are reported as a count
 LAYER = re.compile(r"(?<=[.`])\d+(?=[.`])")  # a layer's number in a path
-OTHER = "has other numbers"
+OTHER = "outputs.module.other_numbers"
 _FEW = 8  # numbers that are compared before the whole tensor
 _LONG = 60  # characters of a text that are shown
 _MOST = 3  # parts of one module that are named
@@ -40,16 +41,13 @@ class ModuleChange:
         text: what A and B have, as half a sentence: "`eps` is 1e-05 in A, 0.01 in B".
         edit: puts it into the module at `path` of a copy of A's model, its first argument.
         written: it stands in the code or a config, so it is more than a weight.
+        kind: equal for modules of other layers that change alike. All other weights are one kind, `OTHER`.
     """
 
     text: str
     edit: Callable[..., None]
-    written: bool = True
-
-    @property
-    def kind(self) -> str:
-        """The kind of change, equal for modules of other layers that change alike. All other weights are one kind."""
-        return OTHER if OTHER in self.text else LAYER.sub("#", self.text)
+    written: bool
+    kind: str
 
 
 def changes_of(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[ModuleChange]:
@@ -61,17 +59,20 @@ def changes_of(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> I
     sets = [[*tensors, value] for value in values] if 1 < len(values) <= _MOST else []  # one alone may be the cause
     for parts in (*sets, [*tensors, *values]):
         if 0 < len(parts) <= _MOST:
-            text = "; there also ".join(text for text, _ in parts)
-            yield ModuleChange(text, partial(_each, [edit for _, edit in parts]), bool(values))
+            texts = [text for text, _ in parts]
+            text = reduce(lambda first, second: Message("outputs.module.also", first=first, second=second), texts)
+            kind = OTHER if any(each.id == OTHER for each in texts) else LAYER.sub("#", text)
+            yield ModuleChange(text, partial(_each, [edit for _, edit in parts]), bool(values), kind)
     if type(a) is not type(b) and (not any(a.children()) or not any(b.children())):
         # Modules with inner modules on both sides are not swapped: the inner ones are compared themselves.
         names = [type(module).__name__ for module in (a, b)]
         if names[0] == names[1]:
             names = [f"{type(module).__module__}.{name}" for module, name in zip((a, b), names, strict=True)]
-        yield ModuleChange(f"{names[0]} in A, {names[1]} in B", partial(_put, b))
+        text = Message("outputs.module.other_type", one=names[0], other=names[1])
+        yield ModuleChange(text, partial(_put, b), True, LAYER.sub("#", text))
 
 
-Part = tuple[str, Callable[[nn.Module], None]]  # description of the difference, and the edit that gives it to a module
+Part = tuple[Message, Callable[[nn.Module], None]]  # what differs, and the edit that gives it to a module
 
 
 def _each(edits: Sequence[Callable[[nn.Module], None]], model: nn.Module, path: str) -> None:
@@ -95,16 +96,18 @@ def _of_tensors(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> 
         x, y = (tensors.get(name) for tensors in own)
         if x is not None and y is not None:
             text = tensor_text(name, x.detach(), y.detach().to(x.device))
-            if text:
+            if text is not None:
                 # for example a head that B ties to the embedding
                 like = ((path, getattr(module, name, None)) for path, module in others.items())
                 at = next((path for path, z in like if isinstance(z, Tensor) and z is not x and _equal(z, y)), None)
-                text = text if at is None else f"B's `{name}` is that of A's `{at}`"
+                if at is not None:
+                    text = Message("outputs.module.of_another", name=f"`{name}`", module=f"`{at}`")
         elif type(a) is type(b):
-            text = f"A has a `{name}`, B none" if y is None else f"B has a `{name}`, A none"
+            id = "outputs.module.of_a_alone" if y is None else "outputs.module.of_b_alone"
+            text = Message(id, name=f"`{name}`")
         else:
             continue
-        if text:
+        if text is not None:
             found.append((text, partial(_hold, name, y)))
     return found
 
@@ -128,35 +131,36 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return torch.equal(*few) and torch.equal(one.to(other), other)
 
 
-def tensor_text(name: str, a: Tensor, b: Tensor) -> str:
-    """Returns how a parameter of B relates to A's; "" if they are equal up to rounding.
+def tensor_text(name: str, a: Tensor, b: Tensor) -> Message | None:
+    """Returns how a parameter of B relates to A's; None if they are equal up to rounding.
 
     Example:
         >>> ones = torch.ones(4, 2)
         >>> tensor_text("weight", ones, 2 * ones), tensor_text("weight", ones, ones)
-        ("B's `weight` is 2 times A's", '')
+        ("B's `weight` is 2 times A's", None)
         >>> tensor_text("weight", ones, ones * torch.tensor([[1.0], [1.0], [3.0], [1.0]]))
         '`weight` differs in 1 of 4 rows'
     """
+    name = f"`{name}`"
     if a.shape != b.shape:
-        return f"`{name}` is {tuple(a.shape)} in A, {tuple(b.shape)} in B"
+        shapes = {"one": f"{tuple(a.shape)}", "other": f"{tuple(b.shape)}"}
+        return Message("outputs.module.other_value", name=name, **shapes)
     coarse = sum(unit(x.dtype) for x in (a, b) if x.is_floating_point()) * 2
     x, y = a.double(), b.double()
     off = (x - y).abs() > coarse * torch.maximum(x.abs(), y.abs()) if coarse else x != y
     if not bool(off.any()):
-        return ""
+        return None
     factor = ratio(x, y)
     if factor is not None:
-        return f"B's `{name}` is {factor:.4g} times A's"
+        return Message("outputs.module.times", name=name, factor=f"{factor:.4g}")
     if x.dim() == 2 and x.shape == x.mT.shape and same(x.mT, y):
-        return f"B's `{name}` is A's, transposed"
+        return Message("outputs.module.transposed", name=name)
     rows = off.flatten(1).any(1) if off.dim() > 1 else off.reshape(-1)
-    if (count := int(rows.sum())) < _FEW_ROWS * len(rows) and off.dim() > 1:
-        return f"`{name}` differs in {count} of {len(rows)} rows"
-    if count < _FEW_ROWS * len(rows):
-        return f"`{name}` differs in {count} of {len(rows)} numbers"
+    if (count := int(rows.sum())) < _FEW_ROWS * len(rows):
+        id = "outputs.module.rows" if off.dim() > 1 else "outputs.module.numbers"
+        return Message(id, name=name, some=count, all=len(rows))
     size, gap = (float(values.square().mean().sqrt()) for values in (x, x - y))
-    return f"`{name}` {OTHER} (off by {short(gap / size if size else 1.0)} of their size)"
+    return Message(OTHER, name=name, share=short(gap / size if size else 1.0))
 
 
 def _of_values(a: nn.Module, b: nn.Module) -> list[Part]:
@@ -168,11 +172,14 @@ def _of_values(a: nn.Module, b: nn.Module) -> list[Part]:
             partner = name if name in others else next((eps for eps in EPS if name in EPS and eps in others), None)
             if partner is None or _alike(value, others[partner]):
                 continue
-            names = [f"`{prefix}{name}`"] + ([f"`{prefix}{partner}`"] if partner != name else [])
-            told = _words(value, others[partner])
-            text = f"{names[0]} is {told[0]} in A, {' is '.join((*names[1:], told[1]))} in B"
-            if told[0] == told[1]:
-                text = f"{names[0]} is another function"
+            own, (old, new) = f"`{prefix}{name}`", _words(value, others[partner])
+            if old == new:
+                text = Message("outputs.module.other_function", name=own)
+            elif partner == name:
+                text = Message("outputs.module.other_value", name=own, one=old, other=new)
+            else:
+                its = f"`{prefix}{partner}`"
+                text = Message("outputs.module.other_value_of", name=own, one=old, partner=its, other=new)
             found.append((text, partial(_set, prefix.rstrip("."), name, others[partner])))
     return found
 
@@ -212,8 +219,8 @@ def _set(holder: str, name: str, value: Held, module: nn.Module) -> None:
 # -- what numbers tell -------------------------------------------------------------------------------------------------
 
 
-def relation(a: Tensor, b: Tensor, before: Sequence[tuple[str, Tensor]]) -> str:
-    """Returns how B's numbers relate to A's, as half a sentence; "" if by nothing simple.
+def relation(a: Tensor, b: Tensor, before: Sequence[tuple[str, Tensor]]) -> Message | None:
+    """Returns how B's numbers relate to A's, as half a sentence; None if by nothing simple.
 
     `before` are named tensors that are equal on both sides.
 
@@ -225,18 +232,19 @@ def relation(a: Tensor, b: Tensor, before: Sequence[tuple[str, Tensor]]) -> str:
         ("B's numbers are 2 times A's", "B has A's numbers in another order")
     """
     if a.shape != b.shape or not bool(torch.isfinite(a).all() and torch.isfinite(b).all()):
-        return ""
+        return None
     factor = ratio(a, b)
     if factor is not None:
-        return f"B's numbers are {factor:.4g} times A's"
+        return Message("outputs.relation.times", factor=f"{factor:.4g}")
     for name, tensor in before:
         factor = ratio(tensor, a - b) if tensor.shape == a.shape else None
         if factor is None:
             continue
         one, other = ("A", "B") if factor > 0 else ("B", "A")
+        words = {"one": one, "what": name, "other": other}
         if abs(abs(factor) - 1) <= _NEAR:
-            return f"{one} adds {name}, {other} does not"
-        return f"{one} adds {abs(factor):.4g} times {name} more than {other}"
+            return Message("outputs.relation.adds", **words)
+        return Message("outputs.relation.adds_more", factor=f"{abs(factor):.4g}", **words)
     if same(a.flatten().sort().values, b.flatten().sort().values, _NEAR):
-        return "B has A's numbers in another order"
-    return ""
+        return Message("outputs.relation.order")
+    return None

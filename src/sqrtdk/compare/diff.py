@@ -21,12 +21,13 @@ from sqrtdk.compare.measured import UNMEASURED, Blind, Entering, blind_rows, com
 from sqrtdk.compare.opening import first_nan, open_sides, refuse_nan, refuse_strangers, refuse_unlike
 from sqrtdk.compare.outputs import Ends, compare_outputs, of_outputs, pair_outputs, since_of
 from sqrtdk.compare.pair import Judged, cancelled_within, first_difference, judge
-from sqrtdk.compare.records import FAIL_ON, DiffReport, PairDiff, Unpaired
+from sqrtdk.compare.records import FAIL_ON, DiffReport, PairDiff, Unpaired, stage_word
 from sqrtdk.compare.sides import Given, Side, options_of_sides
 from sqrtdk.compare.stages import ordered, picture_of, scatter_of, with_cut_off, with_lines
 from sqrtdk.compare.suspect import Sides
 from sqrtdk.compare.words import is_reached, paragraphs
 from sqrtdk.errors import InvalidValueError
+from sqrtdk.messages import Message
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import on_cpu_by_default
@@ -211,8 +212,12 @@ def _cut_sites(a: Side, b: Side) -> dict[str, str]:
 def _notes(a: Side, b: Side) -> list[str]:
     """Returns what was decided for the user, each sentence once; those of one side with its letter."""
     of_both = set(a.notes) & set(b.notes)
-    told = [(label, note) for label, side in (("A", a), ("B", b)) for note in side.notes]
-    return list(dict.fromkeys(note if note in of_both else f"{label}: {note}" for label, note in told))
+    notes = [
+        note if note in of_both else Message("compare.pair.of_side", side=label, reason=note)
+        for label, side in (("A", a), ("B", b))
+        for note in side.notes
+    ]
+    return list(dict.fromkeys(notes))
 
 
 def _unread(a: Side, b: Side) -> dict[str, PairDiff]:
@@ -222,7 +227,8 @@ def _unread(a: Side, b: Side) -> dict[str, PairDiff]:
     return {
         entry.site: PairDiff(
             entry.site, entry.site, entry.index, entry.index, None, None, None, (), None, None,
-            formula_a=entry.formula, formula_b=entry.formula, reason=f"neither could be read: {entry.reason}",
+            formula_a=entry.formula, formula_b=entry.formula,
+            reason=Message("compare.pair.unread", reason=entry.reason),
         )
         for entry in both
     }  # fmt: skip
@@ -232,7 +238,7 @@ def _alone(side: Side, places: Sequence[int], other: str, unread: Mapping[str, P
     calls = [side.calls[place] for place in places]
     formulas = [None if call.call is None else call.call.formula for call in calls]
     alone = [
-        Unpaired(call.site, call.index, formula, f"no attention of {other} belongs to it")
+        Unpaired(call.site, call.index, formula, Message("compare.pair.alone", side=other))
         for call, formula in zip(calls, formulas, strict=True)
     ]
     return (*alone, *(entry for entry in side.missed if entry.site not in unread))
@@ -309,7 +315,8 @@ def _judged(
     """Returns `judge` of the pair, unless both sides have NaN."""
     lost = [first_nan((call,)) for call in (a, b)]
     if lost[0] is not None and lost[1] is not None:
-        return Judged(None, reason=f"both sides have NaN, A first in the {lost[0][1]}, B in the {lost[1][1]}")
+        stages = {"stage": stage_word(lost[0][1]), "other": stage_word(lost[1][1])}
+        return Judged(None, reason=Message("compare.pair.nan", **stages))
     return judge(a, b, CAUSES, earlier, declared, kv_scale)
 
 

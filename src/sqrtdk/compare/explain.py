@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from sqrtdk.compare.observed import NAMES
 from sqrtdk.compare.precision import RISK
 from sqrtdk.compare.program import Norm, Opaque, Program, Rotation
-from sqrtdk.compare.records import Cause
+from sqrtdk.compare.records import Cause, stage_word
 from sqrtdk.compare.segments import Gap, Segment, gap
 from sqrtdk.compare.suspect import STAGES, Sides, Suspicion, way_of
+from sqrtdk.messages import Message
 
 MOST = 6  # causes of a segment that are searched one by one
 ROUNDS = 24  # suspicions that are applied together at most
@@ -154,7 +155,8 @@ def _unknown(segment: Segment, sides: Sides, before: Gap, after: Gap) -> Cause:
 
 def unknown_cause(stage: str, left: Gap, explained: float = 0.0) -> Cause:
     """Returns the cause `unknown` for a difference without explanation."""
-    text = f"differs at the {stage} by what is not known: {left.largest:.2g}, rounding allows {left.allowed:.2g}"
+    sizes = {"left": f"{left.largest:.2g}", "allowed": f"{left.allowed:.2g}"}
+    text = Message("causes.unknown.at_stage", stage=stage_word(stage), **sizes)
     return Cause(UNKNOWN, None, None, explained, text, stage)
 
 

@@ -27,6 +27,7 @@ from sqrtdk.compare.records import Cause, StageDiff
 from sqrtdk.compare.sides import Exact, Side, entering_of
 from sqrtdk.compare.words import short
 from sqrtdk.errors import SqrtdkError
+from sqrtdk.messages import Message
 from sqrtdk.tracing.tensors import CallTensors
 
 Blind = dict[tuple[int, int], Tensor]  # by (B, L): True at rows that see no key on one side, or that are padding
@@ -153,7 +154,8 @@ def judged(
         return verdict
     if _compared(both, measured, before, least, single).same is False:
         return verdict
-    reason = f"the float64 run of {' and '.join(others)} is another computation"
+    side = others[0] if len(others) == 1 else Message("outputs.both_sides")
+    reason = Message("outputs.another_run", side=side)
     return Verdict(None, verdict.gap, math.inf, verdict.size, reason)
 
 
@@ -268,9 +270,10 @@ class Entering:
             return None
         a, b = self.sizes
         share, most = ((x or 0.0) / b if b else math.inf for x in (self.stage.largest, self.stage.allowed))
-        what = "gets another input, or projects v otherwise" if self.by_v else "gets another input"
-        what += f": the first difference is in {where}" if where else ""
-        text = f"{what} (off by {short(share)} of its size, rounding allows {short(most)})"
+        what = Message("causes.input.other_or_v" if self.by_v else "causes.input.other")
+        if where:
+            what = Message("joins.colon", first=what, second=Message("outputs.half.first", place=where))
+        text = Message("causes.input.off", what=what, share=short(share), most=short(most))
         return Cause("input", a, b, 1.0, text, "input")
 
 
@@ -285,15 +288,15 @@ def compare_inputs(
     found = []
     for number, (both, pair) in enumerate(zip(every, calls, strict=True)):
         if both is None:
-            found.append(Entering(StageDiff("input", None, reason="not recorded, or of other shapes")))
+            found.append(Entering(StageDiff("input", None, reason=Message("compare.stage.unlike"))))
             continue
         known = [_reference(one, call, both) for one, call in zip(exact or (), pair, strict=False)]
         verdict, by_v = judged(both, errors_of(both, known or None), number, single=False), both.name != "input"
         if verdict.same is None:
-            lost = verdict.reason or "not finite on both sides"
+            lost = verdict.reason or Message("compare.stage.not_finite")
             found.append(Entering(StageDiff("input", None, verdict.gap if verdict.reason else None, reason=lost)))
             continue
-        reason = "told from v: the input itself is not recorded on both sides" if by_v else None
+        reason = Message("compare.stage.by_v") if by_v else None
         stage = StageDiff("input", verdict.same, verdict.gap, verdict.allowed, reason=reason)
         found.append(Entering(stage, (both.sizes[0][0], both.sizes[1][0]), by_v))
     return found

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.program import Formula
+from sqrtdk.messages import Message
 
 Value = Tensor | float
 HELD = 2.0**-20  # 8 eps of float32, relative: the error of constants in float32 and of products of a few of them
@@ -140,7 +141,12 @@ def spread(values: Tensor) -> str:
         '1 to 2'
     """
     least, most = number(float(values.min())), number(float(values.max()))
-    return f"{least:g}" if least == most else f"{least:g} to {most:g}"
+    return f"{least:g}" if least == most else span(f"{least:g}", f"{most:g}")
+
+
+def span(least: str | int, most: str | int) -> Message:
+    """Returns two ends of a range as text: "1 to 2"."""
+    return Message("causes.value.range", least=least, most=most)
 
 
 def told_apart(a: float, b: float, digits: int = 4) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from sqrtdk.compare.pair import Judged
 from sqrtdk.compare.sides import EXPORTED, ONNX, TRACE, Given, Side, load_side, run_side
 from sqrtdk.errors import InvalidValueError, ModelError, SqrtdkError
 from sqrtdk.graphs.inputs import fixed_sizes, usual_inputs
+from sqrtdk.messages import Message
 from sqrtdk.models.demo import DemoModel
 from sqrtdk.models.input_file import read_inputs
 from sqrtdk.models.makers import vocabulary
@@ -174,7 +175,7 @@ def _below_both(
         )
     # Made-up ids have no meaning to lose: taken modulo the vocabulary they run on both sides.
     folded = {name: value % size if name in beyond else value for name, value in chosen.items()}
-    note = f"the ids are taken modulo {size}, the vocabulary of {label}"
+    note = Message("compare.note.vocabulary", size=size, model=label)
 
     def refit(side: Loaded) -> Loaded:
         if not isinstance(side, LoadedModel):

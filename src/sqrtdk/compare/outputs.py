@@ -11,21 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from sqrtdk.compare.chain import Chain, Entry
 from sqrtdk.compare.changes import LAYER
 from sqrtdk.compare.measured import FEW, Blind, Both, Size, as_rounding, errors_of, judged, padding_of, rows_of
 from sqrtdk.compare.numbers import difference
 from sqrtdk.compare.precision import unit
-from sqrtdk.compare.records import OutputDiff, PairDiff
+from sqrtdk.compare.records import OutputDiff, PairDiff, kind_word
 from sqrtdk.compare.sides import Exact, Side
-from sqrtdk.compare.words import OfOutputs, listed, reached_by, short, where
+from sqrtdk.compare.words import OfOutputs, is_to_the_end, listed, place_of, reached_by, short, together
+from sqrtdk.messages import Message, joined
 
 MOST_NAMES = 4  # names that a sentence lists
-FOLLOWS = "which follows from the attentions"
-BESIDE = "which the attentions alone do not explain"
-FIRST = "the first difference is in "
-NOT_FINITE = "one side has a number where the other has none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +45,9 @@ def pair_outputs(a: Side, b: Side, blind: Blind) -> tuple[tuple[Both, ...], Ends
     """
     for letter, side in (("A", a), ("B", b)):
         if side.outputs is None:
-            return (), Ends(missing=f"{letter} is a {side.info.kind}")
+            return (), Ends(missing=Message("outputs.missing.kind", side=letter, kind=kind_word(side.info.kind)))
         if not side.outputs:
-            return (), Ends(missing=f"{letter} returns no floating tensor")
+            return (), Ends(missing=Message("outputs.missing.none", side=letter))
     one, other = a.outputs or {}, b.outputs or {}
     names = {name: name for name in one if name in other and one[name].shape == other[name].shape}
     first = next(iter(one))
@@ -70,22 +68,24 @@ def pair_outputs(a: Side, b: Side, blind: Blind) -> tuple[tuple[Both, ...], Ends
     shared = [name for name in one if name in other and name not in names and name not in taken]
     unlike = [name for name in shared if not name.isdecimal() or set(one) == set(other)]
     if not names and not unlike:
-        shapes = [tuple(next(iter(side.values())).shape) for side in (one, other)]
-        return (), Ends(missing=f"A returns {shapes[0]}, B {shapes[1]}")
-    shapes_of = {name: f"A returns {tuple(one[name].shape)}, B {tuple(other[name].shape)}" for name in unlike}
+        return (), Ends(missing=_shapes(*(next(iter(side.values())) for side in (one, other))))
+    shapes_of = {name: _shapes(one[name], other[name]) for name in unlike}
     alone = ("A", [name for name in one if name not in names]), ("B", [name for name in other if name not in taken])
     notes = []
     for letter, every in alone:
-        if lost := [f"`{name}`" for name in every if name not in unlike]:
-            more = [f"{len(lost) - MOST_NAMES} more"] if len(lost) > MOST_NAMES else []
-            notes.append(f"{letter} alone returns {', '.join(lost[:MOST_NAMES] + more)}: not compared")
+        if lost := [name for name in every if name not in unlike]:
+            notes.append(Message("compare.note.alone", side=letter, names=_named(lost)))
     notes += [
-        f"rows of padding are left out of what the models return: {int(hidden.sum())} of {hidden.numel()}"
+        Message("compare.note.padding", out=int(hidden.sum()), rows=hidden.numel())
         for hidden in padding_of(a, b).values()
         if any(both.rows is not None for both in paired)
     ]
     differ = tuple(OutputDiff(name, False, None, None, reason) for name, reason in shapes_of.items())
     return tuple(paired), Ends(differ, notes=tuple(notes))
+
+
+def _shapes(a: Tensor, b: Tensor) -> Message:
+    return Message("outputs.shapes", one=f"{tuple(a.shape)}", other=f"{tuple(b.shape)}")
 
 
 def compare_outputs(
@@ -137,23 +137,33 @@ def since_of(chain: Chain) -> str:
         >>> since_of(Chain((head,), whole=True))
         'the first difference is in `head` (model.py:42): Linear in A, LowRank in B; nothing else differs'
     """
+    halves = [Message(f"outputs.half.{name}", **values) for name, values in _steps(chain)]
+    return joined(halves) if halves else ""
+
+
+def _steps(chain: Chain) -> list[tuple[str, dict[str, str]]]:
+    """Returns the chain step by step: the name of each sentence, as a half and as a whole one, and its values."""
     if not chain.entries:
-        return FOLLOWS if chain.whole and chain.beside else ""
-    halves, kinds = [BESIDE] if chain.beside else [], dict[str, Entry]()
+        return [("follows", {})] if chain.whole and chain.beside else []
+    steps: list[tuple[str, dict[str, str]]] = [("beside", {})] if chain.beside else []
+    kinds: dict[str, Entry] = {}
     for entry in chain.entries:  # layers that differ alike are reported once
         kind = LAYER.sub("#", f"{entry.where}: {entry.how}")
         known = kinds.setdefault(kind, entry)
         if known is not entry:
             kinds[kind] = replace(known, others=(*known.others, entry.module.a, *entry.others))
     for number, entry in enumerate(kinds.values()):
-        lead = "another is in " if number else "another difference is in " if chain.beside else FIRST
-        lines = f" ({entry.module.place})" if entry.module.place else ""
-        halves.append(f"{lead}{entry.where}{lines}{f': {entry.how}' if entry.how else ''}")
-        halves += [f"the same holds for {listed(entry.others)}"] if entry.others else []
+        place = entry.where
+        if entry.module.place:
+            place = Message("joins.brackets", first=place, second=entry.module.place)
+        if entry.how:
+            place = Message("joins.colon", first=place, second=entry.how)
+        steps.append(("next" if number else "another" if chain.beside else "first", {"place": place}))
+        if entry.others:
+            steps.append(("same", {"modules": listed(entry.others)}))
     if chain.whole:
-        every = chain.attentions and not chain.beside
-        halves.append("the attentions explain the rest" if every else "nothing else differs")
-    return "; ".join(halves)
+        steps.append(("rest" if chain.attentions and not chain.beside else "nothing_else", {}))
+    return steps
 
 
 def differing(outputs: Sequence[OutputDiff]) -> list[OutputDiff]:
@@ -166,11 +176,6 @@ def unlike(outputs: Sequence[OutputDiff]) -> list[OutputDiff]:
     return [one for one in outputs if one.same is False and one.reason is not None]
 
 
-def unjudged_by_reason(output: OutputDiff) -> bool:
-    """Returns whether an output could not be judged, for a reason other than NaN on both sides."""
-    return output.same is None and output.reason is not None
-
-
 def percent(share: float) -> str:
     """Returns a share of a size in percent.
 
@@ -181,14 +186,27 @@ def percent(share: float) -> str:
     return f"{share * 100:.3g}%" if 1e-4 <= share < 9.995 else f"{short(share * 100)}%"
 
 
-def sizes(outputs: Sequence[OutputDiff]) -> tuple[str, str]:
-    """Returns the largest difference of outputs ("" if not finite) and the names that differ ("" for only one)."""
+def _size(outputs: Sequence[OutputDiff]) -> Message:
+    """Returns the largest difference of outputs, with the names that differ if there are several outputs."""
     off = differing(outputs)
     by = max((one.difference or 0.0 for one in off), default=0.0)
-    names = [f"`{one.name}`" for one in off]
-    more = f", {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    listed = f"{', '.join(names[:MOST_NAMES])}{more}" if len(outputs) > 1 else ""
-    return percent(by) if math.isfinite(by) else "", listed
+    if len(outputs) == 1:
+        return (
+            Message("paragraphs.size.one", by=percent(by))
+            if math.isfinite(by)
+            else Message("paragraphs.size.not_finite")
+        )
+    names = _named([one.name for one in off])
+    if math.isfinite(by):
+        return Message("paragraphs.size.most", by=percent(by), names=names)
+    return Message("paragraphs.size.not_finite_of", names=names)
+
+
+def _named(outputs: Sequence[str]) -> str:
+    """Returns names of outputs as text; only the first ones of many."""
+    names = joined([f"`{name}`" for name in outputs[:MOST_NAMES]], "comma")
+    more = len(outputs) - MOST_NAMES
+    return Message("outputs.more", names=names, count=more) if more > 0 else names
 
 
 def of_outputs(pairs: Sequence[PairDiff], ends: Ends) -> OfOutputs:
@@ -202,29 +220,39 @@ def of_outputs(pairs: Sequence[PairDiff], ends: Ends) -> OfOutputs:
         >>> of_outputs([pair, pair], Ends(off, chain=chain)).before
         ['The attentions agree; outputs differ by 100%. The first difference is in `lm_head`.']
     """
-    before = [f"The output `{one.name}` has another shape: {one.reason}." for one in unlike(ends.outputs)]
-    after = [f"The models' outputs were not compared: {ends.missing}."] if ends.missing else []
+    before: list[str] = [_of_reason("paragraphs.outputs.unlike", one) for one in unlike(ends.outputs)]
+    after: list[str] = [Message("paragraphs.outputs.missing", reason=ends.missing)] if ends.missing else []
     if unjudged := [f"`{one.name}`" for one in ends.outputs if one.same is None and one.reason is None]:
-        after.append(f"The models' outputs have NaN on both sides and were not judged: {', '.join(unjudged)}.")
+        after.append(Message("paragraphs.outputs.nan", names=joined(unjudged, "comma")))
     after += [
-        f"The output `{one.name}` was not judged: {one.reason}." for one in ends.outputs if unjudged_by_reason(one)
+        _of_reason("paragraphs.outputs.unjudged", one)
+        for one in ends.outputs
+        if one.same is None and one.reason is not None
     ]
-    off, reached = differing(ends.outputs), reached_by(pairs)
-    by, names = sizes(ends.outputs)
-    size = f" by {'up to ' if names else ''}{by}" if by else f", {NOT_FINITE}"
-    size += f" ({names})" if names else ""
-    chain, since = ends.chain, since_of(ends.chain)
-    first, *more = [f"{half[:1].upper()}{half[1:]}." for half in since.split("; ")]
+    off, reached, chain = differing(ends.outputs), reached_by(pairs), ends.chain
+    steps = [Message(f"outputs.sentence.{name}", **values) for name, values in _steps(chain)]
     if reached and chain.entries and not chain.beside:
-        attentions = f"the attention{'' if len(reached) == 1 else 's'} {where(reached, pairs)}"
-        ends_too = f", and what the models return differs{size}" if off else ""
-        return OfOutputs([" ".join([first, f"It reaches {attentions}{ends_too}.", *more]), *before], after, chain=True)
+        attentions = _attentions(reached, pairs)
+        reaches = Message("paragraphs.outputs.reaches", attentions=attentions)
+        if off:
+            reaches = Message("paragraphs.outputs.reaches_outputs", attentions=attentions, size=_size(ends.outputs))
+        return OfOutputs([together([steps[0], reaches, *steps[1:]]), *before], after, chain=True)
     if not off:
         return OfOutputs(before, after)
-    if chain.beside:
-        first = f"The attentions explain {'a part' if chain.entries else 'all of it'}."
-    told = " ".join((first, *more)) if since else ""
+    size = _size(ends.outputs)
     if pairs and all(pair.same for pair in pairs):
-        agree = "The attention agrees" if len(pairs) == 1 else "The attentions agree"
-        return OfOutputs([f"{agree}; outputs differ{size}. {told}".rstrip(), *before], after, agree=True)
-    return OfOutputs(before, [f"What the models return differs{size}. {told}".rstrip(), *after])
+        id = "paragraphs.outputs.agree_one" if len(pairs) == 1 else "paragraphs.outputs.agree"
+        return OfOutputs([together([Message(id, size=size), *steps]), *before], after, agree=True)
+    return OfOutputs(before, [together([Message("paragraphs.outputs.differ", size=size), *steps]), *after])
+
+
+def _of_reason(id: str, output: OutputDiff) -> Message:
+    return Message(id, name=f"`{output.name}`", reason=output.reason or "")
+
+
+def _attentions(reached: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> Message:
+    if is_to_the_end(reached, pairs):
+        return Message("paragraphs.outputs.attentions_since", site=place_of(reached[0]))
+    sites = listed([place_of(pair) for pair in reached])
+    one = len(reached) == 1
+    return Message("paragraphs.outputs.attention_at" if one else "paragraphs.outputs.attentions_at", sites=sites)

@@ -31,6 +31,7 @@ from sqrtdk.compare.unknown_steps import (
     past_unknown,
     same_input,
 )
+from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.tensors import CallTensors
 
 ROUNDINGS = {"scale": 1, "softcap": 3, "bias": 1, "mask": 1}  # of the logits, by each term in eager code
@@ -160,7 +161,7 @@ def judge(
     for segment, explained in direct:
         stages += _stages(segment, explained, sides, cancels)
     known = None if same and cancels and reasons else same and cancels
-    reason = "; ".join(reasons) if known is None else None
+    reason = joined(reasons) if known is None else None
     return Judged(known, (*direct, *parts), tuple(stages), before, after, reason, sides, behind.seen, rows)
 
 
@@ -251,11 +252,15 @@ def _without_formula(
 
 
 def _unknown(told: list[Told]) -> str:
-    missing = [f"{label}: {side.call.missing}" for label, side in zip("AB", told, strict=True) if side.call.missing]
+    missing = [_of_side(label, side.call.missing) for label, side in zip("AB", told, strict=True) if side.call.missing]
     if missing:
-        return "; ".join(missing)
+        return joined(missing)
     label, side = next((x, y) for x, y in zip("AB", told, strict=True) if y.program.formula is None)
-    return f"the formula of {label} is not known: {', '.join(side.program.unknown)}"
+    return Message("compare.formula.unknown_of", side=label, why=", ".join(side.program.unknown))
+
+
+def _of_side(label: str, reason: str) -> Message:
+    return Message("compare.pair.of_side", side=label, reason=reason)
 
 
 def _alike(one: Seen, other: Seen) -> bool:
@@ -269,7 +274,7 @@ def _unread(a: CallTensors, b: CallTensors) -> str | None:
     for label, call in (("A", a), ("B", b)):
         vectors = (call.query.values, call.key.values, call.value.values, call.output)
         if call.missing is not None and any(x.dim() != 4 or not x.numel() for x in vectors):
-            return f"{label}: {call.missing}"
+            return _of_side(label, call.missing)
     return None
 
 
@@ -277,13 +282,14 @@ def _unlike(a: CallTensors, b: CallTensors, seen_a: Mapping[str, Seen], seen_b: 
     """Returns why two calls can't be one attention, by their shapes; None if they can."""
     one, other = a.query.values.shape, b.query.values.shape
     if one[1] != other[1]:
-        return f"A has {one[1]} heads, B {other[1]}"
+        return Message("compare.pair.heads", heads=one[1], other=other[1])
     if one != other or a.output.shape != b.output.shape:
-        return f"q of A is {tuple(one)}, of B {tuple(other)}; outputs {tuple(a.output.shape)}, {tuple(b.output.shape)}"
+        shapes = {"shape": one, "other": other, "out": a.output.shape, "out_b": b.output.shape}
+        return Message("compare.pair.shapes", **{name: f"{tuple(shape)}" for name, shape in shapes.items()})
     for name in ("key", "value"):
         of_a, of_b = seen_a[name].used.shape[1], seen_b[name].used.shape[1]
         if of_a != of_b and 1 not in (of_a, of_b):
-            return f"{name} of A has {of_a} heads, of B {of_b}"
+            return Message("compare.pair.heads_of", part=name, heads=of_a, other=of_b)
     return None
 
 
@@ -296,7 +302,7 @@ def precision_of(call: CallTensors) -> Precision:
 def _stages(segment: Segment, explained: Explained, sides: Sides, same: bool) -> list[StageDiff]:
     before = explained.before
     differing = {cause.stage for cause in explained.causes}
-    reason = CANCELS if same and not before.within else None
+    reason = Message(CANCELS) if same and not before.within else None
     if segment.name == "output":
         stages = [replace(of_formula(stage, sides), same=stage not in differing) for stage in segment.stages[:-1]]
         return [*stages, StageDiff("output", before.within, before.largest, before.allowed, reason=reason)]
@@ -320,7 +326,7 @@ def cancelled_within(judged: Judged) -> Judged:
     """Returns a pair that differs on the way and gives the same, with stages marked as making no difference."""
     caused = {cause.stage for _, explained in judged.parts for cause in explained.causes}
     stages = tuple(
-        replace(stage, same=False, reason=CANCELS) if stage.same is False or stage.stage in caused else stage
+        replace(stage, same=False, reason=Message(CANCELS)) if stage.same is False or stage.stage in caused else stage
         for stage in judged.stages
         if stage.stage != "output"
     )

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from sqrtdk._shown import Saved, Shown
+from sqrtdk.messages import Message
 
 FAIL_ON = ("different", "unmeasured", "never")
-CANCELS = "differs and makes no difference: by the whole way, from the input to the output, both are the same"
+CANCELS = "compare.stage.cancels"
+FOLLOWS = "outputs.half.follows"
+
+
+def stage_word(stage: str) -> str:
+    """Returns a stage's name as a sentence of the catalogue; a name that is no stage of ours stays as it is."""
+    return _word(f"stages.{stage.replace(' ', '_')}", stage)
+
+
+def kind_word(kind: str) -> str:
+    """Returns the kind of a side as a sentence of the catalogue; an unknown one stays as it is."""
+    return _word(f"compare.side.{kind.replace(' ', '_')}", kind)
+
+
+def _word(id: str, name: str) -> str:
+    try:
+        return Message(id)
+    except KeyError:  # of an untrusted record, or of a test
+        return name
+
+
+def ids(sentence: object) -> list[str]:
+    """Returns the ids of a sentence and of the sentences in it."""
+    if not isinstance(sentence, Message):
+        return []
+    return [sentence.id, *(id for value in sentence.values.values() for id in ids(value))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +46,7 @@ class Cause:
         a: what A does, as a number or short text.
         b: what B does.
         explained: share of the difference that disappears with it once all other causes of the pair are applied.
-        text: a sentence without its subject: "leaves out the softcap (50)".
+        text: a sentence without its subject: "leaves out the softcap (50)"; a `sqrtdk.messages.Message`.
         stage: where it acts.
         at_a: file and line of A that do this, or behind which it is missing: "models/llama/modeling_llama.py:193"; None
             if no code was recorded, as in a file.
@@ -36,16 +61,6 @@ class Cause:
     stage: str
     at_a: str | None = None
     at_b: str | None = None
-
-
-def lines_of(causes: Iterable[Cause], two: str, alike: str) -> list[tuple[str, str]]:
-    """Returns lines of code with the names of their causes; `two` formats lines of B and A, `alike` a shared one."""
-    named: dict[str, list[str]] = {}
-    for cause in causes:
-        if cause.at_a and cause.at_b:
-            place = alike.format(cause.at_b) if cause.at_a == cause.at_b else two.format(cause.at_b, cause.at_a)
-            named.setdefault(place, []).append(cause.name)
-    return [(place, ", ".join(dict.fromkeys(names))) for place, names in named.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +89,7 @@ class StageDiff:
     @property
     def cancels(self) -> bool:
         """Whether it differs without changing the output, like weights and a rotation that are permuted alike."""
-        return self.same is False and self.reason is not None and self.reason.startswith(CANCELS)
+        return self.same is False and CANCELS in ids(self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +289,11 @@ class DiffReport(Saved, Shown):
         word = "not judged" if self.same is None else "same" if self.same else "different"
         told = f"{len(self.pairs)} pairs, {differ} differ" + (f", {alone} without a partner" if alone else "")
         return f"DiffReport({self.a.name!r}, {self.b.name!r}, {word}; {told}; causes: {', '.join(causes) or 'none'})"
+
+    @property
+    def outputs_follow(self) -> bool:
+        """Whether the differences of the attentions explain all of the difference of the outputs."""
+        return FOLLOWS in ids(self.outputs_from)
 
     @property
     def same(self) -> bool | None:

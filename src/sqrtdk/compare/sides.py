@@ -20,8 +20,9 @@ from sqrtdk.audit.own_module import from_module, refuse_empty
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.compare.align import name_of
 from sqrtdk.compare.modules import Listener, ModuleStep, Patch, Place
-from sqrtdk.compare.records import SideInfo, Unpaired
+from sqrtdk.compare.records import SideInfo, Unpaired, kind_word
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, UnsupportedError
+from sqrtdk.messages import Message, joined
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
@@ -161,7 +162,9 @@ def _unused(kind: str, options: LoadOptions) -> tuple[str, ...]:
     """Returns a note on options that have no effect on a file, whose run is already recorded."""
     every = {name: getattr(options, name) for name in ("attn", "dtype", "device", "revision")}
     named = [f"{name} {str(value).removeprefix('torch.')}" for name, value in every.items() if value is not None]
-    return (f"{', '.join(named)}: no effect on a side of kind {kind}",) if named else ()
+    if not named:
+        return ()
+    return (Message("compare.note.no_effect", options=joined(named, "comma"), kind=kind_word(kind)),)
 
 
 @contextmanager

@@ -13,13 +13,23 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.compute import MOST_STORED, apply_step, logits, parts_of, spread
+from sqrtdk.compare.numbers import span
 from sqrtdk.compare.observed import Seen
 from sqrtdk.compare.program import Formula, Opaque, Rounded
 from sqrtdk.compare.records import Cause, MaskPicture, Scatter, StageDiff
-from sqrtdk.compare.suspect import LETTERS, STAGES, Sides, way_of
-from sqrtdk.compare.words import rows_without_key
+from sqrtdk.compare.suspect import LETTERS, NONE, STAGES, Sides, way_of
+from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import AttentionCall
 
+PLACES = {"product": "stages.what.before_scale", "masked": "stages.what.after_mask"}  # of a softcap
+NAMES = {  # of biases and masks that have a word of their own
+    "bias": "stages.bias",
+    "alibi": "stages.what.alibi",
+    "relative": "stages.what.relative",
+    "mask": "stages.mask",
+    "causal": "stages.what.causal",
+    "causal_lower_right": "stages.what.causal_lower_right",
+}
 CODE_NAMES = {  # stages of a record, best first: where the stage is computed, or behind which it is missing
     "query": (("q", "projection"),),
     "key": (("k", "projection"),),
@@ -45,15 +55,12 @@ def of_formula(stage: str, sides: Sides) -> StageDiff:
     """Returns a stage of both formulas in short words."""
     a, b = sides.a.formula, sides.b.formula
     if a is None or b is None:
-        return StageDiff(stage, None, reason="the formula of one side is not known")
-    more = _other_keys(a, b) if stage == "mask" else ""
-    return StageDiff(stage, None, a=_TEXT[stage](a), b=_TEXT[stage](b) + more)
-
-
-def _other_keys(a: Formula, b: Formula) -> str:
-    """Returns how many (row, key) entries of the masks differ, as text: ", 37 keys differ"."""
-    count = int((_visible(a) ^ _visible(b)).sum())
-    return f", {count} {'key differs' if count == 1 else 'keys differ'}" if count else ""
+        return StageDiff(stage, None, reason=Message("compare.formula.unknown"))
+    old, new = _TEXT[stage](a), _TEXT[stage](b)
+    # how many (row, key) entries of the masks differ
+    if stage == "mask" and (count := int((_visible(a) ^ _visible(b)).sum())):
+        new = Message("stages.what.keys_differ", mask=new, count=count)
+    return StageDiff(stage, None, a=old, b=new)
 
 
 def _visible(formula: Formula) -> Tensor:
@@ -73,39 +80,49 @@ def number(value: Tensor | float) -> str:
     if not isinstance(value, Tensor):
         return f"{value:.4g}"
     least, most = float(value.min()), float(value.max())
-    return f"{least:.4g}" if least == most else f"{least:.4g} to {most:.4g}"
+    return f"{least:.4g}" if least == most else span(f"{least:.4g}", f"{most:.4g}")
 
 
 def _softcap(formula: Formula) -> str:
     if formula.softcap is None:
-        return "none"
-    place = {"scaled": "", "product": ", before the scale", "masked": ", after the mask"}[formula.softcap_at]
+        return Message(NONE)
     cap = f"{formula.softcap:.4g}"
-    return f"{f'z * tanh(z / {cap})' if formula.softcap_by_logits else cap}{place}"
+    cap = f"z * tanh(z / {cap})" if formula.softcap_by_logits else cap
+    return Message(PLACES[formula.softcap_at], cap=cap) if formula.softcap_at in PLACES else cap
 
 
 def _bias(formula: Formula) -> str:
     if formula.bias is None:
-        return "none"
-    by = "" if formula.bias_by == 1 else f", times {formula.bias_by:.4g}"
-    return f"{formula.bias_name}, {number(formula.bias)}{by}"
+        return Message(NONE)
+    words = {"bias": _named(formula.bias_name), "number": number(formula.bias)}
+    if formula.bias_by == 1:
+        return Message("stages.what.bias", **words)
+    return Message("stages.what.bias_times", factor=f"{formula.bias_by:.4g}", **words)
 
 
 def _mask(formula: Formula) -> str:
     if formula.visible is None:
-        return "none"
+        return Message(NONE)
     share = float(formula.visible.double().mean())
     fill = formula.fill * formula.fill_by
-    told = "-inf" if fill == float("-inf") else f"{fill:.4g}"
-    return f"{formula.mask or 'mask'}, {share:.1%} visible, {told}"
+    shown = "-inf" if fill == float("-inf") else f"{fill:.4g}"
+    return Message("stages.what.mask", mask=_named(formula.mask or "mask"), share=f"{share:.1%}", fill=shown)
 
 
 def _weights(formula: Formula) -> str:
-    dtypes = {"logits": formula.logits_dtype, "weights": formula.weights_dtype}
-    kinds = [f"{name} in {dtype}" for name, dtype in dtypes.items() if dtype is not None]
+    kinds: list[str] = []
+    if formula.logits_dtype is not None:
+        kinds.append(Message("stages.what.logits_in", dtype=formula.logits_dtype))
+    if formula.weights_dtype is not None:
+        kinds.append(Message("stages.what.weights_in", dtype=formula.weights_dtype))
     if formula.kept is not None:
         kinds.append(f"dropout {formula.dropout:g}")
-    return ", ".join(kinds) or "softmax"
+    return joined(kinds, "clause") if kinds else "softmax"
+
+
+def _named(name: str) -> str:
+    """Returns the name of a bias or mask in words, if it has any."""
+    return Message(NAMES[name]) if name in NAMES else name
 
 
 _TEXT: dict[str, Callable[[Formula], str]] = {
@@ -113,7 +130,7 @@ _TEXT: dict[str, Callable[[Formula], str]] = {
     "softcap": _softcap,
     "bias": _bias,
     "mask": _mask,
-    "sinks": lambda formula: "none" if formula.sinks is None else number(formula.sinks),
+    "sinks": lambda formula: Message(NONE) if formula.sinks is None else number(formula.sinks),
     "weights": _weights,
 }
 
@@ -136,9 +153,11 @@ def ordered(stages: Sequence[StageDiff], caused: Collection[str], rows: int, lef
         if stage.stage not in known or _off(stage) >= _off(known[stage.stage]):
             known[stage.stage] = replace(stage, same=False) if stage.stage in caused else stage
     if left_out and "output" in known:
-        reasons = filter(None, (known["output"].reason, f"{rows_without_key(left_out, rows)} left out"))
-        known["output"] = replace(known["output"], reason="; ".join(reasons))
-    return tuple(known[name] if name in known else StageDiff(name, None, reason="not recorded") for name in STAGES)
+        first = known["output"].reason
+        lost = Message("compare.stage.rows_left_out", count=f"{left_out:,}", rows=f"{rows:,}")
+        known["output"] = replace(known["output"], reason=joined([first, lost]) if first else lost)
+    lost = Message("compare.stage.not_recorded")
+    return tuple(known[name] if name in known else StageDiff(name, None, reason=lost) for name in STAGES)
 
 
 def with_cut_off(cause: Cause, sides: Sides | None, seen: Mapping[str, Seen] | None) -> Cause:
@@ -158,10 +177,12 @@ def with_cut_off(cause: Cause, sides: Sides | None, seen: Mapping[str, Seen] | N
         if isinstance(step, Rounded) and most is not None:
             share = float(((values * step.by).abs() > most * EDGE).double().mean())
             limit = most / step.by * way.scaled
-            beyond = f"{most:g} times a scale" if isinstance(limit, Tensor) else f"{limit:.6g}"
-            letter = LETTERS[cause.stage]
-            text = f"{cause.text} ({100 * share:.2g}% of {letter} beyond {beyond} were cut off)"
-            return replace(cause, text=text) if share else cause
+            if not share:
+                return cause
+            by_scale = Message("causes.rounding.times_a_scale", most=f"{most:g}")
+            beyond = by_scale if isinstance(limit, Tensor) else f"{limit:.6g}"
+            words = {"share": f"{100 * share:.2g}", "parts": LETTERS[cause.stage], "limit": beyond}
+            return replace(cause, text=Message("causes.rounding.cut_off", rounding=cause.text, **words))
         values = apply_step(step, values)
     return cause
 

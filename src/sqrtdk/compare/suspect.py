@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
 from sqrtdk.compare.numbers import held, told_apart
 from sqrtdk.compare.program import Formula, Norm, Program, Rotation, Way
+from sqrtdk.messages import Message, joined, placeholders, template
 
 STAGES = (
     *("input", "query", "key", "value"),  # as projected
@@ -25,17 +26,26 @@ STAGES = (
 QK = ("query", "key")
 QKV = ("query", "key", "value")
 LETTERS = {"query": "q", "key": "k", "value": "v"}
-NONE = "none"
-ABSENT = (None, NONE, "not rotated")  # words for having nothing of a kind
+NONE = "causes.value.none"
+OWN_DTYPE = "causes.rounding.own_dtype"
+ABSENT = (NONE, "causes.rope_missing.not_rotated")  # words for having nothing of a kind
 ROUNDINGS = 8.0  # roundings of a fitted number: by both sides' steps before and after it
 FINEST = 2.0**-40  # no fit in float64 is finer than this
 ALIKE = 0.05  # relative distance of two fitted numbers that a reader would call equal
 
 T = TypeVar("T")
 Word = str | float | None
-Words = tuple[str, str, str]  # what A has, what B has, half a sentence with B as its subject
 Edit = Callable[[T], T]
 Change = Callable[[Program], Program]
+
+
+class Words(NamedTuple):
+    """What A has, what B has, and the sentence on it with the values that it needs beside these."""
+
+    a: str
+    b: str
+    text: str
+    values: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +58,7 @@ class Suspicion:
         a: what A does, as a number or short text.
         b: what B does.
         change: makes a part of A's program B's; may be applied after other changes.
-        text: half a sentence for a reader, with B as its subject: "leaves out the softcap (50)".
+        sentence: makes `text`. Of many suspicions few are proven, and only these are put into words.
     """
 
     name: str
@@ -56,7 +66,12 @@ class Suspicion:
     a: Word
     b: Word
     change: Change
-    text: str
+    sentence: Callable[[], str]
+
+    @property
+    def text(self) -> str:
+        """Half a sentence for a reader, with B as its subject: "leaves out the softcap (50)"."""
+        return self.sentence()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,17 +135,18 @@ class Difference:
     Attributes:
         a: what A does, as the record shows it.
         b: what B does.
-        words: fills the blanks of the row's sentence. `a` and `b` are added unless they are given; a `text` replaces
-            the sentence.
+        words: values of the sentence beside `a`, `b` and `parts` (q, k or both), or other words for these.
         edit: makes A's part B's; by default puts in B's fields.
         key: differences of q, k and v with the same key are merged; by default those with the same `a` and `b`.
+        text: the sentence in place of the row's: its id, or the whole.
     """
 
     a: Word
     b: Word
     words: Mapping[str, str] = field(default_factory=dict)
     edit: Edit[Any] | None = None
-    key: str | None = None
+    key: object = None
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +159,8 @@ class Row:
         stage: for a formula, the stage; for a vector, what follows its name: "norm" of "query norm".
         fields: fields that the change copies from B.
         compare: returns the difference; None if the parts agree.
-        text: half a sentence with B as its subject and blanks as {this}; or three: B has none, A has none, both have
-            one. A difference may bring its own text instead.
+        text: id of half a sentence with B as its subject; or three: B has none, A has none, both have one. A difference
+            may bring its own text instead.
         digits: digits of two numbers in the sentence, more if they need more to differ.
     """
 
@@ -171,10 +187,10 @@ def suspicions(row: Row, sides: Sides) -> Iterator[Suspicion]:
             group.append((both, found))
     for group in groups:
         (first, found), vectors = group[0], [LETTERS[both.vector] for both, _ in group if both.vector]
-        letters = {"parts": listed(vectors)} if vectors else {}
         changes = [both.on(one.edit or _put(row.fields, both.b)) for both, one in group]
         stage = f"{first.vector} {row.stage}".strip()
-        yield Suspicion(row.name, stage, found.a, found.b, partial(_changed, changes), _sentence(row, found, letters))
+        sentence = partial(_sentence, row, found, vectors)
+        yield Suspicion(row.name, stage, found.a, found.b, partial(_changed, changes), sentence)
 
 
 def _put(fields: tuple[str, ...], other: Any) -> Edit[Any]:
@@ -196,24 +212,22 @@ def _alike(one: Difference, other: Difference) -> bool:
     )
 
 
-def _sentence(row: Row, found: Difference, letters: dict[str, str]) -> str:
-    a, b, text = found.a, found.b, found.words.get("text", row.text)
+def _sentence(row: Row, found: Difference, vectors: list[str]) -> str:
+    a, b, text = found.a, found.b, found.text or row.text
+    if isinstance(text, Message):
+        return text
     if isinstance(a, float) and isinstance(b, float):
         a, b = told_apart(a, b, row.digits)
     if isinstance(text, tuple):
-        text = text[0 if found.b in ABSENT else 1 if found.a in ABSENT else 2]
-    shown = {name: f"{x:g}" if isinstance(x, float) else str(x) for name, x in (("a", a), ("b", b))}
-    return text.format_map({**shown, **letters, **found.words})
+        text = text[0 if _absent(b) else 1 if _absent(a) else 2]
+    words = {name: f"{x:g}" if isinstance(x, float) else "" if x is None else x for name, x in (("a", a), ("b", b))}
+    words |= {"parts": joined(vectors, "and")} if vectors else {}
+    words |= found.words
+    return Message(text, **{name: words[name] for name in placeholders(template(text).en)})
 
 
-def listed(words: list[str]) -> str:
-    """Returns words joined as in a sentence.
-
-    Example:
-        >>> listed(["q", "k", "v"])
-        'q, k and v'
-    """
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+def _absent(word: Word) -> bool:
+    return word is None or (isinstance(word, Message) and word.id in ABSENT)
 
 
 # -- parts of a program ------------------------------------------------------------------------------------------------

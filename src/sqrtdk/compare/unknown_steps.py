@@ -19,6 +19,7 @@ from sqrtdk.compare.observed import NAMES, Seen
 from sqrtdk.compare.program import Opaque, Program, Way
 from sqrtdk.compare.segments import Gap, Segment, apart
 from sqrtdk.compare.suspect import LETTERS, way_of, with_way
+from sqrtdk.messages import Message
 
 ONE_INPUT = 128.0  # roundings of the coarser dtype within which two inputs are equal
 Parts = list[tuple[Segment, Explained]]
@@ -102,7 +103,7 @@ def _near(one: Tensor | None, other: Tensor | None) -> bool:
 
 def compare_directly(
     sides: list[Told], program: Program, covered: set[str], rows: Tensor | None
-) -> tuple[Parts, list[str]]:
+) -> tuple[Parts, list[Message]]:
     """Compares directly what no segment covers.
 
     Args:
@@ -125,8 +126,7 @@ def compare_directly(
             stage = stage_of_vector(name, [side.program for side in sides])
             parts.append(differs(sides, name, (stage,), rows, program))
             continue
-        step = _step(sides, name)
-        reasons.append(f"{LETTERS[name]} can't be compared: {step}, and the inputs are not known to be the same")
+        reasons.append(Message("compare.vector.not_comparable", part=LETTERS[name], step=_step(sides, name)))
     return parts, reasons
 
 
@@ -175,12 +175,12 @@ def _kept(values: Tensor, rows: Tensor | None) -> Tensor:
     return values.transpose(1, 2)[rows][None].transpose(1, 2)
 
 
-def _step(sides: list[Told], name: str) -> str:
+def _step(sides: list[Told], name: str) -> Message:
     """Returns what is unknown about a vector's way, as text."""
     for label, side in zip("AB", sides, strict=True):
         unknown = [step.name for step in way_of(side.program, name).steps if isinstance(step, Opaque)]
         if unknown == ["not recorded"]:
-            return f"{label} does not tell what it was projected to"
+            return Message("compare.vector.not_recorded", side=label)
         if unknown:
-            return f"a step of {label} is not known ({unknown[0]})"
-    return "its way is not known"
+            return Message("compare.vector.unknown_step", side=label, step=unknown[0])
+    return Message("compare.vector.unknown_way")

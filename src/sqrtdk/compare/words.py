@@ -6,15 +6,17 @@ import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import NamedTuple, TypeVar
 
 from sqrtdk._sites import ROOT, fold_sites
-from sqrtdk.compare.records import Cause, PairDiff, SideInfo, Unpaired, lines_of
+from sqrtdk.compare.records import Cause, PairDiff, SideInfo, Unpaired, stage_word
+from sqrtdk.messages import Message, joined
 
 UNKNOWN = "unknown"  # name of the stand-in for a cause that was not found
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
-_WEIGHT = re.compile(r"has another weight for ((?:q|k|v)(?:(?:, | and )(?:q|k|v))*)(?=[,:])")
-_OFF = re.compile(r"by (\d[\d.e+-]*) of its size in all$")
+_OTHER_WEIGHT = ("causes.weights.other", "causes.weights.other_named")
+_LETTERS = ("q", "k", "v")
 _MOST_SITES = 4
 Key = TypeVar("Key", bound=Hashable)
 
@@ -94,30 +96,28 @@ def paragraphs(
         >>> paragraphs([pair], (), (), side, side)
         ('The one attention agrees: the largest difference is 2e-7, the rounding of float32 allows 1e-6.',)
     """
-    found = groups(pairs)
+    found, dtypes = groups(pairs), dtypes_of(a, b)
     own = [group for group in found if group.causes]
     if of_outputs.chain:
         own = [group for group in own if not group.only_reached]
-    sentences = [*of_outputs.before, *(_caused(group, pairs, allows(a, b)) for group in own)]
-    sentences += [_unexplained(group, pairs, allows(a, b)) for group in found if not group.causes]
+    sentences = [*of_outputs.before, *(_caused(group, pairs, dtypes) for group in own)]
+    sentences += [_unexplained(group, pairs, dtypes) for group in found if not group.causes]
     sentences += [
-        f"{_differences(lost)} {'follows' if len(lost) == 1 else 'follow'} from {origin}."
+        Message("paragraphs.follow.origin", differences=_differences(lost), origin=origin)
         for origin, lost in orphans(pairs, found).items()
     ]
     sentences += of_outputs.after
     if unpaired_a or unpaired_b:
         sentences.append(_alone(len(unpaired_a), len(unpaired_b)))
     if unjudged := [pair for pair in pairs if pair.same is None]:
-        reasons = dict.fromkeys(pair.reason for pair in unjudged if pair.reason)
-        why = f": {next(iter(reasons))}" if len(reasons) == 1 else ""
-        sentences.append(f"{len(unjudged):,} of {counted(len(pairs))} could not be compared{why}.")
+        sentences.append(_unjudged(unjudged, len(pairs)))
     if not pairs:
-        sentences.append("No attention of A has a partner in B: nothing was compared.")
+        sentences.append(Message("paragraphs.nothing"))
     if same := [pair for pair in pairs if pair.same]:
-        sentences.append(_same(same, len(pairs), allows(a, b), of_outputs.agree))
+        sentences.append(_same(same, len(pairs), dtypes, of_outputs.agree))
     sentences += [_cancelling(stages, members, pairs) for stages, members in cancelling(pairs).items()]
     sentences += [
-        f"{rows_without_key(out, rows)} left out {where(members, pairs)}."
+        Message("paragraphs.rows_left_out", count=f"{out:,}", rows=f"{rows:,}", where=where(members, pairs))
         for (out, rows), members in left_out(pairs).items()
     ]
     return tuple(sentences)
@@ -144,8 +144,8 @@ def groups(pairs: Iterable[PairDiff]) -> tuple[Group, ...]:
 
 def orphans(pairs: Iterable[PairDiff], found: Iterable[Group]) -> dict[str, list[PairDiff]]:
     """Returns pairs that follow from a pair outside all groups, by the site of that pair."""
-    told = {id(pair) for group in found for pair in group.followers}
-    return _by(pairs, lambda pair: None if pair.follows_from is None or id(pair) in told else _origin(pair))
+    followers = {id(pair) for group in found for pair in group.followers}
+    return _by(pairs, lambda pair: None if pair.follows_from is None or id(pair) in followers else _origin(pair))
 
 
 def cancelling(pairs: Iterable[PairDiff]) -> dict[tuple[str, ...], list[PairDiff]]:
@@ -167,17 +167,6 @@ def _by(pairs: Iterable[PairDiff], key: Callable[[PairDiff], Key | None]) -> dic
     return found
 
 
-def rows_without_key(out: int, rows: int) -> str:
-    """Returns the number of rows that are not compared, as subject and verb of a sentence.
-
-    Example:
-        >>> rows_without_key(3, 24), rows_without_key(1, 24)
-        ('3 of 24 rows, which see no key, are', '1 of 24 rows, which sees no key, is')
-    """
-    see, are = ("sees", "is") if out == 1 else ("see", "are")
-    return f"{out:,} of {rows:,} rows, which {see} no key, {are}"
-
-
 def known(pair: PairDiff) -> tuple[Cause, ...]:
     """Returns the causes of a pair that have a name."""
     return tuple(cause for cause in pair.causes if cause.name != UNKNOWN)
@@ -187,26 +176,35 @@ def told(causes: Iterable[Cause]) -> tuple[Cause, ...]:
     """Returns causes as shown to a reader: other weights of q, k and v become one cause.
 
     Example:
-        >>> text = "has another weight for {}, h.{}.weight: 8 of 8 rows differ, by {} of its size in all"
-        >>> sizes = {"q": 0.5, "k": 0.2}
-        >>> causes = [Cause("weights", x, x, 0.5, text.format(x, x, size), "query") for x, size in sizes.items()]
-        >>> [(cause.a, cause.text) for cause in told(causes)]
+        >>> def off(part, size):
+        ...     how = Message("causes.weights.rows", differ=8, rows=8, share=size)
+        ...     return Cause("weights", part, part, 0.5, Message("causes.weights.other", parts=part, how=how), "query")
+        >>> [(cause.a, cause.text) for cause in told([off("q", "0.5"), off("k", "0.2")])]
         [('q, k', 'has other weights for q and k (off by 0.2 to 0.5 of their size)')]
     """
     every = list(causes)
-    parts = [(cause, match) for cause in every if cause.name == "weights" and (match := _WEIGHT.match(cause.text))]
-    if not parts:
+    weights = [(cause, cause.text) for cause in every if isinstance(cause.text, Message)]
+    weights = [(cause, text) for cause, text in weights if text.id in _OTHER_WEIGHT]
+    if not weights:
         return tuple(every)
-    letters = [letter for _, match in parts for letter in re.split(", | and ", match[1])]
-    text = parts[0][0].text
-    if len(parts) > 1:
-        sizes = sorted(float(size[1]) for cause, _ in parts if (size := _OFF.search(cause.text)))
-        by = " to ".join(dict.fromkeys(short(size) for size in (sizes[0], sizes[-1]))) if sizes else ""
-        text = f"has other weights for {_joined(letters)}" + (f" (off by {by} of their size)" if by else "")
-    joined = ", ".join(letters)
-    one = replace(parts[0][0], a=joined, b=joined, text=text, explained=max(cause.explained for cause, _ in parts))
-    first, *others = [id(cause) for cause, _ in parts]
-    return tuple(one if id(cause) == first else cause for cause in every if id(cause) not in others)
+    letters = [letter for _, text in weights for letter in _LETTERS if letter in str(text.values["parts"])]
+    first, text = weights[0]
+    if len(weights) > 1:
+        text = _other_weights(letters, [text.values["how"] for _, text in weights])
+    parts = joined(letters, "comma")
+    one = replace(first, a=parts, b=parts, text=text, explained=max(cause.explained for cause, _ in weights))
+    others = [id(cause) for cause, _ in weights[1:]]
+    return tuple(one if cause is first else cause for cause in every if id(cause) not in others)
+
+
+def _other_weights(letters: Sequence[str], distances: Iterable[object]) -> Message:
+    parts = joined(letters, "and")
+    shares = [how.values["share"] for how in distances if isinstance(how, Message) and "share" in how.values]
+    if not shares:
+        return Message("causes.weights.others", parts=parts)
+    least, most = (short(end(map(float, shares))) for end in (min, max))
+    span = least if least == most else Message("causes.value.range", least=least, most=most)
+    return Message("causes.weights.others_off", parts=parts, share=span)
 
 
 def lost_stage(pair: PairDiff) -> str | None:
@@ -225,19 +223,29 @@ def place_of(pair: PairDiff) -> str:
     return place(pair.site_a, pair.index_a)
 
 
-def where(members: Sequence[PairDiff], pairs: Sequence[PairDiff], on: str = "from {} on", at: str = "at {}") -> str:
+def is_to_the_end(members: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> bool:
+    """Returns whether these are several pairs, and all from the first of them on."""
+    last = pairs[-len(members) :]
+    return len(members) > 1 and all(one is other for one, other in zip(members, last, strict=True))
+
+
+def where(members: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> Message:
     """Returns where pairs are: "at h.3"; "from h.0 on" if all later pairs are included; else their folded sites."""
-    last = [id(pair) for pair in pairs][-len(members) :]
-    if len(members) > 1 and last == [id(pair) for pair in members]:
-        return on.format(place_of(members[0]))
-    return at.format(listed([place_of(pair) for pair in members]))
+    if is_to_the_end(members, pairs):
+        return Message("paragraphs.where.since", site=place_of(members[0]))
+    return Message("paragraphs.where.sites", sites=listed([place_of(pair) for pair in members]))
 
 
-def listed(sites: Iterable[str], more: str = "{} and {} more", comma: str = ", ") -> str:
+def listed(sites: Iterable[str]) -> str:
     """Returns folded sites as text; only the first ones of many."""
     folded = fold_sites(sites)
-    names = comma.join(folded[:_MOST_SITES])
-    return more.format(names, len(folded) - _MOST_SITES) if len(folded) > _MOST_SITES else names
+    names, more = joined(folded[:_MOST_SITES], "comma"), len(folded) - _MOST_SITES
+    return Message("paragraphs.sites.more", sites=names, count=more) if more > 0 else names
+
+
+def together(sentences: Sequence[str]) -> str:
+    """Returns whole sentences as one paragraph."""
+    return reduce(lambda first, second: Message("paragraphs.then", first=first, second=second), sentences)
 
 
 def short(value: float | None) -> str:
@@ -267,10 +275,16 @@ def share(value: float | None) -> str:
     return f"{math.floor(100 * digits * value + 1e-9) / digits:g}%"
 
 
-def allows(a: SideInfo, b: SideInfo) -> str:
-    """Returns what allows a difference: "the rounding of float32"."""
-    names = dict.fromkeys(side.dtype for side in (a, b) if side.dtype)
-    return f"the rounding of {' and '.join(names)}" if names else "rounding"
+def dtypes_of(a: SideInfo, b: SideInfo) -> str:
+    """Returns the dtypes whose rounding allows a difference: "float32"; "" if unknown."""
+    names = list(dict.fromkeys(side.dtype for side in (a, b) if side.dtype))
+    return Message("paragraphs.dtypes", first=names[0], second=names[1]) if len(names) > 1 else "".join(names)
+
+
+def _allows(dtypes: str, allowed: float | None) -> Message:
+    if not dtypes:
+        return Message("paragraphs.allows", allowed=short(allowed))
+    return Message("paragraphs.allows_of", dtypes=dtypes, allowed=short(allowed))
 
 
 def largest(pairs: Iterable[PairDiff], size: Callable[[PairDiff], float | None]) -> PairDiff:
@@ -283,54 +297,80 @@ def largest(pairs: Iterable[PairDiff], size: Callable[[PairDiff], float | None])
     return max(pairs, key=rank)
 
 
-def counted(number: int) -> str:
-    """Returns a number of attentions as text."""
-    return f"{number:,} attention{'' if number == 1 else 's'}"
-
-
-def _caused(group: Group, pairs: Sequence[PairDiff], rounding: str) -> str:
+def _caused(group: Group, pairs: Sequence[PairDiff], dtypes: str) -> str:
     worst = group.worst
-    texts = [cause.text or f"differs by the cause {cause.name}" for cause in told(group.causes)]
-    first = f"B {_joined(texts)} {where(group.pairs, pairs)}"
+    text = Message("paragraphs.caused.differs", what=_what_differs(group), where=where(group.pairs, pairs))
     if group.numbers_differ:
-        first += " (the numbers are those of the first; they differ from site to site)"
-    one = "it" if len(group.causes) == 1 else "them"
-    with_all = f"{first}; with { ({1: one, 2: 'both'}.get(len(texts), f'all {len(texts)}')) }"
-    allowed = f"{rounding} allows {short(worst.allowed)}"
+        text = Message("paragraphs.caused.of_first", text=text)
+    words: dict[str, str] = {"text": text, "all": _all_of(group), "allows": _allows(dtypes, worst.allowed)}
+    left = short(worst.residue)
     if group.resolved:
-        agree = f"the outputs agree to {short(worst.residue)}, {allowed}"
-        return f"{with_all} {agree}.{_in_code(group)}{_followed(group)}"
-    stage = f", at the stage {lost}" if (lost := lost_stage(worst)) and group.unknown else ""
-    left = f"{short(worst.residue)} is left, {allowed}: the cause of the rest is unknown{stage}"
-    gone = f"{with_all} {share(worst.explained)} of the difference goes away"
-    return f"{gone}. {left[:1].upper()}{left[1:]}.{_in_code(group)}{_followed(group)}"
+        sentences: list[str] = [Message("paragraphs.caused.gone", left=left, **words)]
+    else:
+        words |= {"share": share(worst.explained), "left": f"{left[:1].upper()}{left[1:]}"}  # it begins a sentence
+        if (stage := lost_stage(worst)) and group.unknown:
+            sentences = [Message("paragraphs.caused.less_at", stage=stage_word(stage), **words)]
+        else:
+            sentences = [Message("paragraphs.caused.less", **words)]
+    return together([*sentences, *_in_code(group), *_followed(group)])
 
 
-def _in_code(group: Group) -> str:
-    places = [f"{place} ({name})" for place, name in lines_of(group.causes, "{} in B, {} in A", "{} in both")]
-    return f" See {'; '.join(places)}." if places else ""
+def _what_differs(group: Group) -> str:
+    texts = [cause.text or Message("causes.unknown.by_name", name=cause.name) for cause in told(group.causes)]
+    if len(texts) == 1:
+        return texts[0]
+    first = reduce(lambda one, next: Message("paragraphs.causes.comma", first=one, second=next), texts[:-1])
+    return Message("paragraphs.causes.last", first=first, second=texts[-1])
 
 
-def _unexplained(group: Group, pairs: Sequence[PairDiff], rounding: str) -> str:
+def _all_of(group: Group) -> Message:
+    """Returns all causes as the object of a sentence; causes that are told as one may still be several."""
+    number = len(told(group.causes))
+    if number == 1:
+        return Message("paragraphs.all.it" if len(group.causes) == 1 else "paragraphs.all.them")
+    return Message("paragraphs.all.both") if number == 2 else Message("paragraphs.all.all", number=number)
+
+
+def _in_code(group: Group) -> list[str]:
+    """Returns the sentence on the lines of code where the causes are; [] if no line is known."""
+    named: dict[tuple[str, str], list[str]] = {}
+    for cause in group.causes:
+        if cause.at_a and cause.at_b:
+            named.setdefault((cause.at_a, cause.at_b), []).append(cause.name)
+    places = []
+    for (a, b), causes in named.items():
+        names = joined(list(dict.fromkeys(causes)), "comma")
+        if a == b:
+            places.append(Message("paragraphs.code.both", at=b, causes=names))
+        else:
+            places.append(Message("paragraphs.code.two", b=b, a=a, causes=names))
+    return [Message("paragraphs.code.see", places=joined(places))] if places else []
+
+
+def _unexplained(group: Group, pairs: Sequence[PairDiff], dtypes: str) -> str:
     worst = largest(group.pairs, lambda pair: pair.difference if pair.difference is not None else pair.residue)
     size = worst.difference if worst.difference is not None else worst.residue
-    stage = f", first at the stage {lost}" if (lost := lost_stage(worst)) else ""
-    text = f"The outputs differ {where(group.pairs, pairs)}{stage}, and the cause is unknown"
-    by = f"by {short(size)}, where {rounding} allows {short(worst.allowed)}"
+    by = Message("paragraphs.unexplained.by", size=short(size), allows=_allows(dtypes, worst.allowed))
     if size is not None and not math.isfinite(size):
-        by = f"the difference is {short(size)}, as a side holds values that are not finite"
-    return f"{text}: {by}.{_followed(group)}"
+        by = Message("paragraphs.unexplained.not_finite", size=short(size))
+    words: dict[str, str] = {"where": where(group.pairs, pairs), "by": by}
+    if stage := lost_stage(worst):
+        sentence = Message("paragraphs.unexplained.stage", stage=stage_word(stage), **words)
+    else:
+        sentence = Message("paragraphs.unexplained.outputs", **words)
+    return together([sentence, *_followed(group)])
 
 
-def _followed(group: Group) -> str:
+def _followed(group: Group) -> list[str]:
     if not group.followers:
-        return ""
-    follow = "follows" if len(group.followers) == 1 else "follow"
-    return f" {_differences(group.followers)} {follow} from {'it' if len(group.pairs) == 1 else 'these'}."
+        return []
+    id = "paragraphs.follow.it" if len(group.pairs) == 1 else "paragraphs.follow.these"
+    return [Message(id, differences=_differences(group.followers))]
 
 
-def _differences(members: Sequence[PairDiff]) -> str:
-    return f"The difference{'' if len(members) == 1 else 's'} at {listed([place_of(pair) for pair in members])}"
+def _differences(members: Sequence[PairDiff]) -> Message:
+    sites = listed([place_of(pair) for pair in members])
+    return Message("paragraphs.follow.one" if len(members) == 1 else "paragraphs.follow.many", sites=sites)
 
 
 def is_reached(pair: PairDiff) -> bool:
@@ -344,37 +384,51 @@ def reached_by(pairs: Sequence[PairDiff]) -> list[PairDiff]:
     return [pair for pair in pairs if is_reached(pair) or pair.follows_from in first]
 
 
-def _same(same: Sequence[PairDiff], total: int, rounding: str, said: bool) -> str:
-    """Returns what agrees, and how closely; with `said`, a sentence before has stated that all agree."""
+def _unjudged(unjudged: Sequence[PairDiff], total: int) -> Message:
+    text = Message("paragraphs.unjudged", number=f"{len(unjudged):,}", count=f"{total:,}")
+    reasons = dict.fromkeys(pair.reason for pair in unjudged if pair.reason)
+    if len(reasons) == 1:
+        text = Message("joins.colon", first=text, second=next(iter(reasons)))
+    return Message("paragraphs.stop", text=text)
+
+
+def _same(same: Sequence[PairDiff], total: int, dtypes: str, stated: bool) -> Message:
+    """Returns what agrees, and how closely; with `stated`, a sentence before has stated that all agree."""
     worst = largest(same, _size)
-    figures = f"largest difference is {short(_size(worst))}, {rounding} allows {short(worst.allowed)}."
-    if said:
-        return f"The {figures.replace('difference', 'difference of the attentions', 1)}"
+    words = {"size": short(_size(worst)), "allows": _allows(dtypes, worst.allowed)}
+    if stated:
+        return Message("paragraphs.same.size", **words)
     if len(same) == 1:
-        return f"{'The one' if total == 1 else 'The other'} attention agrees: the {figures}"
-    all_of_them = "Both attentions" if total == 2 else f"All {counted(total)}"
-    return f"{all_of_them if len(same) == total else f'The other {counted(len(same))}'} agree: the {figures}"
+        which = Message("paragraphs.same.only" if total == 1 else "paragraphs.same.other")
+    elif len(same) < total:
+        which = Message("paragraphs.same.others", number=f"{len(same):,}")
+    else:
+        which = Message("paragraphs.same.both") if total == 2 else Message("paragraphs.same.all", number=f"{total:,}")
+    return Message("paragraphs.same.agree", which=which, **words)
 
 
-def _cancelling(stages: Sequence[str], members: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> str:
-    name = f"The {'stage' if len(stages) == 1 else 'stages'} {_joined(stages)}"
-    differs, makes = ("differs", "makes") if len(stages) == 1 else ("differ", "make")
-    return (
-        f"{name} {differs} {where(members, pairs)} and {makes} no difference: from the input to the output both sides "
-        "are the same."
-    )
+def _cancelling(stages: Sequence[str], members: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> Message:
+    id = "paragraphs.cancelling.one" if len(stages) == 1 else "paragraphs.cancelling.many"
+    return Message(id, stages=_stages(stages), where=where(members, pairs))
+
+
+def _stages(stages: Sequence[str]) -> str:
+    *first, last = map(stage_word, stages)
+    return Message("joins.side_by_side", first=joined(first, "comma"), second=last) if first else last
 
 
 def _origin(pair: PairDiff) -> str:
     return pair.follows_from or ROOT
 
 
-def _alone(of_a: int, of_b: int) -> str:
-    parts = [(of_a, "A", "B"), (of_b, "B", "A")]
-    told = [
-        f"{counted(n)} of {side} {'has' if n == 1 else 'have'} no partner in {other}" for n, side, other in parts if n
+def _alone(of_a: int, of_b: int) -> Message:
+    texts = [
+        Message("paragraphs.alone.no_partner", count=f"{number:,}", side=side, other=other)
+        for number, side, other in ((of_a, "A", "B"), (of_b, "B", "A"))
+        if number
     ]
-    return f"{', '.join(told)}."
+    text = texts[0] if len(texts) == 1 else Message("paragraphs.alone.both_sides", first=texts[0], second=texts[1])
+    return Message("paragraphs.stop", text=text)
 
 
 def _size(pair: PairDiff) -> float | None:
@@ -391,7 +445,3 @@ def excess(pair: PairDiff) -> float:
 
 def _unknown(pair: PairDiff) -> bool:
     return not known(pair) or any(cause.name == UNKNOWN for cause in pair.causes)
-
-
-def _joined(texts: Sequence[str]) -> str:
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"

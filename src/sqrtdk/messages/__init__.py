@@ -1,7 +1,9 @@
 """Sentences for people: each has an id, values and one text a language in the catalogue beside this file."""
 
 from sqrtdk.messages._catalogue import Text as Text
+from sqrtdk.messages._catalogue import placeholders as placeholders
 from sqrtdk.messages._catalogue import say as say
+from sqrtdk.messages._catalogue import template as template
 from sqrtdk.messages._message import Message as Message
 from sqrtdk.messages._message import fields as fields
 from sqrtdk.messages._message import joined as joined

@@ -10,12 +10,11 @@ from rich.text import Text
 
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT
-from sqrtdk.compare.records import DiffReport, PairDiff, SideInfo, Unpaired
-from sqrtdk.compare.words import UNKNOWN, place, share, short, told
-from sqrtdk.compare.words import listed as folded
-from sqrtdk.messages import say
+from sqrtdk.compare.records import DiffReport, PairDiff, SideInfo, Unpaired, kind_word, stage_word
+from sqrtdk.compare.words import UNKNOWN, listed, place, share, short, told
+from sqrtdk.messages import said
+from sqrtdk.messages import word as of_catalogue
 from sqrtdk.report.console import drawn, paragraph, wrapped
-from sqrtdk.report.diff_chinese import COMMA, MORE, paragraphs
 from sqrtdk.report.diff_fold import (
     DIFFERS,
     FOLLOWS,
@@ -28,11 +27,11 @@ from sqrtdk.report.diff_fold import (
     fold_pairs,
     largest_left,
     outcome,
+    outcome_word,
+    result_word,
     verdict,
 )
-from sqrtdk.report.diff_words import OUTCOME_WORDS, RESULTS, STAGE_WORDS, TERMINAL
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import TITLES, said
 
 STYLES = {SAME: "green", DIFFERS: "bold red", FOLLOWS: "cyan", UNJUDGED: "yellow"}
 _TONES = {"good": "bold green", "bad": "bold red", "doubtful": "bold yellow"}
@@ -75,10 +74,9 @@ def to_text(report: DiffReport, *, width: int = 80, color: bool = False, languag
         _premises(console, report, language)
         console.print()
         _pairs(console, fold_pairs(report.pairs), language)
-        told = report.paragraphs if language == "en" else paragraphs(report)
-        for text in told:
-            paragraph(console, Text(plain(text)), 0)
-        if told:
+        for text in report.paragraphs:
+            paragraph(console, Text(plain(said(text, language))), 0)
+        if report.paragraphs:
             console.print()
         _alone(console, report, language)
         paragraph(console, _summary(report, language), 0, most=console.width)
@@ -93,19 +91,19 @@ def summary_line(report: DiffReport, language: Language = "en") -> str:
 
 def _side(letter: str, side: SideInfo, language: Language) -> Text:
     line = Text.assemble((letter, "bold magenta"), "  ", (plain(side.name), "bold"))
-    parts = (said(side.kind, language, TITLES), side.module_class, side.attn, side.dtype, side.device)
-    told = [plain(part) for part in parts if part]
-    told.append(say(TERMINAL["attention" if side.calls == 1 else "attentions"], language, count=f"{side.calls:,}"))
-    return line.append(f"  {say(TERMINAL['comma'], language).join(told)}", style="dim")
+    facts = (said(kind_word(side.kind), language), side.module_class, side.attn, side.dtype, side.device)
+    parts = [plain(fact) for fact in facts if fact]
+    parts.append(word("attentions", language, count=f"{side.calls:,}"))
+    return line.append(f"  {word('comma', language).join(parts)}", style="dim")
 
 
 def _premises(console: Console, report: DiffReport, language: Language) -> None:
     """Print what was decided on the user's behalf: random weights, random token ids, a shortened input."""
-    notes = list(dict.fromkeys(str(note) for note in report.environment.get("notes") or ()))
+    notes = list(dict.fromkeys(report.environment.get("notes") or ()))
     for note in notes[:_MOST_NOTES]:
         paragraph(console, Text(f"! {plain(said(note, language))}", style="yellow"), 0)
     if len(notes) > _MOST_NOTES:
-        paragraph(console, Text(say(TERMINAL["more"], language, count=len(notes) - _MOST_NOTES)), 2)
+        paragraph(console, Text(word("more", language, count=len(notes) - _MOST_NOTES)), 2)
 
 
 def _pairs(console: Console, folds: Sequence[PairFold], language: Language) -> None:
@@ -113,7 +111,7 @@ def _pairs(console: Console, folds: Sequence[PairFold], language: Language) -> N
         return
     names = [Text(plain(fold.site), style="bold") for fold in folds]
     cells = [_figures(fold, language) for fold in folds]
-    head, *titles = (Text(say(TERMINAL[title], language)) for title in ("site", *_COLUMNS))
+    head, *titles = (Text(word(title, language)) for title in ("site", *_COLUMNS))
     widths = [max(cell.cell_len for cell in column) for column in zip(titles, *cells, strict=True)]
     site = max(head.cell_len, *(name.cell_len for name in names))
     if site + sum(widths) + 2 * len(widths) <= console.width:
@@ -152,8 +150,7 @@ def _row(cells: Sequence[Text], widths: Sequence[int], left: int, gap: int = 2) 
 
 def _figures(fold: PairFold, language: Language) -> tuple[Text, ...]:
     first, worst, how = fold.first, fold.worst, outcome(fold.first)
-    named = first.first_stage or "-"
-    where = say(STAGE_WORDS[named], language) if named in STAGE_WORDS else named
+    where = said(stage_word(first.first_stage or "-"), language)
     stage = Text(plain(where), style=STYLES[how] if how in (DIFFERS, FOLLOWS) else "")
     cause = Text(_cause(first, how, language), style=STYLES[how])
     explained = share(worst.explained) if how == DIFFERS else "-"
@@ -162,30 +159,29 @@ def _figures(fold: PairFold, language: Language) -> tuple[Text, ...]:
 
 def _cause(pair: PairDiff, how: str, language: Language) -> str:
     if how == FOLLOWS:
-        return plain(say(TERMINAL["follows_from"], language, site=pair.follows_from or ROOT))
+        return plain(word("follows_from", language, site=pair.follows_from or ROOT))
     if how == DIFFERS:
         causes = (change(cause, language) for cause in told(pair.causes))
-        return plain(say(TERMINAL["semicolon"], language).join(causes) or cause_name(UNKNOWN, language))
-    return say(OUTCOME_WORDS[how], language)
+        return plain(word("semicolon", language).join(causes) or cause_name(UNKNOWN, language))
+    return said(outcome_word(how), language)
 
 
 def _alone(console: Console, report: DiffReport, language: Language) -> None:
     """Print the calls without a partner and the pairs that could not be compared, with counts and names."""
     shown = False
-    words = (MORE, COMMA) if language == "zh" else ()
     for letter, calls in (("A", report.unpaired_a), ("B", report.unpaired_b)):
         for text, sites in _by_text(calls, language).items():
-            title = say(TERMINAL["only_in"], language, side=letter, count=len(sites))
-            paragraph(console, Text.assemble((title, "bold"), plain(f"{folded(sites, *words)}{text}")), 0)
+            title = word("only_in", language, side=letter, count=len(sites))
+            paragraph(console, Text.assemble((title, "bold"), plain(f"{said(listed(sites), language)}{text}")), 0)
             shown = True
     lost: dict[str, list[str]] = {}
     for pair in report.pairs:
         if pair.same is None:
-            reason = said(pair.reason, language) if pair.reason else say(TERMINAL["no_reason"], language)
+            reason = said(pair.reason, language) if pair.reason else word("no_reason", language)
             lost.setdefault(reason, []).append(place(pair.site_a, pair.index_a))
     for reason, sites in lost.items():
-        title = say(TERMINAL["not_compared"], language, count=len(sites))
-        text = f"{folded(sites, *words)}{say(TERMINAL['colon'], language)}{reason}"
+        title = word("uncompared", language, count=len(sites))
+        text = f"{said(listed(sites), language)}{word('colon', language)}{reason}"
         paragraph(console, Text.assemble((title, "bold yellow"), plain(text)), 0)
         shown = True
     if shown:
@@ -196,26 +192,31 @@ def _by_text(calls: Sequence[Unpaired], language: Language) -> dict[str, list[st
     by_text: dict[str, list[str]] = {}
     for call in calls:
         reason = said(call.reason, language) if call.reason else None
-        told = say(TERMINAL["comma"], language).join(filter(None, (reason, call.formula)))
-        text = f"{say(TERMINAL['colon'], language)}{told}" if told else ""
+        what = word("comma", language).join(filter(None, (reason, call.formula)))
+        text = f"{word('colon', language)}{what}" if what else ""
         by_text.setdefault(text, []).append(place(call.site, call.index))
     return by_text
 
 
 def _summary(report: DiffReport, language: Language) -> Text:
     outcomes = Counter(outcome(pair) for pair in report.pairs)
-    first = "it" if outcomes[DIFFERS] == 1 else "these"  # "1 differs, 3 follow from it"
-    verbs = {DIFFERS: ("differs", "differ"), FOLLOWS: (f"follows from {first}", f"follow from {first}")}
-    counts = [(verbs.get(name, (name, name))[total > 1], total) for name in OUTCOMES if (total := outcomes[name])]
+    # "1 differs, 3 follow from it"
+    follow = "follow_from_it" if outcomes[DIFFERS] == 1 else "follow_from_these"
+    keys = {DIFFERS: "differ", FOLLOWS: follow, UNJUDGED: "not_compared", SAME: "same"}
+    counts = [(keys[name], total) for name in OUTCOMES if (total := outcomes[name])]
     if alone := len(report.unpaired_a) + len(report.unpaired_b):
         counts.append(("alone", alone))
     if any(one.same is False for one in report.outputs):
         counts.append(("outputs", 0))
-    parts = [say(TERMINAL[name], language, count=f"{total:,}") for name, total in counts]
-    pairs = "pair" if len(report.pairs) == 1 else "pairs"
-    text = Text(say(TERMINAL[pairs], language, count=f"{len(report.pairs):,}"))
+    parts = [word(name, language, count=f"{total:,}") for name, total in counts]
+    text = Text(word("pairs", language, count=f"{len(report.pairs):,}"))
     if parts:
-        text.append(say(TERMINAL["colon"], language) + say(TERMINAL["comma"], language).join(parts))
-    word, tone = verdict(report)
-    text.append(say(TERMINAL["stop"], language)).append(say(RESULTS[word], language), style=_TONES[tone])
-    return text.append(say(TERMINAL["exit"], language, code=report.exit_code, fail_on=report.fail_on))
+        text.append(word("colon", language) + word("comma", language).join(parts))
+    result, tone = verdict(report)
+    text.append(word("stop", language)).append(said(result_word(result), language), style=_TONES[tone])
+    return text.append(word("exit", language, code=report.exit_code, fail_on=report.fail_on))
+
+
+def word(key: str, language: Language, **values: str | int) -> str:
+    """Return a fixed word of the terminal's report."""
+    return of_catalogue(f"diff.terminal.{key}", language, **values)

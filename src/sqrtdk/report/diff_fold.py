@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from sqrtdk._language import Language
 from sqrtdk._sites import fold, label, shape, site_name
+from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.records import Cause, DiffReport, PairDiff, StageDiff
+from sqrtdk.compare.suspect import NONE
 from sqrtdk.compare.words import UNKNOWN, excess, largest, told
-from sqrtdk.report.diff_causes import caused
+from sqrtdk.messages import Message, said
 from sqrtdk.report.figures import number
-from sqrtdk.report.said import TITLES, said
 
 SAME, DIFFERS, FOLLOWS, UNJUDGED, CANCELS = "same", "differs", "follows", "not compared", "cancels"
 OUTCOMES = (DIFFERS, FOLLOWS, UNJUDGED, SAME)  # of a pair
@@ -105,8 +106,14 @@ def change(cause: Cause, language: Language = "en") -> str:
 
 def cause_name(name: str, language: Language) -> str:
     """Return a cause's title, followed by its name in JSON and in the documentation if that differs."""
-    title = said(name, language, TITLES)
-    return name if title == name else f"{title}（{name}）"
+    if language == "en" or not is_known(name):
+        return name
+    return f"{said(Message(f'causes.{name}.title'), language)}（{name}）"
+
+
+def is_known(name: str) -> bool:
+    """Return whether a cause has a title and a meaning; that of an untrusted record may have none."""
+    return name in (*CAUSES, "input", UNKNOWN)
 
 
 def has_values(cause: Cause) -> bool:
@@ -122,8 +129,19 @@ def is_one(cause: Cause) -> bool:
 def value(of: str | float | None, language: Language = "en") -> str:
     """Return one side's value as words or as a number; None reads "none"."""
     if of is None:
-        of = "none"
-    return caused(of, language) if isinstance(of, str) else number(of)
+        of = Message(NONE)
+    # the Chinese for "cos and sin" begins with a blank, which is right inside a sentence only
+    return said(of, language).strip() if isinstance(of, str) else number(of)
+
+
+def outcome_word(name: str) -> Message:
+    """Return the word for an outcome of a pair or a stage."""
+    return Message(f"diff.outcome.{name.replace(' ', '_')}")
+
+
+def result_word(name: str) -> Message:
+    """Return the words for a result of `verdict`."""
+    return Message(f"diff.result.{name.replace(' ', '_')}")
 
 
 def verdict(report: DiffReport) -> tuple[str, str]:

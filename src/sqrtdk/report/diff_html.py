@@ -16,32 +16,32 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from sqrtdk._language import Choice
-from sqrtdk.compare.records import CANCELS, Cause, DiffReport, PairDiff, StageDiff
+from sqrtdk.compare.records import CANCELS as CANCELLED
+from sqrtdk.compare.records import Cause, DiffReport, PairDiff, StageDiff, stage_word
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.compare.words import UNKNOWN, place, share, short, told
-from sqrtdk.messages import Text, say
+from sqrtdk.messages import Message, Text, said, text, word
 from sqrtdk.report import notebook, page
-from sqrtdk.report.diff_causes import CATALOGUE, CAUSES
-from sqrtdk.report.diff_chinese import paragraphs
 from sqrtdk.report.diff_fold import (
+    CANCELS,
     MARKS,
     OUTCOMES,
     cause_name,
     fold_pairs,
     has_values,
+    is_known,
     is_one,
     largest_left,
     mark,
     outcome,
+    outcome_word,
+    result_word,
     value,
     verdict,
 )
 from sqrtdk.report.diff_payload import drawable, payload
-from sqrtdk.report.diff_words import OUTCOME_WORDS, OUTCOMES_MEAN, RESULTS, STAGE_WORDS, TERMINAL, WORDS
 from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import TITLES
-from sqrtdk.report.said import said as translated
 
 _TOKEN = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?|\w+|\s+|.", re.DOTALL)
 _MOST_TOKENS = 2000  # tokens of a formula; difflib takes quadratic time, so longer formulas get no marks
@@ -69,7 +69,7 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
     folds = fold_pairs(report.pairs)
     outcomes = Counter(map(outcome, report.pairs))
     causes = Counter(cause.name for pair in report.pairs for cause in pair.causes)
-    word, tone = verdict(report)
+    result, tone = verdict(report)
     context: dict[str, Any] = {
         "report": report,
         "version": importlib.metadata.version("sqrtdk"),
@@ -78,22 +78,20 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
         "outcomes": [(name, outcomes[name]) for name in OUTCOMES],
         "causes": causes.most_common(),
         "named": len(set(causes) - {UNKNOWN}),
-        "result": (both(RESULTS[word]), tone),
-        "chinese": paragraphs(report),
+        "result": (both(result_word(result).text), tone),
+        "chinese": [said(paragraph, "zh") for paragraph in report.paragraphs],
         "unjudged": [pair for pair in report.pairs if pair.same is None],
         "open": len(report.unpaired_a) + len(report.unpaired_b) + outcomes["not compared"],
         "sides": (("A", "a", report.a, report.unpaired_a), ("B", "b", report.b, report.unpaired_b)),
         "environment": _environment(report),
         "columns": STAGES,
         "legend": MARKS,
-        "cancels": CANCELS,
-        "said": said,
-        "say": _say,
-        "both": both,
-        "stage": _stage,
+        "unbroken": unbroken,
+        "say": lambda key, **parts: both(Message(f"diff.page.{key}", **parts).text),
+        "stage": lambda name: both(text(stage_word(name))),
         "outcome": outcome,
-        "outcome_word": lambda name: both(OUTCOME_WORDS[name]),
-        "outcome_means": lambda name: both(OUTCOMES_MEAN[name]),
+        "outcome_word": lambda name: both(outcome_word(name).text),
+        "outcome_means": _outcome_means,
         "tone": _tone,
         "marks": _marks,
         "mark": mark,
@@ -101,8 +99,8 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
         "formulas": formulas,
         "drawable": lambda fold: any(map(drawable, fold.pairs)),
         "ladder": ladder,
-        "reason": lambda text: both(Text(text, translated(text, "zh"))),
-        "of_stage": lambda text: both(Text(text, translated(text, "zh", TITLES + CATALOGUE).strip())),
+        "reason": lambda reason: both(text(reason)),
+        "stage_reason": _stage_reason,
         "value": lambda of: both(Text(value(of), value(of, "zh"))),
         "cause_name": lambda name: both(Text(name, cause_name(name, "zh"))),
         **FIGURES,
@@ -125,23 +123,23 @@ FIGURES = {  # functions that both the page and the notebook's table call
 def to_table(report: DiffReport) -> str:
     """Return the result and the table of pairs as HTML for a notebook."""
     language = notebook.language()
-    word, tone = verdict(report)
+    result, tone = verdict(report)
     return notebook.fragment(
         "diff",
         {
             "report": report,
-            "result": (say(RESULTS[word], language), tone),
-            "told": report.paragraphs if language == "en" else paragraphs(report),
+            "result": (said(result_word(result), language), tone),
+            "told": [said(paragraph, language) for paragraph in report.paragraphs],
             "folds": fold_pairs(report.pairs),
             "alone": (("A", report.unpaired_a), ("B", report.unpaired_b)),
-            "say": lambda key, **parts: say(WORDS[key], language, **parts),
-            "terminal": lambda key: say(TERMINAL[key], language),
-            "stage": lambda name: say(STAGE_WORDS[name], language) if name in STAGE_WORDS else name,
-            "reason": lambda text: translated(text, language),
+            "say": lambda key, **parts: word(f"diff.page.{key}", language, **parts),
+            "terminal": lambda key: word(f"diff.terminal.{key}", language),
+            "stage": lambda name: said(stage_word(name), language),
+            "reason": lambda reason: said(reason, language),
             "value": lambda of: value(of, language),
             "cause_name": lambda name: cause_name(name, language),
             "outcome": outcome,
-            "outcome_word": lambda name: say(OUTCOME_WORDS[name], language),
+            "outcome_word": lambda name: said(outcome_word(name), language),
             "tone": _tone,
             **FIGURES,
         },
@@ -225,28 +223,30 @@ def ladder(pair: PairDiff) -> Markup | None:
     return Markup('<svg class="ladder" viewBox="0 0 600 50" aria-hidden="true">{}</svg>').format(drawn)
 
 
-def said(text: str) -> Markup:
+def unbroken(sentence: str) -> Markup:
     """Return a sentence in which no line breaks inside a number such as 3e-6.
 
     Example:
-        >>> print(said("to 3e-6 & less"))
+        >>> print(unbroken("to 3e-6 & less"))
         to <span class="whole">3e-6</span> &amp; less
     """
     # browsers may break a line behind the minus of 3e-6
-    return Markup(re.sub(r"\d[\d.]*e-\d+", r'<span class="whole">\g<0></span>', str(escape(plain(text)))))
+    return Markup(re.sub(r"\d[\d.]*e-\d+", r'<span class="whole">\g<0></span>', str(escape(plain(sentence)))))
 
 
-def _say(key: str, **parts: object) -> Markup:
-    text = WORDS[key]
-    return both(Text(text.en.format(**parts), text.zh.format(**parts))) if parts else both(text)
+def _outcome_means(name: str) -> Markup:
+    return both(Message(f"diff.means.{name.replace(' ', '_')}").text)
 
 
-def _stage(name: str) -> Markup:
-    return both(STAGE_WORDS.get(name, Text(name, name)))
+def _stage_reason(stage: StageDiff) -> Markup:
+    """Return the reason of a stage; that nothing differs in the end is said in the words of the legend."""
+    cancels = isinstance(stage.reason, Message) and stage.reason.id == CANCELLED
+    return _outcome_means(CANCELS) if cancels else both(text(stage.reason))
 
 
 def _meaning(cause: Cause) -> Markup:
-    return both(CAUSES[cause.name]) if cause.name in CAUSES else escape(plain(cause.text))
+    known = is_known(cause.name)
+    return both(Message(f"causes.{cause.name}.meaning").text) if known else escape(plain(cause.text))
 
 
 def _marks(pair: PairDiff) -> list[tuple[str, str | None, StageDiff | None]]:

@@ -10,7 +10,8 @@ import importlib.metadata
 from typing import Any
 
 from sqrtdk._json import document
-from sqrtdk.compare.records import DiffReport, OutputDiff
+from sqrtdk.compare.records import DiffReport, OutputDiff, PairDiff
+from sqrtdk.messages import fields
 
 SCHEMA_VERSION = 1
 _DRAWN = ("scatter",)  # thousands of points; only the HTML page holds them
@@ -24,8 +25,8 @@ def to_json(report: DiffReport) -> str:
 
     Returns:
         A document with the keys `schema_version`, `tool`, `environment`, `command`, `seed`, `a`, `b`, `forwards`,
-        `same`, `pairs`, `unpaired_a`, `unpaired_b`, `paragraphs`, `fail_on`, `exit_code`, `outputs`, `first_module`,
-        `outputs_from` and `outputs_missing`.
+        `same`, `pairs`, `unpaired_a`, `unpaired_b`, `paragraphs`, `paragraph_messages`, `fail_on`, `exit_code`,
+        `outputs`, `first_module`, `outputs_from` and `outputs_missing`.
 
     Example:
         >>> import json
@@ -45,13 +46,14 @@ def to_json(report: DiffReport) -> str:
             "b": report.b,
             "forwards": report.forwards,
             "same": report.same,
-            "pairs": [_fields(pair) for pair in report.pairs],
-            "unpaired_a": report.unpaired_a,
-            "unpaired_b": report.unpaired_b,
+            "pairs": [_pair(pair) for pair in report.pairs],
+            "unpaired_a": [_reasoned(call) for call in report.unpaired_a],
+            "unpaired_b": [_reasoned(call) for call in report.unpaired_b],
             "paragraphs": report.paragraphs,
+            "paragraph_messages": [fields(paragraph) for paragraph in report.paragraphs],
             "fail_on": report.fail_on,
             "exit_code": report.exit_code,
-            "outputs": [_without_empty(one) for one in report.outputs],
+            "outputs": [_output(one) for one in report.outputs],
             "first_module": report.first_module,
             "outputs_from": report.outputs_from,
             "outputs_missing": report.outputs_missing,
@@ -64,7 +66,18 @@ def _fields(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in names if name not in _DRAWN}
 
 
-def _without_empty(output: OutputDiff) -> dict[str, Any]:
-    """Return the fields of an output, without `reason` if it is empty."""
-    fields = dataclasses.asdict(output)
-    return fields if output.reason else {name: value for name, value in fields.items() if name != "reason"}
+def _reasoned(record: Any) -> dict[str, Any]:
+    """Return the fields of a record with a `reason`, and the id and values of that sentence."""
+    return _fields(record) | fields(record.reason)
+
+
+def _pair(pair: PairDiff) -> dict[str, Any]:
+    causes = [_fields(cause) | fields(cause.text) for cause in pair.causes]
+    return _reasoned(pair) | {"causes": causes, "stages": [_reasoned(stage) for stage in pair.stages]}
+
+
+def _output(output: OutputDiff) -> dict[str, Any]:
+    """Return the fields of an output, without those of its reason if it has none."""
+    if output.reason:
+        return _reasoned(output)
+    return {name: value for name, value in _fields(output).items() if name != "reason"}

@@ -12,7 +12,6 @@ from sqrtdk._check import check
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.diff import diff
-from sqrtdk.compare.outputs import FOLLOWS
 from sqrtdk.compare.records import DiffReport, OutputDiff, PairDiff
 from sqrtdk.compare.sides import Given
 from sqrtdk.testing.standing import (
@@ -161,7 +160,7 @@ def _outputs(
     # an allowed change of the input, or an allowed call without a partner, may change every output
     entered = any(cause.name == "input" for pair in standing for cause in pair.causes)
     alone = (report.unpaired_a or report.unpaired_b) and not lonely
-    if entered or alone or (standing and report.outputs_from == FOLLOWS):
+    if entered or alone or (standing and report.outputs_follow):
         return []
     return [one for one in report.outputs if one.same is False or (one.same is None and NOT_COMPARED not in allowed)]
 

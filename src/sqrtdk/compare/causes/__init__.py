@@ -2,7 +2,7 @@
 
 A row names the cause, where it looks and acts, the fields that become B's, the function that compares, and the
 sentence. Rows are tried in order; causes early in an attention come first. A new cause is a row here, a function that
-compares, and its sentences in `sqrtdk/report/words/causes.toml`.
+compares, and its sentences in `sqrtdk/messages/words/causes.toml`.
 """
 
 from __future__ import annotations
@@ -13,67 +13,57 @@ from sqrtdk.compare.causes import angles, bias, formula, masks, norms, projectio
 from sqrtdk.compare.suspect import QK, QKV, Row, Sides, Suspicion, formulas, suspicions, ways
 
 KV = ("key", "value")
-AMPLITUDE = "has {b} instead of {a} as amplitude of the rotation of {parts}"
+AMPLITUDE = "causes.length_factor.amplitude"
 # Above most rows stands the code that they find: what B writes "for" what A writes.
 ROWS = (
     # from the input to the product
     # qkv.view(B, L, H, 3, E) for qkv.view(B, L, 3, H, E): a fused projection read in the other layout
     Row(
         "head_order", projections.reordered, "", (), projections.head_order,
-        "has the rows of {parts} in another order: {b}",
+        "causes.head_order.other",
     ),
-    Row(
-        "weights", projections.projections, "", ("weight",), projections.weight,
-        "has another weight for {parts}{name}: {how}",
-    ),
+    Row("weights", projections.projections, "", ("weight",), projections.weight),
     # x * weight for x * (1 + weight)
-    Row(
-        "weights", norms.norm_pairs, "norm", ("gain", "shift"), norms.gain,
-        "has another gain in the norm of {parts}: {how}",
-    ),
+    Row("weights", norms.norm_pairs, "norm", ("gain", "shift"), norms.gain),
     # nn.Linear(D, H * E, bias=False) for a checkpoint with q_proj.bias
     Row(
         "projection_bias", projections.projections, "", ("bias",), projections.bias,
-        (
-            "leaves out the bias of the projection of {parts}",
-            "adds a bias to the projection of {parts}, which A does not",
-            "adds another bias to the projection of {parts}",
-        ),
+        ("causes.projection_bias.missing", "causes.projection_bias.added", "causes.projection_bias.other"),
     ),
     # rope(q) for rope(self.q_norm(q))
     Row(
         "qk_norm", ways(*QK), "norm", (), norms.missing,
-        ("leaves out the norm of {parts} ({a})", "normalises {parts} ({b}), which A does not", ""),
+        ("causes.qk_norm.missing", "causes.qk_norm.added", ""),
     ),
     # F.layer_norm(q, (E,)) for F.rms_norm(q, (E,))
-    Row("qk_norm", norms.norm_pairs, "norm", ("kind", "eps"), norms.kind, "normalises {parts} by {b} instead of {a}"),
+    Row("qk_norm", norms.norm_pairs, "norm", ("kind", "eps"), norms.kind, "causes.qk_norm.other"),
     # self.q_norm(rope(q)) for rope(self.q_norm(q))
-    Row("qk_norm_order", ways(*QK), "norm", (), norms.order, "normalises {parts} {b} instead of {before} it"),
+    Row("qk_norm_order", ways(*QK), "norm", (), norms.order),
     # the norm before q.view(B, L, H, E), over all heads, for the norm after it, over one
-    Row("qk_norm_axis", norms.norm_pairs, "norm", ("over",), norms.axis, "normalises {parts} over {b} instead of {a}"),
+    Row("qk_norm_axis", norms.norm_pairs, "norm", ("over",), norms.axis, "causes.qk_norm_axis.other"),
     # nn.RMSNorm(E, eps=1e-5) for nn.RMSNorm(E, eps=1e-6)
-    Row("qk_norm_eps", norms.norm_pairs, "norm", ("eps",), norms.eps, "adds {b} instead of {a} in the norm of {parts}"),
+    Row("qk_norm_eps", norms.norm_pairs, "norm", ("eps",), norms.eps, "causes.qk_norm_eps.other"),
     # q @ k.mT for rope(q) @ rope(k).mT
     Row(
         "rope_missing", ways(*QK), "rotation", (), rotations.missing,
-        ("leaves out the rotation of {parts}", "rotates {parts}, which A does not", ""),
+        ("causes.rope_missing.missing", "causes.rope_missing.added", ""),
     ),
     # rope(q) for cat((rope(q[..., :R]), q[..., R:]), -1)
     Row(
         "rope_partial", rotations.like_rotations, "rotation", (), rotations.channels,
-        "turns {b} of {parts}{of_b} instead of {a}{of_a}",
+        "causes.rope_partial.other",
     ),
     # pairs (x[..., ::2], x[..., 1::2]) for (x[..., : R // 2], x[..., R // 2 :])
     Row(
         "rope_layout", rotations.rotations, "rotation", (), rotations.layout,
-        "pairs the channels of {parts} {b} instead of {a}",
+        "causes.rope_layout.other",
     ),
     # x1 * cos + x2 * sin for x1 * cos - x2 * sin
-    Row("rope_layout", rotations.rotations, "rotation", (), rotations.direction, "turns {parts} {b}"),
+    Row("rope_layout", rotations.rotations, "rotation", (), rotations.direction, "causes.rope_layout.turns"),
     # base = 10000.0 for base = config.rope_theta
     Row(
         "rope_base", rotations.like_rotations, "rotation", (), angles.of_kind("rope_base"),
-        "turns {parts} with {b} instead of {a}",
+        "causes.rope_base.other",
     ),
     # position_ids = arange(L) for arange(cached, cached + L)
     Row("positions", rotations.like_rotations, "rotation", (), angles.of_kind("positions")),
@@ -85,12 +75,12 @@ ROWS = (
     # k_cache.float() for k_cache.float() * k_scale
     Row(
         "kv_scale", ways(*KV), "", ("scaled",), projections.kv_factor,
-        "has {parts} times {by}: the scale of a quantised cache applied twice, or not at all",
+        "causes.kv_scale.times",
     ),
     # k.repeat(1, Hq // H, 1, 1) for k.repeat_interleave(Hq // H, 1)
     Row(
         "group_order", ways(*KV), "", ("heads",), projections.group_order,
-        "gives the query heads the heads {b} of {parts} instead of {a}",
+        "causes.group_order.other",
     ),
     # from the product to the output
     # softmax(q @ k.mT) for softmax(q @ k.mT / sqrt(E))
@@ -98,43 +88,35 @@ ROWS = (
     # z for cap * tanh(z / cap)
     Row(
         "softcap", formulas, "softcap", ("softcap",), formula.softcap,
-        (
-            "leaves out the softcap ({a})",
-            "has a softcap ({b}), which A has not",
-            "has a softcap of {b} in place of {a}",
-        ),
+        ("causes.softcap.missing", "causes.softcap.added", "causes.softcap.other"),
         digits=6,
     ),
     # scale * cap * tanh(q @ k.mT / cap) for cap * tanh(scale * q @ k.mT / cap)
     Row(
         "softcap_order", formulas, "softcap", ("softcap_at", "scale", "after"), formula.softcap_order,
-        "applies the softcap {b}, not {a}",
+        "causes.softcap_order.other",
     ),
     # (q @ k.mT + bias) * scale for q @ k.mT * scale + bias; with a mask of -1e4 the same is done to the fill
     Row(
         "bias_scaled", formulas, "bias", ("bias_by",), bias.bias_factor,
-        "multiplies the bias by {by} as well, as if it were a part of the product",
+        "causes.bias_scaled.bias",
     ),
     Row(
         "bias_scaled", formulas, "mask", ("fill_by",), bias.fill_factor,
-        "multiplies the mask by {by} as well, as if it were a part of the product",
+        "causes.bias_scaled.mask",
     ),
     Row("bias", formulas, "bias", ("bias", "bias_name", "bias_by"), bias.bias),
     # torch.ones(L, S).tril() for torch.ones(L, S).tril(S - L): a decoder with a cache
     Row(
         "mask_alignment", masks.bands, "mask", ("visible",), masks.alignment,
-        "aligns the causal mask to the {b} ({rows}, {keys} keys)",
+        "causes.mask_alignment.other",
     ),
     # torch.ones(L, L).tril(1) for torch.ones(L, L).tril()
     Row("mask_offset", masks.bands, "mask", ("visible",), masks.causal_bound),
     # i - j <= window for i - j < window
     Row(
         "window", masks.bands, "mask", ("visible",), masks.window,
-        (
-            "leaves out the window ({a} keys)",
-            "has a window of {b} keys, which A has not",
-            "has a window of {b} keys in place of {a}",
-        ),
+        ("causes.window.missing", "causes.window.added", "causes.window.other"),
     ),
     # causal for causal & attention_mask[:, None, None, :]
     Row("padding", masks.masks, "mask", ("visible",), masks.padding),
@@ -144,7 +126,7 @@ ROWS = (
     # softmax(z) for softmax(cat((z, sinks), -1))[..., :-1]
     Row(
         "sinks", formulas, "sinks", ("sinks",), formula.sinks,
-        ("leaves out the sinks ({a})", "has sinks ({b}), which A has not", "has other sinks ({b} in place of {a})"),
+        ("causes.sinks.missing", "causes.sinks.added", "causes.sinks.other"),
     ),
     # (positions.bfloat16()[:, None] * frequencies).cos() for the same in float32
     Row("rounding", rotations.like_rotations, "rotation", (), angles.of_kind("rounding")),
@@ -152,10 +134,10 @@ ROWS = (
     # z.bfloat16().softmax(-1) for z.softmax(-1)
     Row(
         "rounding", formulas, "weights", ("logits_dtype", "weights_dtype", "own"),
-        formula.rounded("the logits and the weights"),
+        formula.rounded(formula.BOTH),
     ),
-    Row("rounding", formulas, "weights", ("logits_dtype", "own"), formula.rounded("the logits")),
-    Row("rounding", formulas, "weights", ("weights_dtype", "own"), formula.rounded("the weights")),
+    Row("rounding", formulas, "weights", ("logits_dtype", "own"), formula.rounded(formula.LOGITS)),
+    Row("rounding", formulas, "weights", ("weights_dtype", "own"), formula.rounded(formula.WEIGHTS)),
     Row("dropout", formulas, "weights", ("kept", "dropout"), formula.dropout),
 )  # fmt: skip
 

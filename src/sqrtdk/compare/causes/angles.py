@@ -17,7 +17,8 @@ from sqrtdk.compare.causes.laws import frequency_words, wanted_frequencies
 from sqrtdk.compare.causes.positions import axes_words, places_words, times_words
 from sqrtdk.compare.causes.turns import LOOSE, nearness, retold, turns_of
 from sqrtdk.compare.program import Rotation
-from sqrtdk.compare.suspect import Both, Difference, Edit
+from sqrtdk.compare.suspect import OWN_DTYPE, Both, Difference, Edit, Words
+from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.probe.tables import Turn, angle_gap, phase, unit
 
 HALF = ("bfloat16", "float16")
@@ -49,10 +50,11 @@ def differing(both: Both[Rotation]) -> dict[str, Difference]:
         plain = all(x is not None and angle_gap(x.table(), y) <= LOOSE for x, y in zip((a, b), tables, strict=True))
         words = None if plain else axes_words(*tables, near)
         if words is None and (a is None or b is None):
-            words = "its own angles", "other angles", "turns {parts} by other angles, of no one position a row"
+            own, other = Message("causes.positions.angles_own"), Message("causes.positions.angles_other")
+            words = Words(own, other, "causes.positions.other_angles")
         words = words or times_words(both, a, b, near)
         if words is not None:
-            return {"positions": Difference(words[0], words[1], {"text": words[2]}, with_angles)}
+            return {"positions": Difference(words.a, words.b, words.values, with_angles, text=words.text)}
     if a is None or b is None:
         return {}
 
@@ -64,17 +66,20 @@ def differing(both: Both[Rotation]) -> dict[str, Difference]:
     if wanted is not None and float((wanted - a.frequencies).abs().max()) * max(a.span, b.span) > near:
         old, new, shown = frequency_words(both, a, b, wanted, near)
         found["rope_base"] = Difference(old, new, {"a": shown[0], "b": shown[1]}, with_parts(frequencies=wanted))
-    # equal shifts of q and k are one suspicion, by the key `text`: shifting both changes no logit
     if float((b.positions - a.positions).abs().max()) * float(a.frequencies.abs().max()) > near:
-        old, new, text = places_words(both, a.positions, b.positions)
-        found["positions"] = Difference(old, new, {"text": text}, with_parts(positions=b.positions), text)
+        words = places_words(both, a.positions, b.positions)
+        edit = with_parts(positions=b.positions)
+        # equal shifts of q and k are one suspicion, by the key: shifting both changes no logit
+        key = words.text, words.values
+        found["positions"] = Difference(words.a, words.b, words.values, edit, key, words.text)
     return found
 
 
 # -- rounded to half precision -----------------------------------------------------------------------------------------
 
-POSITIONS, FREQUENCIES, ANGLES, TABLES = "the positions", "the frequencies", "the angles", "cos and sin"
-EXPONENTS = "base, exponents and frequencies"  # 1 / base ** (arange(0, R, 2) / R), computed in half precision
+POSITIONS, FREQUENCIES = "causes.rounding.positions", "causes.rounding.frequencies"
+ANGLES, TABLES = "causes.rounding.angles", "causes.rounding.tables"
+EXPONENTS = "causes.rounding.exponents"  # 1 / base ** (arange(0, R, 2) / R), computed in half precision
 TRIED = (  # nothing first, then few parts before many
     (), (POSITIONS,), (FREQUENCIES,), (EXPONENTS,), (ANGLES,), (POSITIONS, FREQUENCIES), (POSITIONS, EXPONENTS),
     (POSITIONS, ANGLES), (FREQUENCIES, ANGLES), (EXPONENTS, ANGLES), (POSITIONS, FREQUENCIES, ANGLES),
@@ -88,18 +93,19 @@ def _rounded(both: Both[Rotation], a: Turn | None, b: Turn | None, near: float) 
         for dtype in HALF:
             if turn is None or both.sides.slack * FINER > torch.finfo(getattr(torch, dtype)).eps:
                 continue
-            what = _what_is_rounded(turn, target, getattr(torch, dtype), near)
-            if what and turn is a:
-                text = f"rounds {what} of the rotation of {{parts}} to {dtype}, and A does not: keep them in float32"
-                return Difference("its own dtype", dtype, {"text": text}, lambda own: replace(own, table=both.b.table))
-            if what:
-                text = f"does not round {what} of the rotation of {{parts}} to {dtype}, as A does"
-                return Difference(dtype, "its own dtype", {"text": text}, lambda own: replace(own, table=both.b.table))
+            parts = _what_is_rounded(turn, target, getattr(torch, dtype), near)
+            if not parts:
+                continue
+            words = {"what": joined([Message(part) for part in parts], "side_by_side"), "dtype": dtype}
+            own, edit = Message(OWN_DTYPE), lambda own: replace(own, table=both.b.table)
+            if turn is a:
+                return Difference(own, dtype, words, edit, text="causes.rounding.of_rotation")
+            return Difference(dtype, own, words, edit, text="causes.rounding.not_of_rotation")
     return None
 
 
-def _what_is_rounded(turn: Turn, target: Tensor, half: torch.dtype, near: float) -> str:
-    """Returns the parts whose rounding makes the table the target; "" if none do. A sample is tried before all rows."""
+def _what_is_rounded(turn: Turn, target: Tensor, half: torch.dtype, near: float) -> tuple[str, ...]:
+    """Returns the parts whose rounding makes the table the target; () if none do. A sample is tried before all rows."""
 
     def is_target(parts: tuple[str, ...], rows: Tensor) -> bool:
         table, wanted = _with_rounded(turn, rows, parts, half), target[:, rows]
@@ -109,7 +115,7 @@ def _what_is_rounded(turn: Turn, target: Tensor, half: torch.dtype, near: float)
     rows = target.shape[1]
     sample = torch.linspace(0, rows - 1, min(rows, ROWS)).long()
     found = next((parts for parts in TRIED if is_target(parts, sample)), ())
-    return " and ".join(found) if found and is_target(found, torch.arange(rows)) else ""
+    return found if found and is_target(found, torch.arange(rows)) else ()
 
 
 def _with_rounded(turn: Turn, rows: Tensor, parts: tuple[str, ...], half: torch.dtype) -> Tensor:

@@ -19,8 +19,10 @@ from sqrtdk.compare.masks import distances
 from sqrtdk.compare.numbers import HELD, one_number, ratio, same, times, told_apart, total
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.suspect import Both, Difference
+from sqrtdk.messages import Message
 
-SAID = {"alibi": "ALiBi bias", "relative": "relative bias", "bias": "bias"}
+ALIBI, RELATIVE, BIAS = "causes.bias.alibi", "causes.bias.relative", "causes.bias.bias"
+NAMES = {"alibi": ALIBI, "relative": RELATIVE}
 
 
 # -- the factor --------------------------------------------------------------------------------------------------------
@@ -91,14 +93,14 @@ def fill(both: Both[Formula]) -> Difference | None:
     blind = any(not bool(visible.any(-1).all()) for visible in (a.visible, b.visible))
     if max(left, right) <= FAR and not blind:
         return None
-    if same(left, right) and b.fill_added:
-        text = f"adds {right:.4g} to the logits of hidden keys, where A writes it"
-    elif same(left, right):
-        text = f"writes {right:.4g} over the logits of hidden keys, where A adds it"
+    if same(left, right):
+        id = "causes.mask_magnitude.added" if b.fill_added else "causes.mask_magnitude.written"
+        text = Message(id, fill=f"{right:.4g}")
     else:
-        text = "marks hidden keys with {1} in place of {0}".format(*told_apart(left, right))
+        was, now = told_apart(left, right)
+        text = Message("causes.mask_magnitude.other", new=now, old=was)
     old, new = ("-inf" if math.isinf(number) else float(f"{number:.6g}") for number in (left, right))
-    return Difference(old, new, {"text": text})
+    return Difference(old, new, text=text)
 
 
 def _applied(formula: Formula) -> float:
@@ -124,7 +126,7 @@ def bias(both: Both[Formula]) -> Difference | None:
         kept = formula.bias_by if formula.bias is not None and b.bias is not None else b.bias_by
         return replace(formula, bias=b.bias, bias_name=b.bias_name, bias_by=kept)
 
-    return Difference(_said(a, left), _said(b, right), {"text": _text(a, b, left, right)}, other)
+    return Difference(_in_words(a, left), _in_words(b, right), edit=other, text=_text(a, b, left, right))
 
 
 def _effective(formula: Formula, other: Formula) -> Tensor:
@@ -140,34 +142,37 @@ def _effective(formula: Formula, other: Formula) -> Tensor:
     return torch.where(seen, added - mean, 0.0)
 
 
-def _name(formula: Formula) -> str:
-    return SAID.get(formula.bias_name, "bias")
+def _name(formula: Formula) -> Message:
+    return Message(NAMES.get(formula.bias_name, BIAS))
 
 
-def _said(formula: Formula, added: Tensor) -> str | None:
-    return None if formula.bias is None else f"{_name(formula)}, {float(added.min()):.4g} to {float(added.max()):.4g}"
+def _in_words(formula: Formula, added: Tensor) -> str | None:
+    if formula.bias is None:
+        return None
+    least, most = (f"{float(end):.4g}" for end in (added.min(), added.max()))
+    return Message("causes.bias.range", bias=_name(formula), least=least, most=most)
 
 
-def _text(a: Formula, b: Formula, left: Tensor, right: Tensor) -> str:
+def _text(a: Formula, b: Formula, left: Tensor, right: Tensor) -> Message:
     if b.bias is None:
-        return f"leaves out the {_name(a)}"
+        return Message("causes.bias.missing", bias=_name(a))
     name = _name(b)
     if a.bias is None:
-        return f"adds {'an' if name.startswith('A') else 'a'} {name}, which A has not"
+        return Message("causes.bias.added_an" if name.id == ALIBI else "causes.bias.added", bias=name)
     if same(-left, right):
-        return f"has the {name} with the other sign"
+        return Message("causes.bias.other_sign", bias=name)
     square = a.bias.ndim > 1 and a.bias.shape[-1] == a.bias.shape[-2]
     # slope * (j - i) for slope * (i - j), or a relative table indexed [key, row]
     if square and same(_effective(replace(a, bias=a.bias.mT), b), right):
-        return f"has the {name} turned round, rows for keys"
+        return Message("causes.bias.turned", bias=name)
     if _shuffled(left, right):
-        return f"has the {name} of the heads in another order"
+        return Message("causes.bias.heads", bias=name)
     slope_a, slope_b = _slopes(a), _slopes(b)
     if slope_a is not None and slope_b is not None:
         head = int((slope_a - slope_b).abs().argmax())
         old, new = told_apart(float(slope_a[head]), float(slope_b[head]))
-        return f"has other slopes in its {name} (head {head}: {new} in place of {old})"
-    return f"has another {name}{_where(a, b)}"
+        return Message("causes.bias.slopes", bias=name, head=head, new=new, old=old)
+    return _other_bias(a, b, name)
 
 
 def _shuffled(left: Tensor, right: Tensor) -> bool:
@@ -193,18 +198,20 @@ def _slopes(formula: Formula) -> Tensor | None:
     return slope[0, :, 0] if linear and largest else None
 
 
-def _where(a: Formula, b: Formula) -> str:
-    """Returns at which distances biases differ, as text: ", for keys after the row alone", ", from distance 8 on"."""
+def _other_bias(a: Formula, b: Formula, name: Message) -> Message:
+    """Returns that the bias is another, and at which distances: for keys after the row alone, from distance 8 on."""
     plain = replace(a, sinks=torch.zeros(1))  # sinks keep the row's mean in the numbers
     left, right = _effective(plain, b), _effective(b, plain)
     differ = (left - right).abs() > HELD * max(float(left.abs().max()), float(right.abs().max()))
     differ = differ.any(0).any(0)
     if differ.shape[0] < 2 or not bool(differ.any()):
-        return ""
+        return Message("causes.bias.other", bias=name)
     apart = distances(differ.shape[0], differ.shape[1], differ.device)
     if not bool((differ & (apart > 0)).any()):
-        return ", for keys after the row alone"
+        return Message("causes.bias.other_after", bias=name)
     if not bool((differ & (apart < 0)).any()) and bool((apart < 0).any()):
-        return ", for keys before the row alone"
+        return Message("causes.bias.other_before", bias=name)
     first = int(apart[differ].abs().min())
-    return f", from distance {first} on" if first > 1 else ""
+    if first > 1:
+        return Message("causes.bias.other_from", bias=name, distance=first)
+    return Message("causes.bias.other", bias=name)

@@ -31,25 +31,20 @@ from sqrtdk.compare.numbers import (
     total,
 )
 from sqrtdk.compare.program import Formula, Rounded, Step, Way
-from sqrtdk.compare.suspect import Both, Difference, Sides
+from sqrtdk.compare.suspect import NONE, OWN_DTYPE, Both, Difference, Sides
+from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import AttentionCall
 
-SAID = {  # what B does if the mistake is B's, and if it is A's
-    "missing": ("leaves the scale out", "has the scale that A leaves out"),
-    "twice": ("applies the scale twice", "applies once the scale that A applies twice"),
-    "inverted": ("multiplies by the root of head_dim instead of dividing", "divides by what A multiplies by"),
-    "model_dim": ("takes the root of the model's width", "does not take the root of the model's width, as A does"),
-    "head_count": ("takes the root of the number of heads", "does not take the root of the number of heads, as A does"),
-    "padded_head": ("takes the root of a padded head_dim", "does not take the root of a padded head_dim, as A does"),
-}
-PLACES = {"scaled": "after the scale", "product": "before the scale", "masked": "after the mask"}
-ROWS = {True: "one for all rows", False: "one of each row"}
+NAMED = ("missing", "twice", "inverted", "model_dim", "head_count", "padded_head")  # mistakes with words of their own
+ROWS = {True: "causes.length_factor.one", False: "causes.length_factor.each"}
 OF_ROWS = {  # key: whether A and B have one factor for all rows
-    (False, True): "leaves out the factor of the rows, as log n of the keys that each sees",
-    (True, False): "multiplies each row by a factor of its own, as log n of its keys",
+    (False, True): "causes.length_factor.missing",
+    (True, False): "causes.length_factor.added",
 }
 WHOLE = 8.0  # roundings of its logarithm within which a number counts as whole
-OWN_DTYPE = "its own dtype"
+BOTH, LOGITS, WEIGHTS = "causes.rounding.both", "causes.rounding.logits", "causes.rounding.weights"
+BATCH, ENTRY = "causes.axis.batch", "causes.axis.entry"
+AXES = ("causes.axis.head", "causes.axis.row", "causes.axis.key")
 
 
 # -- the scale ---------------------------------------------------------------------------------------------------------
@@ -62,12 +57,12 @@ def scale(both: Both[Formula]) -> Difference | None:
     capped_alike = a.softcap is not None and b.softcap is not None and a.softcap_at == b.softcap_at
     if by_length(both) or (same(old, new, off) and (not capped_alike or same(a.scale, b.scale, off))):
         return None
-    words = {"text": (capped_alike and _cap_words(both)) or _scale_words(both.sides, old, new)}
-    return Difference(*shown_apart(old, new), words, lambda formula: rescaled(formula, b))
+    text = (_cap_words(both) if capped_alike else None) or _scale_words(both.sides, old, new)
+    return Difference(*shown_apart(old, new), edit=lambda formula: rescaled(formula, b), text=text)
 
 
-def _cap_words(both: Both[Formula]) -> str:
-    """Returns the words for tanh(z / 50) in place of 50 * tanh(z / 50), or the reverse; "" for anything else.
+def _cap_words(both: Both[Formula]) -> Message | None:
+    """Returns the words for tanh(z / 50) in place of 50 * tanh(z / 50), or the reverse; None for anything else.
 
     tanh(z / 50) may be recorded as a softcap of 1 on logits divided by 50, or as a softcap of 50 times 1 / 50.
     """
@@ -76,43 +71,47 @@ def _cap_words(both: Both[Formula]) -> str:
     assert b.softcap is not None
     by, one_argument = ratio(total(a), total(b)), same(over(a.scale, a.softcap), over(b.scale, b.softcap), off)
     if by is None or not one_argument:
-        return ""
+        return None
     if close(by, 1 / a.softcap, HELD):
-        return f"does not multiply by the softcap ({a.softcap:g}) behind the tanh"
+        return Message("causes.scale.no_cap_behind", cap=f"{a.softcap:g}")
     cap = max(a.softcap, b.softcap)
-    return f"multiplies by the softcap ({cap:g}) behind the tanh, where A does not" if close(by, cap, HELD) else ""
+    return Message("causes.scale.cap_behind", cap=f"{cap:g}") if close(by, cap, HELD) else None
 
 
-def _scale_words(sides: Sides, a: Value, b: Value) -> str:
+def _scale_words(sides: Sides, a: Value, b: Value) -> Message:
     one_a, one_b = one_number(a), one_number(b)
     if one_a is None or one_b is None:
-        old, new = map(str, shown_apart(a, b))
         by, factors = ratio(a, b), torch.as_tensor(over(b, a) if one_b is None else over(a, b))
-        each = f"each {' and '.join(_axes(factors, 'batch entry'))}"
+        axes = joined([Message(axis) for axis in _axes(factors, BATCH)], "side_by_side")
         if by is not None:
-            text = f"multiplies every factor of the scale by {by:.4g}"
+            what = Message("causes.scale.every_factor", ratio=f"{by:.4g}")
         elif one_b is not None:
-            text = f"leaves out factors of {each}"
+            what = Message("causes.scale.factors_lost", what=axes)
+        elif one_a is not None:
+            what = Message("causes.scale.factors_added", what=axes)
         else:
-            text = f"{'multiplies by' if one_a is not None else 'has other'} factors of {each}"
-        return f"{text} ({new} in place of {old})"
-    old, new = told_apart(one_a, one_b)
-    of_b, of_a = _mistake(sides, one_a, one_b), _mistake(sides, one_b, one_a)
-    if of_b is not None and not sides.declared_b:
-        text = SAID[of_b][0]
-    elif of_b is None and of_a is not None and not sides.declared_a:
-        text = SAID[of_a][1]
-    elif sides.declared_b:
-        text = f"applies its declared scale, {sides.declared_b}"
-    elif sides.declared_a:
-        text = f"does not apply the scale that A declares, {sides.declared_a}"
-    elif one_a and one_b / one_a < 0:
-        text = "scales with the other sign"
-    elif close(one_b, inverse_root(sides.head_dim), HELD):
-        text = "scales by 1/sqrt(head_dim)"
+            what = Message("causes.scale.factors_other", what=axes)
+        old, new = (word if isinstance(word, str) else str(word) for word in shown_apart(a, b))
     else:
-        text = "scales by another number"
-    return f"{text} ({new} in place of {old})"
+        what = _other_scale(sides, one_a, one_b)
+        old, new = told_apart(one_a, one_b)
+    return Message("causes.scale.replaced", what=what, new=new, old=old)
+
+
+def _other_scale(sides: Sides, a: float, b: float) -> Message:
+    of_b, of_a = _mistake(sides, a, b), _mistake(sides, b, a)
+    if of_b is not None and not sides.declared_b:
+        return Message(f"causes.scale.{of_b}")
+    if of_b is None and of_a is not None and not sides.declared_a:
+        return Message(f"causes.scale.{of_a}_in_a")
+    if sides.declared_b:
+        return Message("causes.scale.declared", by=sides.declared_b)
+    if sides.declared_a:
+        return Message("causes.scale.declared_in_a", by=sides.declared_a)
+    if a and b / a < 0:
+        return Message("causes.scale.other_sign")
+    textbook = close(b, inverse_root(sides.head_dim), HELD)
+    return Message("causes.scale.textbook" if textbook else "causes.scale.other")
 
 
 def _mistake(sides: Sides, right: float, wrong: float) -> str | None:
@@ -127,14 +126,14 @@ def _mistake(sides: Sides, right: float, wrong: float) -> str | None:
         # all that the dictionary of mistakes reads from a call
         sizes = {"head_dim": sides.head_dim, "heads": sides.heads, "kv_heads": groups, "model_dim": sides.model_dim}
         call = cast(AttentionCall, SimpleNamespace(**sizes))
-        names += [name for name in SAID if any(close(wrong, value, HELD) for value in MISTAKES[name].values(call))]
+        names += [name for name in NAMED if any(close(wrong, value, HELD) for value in MISTAKES[name].values(call))]
     return min(names, key=lambda name: MISTAKES[name].rank, default=None)
 
 
-def _axes(values: Tensor, batch: str = "entry of the batch") -> list[str]:
-    """Returns the axes along which values vary: ["head"]."""
+def _axes(values: Tensor, batch: str = ENTRY) -> list[str]:
+    """Returns the axes along which values vary, by the ids of their names."""
     sizes = (1, 1, 1, 1, *values.shape)[-4:]
-    return [name for name, size in zip((batch, "head", "row", "key"), sizes, strict=True) if size > 1]
+    return [name for name, size in zip((batch, *AXES), sizes, strict=True) if size > 1]
 
 
 def shown_apart(a: Value | None, b: Value | None) -> tuple[str | float | None, str | float | None]:
@@ -158,8 +157,10 @@ def shown_apart(a: Value | None, b: Value | None) -> tuple[str | float | None, s
     if x.numel() == 1 or isinstance(words[0], float):
         return float(one), float(other)
     places = torch.unravel_index(torch.tensor(at), x.squeeze().shape)
-    where = ", ".join(f"{name} {int(place)}" for name, place in zip(_axes(x), places, strict=True))
-    return f"{one} at {where}", f"{other} at {where}"
+    axes = zip(_axes(x), places, strict=True)
+    where = joined([Message("causes.axis.at", axis=Message(axis), index=int(place)) for axis, place in axes], "comma")
+    old, new = (Message("causes.scale.at_place", value=number, place=where) for number in (one, other))
+    return old, new
 
 
 def _shown(value: Value | None) -> str | float | None:
@@ -169,8 +170,10 @@ def _shown(value: Value | None) -> str | float | None:
         return None if number is None else float(f"{number:.6g}")
     assert isinstance(value, Tensor)
     if not value.numel():
-        return "none"
-    return f"{float(value.min()):.4g} to {float(value.max()):.4g} by {' and '.join(_axes(value))}"
+        return Message(NONE)
+    least, most = (f"{float(end):.4g}" for end in (value.min(), value.max()))
+    axes = joined([Message(axis) for axis in _axes(value)], "side_by_side")
+    return Message("causes.scale.range_by", least=least, most=most, what=axes)
 
 
 # -- factors of the rows -----------------------------------------------------------------------------------------------
@@ -181,8 +184,9 @@ def of_rows(both: Both[Formula]) -> Difference | None:
     if not by_length(both):
         return None
     one = one_number(total(both.a)) is not None, one_number(total(both.b)) is not None
-    text = OF_ROWS.get(one, "multiplies the rows by other factors, as log n of their keys")
-    return Difference(ROWS[one[0]], ROWS[one[1]], {"text": text}, lambda formula: rescaled(formula, both.b))
+    old, new = (Message(ROWS[of_side]) for of_side in one)
+    text = OF_ROWS.get(one, "causes.length_factor.other")
+    return Difference(old, new, edit=lambda formula: rescaled(formula, both.b), text=text)
 
 
 def by_length(both: Both[Formula]) -> bool:
@@ -259,7 +263,8 @@ def softcap_order(both: Both[Formula]) -> Difference | None:
     a, b = both.a, both.b
     if a.softcap is None or b.softcap is None or a.softcap_at == b.softcap_at:
         return None
-    return Difference(PLACES[a.softcap_at], PLACES[b.softcap_at], edit=lambda formula: softcap_placed(formula, b))
+    old, new = (Message(f"causes.softcap_order.{formula.softcap_at}") for formula in (a, b))
+    return Difference(old, new, edit=lambda formula: softcap_placed(formula, b))
 
 
 def sinks(both: Both[Formula]) -> Difference | None:
@@ -269,7 +274,8 @@ def sinks(both: Both[Formula]) -> Difference | None:
     if same(a, b, both.sides.off):
         return None
     old, new = shown_apart(a, b)
-    return Difference(old, new, {"a": str(old), "b": str(new)})
+    words = {name: word if isinstance(word, str) else str(word) for name, word in (("a", old), ("b", new))}
+    return Difference(old, new, words)
 
 
 def dropout(both: Both[Formula]) -> Difference | None:
@@ -278,16 +284,16 @@ def dropout(both: Both[Formula]) -> Difference | None:
     if same(a.kept, b.kept) and (a.kept is None or a.dropout == b.dropout):
         return None
     if b.kept is None:
-        text = f"drops no weights, where A does (rate {a.dropout:g})"
+        text = Message("causes.dropout.missing", rate=f"{a.dropout:g}")
     elif a.kept is None:
-        text = f"drops weights (rate {b.dropout:g}), which A does not"
+        text = Message("causes.dropout.added", rate=f"{b.dropout:g}")
     elif a.dropout == b.dropout:
-        text = f"drops other weights at the same rate ({b.dropout:g})"
+        text = Message("causes.dropout.others", rate=f"{b.dropout:g}")
     else:
         old, new = told_apart(a.dropout, b.dropout)
-        text = f"drops weights at another rate ({new} in place of {old})"
+        text = Message("causes.dropout.other_rate", new=new, old=old)
     rate_a, rate_b = (0.0 if formula.kept is None else formula.dropout for formula in (a, b))
-    return Difference(rate_a, rate_b, {"text": text})
+    return Difference(rate_a, rate_b, text=text)
 
 
 # -- roundings beyond the dtype in which a side computes as a whole ----------------------------------------------------
@@ -306,16 +312,16 @@ def lesser(dtype: str | None, own: torch.dtype) -> str | None:
 
 
 def rounded(what: str) -> Callable[[Both[Formula]], Difference | None]:
-    """Returns a comparison of the roundings of `what`: "the logits", "the weights", or both by the same cast."""
+    """Returns a comparison of the roundings of `what`: of `LOGITS`, of `WEIGHTS`, or of `BOTH` by the same cast."""
 
     def compare(both: Both[Formula]) -> Difference | None:
         a, b = (
             [lesser(dtype, side.dtype) for dtype in (formula.logits_dtype, formula.weights_dtype)]
             for side, formula in ((both.sides.a, both.a), (both.sides.b, both.b))
         )
-        of_weights = int(what == "the weights")
+        of_weights = int(what == WEIGHTS)
         old, new, alike = a[of_weights], b[of_weights], a[0] == a[1] and b[0] == b[1]
-        return None if old == new or alike != (what == "the logits and the weights") else _rounding(old, new, what)
+        return None if old == new or alike != (what == BOTH) else _rounding(old, new, what)
 
     return compare
 
@@ -333,7 +339,7 @@ def rounded_vector(both: Both[Way]) -> Difference | None:
         return replace(way, steps=tuple(steps))
 
     old, new = (", ".join(step.dtype for _, step in found) or None for found in (a, b))
-    return replace(_rounding(old, new, both.vector), edit=edit, key=both.vector)
+    return replace(_rounding(old, new, f"stages.{both.vector}"), edit=edit, key=both.vector)
 
 
 def _roundings(way: Way, own: torch.dtype) -> tuple[tuple[int, Rounded], ...]:
@@ -348,10 +354,13 @@ def _roundings(way: Way, own: torch.dtype) -> tuple[tuple[int, Rounded], ...]:
 
 
 def _rounding(a: str | None, b: str | None, what: str) -> Difference:
+    words: dict[str, str] = {"what": Message(what)}
     if b is None:
-        text = f"does not round {what} to {a}"
-    elif a == b:
-        text = f"rounds {what} to {b} at another place"
-    else:
-        text = f"rounds {what} to {b}" + (f", not to {a}" if a else "")
-    return Difference(a or OWN_DTYPE, b or OWN_DTYPE, {"text": text})
+        assert a is not None
+        return Difference(a, Message(OWN_DTYPE), words | {"dtype": a}, text="causes.rounding.missing")
+    words["dtype"] = b
+    if a is None:
+        return Difference(Message(OWN_DTYPE), b, words, text="causes.rounding.added")
+    if a == b:
+        return Difference(a, b, words, text="causes.rounding.elsewhere")
+    return Difference(a, b, words | {"other": a}, text="causes.rounding.other")

@@ -16,6 +16,7 @@ from sqrtdk.compare.numbers import number, told_apart
 from sqrtdk.compare.program import Rotation
 from sqrtdk.compare.suspect import Both
 from sqrtdk.laws.rotations import ORIGINAL, scaled_frequencies
+from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.probe.rotation import USUAL
 from sqrtdk.tracing.probe.tables import LAW, UNSEEN, Law, Turn
 
@@ -25,6 +26,7 @@ MORE_DIGITS = 1e-6  # relative: bases closer than this, as from float32 tables, 
 LENGTHS = tuple(2**power for power in range(4, 21))  # context lengths for which models are trained
 LOW_HIGH = ((1.0, 4.0), (1.0, 2.0), (1.0, 8.0), (2.0, 4.0), (2.0, 8.0), (1.0, 32.0))  # of llama3, usual ones first
 FAST_SLOW = ((32.0, 1.0), (16.0, 1.0), (32.0, 2.0), (64.0, 1.0))  # of YaRN, usual ones first
+OTHER_LAW, FREQUENCY = "causes.rope_base.other_law", "causes.rope_base.frequency"
 Parameters = dict[str, float | bool]
 
 
@@ -41,7 +43,7 @@ def wanted_frequencies(a: Turn, b: Turn) -> Tensor | None:
 
 def frequency_words(
     both: Both[Rotation], a: Turn, b: Turn, wanted: Tensor, near: float
-) -> tuple[str | float, str | float, list[str]]:
+) -> tuple[str | float, str | float, Sequence[str]]:
     """Returns the frequencies of A and of B as the record shows them, and both as the sentence shows them.
 
     `wanted` are B's frequencies for A's pairs; `near` is the allowed difference of equal angles, in radians.
@@ -52,11 +54,13 @@ def frequency_words(
         return old, new, [_with_base(old), _with_base(new)]
     plain = [turn.law.base for turn in (a, b) if turn.law is not None and turn.law.factor == 1]
     scaled = [_scaling(turn, plain, near) for turn in (a, b)]
-    shown = [by_name or _with_base(words) for by_name, words in zip(scaled, (old, new), strict=True)]
-    if shown[0].startswith(f"{shown[1]} scaled"):
-        shown[1] += ", unscaled,"
     if scaled == [None, None] and both.a.width == both.b.width != both.sides.head_dim and len(plain) == 2:
-        shown = _exponents(plain[0], plain[1], both.a.width, both.sides.head_dim) or shown
+        exponents = _exponents(plain[0], plain[1], both.a.width, both.sides.head_dim)
+        if exponents is not None:
+            return old, new, exponents
+    shown = [by_name or _with_base(words) for by_name, words in zip(scaled, (old, new), strict=True)]
+    if scaled[0] is not None and shown[1] == Message("causes.rope_base.base", base=scaled[0].values["base"]):
+        shown[1] = Message("causes.rope_base.unscaled", base=shown[1])
     return old, new, shown
 
 
@@ -69,15 +73,18 @@ def _base_words(turn: Turn, tolerance: float) -> str | float:
         if apart[base] * turn.span <= tolerance:
             return base
     if law is None:
-        return f"frequencies of another law, {number(float(sizes.max()))} to {number(float(sizes.min()))}"
+        most, least = number(float(sizes.max())), number(float(sizes.min()))
+        return Message(OTHER_LAW, most=most, least=least)
     base = number(law.base)
-    return base if law.factor == 1 else f"{base:g}, positions times {number(law.factor):g}"
+    if law.factor == 1:
+        return base
+    return Message("causes.rope_base.positions_times", base=f"{base:g}", factor=f"{number(law.factor):g}")
 
 
 def _with_base(words: str | float) -> str:
-    if isinstance(words, float):
-        return f"base {words:g}"
-    return words if words.startswith("frequenc") else f"base {words}"
+    if isinstance(words, Message) and words.id in (OTHER_LAW, FREQUENCY):
+        return words
+    return Message("causes.rope_base.base", base=f"{words:g}" if isinstance(words, float) else words)
 
 
 def _more_digits(a: Turn, b: Turn, wanted: Tensor) -> tuple[str, str]:
@@ -87,24 +94,25 @@ def _more_digits(a: Turn, b: Turn, wanted: Tensor) -> tuple[str, str]:
         return told_apart(a.law.base, b.law.base, 6)
     pair = int((wanted.abs() - a.frequencies.abs()).abs().argmax())
     old, new = told_apart(float(a.frequencies[pair].abs()), float(wanted[pair].abs()))
-    return f"frequency {old} of pair {pair}", f"frequency {new} of pair {pair}"
+    return Message(FREQUENCY, value=old, pair=pair), Message(FREQUENCY, value=new, pair=pair)
 
 
-def _exponents(a: float, b: float, width: int, head: int) -> list[str] | None:
+def _exponents(a: float, b: float, width: int, head: int) -> Sequence[Message] | None:
     """Returns words for the exponents of the rotating channels, 2c / R, against those of the whole head, 2c / E."""
     if min(a, b) <= 1:
         return None
     for base, other, turn in ((a, b, 1), (b, a, -1)):
         if abs(math.log(other) / math.log(base) * head / width - 1) < SAME:
-            shown = [f"{base:g}^(-2c/{width})", f"{base:g}^(-2c/{head}), the exponents of the whole head,"]
-            return shown[::turn]
+            own = Message("causes.rope_base.exponents", base=f"{base:g}", width=width)
+            of_head = Message("causes.rope_base.whole_head", base=f"{base:g}", head=head)
+            return (own, of_head)[::turn]
     return None
 
 
 # -- scalings for long contexts, by the names and the parameters that configs have -------------------------------------
 
 
-def _scaling(turn: Turn, bases: Sequence[float], tolerance: float) -> str | None:
+def _scaling(turn: Turn, bases: Sequence[float], tolerance: float) -> Message | None:
     """Returns the scaling that turns a base's frequencies into these; None if no known scaling does.
 
     Unscaled `bases` of the tables are tried first: "base 10000 scaled by linear (factor 4)".
@@ -115,35 +123,36 @@ def _scaling(turn: Turn, bases: Sequence[float], tolerance: float) -> str | None
         return table is not None and float((table - sizes).abs().max()) * turn.span <= tolerance
 
     if law is not None and law.factor != 1:
-        by = f"linear (factor {number(1 / law.factor):g})"
-        return f"base {number(law.base):g} scaled by {by}" if law.factor < 1 else None
+        base, factor = f"{number(law.base):g}", f"{number(1 / law.factor):g}"
+        return Message("causes.rope_base.linear", base=base, factor=factor) if law.factor < 1 else None
     if law is not None and fits(law.frequencies(pairs)):
         return next(filter(None, (_dynamic(law.base, base, pairs) for base in bases)), None)
     if tolerance > KNOWN * turn.span:
         return None
-    for base in dict.fromkeys(map(number, (*bases, *USUAL))):
-        for name, parameters in _tries(base, turn):
-            if fits(scaled_frequencies(name, base, 2 * pairs, parameters)):
-                name += "" if parameters.pop("truncate", True) else " without truncation"
-                words = ", ".join(f"{key} {number(value):g}" for key, value in parameters.items())
-                return f"base {base:g} scaled by {name} ({words})"
-    for base in bases if law is None else ():
+    for usual in dict.fromkeys(map(number, (*bases, *USUAL))):
+        for name, parameters in _tries(usual, turn):
+            if fits(scaled_frequencies(name, usual, 2 * pairs, parameters)):
+                by = name if parameters.pop("truncate", True) else Message("causes.rope_base.not_truncated", law=name)
+                words = joined([f"{key} {number(value):g}" for key, value in parameters.items()], "comma")
+                return Message("causes.rope_base.scaled", base=f"{usual:g}", law=by, parameters=words)
+    for plain in bases if law is None else ():
         # Every pair slowed down, slow pairs at least as much as fast ones: longrope, whose factors are a table.
-        divided = Law(base).frequencies(pairs) / sizes.clamp_min(TINY)
+        divided = Law(plain).frequencies(pairs) / sizes.clamp_min(TINY)
         if bool((divided > 1 - LAW).all()) and bool((divided.diff() > -LAW).all()):
-            least, most = (number(float(x)) for x in torch.aminmax(divided))
-            return f"base {base:g} scaled by longrope (factors {least:g} to {most:g})"
+            least, most = (f"{number(float(x)):g}" for x in torch.aminmax(divided))
+            return Message("causes.rope_base.longrope", base=f"{plain:g}", least=least, most=most)
     return None
 
 
-def _dynamic(base: float, plain: float, pairs: int) -> str | None:
+def _dynamic(base: float, plain: float, pairs: int) -> Message | None:
     """Returns words for `dynamic`: plain * alpha^(R / (R - 2)), alpha = factor * length / longest - (factor - 1)."""
     if pairs < 2 or base <= plain * (1 + LAW) or number(base) == float(f"{base:.2g}"):
         return None
     alpha = (base / plain) ** ((pairs - 1) / pairs)
     if abs(alpha * 4 - round(alpha * 4)) > LAW * alpha:
         return None
-    return f"base {plain:g} scaled by dynamic (NTK) by {round(alpha * 4) / 4:g} to {number(base):g}"
+    words = {"base": f"{plain:g}", "alpha": f"{round(alpha * 4) / 4:g}", "new": f"{number(base):g}"}
+    return Message("causes.rope_base.dynamic", **words)
 
 
 def _tries(base: float, turn: Turn) -> Iterator[tuple[str, Parameters]]:

@@ -30,15 +30,20 @@ from sqrtdk.compare.masks import (
     with_padding,
     with_pattern,
 )
+from sqrtdk.compare.numbers import span
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.suspect import NONE, Both, Difference, Edit, Sides, Words, formulas, of_formula
+from sqrtdk.messages import Message, joined
 
-UPPER_LEFT, LOWER_RIGHT = "upper left", "lower right"
-APART: tuple[tuple[Callable[[Tensor], Tensor], str, str], ...] = (  # code of a special row, what it sees, what B does
-    (lambda apart: apart == OPEN, "every key", "lets rows of padding see every key"),
-    (lambda apart: apart > NOT_APART, "their own", "lets rows of padding see their own key alone"),
-    (lambda apart: apart == CLOSED, "none", "hides every key from other rows"),
+UPPER_LEFT, LOWER_RIGHT = "causes.mask_alignment.upper_left", "causes.mask_alignment.lower_right"
+FIRST, LAST = "causes.padding.first", "causes.padding.last"
+Among = Callable[[Tensor], Tensor]
+APART: tuple[tuple[Among, str, str], ...] = (  # code of a special row, how many rows see what, what B does
+    (lambda apart: apart == OPEN, "causes.padding.seeing_all", "causes.padding.rows_see_all"),
+    (lambda apart: apart > NOT_APART, "causes.padding.seeing_own", "causes.padding.rows_see_own"),
+    (lambda apart: apart == CLOSED, "causes.padding.seeing_none", "causes.padding.rows_see_none"),
 )
+COUNTED = (0, 2, 1)  # rows of `APART` in the order of a sentence that counts them
 
 
 def _taken_apart(a: Formula, b: Formula) -> tuple[Parts, Parts]:
@@ -169,9 +174,8 @@ def alignment(both: Both[Parts]) -> Difference | None:
         low = b.least if parts.least is None else parts.least + shift
         return low, hidden if parts.greatest is None else parts.greatest + shift
 
-    old, new = (LOWER_RIGHT if corner else UPPER_LEFT for corner in _corners(a, b))
-    rows = "1 row" if a.rows == 1 else f"{a.rows} rows"
-    return Difference(old, new, {"rows": rows, "keys": f"{a.keys}"}, _banded(both, bounds))
+    old, new = (Message(LOWER_RIGHT if corner else UPPER_LEFT) for corner in _corners(a, b))
+    return Difference(old, new, {"count": f"{a.rows}", "keys": f"{a.keys}"}, _banded(both, bounds))
 
 
 def causal_bound(both: Both[Parts]) -> Difference | None:
@@ -180,15 +184,18 @@ def causal_bound(both: Both[Parts]) -> Difference | None:
     if _windows(both) or a == b or offset == 0:
         return None
     if offset is None:
-        text = "leaves out the causal mask" if b is None else "has a causal mask, which A has not"
+        text = Message("causes.mask_offset.missing" if b is None else "causes.mask_offset.added")
         edit = _banded(both, lambda parts: (b, parts.greatest))
     else:
-        keys = "one key" if abs(offset) == 1 else f"{abs(offset)} keys"
-        what = f"lets every row see {keys} more ahead" if offset < 0 else f"hides {keys} more from every row"
-        text = f"{what} (least i - j {b} in place of {a})"
+        assert a is not None
+        assert b is not None
+        one, many = Message("causes.mask_offset.one_key"), Message("causes.mask_offset.keys", count=abs(offset))
+        id = "causes.mask_offset.ahead" if offset < 0 else "causes.mask_offset.hides"
+        text = Message(id, keys=one if abs(offset) == 1 else many, new=b, old=a)
         reach = offset if moved else 0
         edit = _banded(both, lambda parts: (_plus(parts.least, offset), _plus(parts.greatest, reach)))
-    return Difference(NONE if a is None else a, NONE if b is None else b, {"text": text}, edit)
+    old, new = (Message(NONE) if least is None else least for least in (a, b))
+    return Difference(old, new, edit=edit, text=text)
 
 
 def window(both: Both[Parts]) -> Difference | None:
@@ -208,7 +215,7 @@ def window(both: Both[Parts]) -> Difference | None:
 
 def _size(parts: Parts) -> int | str:
     """Returns the number of keys in a row's window, its own included."""
-    return NONE if parts.greatest is None else parts.greatest + 1 - (parts.least or 0)
+    return Message(NONE) if parts.greatest is None else parts.greatest + 1 - (parts.least or 0)
 
 
 def padding(both: Both[Parts]) -> Difference | None:
@@ -221,10 +228,10 @@ def padding(both: Both[Parts]) -> Difference | None:
         rows = rows_differ(a, b)
         if not bool(rows.any()):
             return None
-        old, new, text = _rows(a), _rows(b), _rows_text(a, b, rows)
+        words = Words(_rows(a), _rows(b), _rows_text(a, b, rows))
     else:
-        old, new, text = laid_otherwise(a, b, _whole(both), "padding") or _keys_words(_keys(a), _keys(b))
-    return Difference(old, new, {"text": text}, _put(both, with_padding))
+        words = laid_otherwise(a, b, _whole(both), "padding") or _keys_words(_keys(a), _keys(b))
+    return Difference(words.a, words.b, words.values, _put(both, with_padding), text=words.text)
 
 
 def structure(both: Both[Parts]) -> Difference | None:
@@ -240,7 +247,7 @@ def structure(both: Both[Parts]) -> Difference | None:
         words = None
     else:
         words = laid or single_keys((one, other))
-    return None if words is None else Difference(words[0], words[1], {"text": words[2]}, edit)
+    return None if words is None else Difference(words.a, words.b, words.values, edit, text=words.text)
 
 
 def _with_stretches(parts: Parts, other: Parts) -> Parts:
@@ -263,40 +270,40 @@ def _in_parts(a: Parts, b: Parts, mask: Tensor) -> bool:
     return bool((mask if made is None else made == mask).all())
 
 
-def _keys(parts: Parts) -> str:
+def _keys(parts: Parts) -> Message:
     """Returns which keys are padding over all entries, as text: "none", "the last 1 to 3"."""
     hidden = ~parts.padding
     counts = hidden.sum(-1)
     if not bool(hidden.any()):
-        return NONE
+        return Message(NONE)
     most, fewest = int(counts.max()), int(counts[counts > 0].min())
-    many = f"{most}" if most == fewest else f"{fewest} to {most}"
-    for where, ordered in (("first", hidden), ("last", hidden.flip(-1))):
+    many = f"{most}" if most == fewest else span(fewest, most)
+    for where, ordered in ((FIRST, hidden), (LAST, hidden.flip(-1))):
         if not bool((ordered[:, 1:] & ~ordered[:, :-1]).any()):
-            return f"the {where} {many}"
-    return f"{many} of {hidden.shape[-1]}"
+            return Message(where, number=many)
+    return Message("causes.padding.some", some=many, all=hidden.shape[-1])
 
 
-def _keys_words(a: str, b: str) -> Words:
-    if b == NONE:
-        return a, b, f"leaves out the padding mask ({a} keys)"
-    if a == NONE:
-        return a, b, f"hides keys as padding ({b}), which A does not"
-    if {a[:8], b[:8]} == {"the firs", "the last"}:
-        return a, b, f"takes {b} keys for padding, not {a}"
-    return a, b, f"takes other keys for padding ({b} in place of {a})"
+def _keys_words(a: Message, b: Message) -> Words:
+    if b.id == NONE:
+        return Words(a, b, "causes.padding.missing")
+    if a.id == NONE:
+        return Words(a, b, "causes.padding.added")
+    other_end = {a.id, b.id} == {FIRST, LAST}
+    return Words(a, b, "causes.padding.other_end" if other_end else "causes.padding.other")
 
 
 def _rows(parts: Parts) -> str:
     """Returns what special rows see, as text."""
-    seen = {what: int(among(parts.apart).sum()) for among, what, _ in APART}
-    said = [f"{seen[what]} rows see {what}" for what in ("every key", "none", "their own") if seen[what]]
-    return ", ".join(said) or "all rows see what the mask lets them"
+    counts = [(what, int(among(parts.apart).sum())) for among, what, _ in (APART[place] for place in COUNTED)]
+    kinds = [Message(what, number=count) for what, count in counts if count]
+    return joined(kinds, "clause") if kinds else Message("causes.padding.as_masked")
 
 
 def _rows_text(a: Parts, b: Parts, rows: Tensor) -> str:
     for among, _, text in APART:
         if bool((rows & among(b.apart)).any()):
             return text
-    what = "every key" if bool((rows & (a.apart == OPEN)).any()) else "a key"
-    return f"does not let rows of padding see {what}, as A does"
+    every = bool((rows & (a.apart == OPEN)).any())
+    what = Message("causes.padding.every_key" if every else "causes.padding.a_key")
+    return Message("causes.padding.rows_no_longer", what=what)

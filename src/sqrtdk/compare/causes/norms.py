@@ -25,12 +25,12 @@ from sqrtdk.compare.suspect import (
     rotation,
     way_of,
 )
+from sqrtdk.messages import Message
 from sqrtdk.tracing.probe.rotation import halves
 
 WORDS = {"rms": "RMS", "layer": "LayerNorm", "l2": "L2"}
-OVER = {"head": "each head", "heads": "all heads together"}
 # x * (1 + weight) for x * weight: a checkpoint may store a gain as its distance from 1
-OFF_BY_ONE = {1.0: "A's + 1", -1.0: "A's - 1"}
+OFF_BY_ONE = {1.0: "causes.weights.plus_one", -1.0: "causes.weights.minus_one"}
 
 
 def norm_pairs(sides: Sides) -> Iterator[Both[Norm]]:
@@ -88,11 +88,13 @@ def gain(both: Both[Norm]) -> Difference | None:
     gains = not same(a.gain, b.gain, slack)
     if not (gains or _shifts_differ(a, b, slack)) or _equivalent(both) or _kind_by_gain(both) is not None:
         return None
-    how = next((words for plus, words in OFF_BY_ONE.items() if same(a.gain + plus, b.gain, slack)), None)
-    if how is not None:
-        return Difference("gain", how, {"how": how})
+    by_one = next((id for plus, id in OFF_BY_ONE.items() if same(a.gain + plus, b.gain, slack)), None)
+    if by_one is not None:
+        how = Message(by_one)
+        return Difference(Message("causes.weights.the_gain"), how, {"how": how}, text="causes.weights.gain_by_one")
     old, new = spread(a.gain), spread(b.gain)
-    return Difference(old, new, {"how": f"{new} instead of {old}" if gains else "its shift differs"})
+    words = {"new": new, "old": old}
+    return Difference(old, new, words, text="causes.weights.gain" if gains else "causes.weights.gain_shift")
 
 
 def _shifts_differ(a: Norm, b: Norm, tolerance: float) -> bool:
@@ -113,7 +115,8 @@ def eps(both: Both[Norm]) -> Difference | None:
 
 def axis(both: Both[Norm]) -> Difference | None:
     """Compares the features of the mean: those of one head, or those of all heads."""
-    return None if both.a.over == both.b.over else Difference(OVER[both.a.over], OVER[both.b.over])
+    old, new = (Message(f"causes.qk_norm_axis.{norm.over}") for norm in (both.a, both.b))
+    return None if both.a.over == both.b.over else Difference(old, new)
 
 
 # -- all norms of q or k -----------------------------------------------------------------------------------------------
@@ -123,9 +126,9 @@ def missing(both: Both[Way]) -> Difference | None:
     """Compares the number of norms: a norm that only one side has."""
     a, b, other = norms(both.a), norms(both.b), both.b
     if len(a) > len(b):
-        return Difference(WORDS[a[len(b)].kind], NONE, edit=lambda own: _first(own, len(b)))
+        return Difference(WORDS[a[len(b)].kind], Message(NONE), edit=lambda own: _first(own, len(b)))
     if len(b) > len(a):
-        return Difference(NONE, WORDS[b[len(a)].kind], edit=lambda own: _with(own, other, len(a)))
+        return Difference(Message(NONE), WORDS[b[len(a)].kind], edit=lambda own: _with(own, other, len(a)))
     return None
 
 
@@ -151,9 +154,11 @@ def order(both: Both[Way]) -> Difference | None:
         return None
     if all(_commutes(norm, rotation(both.a)) for norm in own[min(early, wanted) : max(early, wanted)]):
         return None
-    a, b = ("before", "after") if early > wanted else ("after", "before")
-    words = {"before": a}
-    return Difference(f"{a} the rotation", f"{b} the rotation", words, lambda old: _with_early(old, wanted))
+    before, after = Message("causes.qk_norm_order.before"), Message("causes.qk_norm_order.after")
+    a, b, text = after, before, "causes.qk_norm_order.early"
+    if early > wanted:
+        a, b, text = before, after, "causes.qk_norm_order.late"
+    return Difference(a, b, edit=lambda old: _with_early(old, wanted), text=text)
 
 
 def norms_before_rotation(way: Way) -> int | None:

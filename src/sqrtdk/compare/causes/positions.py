@@ -1,7 +1,6 @@
 """Positions of rows in words: where they start, behind a cache, in a padded sequence, on the axes of an image.
 
-Every function takes what both sides do and returns what A does, what B does, and half a sentence with B as its subject,
-in which {parts} stands for q, k or both.
+Every function takes what both sides do and returns what A does, what B does, and the sentence on it.
 """
 
 from __future__ import annotations
@@ -13,13 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.numbers import told_apart
-from sqrtdk.compare.suspect import Both, Words, rotation, way_of
+from sqrtdk.compare.numbers import span, told_apart
+from sqrtdk.compare.suspect import LETTERS, Both, Words, rotation, way_of
+from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.probe.tables import Turn, angle_gap, phase, take_apart, unit
 
 APART = 16.0  # in units of the allowed error: angles this far apart belong to different positions
 LEAST = 1e-4  # radians: the accuracy of frequencies that are known from few steps
 WHOLE = 0.05  # distance up to which a multiple of the smallest step counts as a whole number
+OVER, MODULO = "causes.positions.token_over", "causes.positions.token_modulo"
 
 
 # -- one position a row ------------------------------------------------------------------------------------------------
@@ -41,47 +42,54 @@ def times_words(both: Both[Any], a: Turn | None, b: Turn | None, near: float) ->
     tables = [x.table for x in beside if x is not None]
     alone = len(tables) == 2 and tables[0].shape[1:] == tables[1].shape[1:] and angle_gap(*tables) <= near
     plain = abs(float(a.frequencies.abs().max()) - 1) <= near
+    once, twice = Message("causes.positions.once"), Message("causes.positions.twice")
     if float((angles[1] - 2 * angles[0]).abs().max()) <= 2 * near and (alone or plain):
-        once = f"and {'k' if other == 'key' else 'q'} once" if alone else "not once"
-        return "once", "twice", f"turns {{parts}} twice, {once}"
+        if alone:
+            return Words(once, twice, "causes.positions.twice_beside", {"other": LETTERS[other]})
+        return Words(once, twice, "causes.positions.twice_not_once")
     if float((angles[0] - 2 * angles[1]).abs().max()) <= 2 * near and alone:
-        return "twice", "once", "turns {parts} once, where A does twice"
+        return Words(twice, once, "causes.positions.once_not_twice")
     return None
 
 
 def places_words(both: Both[Any], a: Tensor, b: Tensor) -> Words:
     """Returns words for the difference of positions (B or 1, L)."""
     a, b = a + 0 * b, b + 0 * a  # broadcasts both
-    shift, words = b - a, (_in_words(a[0]), _in_words(b[0]))
+    shift, was, now = b - a, _in_words(a[0]), _in_words(b[0])
     found = _behind_cache(both, a[0], b[0]) if bool((shift == shift[0]).all()) else None
     if found is not None:
-        return *words, found
+        return Words(was, now, *found)
     if bool((shift == shift[0, 0]).all()):
-        text = f"counts the positions of {{parts}} {words[1]} instead of {words[0]}: off by {float(shift[0, 0]):+g}"
-        return *words, text
+        by = f"{float(shift[0, 0]):+g}"
+        return Words(was, now, "causes.positions.shifted", {"new": now, "old": was, "shift": by})
     sequence, row = divmod(int(shift.abs().flatten().argmax()), shift.shape[1])
     if bool((shift == shift[0]).all()):
-        if words[0] == words[1]:
+        if was == now:
             old, new = told_apart(float(a[0, row]), float(b[0, row]), 6)
-            words = f"{old} at row {row}", f"{new} at row {row}"
+            was, now = (Message("causes.positions.at_row", place=place, row=row) for place in (old, new))
         since = int((shift[0] != 0).nonzero()[0])
-        text = f"counts the positions of {{parts}} otherwise from row {since} on: {words[1]} instead of {words[0]}"
-        return *words, text
+        return Words(was, now, "causes.positions.since", {"row": f"{since}", "new": now, "old": was})
     last = shift.shape[1] - 1
     row = last if float(shift[sequence, last]) == float(shift[sequence, row]) else row
     old, new = told_apart(float(a[sequence, row]), float(b[sequence, row]), 6)
     padding = _padding(both, sequence)
-    where = f"at row {row} of sequence {sequence}" if shift.shape[1] > 1 else f"in sequence {sequence}"
+    if shift.shape[1] > 1:
+        where = Message("causes.positions.row_of_sequence", row=row, sequence=sequence)
+        was, now = (
+            Message("causes.positions.at_row_of", place=place, row=row, sequence=sequence) for place in (old, new)
+        )
+    else:
+        where = Message("causes.positions.in_sequence", sequence=sequence)
+        was, now = (Message("causes.positions.at_sequence", place=place, sequence=sequence) for place in (old, new))
     why = ""
     if padding and abs(float(shift[sequence, row])) == padding:
-        counts = "counts" if new > old else "does not count"
-        why = f": it {counts} the {padding} tokens of padding in front"
-    text = f"gives {{parts}} position {new} in place of {old} {where}{why}"
-    return f"{old} {where}", f"{new} {where}", text
+        id = "causes.positions.padding_counted" if new > old else "causes.positions.padding_not_counted"
+        why = Message(id, tokens=padding)
+    return Words(was, now, "causes.positions.given", {"new": new, "old": old, "where": where, "why": why})
 
 
-def _behind_cache(both: Both[Any], a: Tensor, b: Tensor) -> str | None:
-    """Returns what happens to cached keys, or to the new rows behind them, as half a sentence; None without a cache."""
+def _behind_cache(both: Both[Any], a: Tensor, b: Tensor) -> tuple[str, dict[str, str]] | None:
+    """Returns the sentence on cached keys, or on the new rows behind them; None without a cache."""
     query, key = (rotation(way_of(both.sides.b, name)) for name in ("query", "key"))
     cached = 0 if query is None or key is None else key.table.shape[1] - query.table.shape[1]
     if cached <= 0:
@@ -90,21 +98,19 @@ def _behind_cache(both: Both[Any], a: Tensor, b: Tensor) -> str | None:
     keys, new = (a[:at], b[:at]), (a[at:], b[at:])
     begins = [float(rows[0]) for rows in new]
     if torch.equal(*keys) and sorted(begins) == [0.0, cached]:
-        counts = "does not count" if begins[0] else "counts"
-        begin = f"turns the new rows of {{parts}} from position {begins[1]:g} on instead of {begins[0]:g}"
-        return f"{begin}: it {counts} the {cached} cached keys"
+        counts = "causes.positions.cache_not_counted" if begins[0] else "causes.positions.cache_counted"
+        return counts, {"new": f"{begins[1]:g}", "old": f"{begins[0]:g}", "cached": f"{cached}"}
     if torch.equal(*keys) or not torch.equal(*new):
         return None
-    the_keys, again = f"the {cached} cached keys", "a second time where the cache holds turned ones"
-    last = f"position {float(keys[1][-1]):g} instead of {float(keys[0][-1]):g} for the last of them"
+    words = {"cached": f"{cached}", "new": f"{float(keys[1][-1]):g}", "old": f"{float(keys[0][-1]):g}"}
     # rope(cat((past, k), 2)) for a cache that already holds rope(past)
-    said = (
-        (0 * keys[0], keys[0], f"turns {the_keys}, {again}: A takes them as they are"),
-        (0 * keys[1], keys[1], f"takes {the_keys} as they are in the cache, where A turns them"),
-        (2 * keys[0], keys[1], f"turns {the_keys} twice: {last}"),
-        (2 * keys[1], keys[0], f"turns {the_keys} once, not twice: {last}"),
+    known = (
+        (0 * keys[0], keys[0], "causes.positions.cache_turned"),
+        (0 * keys[1], keys[1], "causes.positions.cache_not_turned"),
+        (2 * keys[0], keys[1], "causes.positions.cache_twice"),
+        (2 * keys[1], keys[0], "causes.positions.cache_once"),
     )
-    return next((text for wanted, positions, text in said if torch.equal(wanted, positions)), None)
+    return next(((text, words) for wanted, positions, text in known if torch.equal(wanted, positions)), None)
 
 
 def _padding(both: Both[Any], sequence: int) -> int:
@@ -117,16 +123,17 @@ def _padding(both: Both[Any], sequence: int) -> int:
     return int(seen[0]) if len(seen) else 0
 
 
-def _in_words(positions: Tensor) -> str:
+def _in_words(positions: Tensor) -> Message:
     """Returns the positions of a sequence as short text."""
     rows = [round(row, 3) for row in positions.tolist()]
     starts = [i for i in range(1, len(rows)) if rows[i] != round(rows[i - 1] + 1, 3)]
     if not starts:
-        return f"from {rows[0]:g}"
+        return Message("causes.positions.from_start", start=f"{rows[0]:g}")
     if len(starts) <= 3:
-        again = " and ".join(f"from {rows[i]:g} at row {i}" for i in starts)
-        return f"from {rows[0]:g}, then {again}"
-    return f"from {rows[0]:g}, at row {starts[0]} {rows[starts[0]]:g}, and so on"
+        again = joined([Message("causes.positions.again", place=f"{rows[i]:g}", row=i) for i in starts], "also")
+        return Message("causes.positions.from_then", start=f"{rows[0]:g}", again=again)
+    words = {"start": f"{rows[0]:g}", "place": f"{rows[starts[0]]:g}"}
+    return Message("causes.positions.and_so_on", row=starts[0], **words)
 
 
 # -- positions on several axes -----------------------------------------------------------------------------------------
@@ -149,13 +156,13 @@ class Axis:
     steps: Tensor
 
     @property
-    def words(self) -> str:
-        """The places as code: `token // 6` or `token % 6`; "" if neither."""
+    def counts(self) -> Message | None:
+        """The places as code: `token // 6` or `token % 6`; None if neither."""
         token, count = torch.arange(len(self.places)), int(self.places.max()) + 1
         for width in range(1, len(token)):
             if torch.equal(self.places, token // width):
-                return f"token // {width}" if width > 1 else "token"
-        return f"token % {count}" if torch.equal(self.places, token % count) else ""
+                return Message(OVER, width=width) if width > 1 else Message("causes.positions.token")
+        return Message(MODULO, width=count) if torch.equal(self.places, token % count) else None
 
 
 def axes_words(a: Tensor, b: Tensor, near: float) -> Words | None:
@@ -164,43 +171,44 @@ def axes_words(a: Tensor, b: Tensor, near: float) -> Words | None:
     one, other = _axes(a, near), _axes(b, near)
     if one is None or other is None or max(len(one), len(other)) < 2 or not _reproduces(one, other, b, near):
         return None
-    old, new = (
-        " and ".join(f"pairs {_numbers(axis.pairs)} by {_name(axis, one)}" for axis in side) for side in (one, other)
-    )
-    return old, new, f"{_how(one, other)}: it turns {new}, not {old}"
+    old, new = (joined([_pairs_by(axis, one) for axis in side], "side_by_side") for side in (one, other))
+    return Words(old, new, *_how(one, other))
 
 
-def _name(axis: Axis, of_a: Sequence[Axis]) -> str:
-    """Returns what an axis counts, or its number among A's axes."""
-    if axis.words:
-        return axis.words
-    number = next((i for i, other in enumerate(of_a, 1) if torch.equal(axis.places, other.places)), None)
-    return "other positions" if number is None else f"axis {number}"
+def _pairs_by(axis: Axis, of_a: Sequence[Axis]) -> Message:
+    """Returns the pairs of an axis, and what it counts, or its number among A's axes."""
+    counts = axis.counts
+    if counts is None:
+        number = next((i for i, other in enumerate(of_a, 1) if torch.equal(axis.places, other.places)), None)
+        unknown = Message("causes.positions.other_places")
+        counts = unknown if number is None else Message("causes.positions.axis", number=number)
+    return Message("causes.positions.pairs_by", pairs=_numbers(axis.pairs), axis=counts)
 
 
-def _how(a: Sequence[Axis], b: Sequence[Axis]) -> str:
-    """Returns how the axes differ, as half a sentence."""
-    if len(b) == 1 or len(a) == 1:
-        count = f"{len(b)} axes, where A has one" if len(a) == 1 else f"one axis, where A has {len(a)}"
-        return f"has positions of {{parts}} on {count}"
-    old, new = ([axis.words.rpartition(" ")[0] for axis in side] for side in (a, b))
-    if [x.pairs for x in a] == [x.pairs for x in b] and set(old) == {"token //", "token %"} and new in (old, old[::-1]):
-        swapped = "has the axes of the positions of {parts} swapped, height for width"
-        return swapped if old != new else "counts the positions of {parts} on a grid of another width"
+def _how(a: Sequence[Axis], b: Sequence[Axis]) -> tuple[str, dict[str, str]]:
+    """Returns the sentence on how the axes differ."""
+    if len(a) == 1:
+        return "causes.positions.more_axes", {"axes": f"{len(b)}"}
+    if len(b) == 1:
+        return "causes.positions.one_axis", {"axes": f"{len(a)}"}
+    counts = [[axis.counts for axis in side] for side in (a, b)]
+    old, new = ([None if axis is None else axis.id for axis in side] for side in counts)
+    if [x.pairs for x in a] == [x.pairs for x in b] and set(old) == {OVER, MODULO} and new in (old, old[::-1]):
+        return "causes.positions.axes_swapped" if old != new else "causes.positions.other_grid", {}
     order = [next((i for i, x in enumerate(a) if torch.equal(x.places, y.places)), None) for y in b]
     if None in order:
-        return "has other positions of {parts} on its axes"
+        return "causes.positions.other_on_axes", {}
     if order == sorted(order):  # type: ignore[type-var]
-        sizes = " instead of ".join(", ".join(str(len(axis.pairs)) for axis in side) for side in (b, a))
-        return f"has sections of {{parts}} of other sizes for the axes of the positions ({sizes} pairs)"
-    return "has the sections of {parts} for the axes of the positions in another order"
+        others, sizes = (joined([str(len(axis.pairs)) for axis in side], "comma") for side in (a, b))
+        return "causes.positions.sections_resized", {"sizes": sizes, "others": others}
+    return "causes.positions.sections_moved", {}
 
 
 def _numbers(pairs: Sequence[int]) -> str:
     """Returns indices of pairs as text, consecutive ones as a range."""
     if pairs == tuple(range(pairs[0], pairs[-1] + 1)):
-        return f"{pairs[0]} to {pairs[-1]}" if len(pairs) > 1 else f"{pairs[0]}"
-    return ", ".join(map(str, pairs))
+        return span(pairs[0], pairs[-1]) if len(pairs) > 1 else f"{pairs[0]}"
+    return joined([str(pair) for pair in pairs], "comma")
 
 
 def _axes(table: Tensor, near: float) -> list[Axis] | None:

@@ -27,12 +27,12 @@ from sqrtdk.compare.suspect import (
     Difference,
     Edit,
     Sides,
-    listed,
     on_way,
     rotation,
     way_of,
     with_way,
 )
+from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.probe.rotation import halves
 
 FINE = 2.0**-21  # relative to a row's largest number: two float32 roundings, of a weight that was folded or rescaled
@@ -41,7 +41,7 @@ SKETCH = 8  # products for each row
 CHUNK = 2**10  # rows for which distances are computed at once
 SUMS = 0.05  # relative: sketches of the same rows have equal sums up to rounding
 SHOWN = 8  # heads or channels listed in a text
-SOME, OTHER = "a bias", "another bias"
+SOME, OTHER = "causes.projection_bias.some", "causes.projection_bias.another"
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -183,7 +183,8 @@ def reordered(sides: Sides) -> Iterator[Both[dict[str, Tensor]]]:
 
 def head_order(both: Both[dict[str, Tensor]]) -> Difference:
     """Describes rows that are the same in another order: heads, channels, parts of a fused QKV."""
-    return Difference("in order", _order_words(both), {"parts": listed([LETTERS[vector] for vector in both.a])})
+    parts = joined([LETTERS[vector] for vector in both.a], "and")
+    return Difference(Message("causes.head_order.in_order"), _order_words(both), {"parts": parts})
 
 
 def _taken(program: Program, vector: str, order: Tensor, together: bool) -> Way:
@@ -199,7 +200,7 @@ def _taken(program: Program, vector: str, order: Tensor, together: bool) -> Way:
     return replace(way, affine=replace(own, weight=rows, bias=bias if there else None, features=features))
 
 
-def _order_words(both: Both[dict[str, Tensor]]) -> str:
+def _order_words(both: Both[dict[str, Tensor]]) -> Message:
     """Returns what happened to the first vector that moved, as text."""
     own, order = way_of(both.sides.a, both.vector).affine, both.a[both.vector]
     assert own is not None
@@ -212,20 +213,20 @@ def _order_words(both: Both[dict[str, Tensor]]) -> str:
         layouts = ("[head][q, k, v]", "[q, k, v][head]")
         by_head = bool((order.view(heads, channels).cpu() == strides).all())
         read, written = layouts if by_head else layouts[::-1]
-        return f"rows of q, k and v mixed, as where a fused projection is read {read} instead of {written}"
+        return Message("causes.head_order.qkv_mixed", read=read, written=written)
     head, channel = local // channels, local % channels
     in_order = torch.arange(channels)
     if bool((head == head[:, :1]).all()):
         if bool((channel == in_order).all()):
-            return f"heads {_list(head[:, 0])}"
+            return Message("causes.head_order.heads", heads=_list(head[:, 0]))
         turned = rotation(way_of(both.sides.a, both.vector))
         if turned is not None and bool((channel == layout_order(in_order, turned)).all()):
-            return "channels of each head in the order of the other rotary layout"
+            return Message("causes.head_order.other_layout")
         if bool((channel == channel[:1]).all()):
-            return f"channels {_list(channel[0])} of each head"
+            return Message("causes.head_order.channels", channels=_list(channel[0]))
     if bool((local.flatten() == torch.arange(heads * channels).view(channels, heads).T.flatten()).all()):
-        return "[channel][head] instead of [head][channel]"
-    return "rows of different heads mixed"
+        return Message("causes.head_order.channel_first")
+    return Message("causes.head_order.heads_mixed")
 
 
 def _list(numbers: Tensor) -> str:
@@ -256,18 +257,19 @@ def weight(both: Both[Affine]) -> Difference | None:
     if both.vector in _moved(both.sides):
         return None
     key = b.name or a.name or both.vector
-    words = {"name": "" if key in QKV else f", {key}", "how": _distance(_flat(a), _flat(b))}
-    return Difference(a.name or None, b.name or None, words, key=key)
+    words = {"name": key, "how": _distance(_flat(a), _flat(b))}
+    text = "causes.weights.other" if key in QKV else "causes.weights.other_named"
+    return Difference(a.name or None, b.name or None, words, key=key, text=text)
 
 
-def _distance(mine: Tensor, wanted: Tensor) -> str:
+def _distance(mine: Tensor, wanted: Tensor) -> Message:
     """Returns the distance of two weights as text: a factor, some rows, or all."""
     factor = float((mine * wanted).sum() / (mine * mine).sum().clamp_min(1e-300))
     if bool(same_rows(mine * factor, wanted).all()):
-        return f"{told_apart(1.0, factor)[1]} times A's"
+        return Message("causes.weights.times", factor=told_apart(1.0, factor)[1])
     differ = int((~same_rows(mine, wanted)).sum())
     relative = float((mine - wanted).norm() / mine.norm().clamp_min(1e-300))
-    return f"{differ} of {len(mine)} rows differ, by {number(relative):g} of its size in all"
+    return Message("causes.weights.rows", differ=differ, rows=len(mine), share=f"{number(relative):g}")
 
 
 def bias(both: Both[Affine]) -> Difference | None:
@@ -282,7 +284,7 @@ def bias(both: Both[Affine]) -> Difference | None:
             return None
     a = SOME if bool(mine.any()) else NONE
     b = NONE if not bool(wanted.any()) else SOME if a == NONE else OTHER
-    return Difference(a, b)
+    return Difference(Message(a), Message(b))
 
 
 def _one_row(a: Tensor, b: Tensor) -> bool:
@@ -326,12 +328,13 @@ def kv_factor(both: Both[Way]) -> Difference | None:
     a, b = (torch.as_tensor(way.scaled, dtype=torch.float64) for way in (both.a, both.b))
     if same(a, b, both.sides.slack) or (both.vector == "key" and like_amplitude(both.sides)):
         return None
-    return Difference(_size(a), _size(b), {"by": str(_size(b / a))})
+    by = _size(b / a)
+    return Difference(_size(a), _size(b), {"by": by if isinstance(by, str) else str(by)})
 
 
 def _size(factor: Tensor) -> float | str:
     text = spread(factor)
-    return text if " " in text else float(text)
+    return text if isinstance(text, Message) else float(text)
 
 
 def like_amplitude(sides: Sides) -> bool:

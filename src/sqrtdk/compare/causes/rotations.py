@@ -19,10 +19,10 @@ from sqrtdk.compare.causes.turns import like_widths, nearness, snapped, turns_of
 from sqrtdk.compare.numbers import few_digits
 from sqrtdk.compare.program import Norm, Rotation, Way
 from sqrtdk.compare.suspect import QK, Both, Difference, Sides, norms, on_step, rotation, way_of
+from sqrtdk.messages import Message
 from sqrtdk.tracing.probe.tables import Turn, take_apart, unit
 
-LAYOUTS = {"half": "half-split", "interleaved": "interleaved"}
-TABLES = {"half": "cat((angles, angles), -1)", "interleaved": "angles.repeat_interleave(2, -1)"}
+ROTATED, NOT_ROTATED = "causes.rope_missing.rotated", "causes.rope_missing.not_rotated"
 ONE_BASE = 0.01  # relative distance of equal bases: few pairs show a base roughly
 MOST = 2**23  # numbers from which a median is taken: quantile refuses more than 2^24
 
@@ -61,7 +61,7 @@ def missing(both: Both[Way]) -> Difference | None:
     a, b = rotation(both.a), rotation(both.b)
     if a is not None and b is None:
         of_position_0 = both.vector == "query" and _with_position_0(both.sides) is not both.sides
-        return None if of_position_0 else Difference("rotated", "not rotated", edit=_without)
+        return None if of_position_0 else Difference(Message(ROTATED), Message(NOT_ROTATED), edit=_without)
     if b is None or a is not None:
         return None
     before = norms_before_rotation(both.b)
@@ -74,7 +74,7 @@ def missing(both: Both[Way]) -> Difference | None:
         place = len(rest) if last or not places else places[0]
         return replace(old, steps=(*rest[:place], b, *rest[place:]))
 
-    return Difference("not rotated", "rotated", edit=added)
+    return Difference(Message(NOT_ROTATED), Message(ROTATED), edit=added)
 
 
 def _without(old: Way) -> Way:
@@ -96,13 +96,22 @@ def layout(both: Both[Rotation]) -> Difference | None:
         table = like.table if like.width != a.width == own.width else own.table
         return replace(own, layout=b.layout, spread=b.spread, table=table)
 
-    old, new = (
-        LAYOUTS[x.layout] + (f", with cos and sin laid out {LAYOUTS[x.spread]}" if x.spread else "") for x in (a, b)
-    )
+    old, new = _layout(a), _layout(b)
     if not b.spread:
         return Difference(old, new, edit=edit)
-    how = f"lays out cos and sin {LAYOUTS[b.spread]} for {{parts}}, whose channels it pairs {LAYOUTS[b.layout]}"
-    return Difference(old, new, {"text": f"{how}: no rotation, norms change; use {TABLES[b.layout]}"}, edit)
+    words = {"table": _name(b.spread), "layout": _name(b.layout), "code": _name(f"{b.layout}_code")}
+    return Difference(old, new, words, edit, text="causes.rope_layout.no_rotation")
+
+
+def _layout(turned: Rotation) -> Message:
+    name = _name(turned.layout)
+    if not turned.spread:
+        return name
+    return Message("causes.rope_layout.laid_out", layout=name, table=_name(turned.spread))
+
+
+def _name(layout: str) -> Message:
+    return Message(f"causes.rope_layout.{layout}")
 
 
 def direction(both: Both[Rotation]) -> Difference | None:
@@ -110,7 +119,7 @@ def direction(both: Both[Rotation]) -> Difference | None:
     a, b = turns_of(both)
     if a is None or b is None or a.sign == b.sign:
         return None
-    old, new = ("backwards" if turn.sign < 0 else "forwards" for turn in (a, b))
+    old, new = (_name("backwards" if turn.sign < 0 else "forwards") for turn in (a, b))
     return Difference(old, new, edit=lambda own: replace(own, table=own.table.conj().resolve_conj()))
 
 
@@ -149,19 +158,27 @@ def _moving(turned: Rotation, turn: Turn | None, tolerance: float) -> int:
 def _pairs_apart(both: Both[Rotation], *turns: Turn | None) -> dict[str, str]:
     """Returns the distance between paired channels on each side, and the divisor of the exponents of a common base."""
     bases = [turn.law.base for turn in turns if turn is not None and turn.law is not None]
-    one_base, words = len(bases) == 2 and abs(bases[0] / bases[1] - 1) < ONE_BASE, {}
+    one_base = len(bases) == 2 and abs(bases[0] / bases[1] - 1) < ONE_BASE
+    words: dict[str, str] = {}
     for name, x in (("of_a", both.a), ("of_b", both.b)):
-        apart = f"pairs c and c + {x.width // 2}" if x.layout == "half" else ""
-        by = f"by base^(-2c/{x.width})" if one_base else ""
-        words[name] = f" ({' '.join(filter(None, (apart, by)))})" if apart or by else ""
+        apart, width = x.width // 2, x.width
+        if x.layout == "half" and one_base:
+            words[name] = Message("causes.rope_partial.of_both", apart=apart, width=width)
+        elif x.layout == "half":
+            words[name] = Message("causes.rope_partial.of_pairs", apart=apart)
+        else:
+            words[name] = Message("causes.rope_partial.of_base", width=width) if one_base else ""
     return words
 
 
-def _channels(turned: Rotation, head_dim: int, moving: int) -> str:
-    where = f"all {head_dim} channels"
+def _channels(turned: Rotation, head_dim: int, moving: int) -> Message:
+    where, pairs = Message("causes.rope_partial.all", dims=head_dim), turned.width // 2
     if turned.width != head_dim:
-        where = f"channels {turned.first} to {turned.first + turned.width - 1} of {head_dim}"
-    return where if moving == turned.width // 2 else f"the first {moving} of {turned.width // 2} pairs of {where}"
+        last = turned.first + turned.width - 1
+        where = Message("causes.rope_partial.channels", first=turned.first, last=last, dims=head_dim)
+    if moving == pairs:
+        return where
+    return Message("causes.rope_partial.first_pairs", moving=moving, pairs=pairs, channels=where)
 
 
 def _resized(own: Rotation, target: Rotation, other: Turn | None, tolerance: float) -> Tensor:

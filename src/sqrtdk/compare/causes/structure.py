@@ -3,7 +3,7 @@
 A structure is named only if it turns one side's mask into the other's, key by key:
 
 * documents that don't see one another, or chunks of one size; blocks that see themselves both ways, such as an image
-  in a causal model, or a prefix. `sqrtdk.compare.masks` finds them, `STRETCHES` has the words.
+  in a causal model, or a prefix. `sqrtdk.compare.masks` finds them.
 * the same mask laid out differently, a row of `LAID`: on the rows, inverted, transposed, of other samples or heads.
 
 If no structure fits, the rows and keys that differ are named.
@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.masks import Parts, pattern, recompose
+from sqrtdk.compare.numbers import span
 from sqrtdk.compare.suspect import NONE, Words
+from sqrtdk.messages import Message, joined
 
 MOST = 4  # entries of a list that are written out
 
@@ -34,7 +36,7 @@ def _as(was: str, now: str, *masks: Callable[[Parts, Tensor], Tensor], square: b
 
     def made(parts: Parts, whole: Tensor, other: Tensor) -> Made:
         if not square or parts.rows == parts.keys:
-            yield from ((mask(parts, whole), (was, now)) for mask in masks)
+            yield from ((mask(parts, whole), (Message(was), Message(now))) for mask in masks)
 
     return made
 
@@ -58,44 +60,45 @@ def _tokens(parts: Parts) -> Tensor:
     return parts.padding[:, None, None]
 
 
-PADDING_INVERTED = "inverts the padding mask (hides what A shows, and shows what A hides)"
-INVERTED = "inverts the mask (hides what A shows, and shows what A hides)"
-TURNED = "has the mask transposed, rows for keys"
-OTHERS = "gives {b} the mask of {a}", "gives each its own mask, where A gives {b} the mask of {a}"
+AS_IT_IS, INVERTED = "causes.mask.as_it_is", "causes.mask.inverted"
+OTHERS = "causes.mask.of_others", "causes.mask.own"
 LAID: tuple[tuple[str, Laying, str, str], ...] = (  # what is laid out, how, words if B's mask is so, words if A's is
     (
         "padding",  # attention_mask[:, None, :, None] for attention_mask[:, None, None, :]
-        _as("on the keys", "on the rows", lambda parts, _: _seen(parts) & _tokens(parts).mT, square=True),
-        "lays the padding mask on the rows (mask[:, :, None]), not on the keys (mask[:, None, :])",
-        "lays the padding mask on the keys, where A lays it on the rows",
+        _as(
+            "causes.padding.the_keys", "causes.padding.the_rows",
+            lambda parts, _: _seen(parts) & _tokens(parts).mT, square=True,
+        ),
+        "causes.padding.on_rows", "causes.padding.on_keys",
     ),
     (
-        "padding", _as("as it is", "inverted", lambda parts, _: _seen(parts) & ~_tokens(parts)),
-        PADDING_INVERTED, PADDING_INVERTED,
+        "padding", _as(AS_IT_IS, INVERTED, lambda parts, _: _seen(parts) & ~_tokens(parts)),
+        "causes.padding.inverts", "causes.padding.inverts",
     ),
     (
         "padding", _of_others("sample", 0, lambda mask: bool(mask.any(1).any(-2).all())),
-        "gives {b} the padding mask of {a}", "gives every sample its own padding mask, where A gives {b} that of {a}",
+        "causes.padding.of_others", "causes.padding.own",
     ),
     (
-        "mask",
-        _as("as it is", "inverted", lambda _, whole: ~whole, lambda parts, _: ~_seen(parts) & _tokens(parts)),
-        INVERTED, INVERTED,
+        "mask", _as(AS_IT_IS, INVERTED, lambda _, whole: ~whole, lambda parts, _: ~_seen(parts) & _tokens(parts)),
+        "causes.mask.inverts", "causes.mask.inverts",
     ),
     (
         "mask",
         _as(
-            "row by key", "key by row", lambda _, whole: whole.mT, lambda parts, _: _seen(parts).mT & _tokens(parts),
-            square=True,
+            "causes.mask.row_by_key", "causes.mask.key_by_row",
+            lambda _, whole: whole.mT, lambda parts, _: _seen(parts).mT & _tokens(parts), square=True,
         ),
-        TURNED, TURNED,
+        "causes.mask.transposed", "causes.mask.transposed",
     ),
     ("mask", _of_others("sample", 0, lambda mask: bool((mask == mask[:1]).all())), *OTHERS),
     (
         "mask",  # mask.repeat(heads, 1, 1) for mask.repeat_interleave(heads, 0), viewed as (batch, heads, ...)
-        _as("repeat_interleave", "repeat", lambda _, whole: whole.transpose(0, 1).reshape(whole.shape)),
-        "lays the masks of the samples over the heads in another order: repeat, not repeat_interleave",
-        "lays the masks of the samples over the heads in another order: repeat_interleave, not repeat",
+        _as(
+            "causes.mask.repeat_interleave", "causes.mask.repeat",
+            lambda _, whole: whole.transpose(0, 1).reshape(whole.shape),
+        ),
+        "causes.mask.repeated", "causes.mask.interleaved",
     ),
     ("mask", _of_others("head", 1, lambda mask: bool((mask == mask[:, :1]).all())), *OTHERS),
 )  # fmt: skip
@@ -116,10 +119,10 @@ def laid_otherwise(a: Parts, b: Parts, masks: tuple[Tensor, Tensor], of: str) ->
             continue
         for made, (was, now) in laying(a, one, other):
             if torch.equal(made.expand_as(other), other):
-                return was, now, text.format(a=was, b=now)
+                return Words(was, now, text, {"whose": was, "which": now})
         for made, (was, now) in laying(b, other, one):
             if torch.equal(made.expand_as(one), one):
-                return now, was, back.format(a=was, b=now)
+                return Words(now, was, back, {"whose": was, "which": now})
     return None
 
 
@@ -136,32 +139,16 @@ def _moved(order: list[int], name: str) -> tuple[str, str]:
     places = [at for at, source in enumerate(order) if source != at]
     sources = [order[at] for at in places]
     sources = sources if len(set(sources)) > 1 else sources[:1]
-    taken, having = (f"{name}{'s' if len(numbers) > 1 else ''} {_listed(numbers)}" for numbers in (sources, places))
+    taken, having = (_named(name, len(numbers), _listed(numbers)) for numbers in (sources, places))
     return taken, having
 
 
-# -- documents and blocks ----------------------------------------------------------------------------------------------
+def _named(name: str, count: int, numbers: str) -> Message:
+    """Returns numbers with the name of what they count, a row of `causes.numbered`: "samples 0, 1"."""
+    return Message(f"causes.numbered.{name}{'s' if count > 1 else ''}", numbers=numbers)
 
-STRETCHES = {  # what a side has, and what B does: without A's, with its own only, with others
-    "chunks": (
-        "chunks of {} keys", "ignores the chunks of {a} keys, so rows see earlier chunks",
-        "has chunks of {b} keys, which A has not", "has chunks of {b} keys in place of {a}",
-    ),
-    "documents": (
-        "boundaries at {}", "ignores the document boundaries at {a}, so rows see other documents",
-        "hides keys of other documents (boundaries at {b}), which A shows",
-        "has document boundaries at {b} in place of {a}",
-    ),
-    "prefix": (
-        "a prefix of {} keys", "makes a prefix of {a} keys causal, which A does not",
-        "lets a prefix of {b} keys see itself both ways, which A does not", "has a prefix of {b} keys in place of {a}",
-    ),
-    "blocks": (
-        "blocks at rows {}", "hides on rows {a} later keys of their block that A shows (as inside an image)",
-        "shows on rows {b} later keys of their block that A hides (as inside an image)",
-        "shows later keys of their block on rows {b}, not on rows {a}",
-    ),
-}  # fmt: skip
+
+# -- documents and blocks ----------------------------------------------------------------------------------------------
 
 
 def _borders(parts: Parts) -> list[list[int]]:
@@ -198,28 +185,35 @@ def _prefix(found: list[list[tuple[int, int]]], parts: Parts) -> str | None:
     if parts.rows != parts.keys or any(inside):
         return None
     sizes = sorted({last - start + 1 for each, start in every for _, last in each})
-    return " to ".join(dict.fromkeys(f"{size}" for size in (*sizes[:1], *sizes[-1:])))
+    return f"{sizes[0]}" if len(sizes) == 1 else span(sizes[0], sizes[-1])
 
 
 def stretches(a: Parts, b: Parts) -> Words | None:
     """Returns words for documents and blocks that only one side has or that begin elsewhere; a common size if any."""
-    words = []
+    words: list[Words] = []
     for read, regular, size_of, irregular, written in READ:
         every = read(a), read(b)
         found = [each * (max(map(len, every)) // len(each)) for each in every]  # a mask of one sample stands for all
         if found[0] == found[1]:
             continue
-        name, said = regular, [size_of(each, x) if any(each) else "" for each, x in zip(found, (a, b), strict=True)]
-        if None in said:
-            name, said = irregular, [_by_sample(each, written) if any(each) else "" for each in found]
-        has, lost, added, both = STRETCHES[name]
-        old, new = (has.format(each) if each else NONE for each in said)
-        text = both if said[0] and said[1] else added if said[1] else lost
-        words.append((old, new, text.format(a=said[0], b=said[1])))
+        name, where = regular, [size_of(each, x) if any(each) else "" for each, x in zip(found, (a, b), strict=True)]
+        if None in where:
+            name, where = irregular, [_by_sample(each, written) if any(each) else "" for each in found]
+        words.append(_stretch_words(name, where[0] or "", where[1] or ""))
     if not words:
         return None
-    olds, news, texts = zip(*words, strict=True)
-    return ", ".join(olds), ", ".join(news), "; ".join(texts)
+    old, new = joined([one.a for one in words], "comma"), joined([one.b for one in words], "comma")
+    return Words(old, new, joined([one.text for one in words]))
+
+
+def _stretch_words(name: str, old: str, new: str) -> Words:
+    """Returns the words for chunks, documents, a prefix or blocks; a side without any has ""."""
+    was, now = (Message(f"causes.mask.{name}.has", where=where) if where else Message(NONE) for where in (old, new))
+    if old and new:
+        text = Message(f"causes.mask.{name}.moved", new=new, old=old)
+    else:
+        text = Message(f"causes.mask.{name}.{'added' if new else 'lost'}", where=new or old)
+    return Words(was, now, text)
 
 
 # -- keys without a pattern --------------------------------------------------------------------------------------------
@@ -230,29 +224,32 @@ def single_keys(masks: tuple[Tensor, Tensor]) -> Words:
     a, b = masks
     hidden, shown = a & ~b, b & ~a
     texts = []
-    for what, pairs, does in (("hides", hidden, "shows"), ("shows", shown, "hides")):
+    for id, pairs in (("causes.mask.hides", hidden), ("causes.mask.shows", shown)):
         if bool(pairs.any()):
-            where, whose = _where(pairs)
-            texts.append(f"{what} {where}, which A {does}{f' (in {whose})' if whose else ''}")
+            where, axes = _where(pairs)
+            text = Message(id, pairs=where)
+            whose = joined(axes, "comma") if axes else ""
+            texts.append(Message("causes.mask.in_whose", text=text, whose=whose) if whose else text)
     counts = (int(pairs.any(0).any(0).sum()) for pairs in (hidden, shown))
-    old, new = (f"{count} pairs of row and key" if count else NONE for count in counts)
-    return old, new, "; ".join(texts)
+    old, new = (Message("causes.mask.pairs_counted", number=count) if count else Message(NONE) for count in counts)
+    return Words(old, new, joined(texts))
 
 
-def _where(pairs: Tensor) -> tuple[str, str]:
+def _where(pairs: Tensor) -> tuple[Message, list[Message]]:
     """Returns the rows and keys of pairs, and their samples and heads unless they are in all."""
     samples, heads = (pairs.transpose(0, axis).flatten(1).any(1) for axis in (0, 1))
     flat = pairs[samples][:, heads]
     rows, keys = flat.any(0).any(0).any(-1), flat.any(0).any(0).any(-2)
-    some = "" if bool(flat[:, :, rows][..., keys].all()) else "some of the "
     axes = [_numbered(name, axis) for name, axis in (("sample", samples), ("head", heads)) if not bool(axis.all())]
-    return f"{some}{_numbered('key', keys)} on {_numbered('row', rows)}", ", ".join(axes)
+    where = Message("causes.mask.pairs", keys=_numbered("key", keys), rows=_numbered("row", rows))
+    every = bool(flat[:, :, rows][..., keys].all())
+    return where if every else Message("causes.mask.some_pairs", pairs=where), axes
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def _numbered(name: str, flags: Tensor) -> str:
+def _numbered(name: str, flags: Tensor) -> Message:
     """Returns the indices that are True, with consecutive ones as a range.
 
     Example:
@@ -263,16 +260,17 @@ def _numbered(name: str, flags: Tensor) -> str:
     for number in flags.nonzero()[:, 0].tolist():
         first = runs.pop()[0] if runs and number == runs[-1][1] + 1 else number
         runs.append((first, number))
-    return f"{name}{'s' if int(flags.sum()) > 1 else ''} {_spans(runs)}"
+    return _named(name, int(flags.sum()), _spans(runs))
 
 
 def _spans(runs: list[tuple[int, int]]) -> str:
-    return _listed([f"{first}" if first == last else f"{first} to {last}" for first, last in runs])
+    return _listed([f"{first}" if first == last else span(first, last) for first, last in runs])
 
 
-def _listed(words: Sequence[object]) -> str:
-    more = f" and {len(words) - MOST} more" if len(words) > MOST else ""
-    return ", ".join(map(str, words[:MOST])) + more
+def _listed(words: Sequence[str | int]) -> str:
+    some = joined([word if isinstance(word, str) else str(word) for word in words[:MOST]], "comma")
+    more = len(words) - MOST
+    return Message("causes.numbered.more", numbers=some, count=more) if more > 0 else some
 
 
 def _by_sample(found: list[list[Any]], written: Callable[[list[Any]], str]) -> str:
@@ -280,7 +278,7 @@ def _by_sample(found: list[list[Any]], written: Callable[[list[Any]], str]) -> s
     if all(each == found[0] for each in found):
         return written(found[0])
     number = next(number for number, each in enumerate(found) if each)
-    return f"{written(found[number])} in sample {number} (others in other samples)"
+    return Message("causes.mask.of_sample", where=written(found[number]), number=number)
 
 
 Read = Callable[[Parts], list[list[Any]]]  # of each sample
