@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from sqrtdk.compare.changes import changes_of
 from sqrtdk.compare.diff import diff
-from sqrtdk.report.diff_chinese import paragraphs
+from tests.compare.chinese import paragraphs
 from tests.compare.decoders import (
     IDS,
     WIDTH,

@@ -17,7 +17,7 @@ from sqrtdk.compare.diff import diff, sides_diff
 from sqrtdk.compare.records import DiffReport
 from sqrtdk.compare.sides import load_side, run_side
 from sqrtdk.models.options import LoadOptions
-from sqrtdk.report.diff_chinese import paragraphs as chinese
+from tests.compare.chinese import paragraphs as chinese
 from tests.compare.ports.built import build, inputs
 
 

@@ -20,9 +20,9 @@ import sqrtdk
 from sqrtdk.compare.diff import diff
 from sqrtdk.models.returned import tensors_of
 from sqrtdk.report.diff import summary_line
-from sqrtdk.report.diff_chinese import paragraphs
 from sqrtdk.report.diff_html import to_html
 from sqrtdk.report.diff_json import to_json
+from tests.compare.chinese import paragraphs
 from tests.compare.decoders import (
     IDS,
     VOCABULARY,

@@ -19,6 +19,7 @@ from sqrtdk.compare.records import (
 )
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.compare.words import paragraphs
+from sqrtdk.messages import Message
 from tests.report.sample_report import ENVIRONMENT, EVIL
 
 CAPPED = "softmax(softcap(0.125 * rope(q).rope(k), 50) + causal)"
@@ -128,7 +129,9 @@ def two_causes() -> DiffReport:
 def cancelling() -> DiffReport:
     """Stages that differ and cancel, and rows that see no key."""
     permuted = tuple(
-        dataclasses.replace(one, same=False, largest=0.3, reason=CANCELS) if one.stage in ("query", "key") else one
+        dataclasses.replace(one, same=False, largest=0.3, reason=Message(CANCELS))
+        if one.stage in ("query", "key")
+        else one
         for one in stages()
     )
     rows = "5 of 24 rows, which see no key, are left out"

@@ -9,8 +9,9 @@ import pytest
 
 import sqrtdk.report
 from sqrtdk.compare.suspect import STAGES
-from sqrtdk.report import check_words, diff_words, lab_words
-from sqrtdk.report.diff_causes import CAUSES
+from sqrtdk.messages import Text
+from sqrtdk.messages._catalogue import topic
+from sqrtdk.report import check_words, lab_words
 from sqrtdk.report.diff_fold import MARKS
 from tests.report.html_page import HtmlPage, template
 
@@ -18,13 +19,21 @@ CHINESE = re.compile("[\u3000-\u9fff\uff00-\uffef]")
 HAN = re.compile("[\u4e00-\u9fff]")
 SOURCE = Path(sqrtdk.report.__file__).parent
 SAME = ("dropout", "logit", "log n = {value}")  # in both languages
+
+
+def section(name: str, within: str) -> dict[str, Text]:
+    """The texts of a section of a topic, by the rest of their keys."""
+    return {key.removeprefix(within): text for key, text in topic(name).items() if key.startswith(within)}
+
+
+DIFF = section("diff", "page.")
 TABLES = {
     "check": (
         check_words.WORDS, check_words.SCRIPT_WORDS, check_words.VERDICT_WORDS, check_words.MODES, check_words.STEPS,
     ),
     "diff": (
-        diff_words.WORDS, diff_words.STAGE_WORDS, diff_words.OUTCOME_WORDS, diff_words.OUTCOMES_MEAN,
-        diff_words.RESULTS, CAUSES,
+        DIFF, section("diff", "outcome."), section("diff", "means."), section("diff", "result."),
+        section("diff", "terminal."), section("stages", ""),
     ),
     "lab": (
         lab_words.WORDS, lab_words.ANSWERS, lab_words.ANSWERS_MEAN, lab_words.MET, lab_words.TALLY, lab_words.TERMINAL,
@@ -32,7 +41,7 @@ TABLES = {
 }  # fmt: skip
 USERS = {  # of the words of the page: templates and the module that fills them
     "check": (check_words.WORDS, "report.html report_parts.html kv_cache.html laws.html languages.js", "html.py"),
-    "diff": (diff_words.WORDS, "diff.html diff_parts.html", "diff_html.py"),
+    "diff": (DIFF, "diff.html diff_parts.html notebook/diff.html", "diff_html.py"),
     "lab": (lab_words.WORDS, "lab.html lab_parts.html", "lab_page.py"),
 }
 OWN = {  # names, signs and nothing to translate
@@ -62,8 +71,9 @@ def test_other_tables_are_complete_and_used() -> None:
         assert bool(unit.en) == bool(unit.zh)
     script = template("report.js") + template("report_sites.js")
     assert [key for key in check_words.SCRIPT_WORDS if f'"{key}"' not in script and f".{key}" not in script] == []
-    assert tuple(diff_words.STAGE_WORDS) == STAGES
-    assert set(diff_words.OUTCOME_WORDS) == set(diff_words.OUTCOMES_MEAN) == set(MARKS)
+    assert set(STAGES) <= {text.en for key, text in topic("stages").items() if "." not in key}
+    assert {text.en for text in section("diff", "outcome.").values()} == set(MARKS)
+    assert section("diff", "outcome.").keys() == section("diff", "means.").keys()
     terminal = (SOURCE / "lab.py").read_text().replace('f"control_{record.doubt}"', '"control_same"')
     assert [key for key in lab_words.TERMINAL if f'"{key}"' not in terminal] == ["control_undecided"]
 

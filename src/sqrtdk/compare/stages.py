@@ -29,6 +29,8 @@ NAMES = {  # of biases and masks that have a word of their own
     "mask": "stages.mask",
     "causal": "stages.what.causal",
     "causal_lower_right": "stages.what.causal_lower_right",
+    "padding": "causes.padding.title",
+    "window": "causes.window.title",
 }
 CODE_NAMES = {  # stages of a record, best first: where the stage is computed, or behind which it is missing
     "query": (("q", "projection"),),

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from sqrtdk.compare.diff import diff
 from sqrtdk.compare.records import Cause
+from sqrtdk.messages import said as said_in
 from sqrtdk.positions import yarn_frequencies
-from sqrtdk.report.diff_causes import caused
 
 HEADS, SIZE = 4, 16
 Turn = Callable[[Tensor], Tensor]
@@ -83,6 +83,7 @@ def cause_of(a: Core, b: Core, inputs: tuple[Tensor, ...]) -> Cause:
 
 
 X = (drawn(2, 40, HEADS * SIZE),)
+ENGLISH = re.compile(r"\b(the|of|by|and|instead|not|with|pairs|turns|position|twice|once|axis)\b(?!\^|\()")
 ONCE, OTHER = attended(by(steps())), attended(by(steps(base=5e5), NEIGHBOURS))
 
 
@@ -143,6 +144,7 @@ def test_frequencies_by_the_name_of_their_law(name: str) -> None:
     a, b, said = SCALED[name]
     cause = cause_of(a, b, X)
     assert (cause.name, cause.text) == ("rope_base", f"turns q and k with {said}")
+    assert ENGLISH.findall(said_in(cause.text, "zh")) == []
 
 
 def rounded(dtype: torch.dtype, parts: str, layout: str = HALF, base: float = 1e4) -> Core:
@@ -384,16 +386,7 @@ def test_one_sentence_says_what_is_turned_otherwise(name: str) -> None:
     a, b, inputs, expected, said = SAID[name]
     cause = cause_of(a, b, inputs)
     assert (cause.name, cause.text) == (expected, said)
-
-
-ENGLISH = re.compile(r"\b(the|of|by|and|instead|not|with|pairs|turns|position|twice|once|axis)\b(?!\^|\()")
-
-
-@pytest.mark.parametrize(
-    "said", [text for *_, text in SAID.values()] + [f"turns q with {x[2]}" for x in SCALED.values()]
-)
-def test_the_sentence_in_chinese_has_no_english(said: str) -> None:
-    assert ENGLISH.findall(caused(said, "zh")) == []
+    assert ENGLISH.findall(said_in(cause.text, "zh")) == []
 
 
 @pytest.mark.parametrize("core", [ONCE, OTHER, mixed(HALF), sections((2, 3, 3)), grid(5, 6)])

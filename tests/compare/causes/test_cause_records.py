@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 import json
+import re
 
+import pytest
+
+from sqrtdk.compare import suspect
+from sqrtdk.messages import said
+from sqrtdk.report.diff_fold import value
+from tests.compare import cause_records
 from tests.compare.cause_records import HOME, differences, record, sample
 
+ENGLISH = re.compile(r"\b(the|of|by|and|instead|not|with|has|leaves|turns|keys|rows|every|other|another|none)\b(?![(])")
+CHINESE = {
+    "turns q and k with base 500000 instead of base 10000": "旋转 q 和 k 时用基数 500000，而不是基数 10000",
+    "leaves the scale out (1 in place of 0.25)": "漏掉了缩放因子（A：0.25，B：1）",
+    "leaves out the padding mask (the last 2 to 3 keys)": "缺少填充掩码（最后 2 到 3 个键）",
+}
 
-def test_the_causes_say_what_was_recorded() -> None:
+
+def test_the_causes_say_what_was_recorded_and_say_it_in_chinese(monkeypatch: pytest.MonkeyPatch) -> None:
+    chinese: dict[str, str] = {}
+    as_recorded = cause_records._said
+
+    def noted(found: suspect.Suspicion) -> list[object]:
+        chinese[found.text] = said(found.text, "zh")
+        assert not any(ENGLISH.search(value(side, "zh")) for side in (found.a, found.b))
+        return as_recorded(found)
+
+    monkeypatch.setattr(cause_records, "_said", noted)
     recorded = json.loads(HOME.read_text(encoding="utf-8"))
     now = {f"sample: {name}": record(make) for name, make in sample()}
     assert list(now) == list(recorded)
     assert {name: said for name, said in now.items() if differences(recorded[name], said)} == {}
+    assert [text for text in chinese.values() if ENGLISH.search(text)] == []
+    assert {text: chinese.get(text) for text in CHINESE} == CHINESE

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from sqrtdk.compare.diff import diff
 from sqrtdk.compare.program import Formula
-from sqrtdk.report.diff_causes import caused
+from sqrtdk.messages import said as said_in
 from tests.compare.formula_cases import HEADS, names_found, tokens, trial, visible
 
 N = 16
@@ -125,7 +125,7 @@ def test_a_structure_is_named(kind: str) -> None:
     ((back, other),) = proven(b, a)
     assert back == cause
     for sentence in (said, other):
-        assert caused(sentence, "zh") != sentence
+        assert said_in(sentence, "zh") != sentence
 
 
 TWO = {  # A's mask, B's, what is found
