@@ -21,11 +21,12 @@ from sqrtdk.compare.measured import UNMEASURED, Blind, Entering, blind_rows, com
 from sqrtdk.compare.opening import first_nan, open_sides, refuse_nan, refuse_strangers, refuse_unlike
 from sqrtdk.compare.outputs import Ends, compare_outputs, of_outputs, pair_outputs, since_of
 from sqrtdk.compare.pair import Judged, cancelled_within, first_difference, judge
+from sqrtdk.compare.paragraphs import paragraphs
 from sqrtdk.compare.records import FAIL_ON, DiffReport, PairDiff, Unpaired, stage_word
 from sqrtdk.compare.sides import Given, Side, options_of_sides
 from sqrtdk.compare.stages import ordered, picture_of, scatter_of, with_cut_off, with_lines
 from sqrtdk.compare.suspect import Sides
-from sqrtdk.compare.words import is_reached, paragraphs
+from sqrtdk.compare.words import is_reached
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message
 from sqrtdk.models.limits import check_seed, check_sizes

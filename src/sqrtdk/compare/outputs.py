@@ -17,10 +17,11 @@ from sqrtdk.compare.chain import Chain, Entry
 from sqrtdk.compare.changes import LAYER
 from sqrtdk.compare.measured import FEW, Blind, Both, Size, as_rounding, errors_of, judged, padding_of, rows_of
 from sqrtdk.compare.numbers import difference
+from sqrtdk.compare.paragraphs import OfOutputs
 from sqrtdk.compare.precision import unit
 from sqrtdk.compare.records import OutputDiff, PairDiff, kind_word
 from sqrtdk.compare.sides import Exact, Side
-from sqrtdk.compare.words import OfOutputs, is_to_the_end, listed, place_of, reached_by, short, together
+from sqrtdk.compare.words import is_to_the_end, listed, place_of, reached_by, short, together
 from sqrtdk.messages import Message, joined
 
 MOST_NAMES = 4  # names that a sentence lists

@@ -18,10 +18,7 @@ AMPLITUDE = "causes.length_factor.amplitude"
 ROWS = (
     # from the input to the product
     # qkv.view(B, L, H, 3, E) for qkv.view(B, L, 3, H, E): a fused projection read in the other layout
-    Row(
-        "head_order", projections.reordered, "", (), projections.head_order,
-        "causes.head_order.other",
-    ),
+    Row("head_order", projections.reordered, "", (), projections.head_order, "causes.head_order.other"),
     Row("weights", projections.projections, "", ("weight",), projections.weight),
     # x * weight for x * (1 + weight)
     Row("weights", norms.norm_pairs, "norm", ("gain", "shift"), norms.gain),
@@ -31,10 +28,7 @@ ROWS = (
         ("causes.projection_bias.missing", "causes.projection_bias.added", "causes.projection_bias.other"),
     ),
     # rope(q) for rope(self.q_norm(q))
-    Row(
-        "qk_norm", ways(*QK), "norm", (), norms.missing,
-        ("causes.qk_norm.missing", "causes.qk_norm.added", ""),
-    ),
+    Row("qk_norm", ways(*QK), "norm", (), norms.missing, ("causes.qk_norm.missing", "causes.qk_norm.added", "")),
     # F.layer_norm(q, (E,)) for F.rms_norm(q, (E,))
     Row("qk_norm", norms.norm_pairs, "norm", ("kind", "eps"), norms.kind, "causes.qk_norm.other"),
     # self.q_norm(rope(q)) for rope(self.q_norm(q))
@@ -49,22 +43,13 @@ ROWS = (
         ("causes.rope_missing.missing", "causes.rope_missing.added", ""),
     ),
     # rope(q) for cat((rope(q[..., :R]), q[..., R:]), -1)
-    Row(
-        "rope_partial", rotations.like_rotations, "rotation", (), rotations.channels,
-        "causes.rope_partial.other",
-    ),
+    Row("rope_partial", rotations.like_rotations, "rotation", (), rotations.channels, "causes.rope_partial.other"),
     # pairs (x[..., ::2], x[..., 1::2]) for (x[..., : R // 2], x[..., R // 2 :])
-    Row(
-        "rope_layout", rotations.rotations, "rotation", (), rotations.layout,
-        "causes.rope_layout.other",
-    ),
+    Row("rope_layout", rotations.rotations, "rotation", (), rotations.layout, "causes.rope_layout.other"),
     # x1 * cos + x2 * sin for x1 * cos - x2 * sin
     Row("rope_layout", rotations.rotations, "rotation", (), rotations.direction, "causes.rope_layout.turns"),
     # base = 10000.0 for base = config.rope_theta
-    Row(
-        "rope_base", rotations.like_rotations, "rotation", (), angles.of_kind("rope_base"),
-        "causes.rope_base.other",
-    ),
+    Row("rope_base", rotations.like_rotations, "rotation", (), angles.of_kind("rope_base"), "causes.rope_base.other"),
     # position_ids = arange(L) for arange(cached, cached + L)
     Row("positions", rotations.like_rotations, "rotation", (), angles.of_kind("positions")),
     # cos, sin for cos * m, sin * m with m = 0.1 * log(factor) + 1: YaRN
@@ -73,15 +58,9 @@ ROWS = (
     # q for q * log(n), with n the keys that the row sees
     Row("length_factor", formulas, "scale", (), formula.of_rows),
     # k_cache.float() for k_cache.float() * k_scale
-    Row(
-        "kv_scale", ways(*KV), "", ("scaled",), projections.kv_factor,
-        "causes.kv_scale.times",
-    ),
+    Row("kv_scale", ways(*KV), "", ("scaled",), projections.kv_factor, "causes.kv_scale.times"),
     # k.repeat(1, Hq // H, 1, 1) for k.repeat_interleave(Hq // H, 1)
-    Row(
-        "group_order", ways(*KV), "", ("heads",), projections.group_order,
-        "causes.group_order.other",
-    ),
+    Row("group_order", ways(*KV), "", ("heads",), projections.group_order, "causes.group_order.other"),
     # from the product to the output
     # softmax(q @ k.mT) for softmax(q @ k.mT / sqrt(E))
     Row("scale", formulas, "scale", ("scale", "after"), formula.scale),
@@ -97,20 +76,11 @@ ROWS = (
         "causes.softcap_order.other",
     ),
     # (q @ k.mT + bias) * scale for q @ k.mT * scale + bias; with a mask of -1e4 the same is done to the fill
-    Row(
-        "bias_scaled", formulas, "bias", ("bias_by",), bias.bias_factor,
-        "causes.bias_scaled.bias",
-    ),
-    Row(
-        "bias_scaled", formulas, "mask", ("fill_by",), bias.fill_factor,
-        "causes.bias_scaled.mask",
-    ),
+    Row("bias_scaled", formulas, "bias", ("bias_by",), bias.bias_factor, "causes.bias_scaled.bias"),
+    Row("bias_scaled", formulas, "mask", ("fill_by",), bias.fill_factor, "causes.bias_scaled.mask"),
     Row("bias", formulas, "bias", ("bias", "bias_name", "bias_by"), bias.bias),
     # torch.ones(L, S).tril() for torch.ones(L, S).tril(S - L): a decoder with a cache
-    Row(
-        "mask_alignment", masks.bands, "mask", ("visible",), masks.alignment,
-        "causes.mask_alignment.other",
-    ),
+    Row("mask_alignment", masks.bands, "mask", ("visible",), masks.alignment, "causes.mask_alignment.other"),
     # torch.ones(L, L).tril(1) for torch.ones(L, L).tril()
     Row("mask_offset", masks.bands, "mask", ("visible",), masks.causal_bound),
     # i - j <= window for i - j < window
@@ -132,10 +102,7 @@ ROWS = (
     Row("rounding", rotations.like_rotations, "rotation", (), angles.of_kind("rounding")),
     Row("rounding", ways(*QKV), "", (), formula.rounded_vector),
     # z.bfloat16().softmax(-1) for z.softmax(-1)
-    Row(
-        "rounding", formulas, "weights", ("logits_dtype", "weights_dtype", "own"),
-        formula.rounded(formula.BOTH),
-    ),
+    Row("rounding", formulas, "weights", ("logits_dtype", "weights_dtype", "own"), formula.rounded(formula.BOTH)),
     Row("rounding", formulas, "weights", ("logits_dtype", "own"), formula.rounded(formula.LOGITS)),
     Row("rounding", formulas, "weights", ("weights_dtype", "own"), formula.rounded(formula.WEIGHTS)),
     Row("dropout", formulas, "weights", ("kept", "dropout"), formula.dropout),
