@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
+from sqrtdk.compare.paragraphs import paragraphs
 from sqrtdk.compare.records import PairDiff, SideInfo
-from sqrtdk.compare.words import groups, paragraphs
+from sqrtdk.compare.words import groups
 from tests.report.sample_diff import REPORTS, SOFTCAP, differing, follower, pair, report
 
 

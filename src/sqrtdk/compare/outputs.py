@@ -21,7 +21,7 @@ from sqrtdk.compare.paragraphs import OfOutputs
 from sqrtdk.compare.precision import unit
 from sqrtdk.compare.records import OutputDiff, PairDiff, kind_word
 from sqrtdk.compare.sides import Exact, Side
-from sqrtdk.compare.words import is_to_the_end, listed, place_of, reached_by, short, together
+from sqrtdk.compare.words import is_to_the_end, listed, one_paragraph, place_of, reached_by, short
 from sqrtdk.messages import Message, joined
 
 MOST_NAMES = 4  # names that a sentence lists
@@ -237,14 +237,14 @@ def of_outputs(pairs: Sequence[PairDiff], ends: Ends) -> OfOutputs:
         reaches = Message("paragraphs.outputs.reaches", attentions=attentions)
         if off:
             reaches = Message("paragraphs.outputs.reaches_outputs", attentions=attentions, size=_size(ends.outputs))
-        return OfOutputs([together([steps[0], reaches, *steps[1:]]), *before], after, chain=True)
+        return OfOutputs([one_paragraph([steps[0], reaches, *steps[1:]]), *before], after, chain=True)
     if not off:
         return OfOutputs(before, after)
     size = _size(ends.outputs)
     if pairs and all(pair.same for pair in pairs):
         id = "paragraphs.outputs.agree_one" if len(pairs) == 1 else "paragraphs.outputs.agree"
-        return OfOutputs([together([Message(id, size=size), *steps]), *before], after, agree=True)
-    return OfOutputs(before, [together([Message("paragraphs.outputs.differ", size=size), *steps]), *after])
+        return OfOutputs([one_paragraph([Message(id, size=size), *steps]), *before], after, agree=True)
+    return OfOutputs(before, [one_paragraph([Message("paragraphs.outputs.differ", size=size), *steps]), *after])
 
 
 def _of_reason(id: str, output: OutputDiff) -> Message:

@@ -20,11 +20,11 @@ from sqrtdk.compare.words import (
     left_out,
     listed,
     lost_stage,
+    one_paragraph,
     orphans,
     place_of,
     share,
     short,
-    together,
     told,
     where,
 )
@@ -123,7 +123,7 @@ def _caused(group: Group, pairs: Sequence[PairDiff], dtypes: str) -> str:
             sentences = [Message("paragraphs.caused.less_at", stage=stage_word(stage), **words)]
         else:
             sentences = [Message("paragraphs.caused.less", **words)]
-    return together([*sentences, *_in_code(group), *_followed(group)])
+    return one_paragraph([*sentences, *_in_code(group), *_followed(group)])
 
 
 def _what_differs(group: Group) -> str:
@@ -169,7 +169,7 @@ def _unexplained(group: Group, pairs: Sequence[PairDiff], dtypes: str) -> str:
         sentence = Message("paragraphs.unexplained.stage", stage=stage_word(stage), **words)
     else:
         sentence = Message("paragraphs.unexplained.outputs", **words)
-    return together([sentence, *_followed(group)])
+    return one_paragraph([sentence, *_followed(group)])
 
 
 def _followed(group: Group) -> list[str]:

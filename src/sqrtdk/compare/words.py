@@ -178,7 +178,7 @@ def listed(sites: Iterable[str]) -> str:
     return Message("paragraphs.sites.more", sites=names, count=more) if more > 0 else names
 
 
-def together(sentences: Sequence[str]) -> str:
+def one_paragraph(sentences: Sequence[str]) -> str:
     """Returns whole sentences as one paragraph."""
     return reduce(lambda first, second: Message("paragraphs.then", first=first, second=second), sentences)
 

@@ -106,12 +106,12 @@ def change(cause: Cause, language: Language = "en") -> str:
 
 def cause_name(name: str, language: Language) -> str:
     """Return a cause's title, followed by its name in JSON and in the documentation if that differs."""
-    if language == "en" or not is_known(name):
+    if language == "en" or not has_words(name):
         return name
     return f"{said(Message(f'causes.{name}.title'), language)}（{name}）"
 
 
-def is_known(name: str) -> bool:
+def has_words(name: str) -> bool:
     """Return whether a cause has a title and a meaning; that of an untrusted record may have none."""
     return name in (*CAUSES, "input", UNKNOWN)
 

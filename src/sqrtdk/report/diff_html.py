@@ -29,7 +29,7 @@ from sqrtdk.report.diff_fold import (
     cause_name,
     fold_pairs,
     has_values,
-    is_known,
+    has_words,
     is_one,
     largest_left,
     mark,
@@ -245,7 +245,7 @@ def _stage_reason(stage: StageDiff) -> Markup:
 
 
 def _meaning(cause: Cause) -> Markup:
-    known = is_known(cause.name)
+    known = has_words(cause.name)
     return both(Message(f"causes.{cause.name}.meaning").text) if known else escape(plain(cause.text))
 
 
