@@ -18,6 +18,8 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import sqrtdk
 from sqrtdk.compare.diff import diff
+from sqrtdk.messages import recorded
+from sqrtdk.messages import said as said_in
 from sqrtdk.models.returned import tensors_of
 from sqrtdk.report.diff import summary_line
 from sqrtdk.report.diff_html import to_html
@@ -258,6 +260,12 @@ def test_the_report_says_it_in_json_and_on_the_page() -> None:
     assert "outputs differ by 100%. The first difference is in `head`" in to_html(report)
     said = "注意力一致；输出相差 100%。首个差异在 `head`：B 的 `weight` 是 A 的 2 倍。此外没有其他差异。"
     assert paragraphs(report)[0] == said
+    assert document["paragraphs"] == [*report.paragraphs]
+    read = [
+        recorded(text, **message)
+        for text, message in zip(document["paragraphs"], document["paragraph_messages"], strict=True)
+    ]
+    assert [said_in(text, "zh") for text in read] == paragraphs(report)
 
 
 def test_both_models_are_left_without_hooks() -> None:
