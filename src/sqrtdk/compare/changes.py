@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sqrtdk.compare.numbers import ratio, same, told_apart
 from sqrtdk.compare.precision import unit
 from sqrtdk.compare.words import short
-from sqrtdk.messages import Message
+from sqrtdk.messages import Message, mentions
 
 # attribute names under which implementations store the same eps
 EPS = ("eps", "epsilon", "variance_epsilon", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
@@ -61,7 +61,7 @@ def changes_of(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> I
         if 0 < len(parts) <= _MOST:
             texts = [text for text, _ in parts]
             text = reduce(lambda first, second: Message("outputs.module.also", first=first, second=second), texts)
-            kind = OTHER if any(each.id == OTHER for each in texts) else LAYER.sub("#", text)
+            kind = OTHER if mentions(text, OTHER) else LAYER.sub("#", text)
             yield ModuleChange(text, partial(_each, [edit for _, edit in parts]), bool(values), kind)
     if type(a) is not type(b) and (not any(a.children()) or not any(b.children())):
         # Modules with inner modules on both sides are not swapped: the inner ones are compared themselves.

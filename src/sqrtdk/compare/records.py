@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sqrtdk._shown import Saved, Shown
-from sqrtdk.messages import Message
+from sqrtdk.messages import Message, id_of, mentions
 
 FAIL_ON = ("different", "unmeasured", "never")
 CANCELS = "compare.stage.cancels"
@@ -28,13 +28,6 @@ def _word(id: str, name: str) -> str:
         return Message(id)
     except KeyError:  # of an untrusted record, or of a test
         return name
-
-
-def ids(sentence: object) -> list[str]:
-    """Returns the ids of a sentence and of the sentences in it."""
-    if not isinstance(sentence, Message):
-        return []
-    return [sentence.id, *(id for value in sentence.values.values() for id in ids(value))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +82,7 @@ class StageDiff:
     @property
     def cancels(self) -> bool:
         """Whether it differs without changing the output, like weights and a rotation that are permuted alike."""
-        return self.same is False and CANCELS in ids(self.reason)
+        return self.same is False and mentions(self.reason, CANCELS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +286,7 @@ class DiffReport(Saved, Shown):
     @property
     def outputs_follow(self) -> bool:
         """Whether the differences of the attentions explain all of the difference of the outputs."""
-        return FOLLOWS in ids(self.outputs_from)
+        return id_of(self.outputs_from) == FOLLOWS
 
     @property
     def same(self) -> bool | None:

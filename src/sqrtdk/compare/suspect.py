@@ -16,7 +16,7 @@ import torch
 
 from sqrtdk.compare.numbers import held, told_apart
 from sqrtdk.compare.program import Formula, Norm, Program, Rotation, Way
-from sqrtdk.messages import Message, joined, placeholders, template
+from sqrtdk.messages import Message, id_of, joined, placeholders, template
 
 STAGES = (
     *("input", "query", "key", "value"),  # as projected
@@ -227,7 +227,7 @@ def _sentence(row: Row, found: Difference, vectors: list[str]) -> str:
 
 
 def _absent(word: Word) -> bool:
-    return word is None or (isinstance(word, Message) and word.id in ABSENT)
+    return word is None or id_of(word) in ABSENT
 
 
 # -- parts of a program ------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from sqrtdk.compare.records import CANCELS as CANCELLED
 from sqrtdk.compare.records import Cause, DiffReport, PairDiff, StageDiff, stage_word
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.compare.words import UNKNOWN, place, share, short, told
-from sqrtdk.messages import Message, Text, said, text, word
+from sqrtdk.messages import Message, Text, id_of, said, text, word
 from sqrtdk.report import notebook, page
 from sqrtdk.report.diff_fold import (
     CANCELS,
@@ -240,8 +240,7 @@ def _outcome_means(name: str) -> Markup:
 
 def _stage_reason(stage: StageDiff) -> Markup:
     """Return the reason of a stage; that nothing differs in the end is said in the words of the legend."""
-    cancels = isinstance(stage.reason, Message) and stage.reason.id == CANCELLED
-    return _outcome_means(CANCELS) if cancels else both(text(stage.reason))
+    return _outcome_means(CANCELS) if id_of(stage.reason) == CANCELLED else both(text(stage.reason))
 
 
 def _meaning(cause: Cause) -> Markup:

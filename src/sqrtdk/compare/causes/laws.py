@@ -16,7 +16,7 @@ from sqrtdk.compare.numbers import number, told_apart
 from sqrtdk.compare.program import Rotation
 from sqrtdk.compare.suspect import Both
 from sqrtdk.laws.rotations import ORIGINAL, scaled_frequencies
-from sqrtdk.messages import Message, joined
+from sqrtdk.messages import Message, id_of, joined
 from sqrtdk.tracing.probe.rotation import USUAL
 from sqrtdk.tracing.probe.tables import LAW, UNSEEN, Law, Turn
 
@@ -82,7 +82,7 @@ def _base_words(turn: Turn, tolerance: float) -> str | float:
 
 
 def _with_base(words: str | float) -> str:
-    if isinstance(words, Message) and words.id in (OTHER_LAW, FREQUENCY):
+    if isinstance(words, str) and id_of(words) in (OTHER_LAW, FREQUENCY):
         return words
     return Message("causes.rope_base.base", base=f"{words:g}" if isinstance(words, float) else words)
 
