@@ -12,7 +12,7 @@ from torch import nn
 from sqrtdk.audit.model_run import ModelRun, run_model
 from sqrtdk.audit.own_module import as_inputs, from_module
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, Finding, LawAnswer, ModelInfo
-from sqrtdk.audit.rules.numbers import REACHES
+from sqrtdk.audit.rules.numbers import is_consequence
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.laws.answers import state_of
 from sqrtdk.laws.table import answers_of, is_large, names_of
@@ -135,5 +135,5 @@ def _with_finding(answer: LawAnswer, run: ModelRun) -> LawAnswer:
     else:
         found = [one for one in run.findings if one.rule == _NONFINITE]
     # The cause comes before its consequence.
-    finding = next((one for one in found if not one.message.startswith(REACHES)), next(iter(found), None))
+    finding = next((one for one in found if not is_consequence(one)), next(iter(found), None))
     return dataclasses.replace(answer, finding=finding, site=finding.site if finding is not None else "")
