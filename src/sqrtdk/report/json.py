@@ -9,7 +9,9 @@ import dataclasses
 from typing import Any
 
 from sqrtdk._json import document
+from sqrtdk.audit.cache import CacheForecast
 from sqrtdk.audit.records import CheckReport, JudgedCall, LawAnswer
+from sqrtdk.messages import fields
 
 _BULKY = ("logit_histogram", "entropy_histogram")  # only the HTML report draws them
 
@@ -35,6 +37,11 @@ def to_json(report: CheckReport) -> str:
     return document(to_document(report))
 
 
+def forecast_to_json(forecast: CacheForecast) -> str:
+    """Return the forecast of a quantised cache as one JSON document, as the report of a check holds it."""
+    return document(_forecast(forecast))
+
+
 def to_document(report: CheckReport) -> dict[str, Any]:
     """Return the document of `to_json` before conversion to JSON types: it may hold NaN, infinities and records."""
     return {
@@ -53,7 +60,7 @@ def to_document(report: CheckReport) -> dict[str, Any]:
         "sources": [_fields(item) for item in report.sources],
         "fail_on": report.fail_on,
         "exit_code": report.exit_code,
-    } | ({} if report.kv_cache is None else {"kv_cache": report.kv_cache})
+    } | ({} if report.kv_cache is None else {"kv_cache": _forecast(report.kv_cache)})
 
 
 def _call(judged: JudgedCall) -> dict[str, Any]:
@@ -75,7 +82,19 @@ def _call(judged: JudgedCall) -> dict[str, Any]:
 
 def _law(answer: LawAnswer) -> dict[str, Any]:
     """Return the fields of an answer without its finding, which is listed in `findings`."""
-    return {name: value for name, value in _fields(answer).items() if name != "finding"}
+    return {name: value for name, value in _fields(answer).items() if name != "finding"} | fields(answer.reason)
+
+
+def _forecast(forecast: CacheForecast) -> dict[str, Any]:
+    silent = {
+        name: [_fields(entry) | fields(entry.reason) for entry in entries]
+        for name, entries in (("not_measured", forecast.not_measured), ("without_cache", forecast.without_cache))
+    }
+    calls = [
+        _fields(call) | {"blame": [_fields(blame) | fields(blame.text) for blame in call.blame]}
+        for call in forecast.calls
+    ]
+    return _fields(forecast) | {"calls": calls} | silent
 
 
 def _fields(record: Any) -> dict[str, Any]:
