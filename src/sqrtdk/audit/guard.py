@@ -144,7 +144,7 @@ def _switch(model: Any, name: str) -> None:
 def refusal(model: nn.Module, name: str) -> str | None:
     """Return why the model can't be switched to an implementation, or None if it can."""
     if not offers_choice(model):
-        return Message("rules.eager_vs_sdpa.no_choice", model=type(model).__name__)
+        return Message("premises.attention.no_choice", model=type(model).__name__)
     try:
         with implementation(model, name):
             return None

@@ -163,7 +163,7 @@ def choices(loaded: LoadedModel, attn: str | None) -> Iterator[AttnBuild]:
     """Yield what to run of a module: its own attention, the one asked for, or both; or why one of them can't run."""
     if attn is None or not offers_choice(loaded.module):
         name = type(loaded.module).__name__
-        yield AttnBuild("own", loaded, None if attn is None else Message("rules.eager_vs_sdpa.no_choice", model=name))
+        yield AttnBuild("own", loaded, None if attn is None else Message("premises.attention.no_choice", model=name))
     elif attn != "both":
         yield AttnBuild(attn, loaded)
     else:

@@ -27,7 +27,6 @@ BASES = ("root", "packages", "elsewhere")
 KEPT, BROKEN, NOT_ASKED = STATES = ("kept", "broken", "not asked")  # of a law
 VERDICTS = ("exact", "declared", "unexplained", UNMEASURED)
 ONE_OF_SEVERAL = "rules.joined.call"  # message that names one of several calls at a site
-SEEN = "rules.joined.seen"  # message that shows the formula up to the step that was lost
 
 
 def at_bar(fail_on: str, severity: str, rule: str) -> bool:
@@ -191,7 +190,7 @@ class CheckReport(Saved, Shown):
 
     def repeated(self, entry: NotAttention | NotMeasured) -> bool:
         """Return whether a finding at the same site already says this, and more."""
-        return any(entry.site == f.site and _without_formula(f.message) == entry.reason for f in self.unjudged)
+        return any(entry.site == f.site and _says(f.message, entry.reason) for f in self.unjudged)
 
     def fails(self, finding: Finding) -> bool:
         """Return whether a finding is at `fail_on` or above.
@@ -206,8 +205,11 @@ class CheckReport(Saved, Shown):
         return int(any(map(self.fails, self.findings)))
 
 
-def _without_formula(message: str) -> str:
-    return str(message.values["text"]) if isinstance(message, Message) and message.id == SEEN else message
+def _says(message: object, reason: str) -> bool:
+    """Return whether a message is a reason, or the reason with something behind it, such as the formula."""
+    while message != reason and isinstance(message, Message):
+        message = message.values.get("text", message.values.get("first"))
+    return message == reason
 
 
 def broken(call: AttentionCall) -> bool:

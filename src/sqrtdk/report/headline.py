@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN
-from sqrtdk.audit.records import FAILING, ONE_OF_SEVERAL, SEEN, SEVERITIES, UNMEASURED, CheckReport, Finding, JudgedCall
+from sqrtdk.audit.records import FAILING, SEVERITIES, UNMEASURED, CheckReport, Finding, JudgedCall
 from sqrtdk.audit.rules.numbers import is_consequence
 from sqrtdk.audit.tolerance import close
 from sqrtdk.messages import Message, Text, joined, text
@@ -262,12 +262,9 @@ def _without_details(message: str) -> str:
     """Return a message up to the first semicolon, where its details begin."""
     if not isinstance(message, Message):
         return message.partition("; ")[0]
-    if message.id == "joins.semicolon":
-        first = message.values["first"]
-        return _without_details(first) if isinstance(first, str) else str(first)
-    if message.id in (SEEN, ONE_OF_SEVERAL):
-        inner = message.values["text"]
-        assert isinstance(inner, str)
-        short = _without_details(inner)
-        return message if short == inner and message.id == ONE_OF_SEVERAL else short
-    return message
+    inner = message.values.get("first" if message.id == "joins.semicolon" else "text")
+    if not isinstance(inner, str):
+        return message
+    short = _without_details(inner)
+    # what "(call 2 of 3 here)" adds stays at the end of a short message
+    return short if short != inner or message.id in ("joins.semicolon", "rules.joined.seen") else message

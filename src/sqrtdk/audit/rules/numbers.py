@@ -11,7 +11,7 @@ from sqrtdk._sites import ROOT, fold_sites
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import Finding, JudgedCall, broken
 from sqrtdk.errors import SqrtdkError, short_text
-from sqrtdk.messages import Message
+from sqrtdk.messages import Message, id_of
 from sqrtdk.models.modules import is_finite
 from sqrtdk.theory import spacing
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
@@ -37,8 +37,7 @@ _REACHES = "rules.nonfinite.reaches."
 
 def is_consequence(finding: Finding) -> bool:
     """Return whether a finding says what NaN or infinity reaches, as opposed to where it begins."""
-    message = finding.message
-    return isinstance(message, Message) and message.id.startswith(_REACHES)
+    return (id_of(finding.message) or "").startswith(_REACHES)
 
 
 def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:

@@ -18,8 +18,9 @@ from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.sources import listed, of_scale
 from sqrtdk.audit.tolerance import close, inverse_root
 from sqrtdk.audit.verdicts import by_attribute, siblings_text, strangers
-from sqrtdk.messages import Message, joined
-from sqrtdk.tracing.lower.contract import OTHER_AXIS, QUERIES
+from sqrtdk.messages import Message, id_of, joined, mentions
+from sqrtdk.tracing.lower.contract import OTHER_AXIS, OVER_QUERIES
+from sqrtdk.tracing.lower.weights import OTHER_SUM
 from sqrtdk.tracing.records import AttentionCall
 
 SCALE_RULES = ("scale_ledger", "declared_vs_actual")
@@ -38,7 +39,7 @@ _MEANT_TOGETHER = (  # words that mean something only together: routing also cho
     (frozenset(("dynamic", "agreement")), frozenset(("routing",))),
 )
 _AXES = {
-    QUERIES: "rules.softmax_axis.rows",
+    OVER_QUERIES: "rules.softmax_axis.rows",
     OTHER_AXIS: "rules.softmax_axis.other",
 }
 
@@ -163,9 +164,10 @@ def softmax_axis(context: Context) -> Iterable[Finding]:
     """
     fix, source = Message("rules.softmax_axis.fix"), Message(_SOFTMAX_SOURCE)
     for call in (judged.call for judged in context.calls):
-        if _is_meant(call) or any("sum over the queries" in step for step in call.unknown):
+        if _is_meant(call) or any(mentions(step, OTHER_SUM) for step in call.unknown):
             continue
-        id = next((id for fault, id in _AXES.items() if fault in call.unknown), None)
+        faults = {id_of(step) for step in call.unknown}
+        id = next((id for fault, id in _AXES.items() if fault in faults), None)
         if id is not None:
             yield Finding("softmax_axis", "fail", call.site, None, None, Message(id), fix, source, call.softmax_at)
 

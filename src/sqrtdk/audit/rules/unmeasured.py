@@ -22,14 +22,13 @@ from dataclasses import replace
 from torch import nn
 
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.records import SEEN, UNMEASURED, Finding
+from sqrtdk.audit.records import UNMEASURED, Finding
 from sqrtdk.audit.sources import listed, of_loss
-from sqrtdk.messages import Message
-from sqrtdk.models.attentions import IDLE, silent_attentions
+from sqrtdk.messages import Message, mentions
+from sqrtdk.models.attentions import is_idle, silent_attentions
 from sqrtdk.tracing import Trace
-from sqrtdk.tracing.lower.contract import WITHOUT_SOFTMAX
-from sqrtdk.tracing.records import DOUBTFUL, NEVER_USED, NOT_SEEN, NotMeasured
-from sqrtdk.tracing.spine.rotations import NOT_ROTATED
+from sqrtdk.tracing.records import NotMeasured
+from sqrtdk.tracing.spine.rotations import SKEWED
 
 SOURCE = "sources.threshold.unmeasured"
 _FIX = "rules.unmeasured.fix"
@@ -37,7 +36,6 @@ _TURNS = {  # how often q and k are rotated
     (2, 1): "rules.unmeasured.q_rotated_twice",
     (1, 2): "rules.unmeasured.k_rotated_twice",
 }
-_UNUSED = (NEVER_USED, NOT_SEEN, *DOUBTFUL)
 
 
 def silences(
@@ -47,21 +45,21 @@ def silences(
 
     `called` are the ids of the modules that ran, from `watch_modules`, and `run` is the trace.
     """
-    unused = [entry.site for entry in run.not_attention if entry.reason in _UNUSED]
-    accounted_for = [entry.site for entry in run.not_attention if entry.reason not in _UNUSED]
+    unused = [entry.site for entry in run.not_attention if entry.unused]
+    accounted_for = [entry.site for entry in run.not_attention if not entry.unused]
     accounted_for += [call.site for call in run.calls] + [entry.site for entry in run.not_measured]
     silent = [
         _with_softmax(NotMeasured(path, reason), run)
         for path, reason in silent_attentions(model, called, accounted_for, unused)
     ]
-    idle = [entry for entry in silent if entry.reason == IDLE]
-    unfound = [entry for entry in silent if entry.reason != IDLE]
+    idle = [entry for entry in silent if is_idle(entry.reason)]
+    unfound = [entry for entry in silent if not is_idle(entry.reason)]
     # The finding on an unfound module shows the softmax inside it already.
     inside_unfound = tuple(f"{entry.site}." for entry in unfound)
     doubtful = [
         NotMeasured(entry.site, entry.reason, entry.formula, entry.at)
         for entry in run.not_attention
-        if entry.reason in DOUBTFUL and not f"{entry.site}.".startswith(inside_unfound)
+        if entry.doubtful and not f"{entry.site}.".startswith(inside_unfound)
     ]
     return (*run.not_measured, *unfound), (*dict.fromkeys(doubtful), *idle)
 
@@ -69,7 +67,7 @@ def silences(
 def _with_softmax(silent: NotMeasured, run: Trace) -> NotMeasured:
     """Return the entry with the first softmax of a product of activations that was lost inside the module."""
     inside = (entry for entry in run.not_attention if f"{entry.site}.".startswith(f"{silent.site}."))
-    lost = next((entry for entry in inside if entry.reason in DOUBTFUL), None)
+    lost = next((entry for entry in inside if entry.doubtful), None)
     return silent if lost is None else replace(silent, formula=lost.formula, at=lost.at)
 
 
@@ -86,7 +84,7 @@ def unmeasured(context: Context) -> Iterable[Finding]:
             yield _finding("note", call.site, context.at_call(judged, message), _FIX, call.softmax_at)
         elif judged.verdict == UNMEASURED and (call.head_dim > 0 or call.unknown):
             reason, fix = judged.reason or Message("rules.joined.no_reason"), _FIX
-            if NOT_ROTATED in call.unknown:
+            if any(mentions(name, SKEWED) for name in call.unknown):
                 reason, fix = Message("rules.unmeasured.not_rotated"), "rules.unmeasured.fix_not_rotated"
             turns = tuple(sum((stage.where, stage.name) == (x, "rope") for stage in call.stages) for x in "qk")
             if turns in _TURNS:
@@ -99,11 +97,10 @@ def unmeasured(context: Context) -> Iterable[Finding]:
             yield _finding("note", call.site, context.at_call(judged, message), _FIX, call.softmax_at)
     judged_at = {judged.call.site for judged in context.calls if judged.verdict != UNMEASURED}
     for entry in _each_once(context.lost):
-        without = f": {WITHOUT_SOFTMAX}" in entry.reason  # e.g. linear attention, which the reason names
-        severity = "note" if without and entry.site in judged_at else "warn"
+        severity = "note" if entry.without_softmax and entry.site in judged_at else "warn"
         yield _finding(severity, entry.site, _message(entry), _FIX, entry.at)
     for entry in _each_once(context.idle_or_doubtful):
-        fix = "rules.unmeasured.fix_idle" if entry.reason == IDLE else _FIX
+        fix = "rules.unmeasured.fix_idle" if is_idle(entry.reason) else _FIX
         yield _finding("note", entry.site, _message(entry), fix, entry.at)
 
 
@@ -132,7 +129,7 @@ def _message(entry: NotMeasured) -> str:
 
 
 def _with_formula(text: str, formula: str | None) -> str:
-    return Message(SEEN, text=text, formula=formula) if formula else text
+    return Message("rules.joined.seen", text=text, formula=formula) if formula else text
 
 
 def _finding(severity: str, site: str, message: str, fix: str, at: str | None = None) -> Finding:
