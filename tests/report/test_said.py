@@ -16,7 +16,7 @@ from sqrtdk.audit.baseline import compare, ledger
 from sqrtdk.audit.declared import BASE_FIELDS, BASE_SWITCHES
 from sqrtdk.audit.families import FAMILIES, by_family
 from sqrtdk.audit.mistakes import MISTAKES
-from sqrtdk.audit.multipliers import by_field
+from sqrtdk.audit.multipliers import by_config
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.messages import Message, joined
 from sqrtdk.report import baseline, check_words, diff_words, terminal_words
@@ -197,15 +197,15 @@ def test_the_source_of_every_threshold_is_said_in_chinese() -> None:
 
 def test_every_family_and_field_that_declares_a_scale_is_said_in_chinese() -> None:
     families = [by_family(name, rule) for name, rule in FAMILIES.items()]
-    fields = [by_field(path, "2", source) for path, _, source in BASE_FIELDS]
-    switches = [by_field(path, "False", source) for path, _, _, source in BASE_SWITCHES]
+    fields = [by_config(path, "2", source) for path, _, source in BASE_FIELDS]
+    switches = [by_config(path, "False", source) for path, _, _, source in BASE_SWITCHES]
     for text in (*families, *fields, *switches):
         chinese = said(text, "zh")
         assert chinese != text, text
         assert not re.search(
             r"\b(the|of|a|with|is|are|scale|gain|learned|no)\b(?! =)", chinese.replace("scale=", "")
         ), chinese
-    first = by_field("attention_multiplier", "2", "sources.field.granite")
+    first = by_config("attention_multiplier", "2", "sources.field.granite")
     second = Message("sources.declared.mscale", field="rope_scaling", mscale="2", square="1.3")
     both = Message("sources.declared.and", first=first, second=second)
     assert both == "config.attention_multiplier = 2 (Granite: the scale itself) and config.rope_scaling: mscale 2: x1.3"
