@@ -16,11 +16,11 @@ from sqrtdk._language import Language
 from sqrtdk._sites import ROOT, fold
 from sqrtdk.audit.baseline import SCHEMA_VERSION, Change, Comparison, Ledger
 from sqrtdk.audit.records import VERDICTS
-from sqrtdk.messages import Message
 from sqrtdk.report.check_words import VERDICT_WORDS
 from sqrtdk.report.console import drawn, paragraph
 from sqrtdk.report.markdown import code, details, fitted, table, text
 from sqrtdk.report.plain import plain
+from sqrtdk.report.said import TITLES, said
 from sqrtdk.report.terminal_words import WORDS, bracketed, counted, named, word
 
 _MOST = 40  # rows of folded changes; the rest is counted
@@ -93,7 +93,7 @@ def to_text(comparison: Comparison, *, width: int = 80, color: bool = False, lan
             where = plain(site) or ROOT
             if sites > 1:
                 where += bracketed(counted("site_count", "site_counts", sites, language), language)
-            what = _kind(change).said(language) + word("colon", language)
+            what = said(change.kind, language, TITLES) + word("colon", language)
             paragraph(console, told + Text(f"  {what}{where}", style="default"))
             for sign, side in _sides(change):
                 paragraph(console, f"{sign} {_side(change, side, language)}", 7)
@@ -134,8 +134,8 @@ def _parts(comparison: Comparison, language: Language) -> Iterator[str]:
 
 def _row(fold: tuple[str, Change, int], language: Language) -> list[str]:
     site, change, sites = fold
-    whole = change.what in ("attention", "finding")
-    what = (_kind(change) if whole else Message(f"baseline.changed.{change.what}")).said(language)
+    what = change.kind if change.what in ("attention", "finding") else f"{change.what} {change.kind}"
+    what = said(what, language, TITLES)
     many = bracketed(str(sites), language) if sites > 1 else ""
     return [
         f"{code(site or ROOT)}{many}",
@@ -155,10 +155,6 @@ def _folded(comparison: Comparison) -> Iterator[tuple[str, Change, int]]:
         yield f"{site} #{index}" if index else site, group[0], len(group)
 
 
-def _kind(change: Change) -> Message:
-    return Message(f"baseline.kind.{change.kind.replace(' ', '_')}")
-
-
 def _sides(change: Change) -> Iterator[tuple[str, str]]:
     for sign, side in (("-", change.before), ("+", change.after)):
         if side is not None:
@@ -169,7 +165,7 @@ def _side(change: Change, side: str, language: Language) -> str:
     if change.what in ("attention", "finding"):
         return plain(side)
     value = _value(change, side, language)
-    return word("side", language, what=Message(f"baseline.side.{change.what}").said(language), value=plain(value))
+    return word("side", language, what=said(change.what, language, TITLES), value=plain(value))
 
 
 def _value(change: Change, side: str, language: Language) -> str:
