@@ -149,7 +149,7 @@ def check_with(
     tell("loading")
     for build in _builds(model, None if inputs is None else as_inputs(inputs), options):
         if build.reason is not None:
-            missing.append(NotMeasured("", Message("check.asked_for", attn=str(attn), reason=build.reason)))
+            missing.append(NotMeasured("", Message("premises.attention.asked", attn=str(attn), why=build.reason)))
         if build.loaded is not None:
             with by_default_of(build.loaded.module):
                 keep = not runs and bool(names) and is_large(build.loaded.module)
@@ -221,7 +221,7 @@ def _worst_first(runs: Sequence[ModelRun], others: Iterable[Finding] = ()) -> tu
         for finding in run.findings:
             alone = len(runs) > 1 and sum(kind(finding) in kinds for kinds in kinds_of_runs) == 1
             if alone and finding.rule not in ("eager_vs_sdpa", *FINDINGS):  # laws are tested in the first run only
-                message = Message("check.only_with", text=finding.message, attn=run.attn)
+                message = Message("premises.attention.only_with", text=finding.message, attn=run.attn)
                 finding = dataclasses.replace(finding, message=message)
             kept.setdefault(kind(finding), finding)
     order = {name: place for place, name in enumerate((*RULES, *FINDINGS))}

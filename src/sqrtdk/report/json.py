@@ -12,6 +12,7 @@ from sqrtdk._json import document
 from sqrtdk.audit.cache import CacheForecast
 from sqrtdk.audit.records import CheckReport, JudgedCall, LawAnswer
 from sqrtdk.messages import fields
+from sqrtdk.tracing.records import NotAttention, NotMeasured
 
 _BULKY = ("logit_histogram", "entropy_histogram")  # only the HTML report draws them
 
@@ -53,9 +54,9 @@ def to_document(report: CheckReport) -> dict[str, Any]:
         "model": {"id": report.model.id, "class": report.model.cls, "parameters": report.model.parameters},
         "mode": report.mode,
         "calls": [_call(judged) for judged in report.calls],
-        "not_attention": [_fields(item) for item in report.not_attention],
-        "not_measured": [_fields(item) for item in report.not_measured],
-        "findings": [_fields(item) for item in report.findings],
+        "not_attention": [_with_reason(entry) for entry in report.not_attention],
+        "not_measured": [_with_reason(entry) for entry in report.not_measured],
+        "findings": [_fields(finding) | fields(finding.message) for finding in report.findings],
         "laws": [_law(answer) for answer in report.laws],
         "sources": [_fields(item) for item in report.sources],
         "fail_on": report.fail_on,
@@ -87,7 +88,7 @@ def _law(answer: LawAnswer) -> dict[str, Any]:
 
 def _forecast(forecast: CacheForecast) -> dict[str, Any]:
     silent = {
-        name: [_fields(entry) | fields(entry.reason) for entry in entries]
+        name: list(map(_with_reason, entries))
         for name, entries in (("not_measured", forecast.not_measured), ("without_cache", forecast.without_cache))
     }
     calls = [
@@ -95,6 +96,10 @@ def _forecast(forecast: CacheForecast) -> dict[str, Any]:
         for call in forecast.calls
     ]
     return _fields(forecast) | {"calls": calls} | silent
+
+
+def _with_reason(entry: NotAttention | NotMeasured) -> dict[str, Any]:
+    return _fields(entry) | fields(entry.reason)
 
 
 def _fields(record: Any) -> dict[str, Any]:
