@@ -13,13 +13,12 @@ from sqrtdk._language import Language
 from sqrtdk._sites import ROOT
 from sqrtdk.audit.cache import Blame, CacheCall, CacheForecast
 from sqrtdk.kv.findings import fix_text, scale_text
-from sqrtdk.messages import Text
-from sqrtdk.report.console import Column, listed, paragraph, print_table
+from sqrtdk.messages import Text, word
+from sqrtdk.report.console import Column, bracketed, listed, paragraph, print_table
 from sqrtdk.report.figures import number, percent
 from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
 from sqrtdk.report.said import TITLES, said
-from sqrtdk.report.terminal_words import bracketed, counted, word
 
 COLUMNS = ("worst", "KL nats", "median", "max", "key changes", "output off")
 NAMES = {"qk_norm": "q/k norm"}
@@ -43,11 +42,13 @@ def draw_cache(console: Console, forecast: CacheForecast | None, language: Langu
     if forecast.calls:
         _table(console, forecast, language)
     if len(forecast.calls) > MOST:
-        paragraph(console, Line(word("more_json", language, count=len(forecast.calls) - MOST)), 2)
+        paragraph(console, Line(word("terminal.more_json", language, count=len(forecast.calls) - MOST)), 2)
     for entry in forecast.without_cache[:1]:
         sites = bracketed(listed([one.site for one in forecast.without_cache], language), language)
         paragraph(
-            console, Line(word("no cache", language, why=said(entry.reason, language), sites=sites), style="dim"), 0
+            console,
+            Line(word("terminal.no_cache", language, why=said(entry.reason, language), sites=sites), style="dim"),
+            0,
         )
     console.print()
 
@@ -108,14 +109,14 @@ def legend(forecast: CacheForecast, language: Language) -> str:
     of = max((call.rows_of for call in forecast.calls), default=0)
     sampled = "" if rows >= of else f", of {rows} of {of} rows"
     worst = said(f"Figures of the worst head, by its number{sampled}", language)
-    return word("colon", language).join((worst, said(LEGEND, language)))
+    return word("words.mark.colon", language).join((worst, said(LEGEND, language)))
 
 
 def _counted(forecast: CacheForecast, language: Language) -> str:
-    parts = [counted("attention", "attentions", len(forecast.calls), language)]
+    parts = [word("words.attentions", language, count=f"{len(forecast.calls):,}")]
     if forecast.not_measured:
         parts.append(said(f"{len(forecast.not_measured)} not judged", language))
-    return word("comma", language).join(parts)
+    return word("words.mark.comma", language).join(parts)
 
 
 def _title(forecast: CacheForecast, language: Language) -> str:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 
 from sqrtdk.impl.gpu import GPUS, gpu_count
-from sqrtdk.messages import Message
 
 YES = ("1", "true", "yes", "on", "y")  # the values that Triton accepts as true
 
@@ -34,7 +33,7 @@ def state() -> State:
     if interpreted():
         return State(True, unavailable(torch.device("cpu")))
     seen = [torch.device(kind, i) for kind in GPUS for i in range(gpu_count(kind))]
-    reasons = [unavailable(device) for device in seen] or [Message("terminal.machine.no_gpu_seen")]
+    reasons = [unavailable(device) for device in seen] or ["torch sees no GPU"]
     return State(False, None if None in reasons else reasons[0])
 
 

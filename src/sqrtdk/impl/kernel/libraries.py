@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.messages import Message
 
 HOME = Path(__file__).parent
 PREBUILT = HOME / "prebuilt"  # shipped in a wheel
@@ -41,7 +40,7 @@ def unsupported() -> str | None:
     if not features:
         return "what the CPU can do is not known: /proc/cpuinfo does not tell"
     lacking = [name for name in NEEDED if name not in features]
-    return Message("terminal.machine.no_flags", flags=", ".join(lacking)) if lacking else None
+    return f"the CPU has no {', '.join(lacking)}" if lacking else None
 
 
 def unbuildable(reason: str) -> UnsupportedError:
