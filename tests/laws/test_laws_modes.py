@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from sqrtdk import check
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, LawAnswer
-from sqrtdk.report.said import said
+from sqrtdk.messages import said
 from tests.hf.small import build, inputs_of, needs, small_config
 from tests.laws.models_of_modes import (
     Chance,

@@ -21,7 +21,7 @@ from sqrtdk.messages._catalogue import faults, placeholders, template, topic, to
 SOURCE = Path(sqrtdk.__file__).parent
 MAKERS = ("Message", "word")
 SECTIONS = ("named", "unfilled")  # they take the name of a section
-QUOTED = re.compile(rf"""["']((?:{"|".join(topics())})\.[\w.]+)["']""")
+QUOTED = re.compile(rf"""["']((?:{"|".join(topics())})\.(?!html\b)[\w.]+)["']""")  # not the name of a template
 
 
 @functools.cache

@@ -39,10 +39,6 @@ SPEAKERS = (  # what is in them in English, and has a blank, is read by people
     "audit/verdicts.py",
     "compare/unknown_steps.py",
     "compare/pair.py",
-    "laws/*.py",
-    "kv/blame.py",
-    "kv/call.py",
-    "kv/findings.py",
     "models/attentions.py",
     "models/build.py",
     "models/tokens.py",
@@ -59,7 +55,6 @@ SPEAKERS = (  # what is in them in English, and has a blank, is read by people
 NO_SENTENCES = {  # names, sources, hints of errors, and what `diff_chinese` says in its own words
     "differs at the {} by what is not known: {}, rounding allows {}",
     "the model that was named",
-    "what was not judged is not known to hold",
     "figures of one model on the same inputs can be compared",
     "zero-one mask",
     "{} * tanh(z / {})",
@@ -69,13 +64,7 @@ NO_SENTENCES = {  # names, sources, hints of errors, and what `diff_chinese` say
     "[head][q, k, v]",
     "[q, k, v][head]",
     "any attribute",
-    "--kv-scale {}",
     "the text {}",
-    "LawReport({}; {})",
-    "broken: {}",
-    "no law was asked",
-    "config.{} = False",
-    "config.use_bidirectional_attention = {}",
     "Check config.json and the weight files; --static builds without weights.",
     "Install the package that the message names, or audit another model.",
     "A weight file is damaged or incomplete: download the model again, or pass --static.",
@@ -142,28 +131,6 @@ def test_every_text_of_a_rule_is_in_a_template(pattern: str) -> None:
     assert not missing, "\n".join(missing)
 
 
-def _reasons() -> Iterator[str]:
-    """Why a law is not asked: what is given to the exception that says so."""
-    for path in sorted(SOURCE.glob("laws/*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            call = node.exc if isinstance(node, ast.Raise) else None
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "NotAsked":
-                yield from filter(None, map(_text, call.args))
-
-
-def _text(node: ast.expr) -> str | None:
-    """A text with its places as {}; None of what is computed."""
-    if isinstance(node, ast.JoinedStr):
-        return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
-    return str(node.value) if isinstance(node, ast.Constant) else None
-
-
-def test_every_reason_why_a_law_is_not_asked_is_in_a_template() -> None:
-    every = set(_reasons())
-    assert {"no input is a mask", "an input of type {} can't be copied"} <= every
-    assert [text for text in every if not _has_template(text, CATALOGUES)] == []
-
-
 @pytest.mark.parametrize(
     "pattern", ["compare/causes/*.py", "compare/measured.py", "compare/changes.py", "compare/stages.py"]
 )
@@ -221,7 +188,7 @@ def test_a_comparison_in_chinese_has_the_sizes_and_no_english_words(b: str) -> N
     assert [word for word in words if word in chinese] == ["differ"]  # fail-on: different
 
 
-SOURCES = ("audit/**/*.py", "kv/**/*.py", "laws/*.py", "monitor/**/*.py")
+SOURCES = ("audit/**/*.py", "monitor/**/*.py")
 
 
 def thresholds() -> Iterator[str]:
@@ -393,7 +360,7 @@ def test_a_list_of_our_sentences_is_said_to_its_end() -> None:
 def test_both_languages_have_the_same_places() -> None:
     for template in (*templates(), *templates(TITLES), *templates(CATALOGUE)):
         assert placeholders(template.english) == placeholders(template.chinese), template.english
-        assert re.search(r"[\u3000-\u9fff\uff00-\uffef]|--kv-scale|logit|nat", template.chinese), template.english
+        assert re.search(r"[\u3000-\u9fff\uff00-\uffef]|logit|nat", template.chinese), template.english
     for catalogue in (CATALOGUES, TITLES, CATALOGUE):
         every = [template.english for template in templates(catalogue)]
         assert len(set(every)) == len(every)

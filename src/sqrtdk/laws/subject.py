@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text, short_text
 from sqrtdk.laws.moved import HALF
+from sqrtdk.messages import Message
 from sqrtdk.models.records import Inputs
 from sqrtdk.models.returned import tensors_of
 from sqrtdk.models.run import call
@@ -27,7 +28,15 @@ Outputs = dict[str, Tensor]
 
 
 class NotAsked(Exception):
-    """A law does not apply to this model or these inputs, or can't be asked of them; the text gives the reason."""
+    """A law does not apply to this model or these inputs, or can't be asked of them.
+
+    Args:
+        reason: Why; a plain text if it is that of the model's own error.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 @dataclass(slots=True)
@@ -126,7 +135,7 @@ class Subject:
             return self
         takes = forward_arguments(self.module)
         if unnamed := [name for name in self.positional if name not in takes]:
-            raise NotAsked(f"forward does not name its {unnamed[0]}")
+            raise NotAsked(Message("laws.asking.unnamed_argument", name=unnamed[0]))
         named = self.over(self.inputs)
         # The outputs are the same, so they are not run again.
         named.positional, named._base = (), self._base
@@ -173,7 +182,7 @@ def _in_float32(module: nn.Module) -> nn.Module:
     except INTERRUPTS:
         raise
     except BaseException as error:  # a user's __deepcopy__ may raise anything
-        raise NotAsked(f"it computes in half precision and can't be copied: {kind_and_text(error, 120)}") from error
+        raise NotAsked(Message("laws.asking.half_precision", error=kind_and_text(error, 120))) from error
 
 
 def _float32(value: Any) -> Any:
@@ -189,7 +198,7 @@ def _own(value: Any) -> Any:
     except INTERRUPTS:
         raise
     except BaseException as error:
-        raise NotAsked(f"an input of type {type(value).__name__} can't be copied") from error
+        raise NotAsked(Message("laws.asking.input_not_copied", type=type(value).__name__)) from error
 
 
 @contextmanager

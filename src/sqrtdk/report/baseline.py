@@ -55,7 +55,7 @@ def ledger_line(ledger: Ledger, language: Language = "en") -> str:
     colon, comma, stop = (word(f"words.mark.{mark}", language) for mark in ("colon", "comma", "stop"))
     told = said(_attentions(len(attentions)), language) + colon + comma.join(each) + stop
     findings = Message("terminal.findings", count=f"{sum(len(line.findings) for line in ledger.lines):,}")
-    return told + word("terminal.baseline.kept", language, findings=findings)
+    return told + word("baseline.kept", language, findings=findings)
 
 
 def to_json(comparison: Comparison) -> str:
@@ -69,12 +69,12 @@ def summary_line(comparison: Comparison, language: Language = "en") -> str:
     """Return one line: how much changed, how much was not judged, and the exit code."""
     failing = sum(change.fails for change in comparison.changes)
     others = len(comparison.changes) - failing
-    changed = Message("terminal.baseline.changes", count=f"{failing:,}")
-    parts = [changed if failing else Message("terminal.baseline.nothing_changed")]
-    parts += [Message("terminal.baseline.more_not_counted", count=others)] if others else []
-    parts.append(Message("terminal.baseline.as_before", attentions=_attentions(comparison.unchanged)))
+    changed = Message("baseline.changes", count=f"{failing:,}")
+    parts = [changed if failing else Message("baseline.nothing_changed")]
+    parts += [Message("baseline.more_not_counted", count=others)] if others else []
+    parts.append(Message("baseline.as_before", attentions=_attentions(comparison.unchanged)))
     if comparison.unjudged:
-        parts.append(Message("terminal.baseline.not_judged", attentions=_attentions(comparison.unjudged)))
+        parts.append(Message("baseline.not_judged", attentions=_attentions(comparison.unjudged)))
     end = word("terminal.exit", language, code=comparison.exit_code, fail_on=comparison.fail_on)
     return word("words.mark.comma", language).join(part.said(language) for part in parts) + end
 
@@ -85,16 +85,16 @@ def to_text(comparison: Comparison, *, width: int = 80, color: bool = False, lan
     def draw(console: Console) -> None:
         names = {"model": plain(comparison.model), "file": plain(comparison.file)}
         mode = named("terminal.mode", comparison.mode)
-        paragraph(console, word("terminal.baseline.against", language, **names, mode=mode), most=console.width)
+        paragraph(console, word("baseline.against", language, **names, mode=mode), most=console.width)
         console.print()
         folds = list(_folded(comparison))
         for site, change, sites in folds[:_MOST]:
             counts, style = ("fails", "red") if change.fails else ("not_counted", "dim")
-            told = Text(word(f"terminal.baseline.{counts}", language), style)
+            told = Text(word(f"baseline.{counts}", language), style)
             where = plain(site) or ROOT
             if sites > 1:
                 where += bracketed(word("words.sites", language, count=f"{sites:,}"), language)
-            what = _kind(change.kind, language) + word("words.mark.colon", language)
+            what = _kind(change).said(language) + word("words.mark.colon", language)
             paragraph(console, told + Text(f"  {what}{where}", style="default"))
             for sign, side in _sides(change):
                 paragraph(console, f"{sign} {_side(change, side, language)}", 7)
@@ -103,7 +103,7 @@ def to_text(comparison: Comparison, *, width: int = 80, color: bool = False, lan
         if folds:
             console.print()
         if any(change.fails for change in comparison.changes):
-            paragraph(console, word("terminal.baseline.if_meant", language))
+            paragraph(console, word("baseline.if_meant", language))
             console.print()
         paragraph(console, summary_line(comparison, language), most=console.width)
 
@@ -116,28 +116,28 @@ def to_markdown(comparison: Comparison, language: Language = "en") -> str:
 
 
 def _parts(comparison: Comparison, language: Language) -> Iterator[str]:
-    outcome = Message("terminal.baseline.changed" if comparison.exit_code else "terminal.baseline.same")
+    outcome = Message("baseline.outcome.changed" if comparison.exit_code else "baseline.outcome.same")
     yield f"### {word('terminal.comment.title', language, model=code(comparison.model), outcome=outcome)}\n"
-    file = word("terminal.baseline.file", language, file=comparison.file)
+    file = word("baseline.file", language, file=comparison.file)
     yield text(f"{summary_line(comparison, language)} {file}", 1000) + "\n"
     folds = list(_folded(comparison))
     # changes that fail the run are shown; the others are folded away
     loud, quiet = ([fold for fold in folds if fold[1].fails is fails] for fails in (True, False))
     titles = [word("words.column.site", language)]
-    titles += [word(f"terminal.baseline.{key}", language) for key in ("change", "before", "now")]
+    titles += [word(f"baseline.{key}", language) for key in ("change", "before", "now")]
     if loud:
         yield table(titles, (_row(fold, language) for fold in loud[:_MOST]))
-        more = word("terminal.baseline.changes_not_shown", language, count=len(loud) - _MOST)
-        yield f"{word('terminal.baseline.write_anew', language)}\n" + (f"\n{more}\n" if len(loud) > _MOST else "")
+        more = word("baseline.changes_not_shown", language, count=len(loud) - _MOST)
+        yield f"{word('baseline.write_anew', language)}\n" + (f"\n{more}\n" if len(loud) > _MOST else "")
     if quiet:
-        more = word("terminal.baseline.more_changes", language, count=f"{sum(sites for _, _, sites in quiet):,}")
+        more = word("baseline.more_changes", language, count=f"{sum(sites for _, _, sites in quiet):,}")
         yield details(more, [table(titles, (_row(fold, language) for fold in quiet[:_MOST]))])
 
 
 def _row(fold: tuple[str, Change, int], language: Language) -> list[str]:
     site, change, sites = fold
-    what = change.kind if change.what in ("attention", "finding") else f"{change.what} {change.kind}"
-    what = _kind(what, language)
+    whole = change.what in ("attention", "finding")
+    what = (_kind(change) if whole else Message(f"baseline.changed.{change.what}")).said(language)
     many = bracketed(str(sites), language) if sites > 1 else ""
     return [
         f"{code(site or ROOT)}{many}",
@@ -157,6 +157,10 @@ def _folded(comparison: Comparison) -> Iterator[tuple[str, Change, int]]:
         yield f"{site} #{index}" if index else site, group[0], len(group)
 
 
+def _kind(change: Change) -> Message:
+    return Message(f"baseline.kind.{change.kind.replace(' ', '_')}")
+
+
 def _sides(change: Change) -> Iterator[tuple[str, str]]:
     for sign, side in (("-", change.before), ("+", change.after)):
         if side is not None:
@@ -167,7 +171,7 @@ def _side(change: Change, side: str, language: Language) -> str:
     if change.what in ("attention", "finding"):
         return plain(side)
     value = _value(change, side, language)
-    return word("terminal.baseline.side", language, what=named("words.column", change.what), value=plain(value))
+    return word("baseline.value", language, what=Message(f"baseline.side.{change.what}"), value=plain(value))
 
 
 def _value(change: Change, side: str, language: Language) -> str:
@@ -177,10 +181,6 @@ def _value(change: Change, side: str, language: Language) -> str:
     verdict, mark, mistake = side.partition(": ")  # "unexplained: missing"; other verdicts have no mistake
     in_words = said(named("words.verdict", verdict), language)
     return in_words + (word("words.mark.colon", language) if mark else "") + mistake
-
-
-def _kind(kind: str, language: Language) -> str:
-    return word(f"terminal.baseline.kind.{kind.replace(' ', '_')}", language)
 
 
 def _attentions(number: int) -> Message:

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from sqrtdk._language import Language
-from sqrtdk.messages import Message, named
+from sqrtdk.messages import Message, named, said
 from sqrtdk.report.console import Column, drawn, print_table
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import said
 
 
 def to_text(environment: dict[str, Any], *, width: int = 160, color: bool = False, language: Language = "en") -> str:

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from sqrtdk._language import Choice
 from sqrtdk._sites import site_name
 from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, JudgedCall
-from sqrtdk.messages import Message, Text, named, text, word
+from sqrtdk.messages import Message, Text, named, said, text, word
 from sqrtdk.report import figures, notebook, page
 from sqrtdk.report import laws as law_table
 from sqrtdk.report.fold import Fold, expected, fold_calls, values
@@ -28,7 +28,7 @@ from sqrtdk.report.page import both
 from sqrtdk.report.payload import payload
 from sqrtdk.report.places import at_text, places
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import said
+from sqrtdk.report.terminal import premises
 from sqrtdk.tracing.records import AttentionCall
 
 _DIAL_OCTAVES = 8.0  # the dial of the scale ratio reaches from 2^-8 to 2^8
@@ -74,7 +74,7 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
         "folds": fold_calls(calls),
         "causes": consequences(report.findings),
         "verdicts": [(*key, verdicts[key]) for key in product(VERDICTS, (False, True)) if verdicts[key]],
-        "premises": _premises(report),
+        "premises": premises(report)[:_MOST_NOTES],
         "result": (both(Message(f"pages.result.{report.outcome}")), TONES[report.outcome]),
         "mode": both(named("pages.mode", report.mode)),
         "not_measured": [entry for entry in report.not_measured if not report.repeated(entry)],
@@ -87,7 +87,7 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
         "laws": law_table.section(report.laws),
         "both": both,
         "say": _say,
-        "said": _said,
+        "said": both,
         "step_word": lambda name: both(named("pages.step", name)),
         "broken": _broken,
         "verdict_word": lambda name: both(Message(f"words.verdict.{name}")),
@@ -106,15 +106,6 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
         "searched": _searched,
     }
     return page.render("report", context, languages=True, before=("report_sites",), opens=language)
-
-
-def _premises(report: CheckReport) -> list[str]:
-    return list(dict.fromkeys(report.environment.get("notes") or ()))[:_MOST_NOTES]
-
-
-def _said(text: str) -> Markup:
-    """Return a finding's message, or a reason, in both languages."""
-    return both(Text(text, said(text, "zh")))
 
 
 def _say(id: str, **values: str | int) -> Markup:

@@ -12,15 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT
 from sqrtdk.audit.records import OK, UNMEASURED, CheckReport
-from sqrtdk.messages import Message, named, say, word
+from sqrtdk.messages import Message, named, said, word
 from sqrtdk.report import laws
 from sqrtdk.report.console import bracketed, listed
 from sqrtdk.report.figures import ratio
 from sqrtdk.report.fold import Fold, FoldedFinding, fold_calls, fold_findings
 from sqrtdk.report.places import at_text, places_text
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import said
-from sqrtdk.report.terminal import summary_line
+from sqrtdk.report.terminal import premises, summary_line
 
 MOST_CHARACTERS = 60_000  # GitHub rejects comments beyond 65536
 _MOST_ROWS = 12
@@ -100,7 +99,6 @@ def _parts(report: CheckReport, language: Language) -> Iterator[str]:
     outcome = Message(f"terminal.outcome.{report.outcome}")
     yield f"### {word('terminal.comment.title', language, model=code(report.model.id), outcome=outcome)}\n"
     yield text(summary_line(report, language), 1000) + "\n"
-    notes = list(report.environment.get("notes") or ())
     if report.calls:
         yield _ledger(report, language)
     folded = fold_findings(report.findings)
@@ -114,9 +112,9 @@ def _parts(report: CheckReport, language: Language) -> Iterator[str]:
         yield details(word(id, language, count=f"{len(rest):,}"), (_finding(entry, language) for entry in rest[:40]))
     if report.laws:
         yield ""
-        title = say(laws.WORDS["laws"], language) + bracketed(say(laws.counts(report.laws), language), language)
-        yield details(title, _laws(report, language))
-    yield from _asides(report, notes, language)
+        title, counts = (said(part, language) for part in (Message("laws.page.title"), laws.counts(report.laws)))
+        yield details(title + bracketed(counts, language), _laws(report, language))
+    yield from _asides(report, language)
 
 
 def _ledger(report: CheckReport, language: Language) -> str:
@@ -156,14 +154,14 @@ def _finding(entry: FoldedFinding, language: Language) -> str:
 
 def _laws(report: CheckReport, language: Language) -> Iterator[str]:
     """Yield one line for each row of `laws.rows_of`."""
-    comma, colon, list_comma = (word(f"words.mark.{mark}", language) for mark in ("comma", "colon", "list"))
+    comma, colon = (word(f"words.mark.{mark}", language) for mark in ("comma", "colon"))
     for row in laws.rows_of(report.laws):
-        names = list_comma.join(say(laws.named_law(law), language) for law in row.laws)
-        parts = (say(laws.answer_of(row), language), say(laws.what_of(row), language))
+        names = said(laws.names_of(row), language)
+        parts = (said(laws.answer_of(row), language), said(laws.what_of(row), language))
         yield f"- **{text(names)}**{colon}{text(comma.join(filter(None, parts)))}"
 
 
-def _asides(report: CheckReport, notes: Sequence[str], language: Language) -> Iterator[str]:
+def _asides(report: CheckReport, language: Language) -> Iterator[str]:
     written: dict[str, list[str]] = {}
     for fold in fold_calls(report.calls):
         if declared := fold.first.declared_by:
@@ -186,7 +184,7 @@ def _asides(report: CheckReport, notes: Sequence[str], language: Language) -> It
         f"- {text(what + bracketed(listed(sites, language), language))}"
         for what, sites in list((written | missed).items())[:40]
     ]
-    lines += [f"- {text(said(note, language))}" for note in notes[:8]]
+    lines += [f"- {text(said(note, language))}" for note in premises(report)[:8]]
     versions = ("sqrtdk", "python", "torch", "transformers", "device", "dtype", "attn")
     told = [
         f"{said(named('terminal.environment', name), language)} {report.environment[name]}"

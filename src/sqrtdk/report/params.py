@@ -12,10 +12,9 @@ from rich.text import Text
 
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT, fold_sites
-from sqrtdk.messages import Message, named, word
+from sqrtdk.messages import Message, named, said, word
 from sqrtdk.report.console import Column, drawn, paragraph, print_table
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import said
 
 # titles are keys of words.column; one that is not there, as "d_model", stands for itself
 _SIZES = tuple(

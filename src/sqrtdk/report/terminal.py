@@ -13,7 +13,7 @@ from rich.text import Text
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT, fold_sites
 from sqrtdk.audit.records import OK, SEVERITIES, UNMEASURED, VERDICTS, CheckReport
-from sqrtdk.messages import Message, named, text, word
+from sqrtdk.messages import Message, id_of, named, said, text, word
 from sqrtdk.report.console import Column, bracketed, drawn, listed, paragraph, print_table
 from sqrtdk.report.figures import number, percent, ratio, worst_head
 from sqrtdk.report.fold import Fold, FoldedFinding, expected, fold_calls, values
@@ -22,7 +22,6 @@ from sqrtdk.report.kv_cache import draw_cache
 from sqrtdk.report.laws import draw_laws
 from sqrtdk.report.places import at_text, in_files, places_text
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import said
 
 _SEVERITY_STYLE = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold white on red"}
 _VERDICT_STYLE = {"exact": "green", "declared": "cyan", "unexplained": "bold red", "unmeasured": "yellow"}
@@ -123,12 +122,16 @@ def _head(console: Console, report: CheckReport, language: Language) -> None:
     console.print()
 
 
+def premises(report: CheckReport) -> list[str]:
+    """Return the notes on what was decided for the user, each once."""
+    notes = report.environment.get("notes") or ()
+    return list(dict.fromkeys(note if isinstance(note, str) else str(note) for note in notes))
+
+
 def _premises(console: Console, report: CheckReport, language: Language) -> None:
     """Print what was decided for the user (random weights, random ids, a cut length), as it affects all figures."""
-    notes = sorted(
-        dict.fromkeys(report.environment.get("notes") or ()),
-        key=lambda note: note.endswith(" was ignored"),  # last: an untrusted config may cause many of these
-    )
+    # what was ignored is last: an untrusted config may cause many of these
+    notes = sorted(premises(report), key=lambda note: id_of(note) == "premises.config.ignored")
     for note in notes[:_MOST_PREMISES]:
         paragraph(console, Text(f"! {plain(said(note, language))}", style="yellow"), 0)
     if len(notes) > _MOST_PREMISES:
