@@ -18,10 +18,10 @@ from sqrtdk import check, laws
 from sqrtdk.audit.baseline import compare, ledger
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, CheckReport
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
+from sqrtdk.messages import said
 from sqrtdk.report.headline import consequences, headline
 from sqrtdk.report.junit import to_junit
 from sqrtdk.report.laws import caption, counts, named_law, picture, rows_of
-from sqrtdk.report.said import said
 from sqrtdk.report.sarif import to_sarif
 from sqrtdk.report.terminal import to_text
 from sqrtdk.testing import assert_laws

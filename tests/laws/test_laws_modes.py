@@ -41,7 +41,7 @@ WRONG = ("causal", "scale", "mask", "norm", "rotation", "rate")
 def asked(model: nn.Module, given: Any = None, about: str = "train mode") -> LawAnswer:
     (answer,) = (a for a in check(model, inputs() if given is None else given, laws="modes").laws if a.about == about)
     finding = answer.finding
-    for text in (about, answer.reason, *((finding.message, finding.fix, finding.source) if finding else ())):
+    for text in (answer.about, answer.reason, *((finding.message, finding.fix, finding.source) if finding else ())):
         assert not text or HAN.search(said(text, "zh")), text
     return answer
 

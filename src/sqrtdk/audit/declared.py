@@ -16,7 +16,7 @@ from torch import nn
 
 from sqrtdk.audit.configs import field, held, is_transformers, model_type, module_at, number, present
 from sqrtdk.audit.families import by_family, family
-from sqrtdk.audit.multipliers import BASE_LENGTHS, FIXED, GROWING, LAYER_SWITCH, ROPE_FIELDS, by_field, multipliers
+from sqrtdk.audit.multipliers import BASE_LENGTHS, FIXED, GROWING, LAYER_SWITCH, ROPE_FIELDS, by_config, multipliers
 from sqrtdk.audit.tolerance import close, inverse_root
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall
@@ -171,20 +171,20 @@ def _base(call: AttentionCall, config: Any) -> tuple[tuple[float, ...], str] | N
     for path, function, source in BASE_FIELDS:
         value = number(config, path)
         if value is not None and value > 0:
-            return (function(value, call),), by_field(path, f"{value:g}", source)
+            return (function(value, call),), by_config(path, f"{value:g}", source)
     for path, switch, scale, source in BASE_SWITCHES:
         if field(config, path) is switch:
-            return (scale(call, config),), by_field(path, str(switch), source)
+            return (scale(call, config),), by_config(path, str(switch), source)
     divisor = number(config, "attn_scale")
     if field(config, "use_attn_scale") is True and divisor is not None and divisor > 0:
-        return (1.0 / divisor,), by_field("attn_scale", f"{divisor:g}", "sources.field.transformer_lens_divisor")
+        return (1.0 / divisor,), by_config("attn_scale", f"{divisor:g}", "sources.field.transformer_lens_divisor")
     rule = family(call, config)
     if rule is not None:
         return rule.values(call, config), by_family(model_type(config), rule)
     for path in LOOSE_SWITCHES:
         unscaled = call.scale.effective is not None and close(call.scale.effective, 1.0)
         if field(config, path) is False and unscaled and not is_transformers(config):
-            return (1.0,), by_field(path, "False", "sources.field.no_scale")
+            return (1.0,), by_config(path, "False", "sources.field.no_scale")
     return None
 
 

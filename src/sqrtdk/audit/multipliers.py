@@ -85,7 +85,7 @@ def multipliers(call: AttentionCall, module: nn.Module | None, config: Any, laye
     for path, source in FIXED.items():
         value = number(config, path)
         if value is not None and value not in (0.0, 1.0):
-            yield Multiplier((value,), by_field(path, f"{value:g}", source))
+            yield Multiplier((value,), by_config(path, f"{value:g}", source))
     for switch, (strength_field, original_field, grown, origin) in GROWING.items():
         strength, original = number(config, strength_field), number(config, original_field)
         if field(config, switch) and strength is not None and original:
@@ -96,7 +96,7 @@ def multipliers(call: AttentionCall, module: nn.Module | None, config: Any, laye
                 yield Multiplier((1.0, high), by, interval=True)
 
 
-def by_field(path: str, value: str, source: str) -> str:
+def by_config(path: str, value: str, source: str) -> str:
     """Return that a field of the config declares a scale; `source` is an id."""
     return Message("sources.declared.config", field=path, value=value, source=Message(source))
 

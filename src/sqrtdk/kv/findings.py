@@ -28,7 +28,7 @@ from sqrtdk.audit.cache import (
     CacheForecast,
     HeadError,
 )
-from sqrtdk.audit.records import SEVERITIES, UNMEASURED, CheckReport, Finding
+from sqrtdk.audit.records import ONE_OF_SEVERAL, SEVERITIES, UNMEASURED, CheckReport, Finding
 from sqrtdk.kv.formats import fixed
 from sqrtdk.messages import Message, joined
 
@@ -126,7 +126,7 @@ def _finding(forecast: CacheForecast, call: CacheCall, blame: Blame, calls_here:
     on_kl = bar == dict(KL_BARS)[blame.severity] and found is not None
     message = joined([_errors(forecast, call, blame, head), blamed_text(blame)])
     if calls_here > 1:
-        message = Message("cache.finding.call", text=message, number=call.index + 1, total=calls_here)
+        message = Message(ONE_OF_SEVERAL, text=message, number=call.index + 1, total=calls_here)
     return Finding(
         rule=RULE,
         severity=blame.severity,

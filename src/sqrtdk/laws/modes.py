@@ -207,4 +207,4 @@ def _what(one: AttentionCall, other: AttentionCall) -> str | None:
         return found[0]
     if one.mask is None or other.mask is None or one.mask.kind == other.mask.kind:
         return None
-    return Message("laws.modes.masks", one=one.mask.kind, other=other.mask.kind)
+    return Message("rules.eager_vs_sdpa.mask", eager=one.mask.kind, other=other.mask.kind)

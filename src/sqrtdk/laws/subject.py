@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.audit.records import Finding, JudgedCall
-from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text, short_text
+from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.laws.moved import HALF
 from sqrtdk.messages import Message
 from sqrtdk.models.records import Inputs
@@ -25,13 +25,15 @@ from sqrtdk.models.run import call
 from sqrtdk.models.signature import forward_arguments
 
 Outputs = dict[str, Tensor]
+_LONGEST = 160  # characters of a reason that quotes the model's own error
+_SHORTEST = 20  # characters of that error, whatever the length of the names before it
 
 
 class NotAsked(Exception):
     """A law does not apply to this model or these inputs, or can't be asked of them.
 
     Args:
-        reason: Why; a plain text if it is that of the model's own error.
+        reason: Why.
     """
 
     def __init__(self, reason: str) -> None:
@@ -117,7 +119,12 @@ class Subject:
         try:
             return call(self.module, inputs)
         except ModelError as error:
-            raise NotAsked(short_text(error, 160)) from error
+            raise NotAsked(self._raised(error.__cause__ or error)) from error
+
+    def _raised(self, error: BaseException) -> Message:
+        model = type(self.module).__name__
+        room = _LONGEST - len(f"{model} raised {type(error).__name__}: ")
+        return Message("laws.asking.model_raised", model=model, error=kind_and_text(error, max(room, _SHORTEST)))
 
     def over(self, inputs: Mapping[str, Any]) -> Subject:
         """Return the same model with other inputs."""
