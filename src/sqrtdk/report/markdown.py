@@ -157,7 +157,7 @@ def _finding(entry: FoldedFinding, language: Language) -> str:
 def _laws(report: CheckReport, language: Language) -> Iterator[str]:
     """Yield one line for each row of `laws.rows_of`."""
     for row in laws.rows_of(report.laws):
-        names = said(laws.names_of(row), language)
+        names = said(laws.listed_laws(row), language)
         parts = (said(laws.answer_of(row), language), said(laws.what_of(row), language))
         yield f"- **{text(names)}**{word('colon', language)}{text(word('comma', language).join(filter(None, parts)))}"
 
