@@ -88,7 +88,7 @@ def named_law(law: str) -> str:
         return law
 
 
-def names_of(row: Row) -> str:
+def listed_laws(row: Row) -> str:
     """Return the names of a row's laws as a list."""
     return joined([named_law(law) for law in row.laws], "comma")
 
@@ -121,7 +121,7 @@ def draw_laws(console: Console, answers: Sequence[LawAnswer], language: Language
     columns = [Column("", prose=True), Column(""), Column("", prose=True)]
     cells = [
         (
-            Line(plain(said(names_of(row), language))),
+            Line(plain(said(listed_laws(row), language))),
             Line(said(answer_of(row), language), style=_STYLES.get(row.severity or row.answer.state, "red")),
             Line(plain(said(what_of(row), language))),
         )

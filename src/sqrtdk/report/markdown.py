@@ -156,7 +156,7 @@ def _laws(report: CheckReport, language: Language) -> Iterator[str]:
     """Yield one line for each row of `laws.rows_of`."""
     comma, colon = (word(f"words.mark.{mark}", language) for mark in ("comma", "colon"))
     for row in laws.rows_of(report.laws):
-        names = said(laws.names_of(row), language)
+        names = said(laws.listed_laws(row), language)
         parts = (said(laws.answer_of(row), language), said(laws.what_of(row), language))
         yield f"- **{text(names)}**{colon}{text(comma.join(filter(None, parts)))}"
 
