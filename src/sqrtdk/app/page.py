@@ -15,8 +15,7 @@ from sqrtdk.app import claims, figures, tables
 from sqrtdk.app.settings import CONTROLS, RULES, RefusedValueError, Settings, address, parse, texts
 from sqrtdk.errors import SqrtdkError, text_of
 from sqrtdk.lab import CLAIMS
-from sqrtdk.messages import named, word
-from sqrtdk.messages import said as message_said
+from sqrtdk.messages import named, said, word
 
 LANGUAGES: tuple[Language, ...] = get_args(Language)
 TAGS: Mapping[Language, str] = {"en": "en", "zh": "zh-CN"}
@@ -81,11 +80,11 @@ def build(language: Language) -> Any:
     return blocks
 
 
-def said(error: SqrtdkError, language: Language) -> str:
+def error_text(error: SqrtdkError, language: Language) -> str:
     """Return an error in the page's language; errors of the library stay English."""
     if not isinstance(error, RefusedValueError):
         return word("app.error.library", language, reason=text_of(error))
-    return message_said(error.message, language)
+    return said(error.message, language)
 
 
 def _html(markup: Markup) -> str:
@@ -93,7 +92,7 @@ def _html(markup: Markup) -> str:
 
 
 def _refused(error: SqrtdkError, language: Language) -> str:
-    return _html(tables.notice(f"{word('app.error.title', language)} {said(error, language)}"))
+    return _html(tables.notice(f"{word('app.error.title', language)} {error_text(error, language)}"))
 
 
 def _header(gradio: Any, language: Language) -> None:
@@ -109,7 +108,7 @@ def _header(gradio: Any, language: Language) -> None:
 
 def _choices(name: str, offered: tuple[str, ...], language: Language) -> list[tuple[str, str]]:
     """Return the entries of a dropdown as (label, value)."""
-    return [(message_said(named(f"app.offered_{name}", value), language), value) for value in offered]
+    return [(said(named(f"app.offered_{name}", value), language), value) for value in offered]
 
 
 def _controls(gradio: Any, language: Language) -> dict[str, Any]:
@@ -177,7 +176,9 @@ def _explore(gradio: Any, blocks: Any, language: Language) -> None:
             settings, told = parse(typed), ""
         except RefusedValueError as error:
             settings = parse({})
-            told = _html(tables.notice(word("app.error.address", language, said=said(error, language)), "doubtful"))
+            told = _html(
+                tables.notice(word("app.error.address", language, said=error_text(error, language)), "doubtful")
+            )
         values = texts(settings)
         updates = {controls[name]: gradio.update(value=values[name]) for name in CONTROLS if name != "parameter"}
         return {note: told, controls["parameter"]: _parameter(gradio, settings, language), **updates}
