@@ -9,9 +9,8 @@ from sqrtdk._language import Choice
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message
-from sqrtdk.report.check_words import STATISTICS
 from sqrtdk.report.html import to_html
-from sqrtdk.report.payload import payload
+from sqrtdk.report.payload import STATISTICS, payload
 from sqrtdk.report.plain import plain
 from sqrtdk.stats.heads import HeadStats
 from sqrtdk.theory.gaussian import expected_entropy_nats
