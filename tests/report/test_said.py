@@ -20,8 +20,8 @@ from sqrtdk.audit.multipliers import by_config
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.messages import Message, joined
-from sqrtdk.messages._catalogue import topic
-from sqrtdk.report import baseline, check_words, terminal_words
+from sqrtdk.messages._catalogue import topic, unfilled
+from sqrtdk.report import baseline
 from sqrtdk.report.diff import to_text as diff_text
 from sqrtdk.report.diff_fold import cause_name
 from sqrtdk.report.lab import claim_text
@@ -166,9 +166,7 @@ ONE_FORM = (
 
 
 def test_the_terminal_and_the_page_have_one_chinese_word_for_one_thing() -> None:
-    tables = (terminal_words.WORDS, terminal_words.SEVERITIES, check_words.WORDS)
-    of_diff = {key: text for key, text in topic("diff").items() if key.startswith("terminal.")}
-    tables += (check_words.MODES, check_words.VERDICT_WORDS, check_words.HEALTH_WORDS, of_diff)
+    tables = (topic("words"), topic("terminal"), topic("pages"), unfilled("diff.terminal"))
     for english in ONE_FORM:
         forms = {
             re.sub(r"\{\w+\}|[：。 ]", "", text.zh)
@@ -177,7 +175,7 @@ def test_the_terminal_and_the_page_have_one_chinese_word_for_one_thing() -> None
             if "{count}" not in text.en and re.sub(r"\{\w+\}|[:.]", "", text.en).strip().lower() == english
         }
         assert len(forms) == 1 or (english == "unmeasured" and forms == {"未测量"}), (english, forms)
-    assert terminal_words.WORDS["static"].zh == check_words.MODES["static"].zh
+    assert topic("terminal")["mode.static"].zh == topic("pages")["mode.static"].zh
 
 
 HALF_WIDTH = re.compile(r"[\u4e00-\u9fff] ?[,;:!?(]|[,;:!?] ?[\u4e00-\u9fff]")
