@@ -220,7 +220,7 @@ def read(path: str | os.PathLike[str]) -> Ledger:
         hint = "Write one with sqrtdk baseline write."
         raise BaselineError(f"{what} can't be read: {error.strerror}", hint=hint) from error
     except ModelError as error:
-        raise BaselineError(str(error), hint=error.hint) from error
+        raise BaselineError(error.message, hint=error.hint) from error
     return from_document(parse_json(content, what, BaselineError, _ANEW), what)
 
 

@@ -24,6 +24,7 @@ from sqrtdk.audit.tolerance import close
 from sqrtdk.errors import InvalidValueError, ModelError
 from sqrtdk.graphs.opening import config_beside, open_graph
 from sqrtdk.graphs.places import Walked
+from sqrtdk.messages import Message
 from sqrtdk.models.input_file import read_tensors
 from sqrtdk.models.names import graph_kind
 from sqrtdk.models.options import LoadOptions
@@ -76,7 +77,7 @@ def audit_graph(
         run, lost, findings = audit_gguf(path, model)
         return _at_file(run, path), lost, findings
     config, notes = config_beside(path)
-    tell("reading the graph")
+    tell(Message("progress.graph"))
     walked = open_graph(path, config, trust_remote_code=options.trust_remote_code)
     loaded = replace(walked.loaded, notes=(*walked.loaded.notes, *notes))
     missing = tuple(NotMeasured(entry.site, entry.reason) for entry in walked.missing)

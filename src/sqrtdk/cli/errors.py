@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 import typer
 
+from sqrtdk.cli.help import HelpfulGroup
 from sqrtdk.cli.output import say, spoken, tell
 from sqrtdk.cli.process import FAILED, INTERRUPTED, interrupted, swallowed
 from sqrtdk.cli.verbs import EXAMPLES
@@ -126,9 +127,9 @@ def _how_it_is_used(error: Any, refusal: str) -> str:
         if command == path and refusal.startswith(begin):
             return Message(instead)
     name = path.removeprefix("sqrtdk ")
-    if name not in EXAMPLES or "subcommand_metavar" in vars(context.command):  # the examples of a group are its verbs'
+    if isinstance(context.command, HelpfulGroup):
         return Message("errors.usage.all_options", verb=path)
-    return Message("errors.usage.example", example=EXAMPLES[name][0].partition(" #")[0].rstrip(), verb=path)
+    return Message("errors.usage.example", example=next(iter(EXAMPLES[name])), verb=path)
 
 
 class PlainMessages:

@@ -53,7 +53,7 @@ class _Helpful(_Command):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections of arguments and options, with defaults; of a group, the verbs too."""
-        records = [(one.param_type_name, record(one, ctx)) for one in self.get_params(ctx) if not one.hidden]
+        records = [(one.param_type_name, record(one, ctx)) for one in self.get_params(ctx)]
         _section(formatter, "help.words.arguments", [row for kind, row in records if kind == "argument"])
         _section(formatter, "help.words.options", [row for kind, row in records if kind == "option"])
 

@@ -44,7 +44,7 @@ def show(
         from sqrtdk.report import lab
 
         if claim == "all":
-            raise InvalidValueError(Message("errors.lab.one_claim"), hint=SEE_ALL)
+            raise InvalidValueError(Message("errors.lab.one_claim"), hint=Message(SEE_ALL))
         (chosen,) = find([claim])
         text = (
             lab.claim_json(chosen)

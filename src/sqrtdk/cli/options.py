@@ -195,7 +195,9 @@ def refuse(given: Mapping[str, object], where: str, instead: str) -> None:
     if names:
         raise InvalidValueError(
             Message("errors.options.ignored", options=joined(names, "comma"), where=where),
-            hint=Message("errors.options.leave_out", count=len(names), command=instead),
+            hint=Message(
+                "errors.options.leave_it_out" if len(names) == 1 else "errors.options.leave_them_out", command=instead
+            ),
         )
 
 

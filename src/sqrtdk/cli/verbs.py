@@ -10,46 +10,47 @@ import typer
 from sqrtdk.cli import options
 from sqrtdk.cli.help import HelpfulCommand, HelpfulGroup
 
-# Examples run as they are. What follows "# " is the id of a remark.
-EXAMPLES: dict[str, tuple[str, ...]] = {
-    "sqrtdk": (
-        "sqrtdk check demo:unscaled         # help.examples.unscaled",
-        "sqrtdk check --help                # help.examples.help",
-        "sqrtdk --install-completion        # help.examples.completion",
-    ),
-    "check": (
-        "sqrtdk check demo:unscaled         # help.examples.missing",
-        "sqrtdk check ./my-model --html report.html",
-        "sqrtdk check ./my-model --static   # help.examples.static",
-    ),
-    "configs": ("sqrtdk configs models/*/config.json",),
-    "diff": ("sqrtdk diff demo demo:unscaled", "sqrtdk diff ./original ./port --html diff.html"),
-    "record": (
-        "sqrtdk record demo --output trace.safetensors",
-        "sqrtdk record ./my-model --calls '*layers.0.*' --output layer0.safetensors",
-    ),
-    "params": ("sqrtdk params                      # help.examples.presets", "sqrtdk params gpt2-xl"),
-    "build": ("sqrtdk build", "sqrtdk build --if-possible         # help.examples.script"),
-    "env": ("sqrtdk env", "sqrtdk env --json"),
-    "app": ("sqrtdk app --open", "sqrtdk app --port 0                # help.examples.port"),
-    "baseline": ("sqrtdk baseline write demo", "sqrtdk baseline check demo"),
-    "baseline write": ("sqrtdk baseline write demo", "sqrtdk baseline write ./my-model attention.json --force"),
-    "baseline check": ("sqrtdk baseline check demo", "sqrtdk baseline check ./my-model attention.json --markdown -"),
-    "lab": ("sqrtdk lab list", "sqrtdk lab show grad-norm", "sqrtdk lab run grad-norm --quick"),
-    "lab list": ("sqrtdk lab list",),
-    "lab show": ("sqrtdk lab show grad-norm",),
-    "lab run": ("sqrtdk lab run grad-norm --quick", "sqrtdk lab run all --output my-lab"),
-    "lab report": ("sqrtdk lab report my-lab",),
-    "lab sweep": ("sqrtdk lab sweep --output my-sweep --d-k 16,64 --scale sqrt_dk,none",),
-    "watch": (
-        "sqrtdk watch show runs/a --follow  # help.examples.training",
-        "sqrtdk watch compare runs/a runs/b",
-    ),
-    "watch show": ("sqrtdk watch show runs/a", "sqrtdk watch show runs/a --follow  # help.examples.training"),
-    "watch report": ("sqrtdk watch report runs/a --output a.html",),
-    "watch compare": ("sqrtdk watch compare runs/a runs/b --html both.html",),
-    "watch checkpoints": ("sqrtdk watch checkpoints 'runs/a/checkpoint-*' --output records",),
+# Commands that run as they are -> id of a remark beside it.
+EXAMPLES: dict[str, dict[str, str]] = {
+    "sqrtdk": {
+        "sqrtdk check demo:unscaled": "help.examples.unscaled",
+        "sqrtdk check --help": "help.examples.help",
+        "sqrtdk --install-completion": "help.examples.completion",
+    },
+    "check": {
+        "sqrtdk check demo:unscaled": "help.examples.missing",
+        "sqrtdk check ./my-model --html report.html": "",
+        "sqrtdk check ./my-model --static": "help.examples.static",
+    },
+    "configs": {"sqrtdk configs models/*/config.json": ""},
+    "diff": {"sqrtdk diff demo demo:unscaled": "", "sqrtdk diff ./original ./port --html diff.html": ""},
+    "record": {
+        "sqrtdk record demo --output trace.safetensors": "",
+        "sqrtdk record ./my-model --calls '*layers.0.*' --output layer0.safetensors": "",
+    },
+    "params": {"sqrtdk params": "help.examples.presets", "sqrtdk params gpt2-xl": ""},
+    "build": {"sqrtdk build": "", "sqrtdk build --if-possible": "help.examples.script"},
+    "env": {"sqrtdk env": "", "sqrtdk env --json": ""},
+    "app": {"sqrtdk app --open": "", "sqrtdk app --port 0": "help.examples.port"},
+    "baseline": {"sqrtdk baseline write demo": "", "sqrtdk baseline check demo": ""},
+    "baseline write": {"sqrtdk baseline write demo": "", "sqrtdk baseline write ./my-model attention.json --force": ""},
+    "baseline check": {
+        "sqrtdk baseline check demo": "",
+        "sqrtdk baseline check ./my-model attention.json --markdown -": "",
+    },
+    "lab": {"sqrtdk lab list": "", "sqrtdk lab show grad-norm": "", "sqrtdk lab run grad-norm --quick": ""},
+    "lab list": {"sqrtdk lab list": ""},
+    "lab show": {"sqrtdk lab show grad-norm": ""},
+    "lab run": {"sqrtdk lab run grad-norm --quick": "", "sqrtdk lab run all --output my-lab": ""},
+    "lab report": {"sqrtdk lab report my-lab": ""},
+    "lab sweep": {"sqrtdk lab sweep --output my-sweep --d-k 16,64 --scale sqrt_dk,none": ""},
+    "watch": {"sqrtdk watch show runs/a --follow": "help.examples.training", "sqrtdk watch compare runs/a runs/b": ""},
+    "watch show": {"sqrtdk watch show runs/a": "", "sqrtdk watch show runs/a --follow": "help.examples.training"},
+    "watch report": {"sqrtdk watch report runs/a --output a.html": ""},
+    "watch compare": {"sqrtdk watch compare runs/a runs/b --html both.html": ""},
+    "watch checkpoints": {"sqrtdk watch checkpoints 'runs/a/checkpoint-*' --output records": ""},
 }
+_REMARK_AT = 35  # column
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 
@@ -60,7 +61,7 @@ def group_of(name: str, **settings: Any) -> typer.Typer:
         name: key of `EXAMPLES`.
         settings: of `typer.Typer`, where they differ from a group's.
     """
-    of_a_group = {
+    of_a_group: dict[str, Any] = {
         "short_help": f"help.verbs.{name}.line",
         "help": f"help.verbs.{name}.about",
         "callback": pass_language_on,
@@ -68,7 +69,7 @@ def group_of(name: str, **settings: Any) -> typer.Typer:
     return typer.Typer(
         name=name,
         cls=HelpfulGroup,
-        epilog="\n".join(EXAMPLES[name]),
+        epilog=_examples(name),
         no_args_is_help=True,
         options_metavar="help.words.options_metavar",
         subcommand_metavar="help.words.command_metavar",
@@ -88,7 +89,7 @@ def register(group: typer.Typer, function: Callable[..., None], name: str | None
         cls=HelpfulCommand,
         short_help=f"{texts}.line",
         help=f"{texts}.about",
-        epilog="\n".join(EXAMPLES[path]),
+        epilog=_examples(path),
         options_metavar="help.words.options_metavar",
     )
     command(options.expanded(function))
@@ -98,3 +99,8 @@ def pass_language_on(context: typer.Context, lang: options.Lang = "auto") -> Non
     """Make the `--lang` of a group or the program the default of its verbs."""
     group: Any = context.command
     context.default_map = {name: {"lang": lang} for name in group.commands}
+
+
+def _examples(path: str) -> str:
+    lines = (f"{line:<{_REMARK_AT}}# {remark}" if remark else line for line, remark in EXAMPLES[path].items())
+    return "\n".join(lines)

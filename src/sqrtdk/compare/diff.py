@@ -27,6 +27,7 @@ from sqrtdk.compare.stages import ordered, picture_of, scatter_of, with_cut_off,
 from sqrtdk.compare.suspect import Sides
 from sqrtdk.compare.words import is_reached, paragraphs
 from sqrtdk.errors import InvalidValueError
+from sqrtdk.messages import Message
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import on_cpu_by_default
@@ -247,7 +248,7 @@ def _compared(a: Side, b: Side, alignment: Alignment, kv_scale: float | None) ->
     calls = [cut_alike(a.calls[i], b.calls[j], cuts[0][i], cuts[1][j]) for i, j in alignment.pairs]
     judged: list[Judged] = []
     for done, (one, other) in enumerate(calls):
-        tell("comparing the attentions", done, len(calls))
+        tell(Message("progress.attentions"), done, len(calls))
         # Layers mostly share a formula: that of the latest judged pair is tried first.
         earlier = next((known.sides for known in reversed(judged) if known.sides), None)
         declared = (a.declared.get(name_of(one), ""), b.declared.get(name_of(other), ""))

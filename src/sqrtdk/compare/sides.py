@@ -22,6 +22,7 @@ from sqrtdk.compare.align import name_of
 from sqrtdk.compare.modules import Listener, ModuleStep, Patch, Place
 from sqrtdk.compare.records import SideInfo, Unpaired
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, UnsupportedError
+from sqrtdk.messages import Message
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
@@ -172,7 +173,7 @@ def _named(label: str) -> Iterator[None]:
     except ModelError as error:
         if type(error) is not ModelError:
             raise
-        raise ModelError(f"{label}: {error}", hint=error.hint) from error
+        raise ModelError(Message("joins.colon", first=label, second=error.message), hint=error.hint) from error
 
 
 def _fitted(module: nn.Module, inputs: Inputs | None) -> Inputs | None:

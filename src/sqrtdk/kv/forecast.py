@@ -20,6 +20,7 @@ from sqrtdk.audit.own_module import as_inputs, from_module, refuse_empty
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 from sqrtdk.kv.call import Request, forecast_of, unfit
 from sqrtdk.kv.formats import FORMATS, SCALE_BITS, fixed
+from sqrtdk.messages import Message
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import resolve
@@ -189,7 +190,7 @@ def _forecast(calls: Sequence[CallTensors], request: Request) -> CacheForecast:
     told, missed, without = [], [], []
     with torch.no_grad():
         for done, call in enumerate(calls):
-            tell("storing k and v in fewer bits", done, len(calls))
+            tell(Message("progress.cache"), done, len(calls))
             reason = unfit(call, request)
             if reason is not None:
                 missed.append(NotMeasured(call.site, reason))
