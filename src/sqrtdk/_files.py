@@ -12,10 +12,30 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sqrtdk.errors import OutputError
+from sqrtdk.errors import OutputError, short_text
 from sqrtdk.messages import Message
 
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+_REASONS: dict[type[OSError], str] = {  # what the operating system says -> id of a sentence
+    FileNotFoundError: "errors.os.no_file",
+    PermissionError: "errors.os.permission",
+    IsADirectoryError: "errors.os.directory",
+    NotADirectoryError: "errors.os.no_directory",
+}
+_FULL = "errors.os.full"
+
+
+def reason_of(error: OSError) -> str:
+    """Return why the operating system refused a file, without the file's name.
+
+    Example:
+        >>> reason_of(FileNotFoundError(2, "No such file or directory"))
+        'No such file or directory'
+    """
+    if error.errno == errno.ENOSPC:
+        return Message(_FULL)
+    return Message(_REASONS[type(error)]) if type(error) in _REASONS else error.strerror or short_text(error)
 
 
 def check_writable(path: str | Path, force: bool = False) -> None:
@@ -32,7 +52,7 @@ def check_writable(path: str | Path, force: bool = False) -> None:
         mode = None
     except OSError as error:
         raise OutputError(
-            Message("errors.output.failed", path=str(path), reason=str(error.strerror)),
+            Message("errors.output.failed", path=str(path), reason=reason_of(error)),
             hint=Message("errors.hint.another_path"),
         ) from error
     if mode is not None and stat.S_ISDIR(mode):
@@ -116,7 +136,7 @@ def write_parts(path: str | Path, parts: Iterable[bytes | memoryview], force: bo
             raise _exists(path) from error
         except OSError as error:
             raise OutputError(
-                Message("errors.output.failed", path=str(path), reason=error.strerror or str(error)),
+                Message("errors.output.failed", path=str(path), reason=reason_of(error)),
                 hint=Message("errors.hint.another_path"),
             ) from error
         finally:

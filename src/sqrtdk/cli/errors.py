@@ -90,8 +90,7 @@ def fail(error: BaseException, show_traceback: bool = False) -> None:
         refusal = error.format_message().replace(": Value error, ", ": ", 1)
         message, hint = _in_our_words(refusal), _how_it_is_used(error, refusal)
     elif isinstance(error, SqrtdkError):
-        # a class of a model may be derived from ours and have another __str__
-        message, hint = error.message if type(error).__str__ is Exception.__str__ else text_of(error), error.hint
+        message, hint = error.message, error.hint
     else:
         message = f"{type(error).__name__}: {text_of(error)}"
         hint = Message("errors.frame.not_ours" if show_traceback else "errors.frame.not_ours_see")

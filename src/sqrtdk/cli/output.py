@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from sqrtdk import _files
 from sqrtdk._language import Language, chosen
 from sqrtdk._progress import heard
 from sqrtdk.errors import OutputError
@@ -104,8 +105,9 @@ def print_text(text: str) -> bool:
 
 def unwritable(error: OSError) -> OutputError:
     """Return the error for a text that stdout did not take whole."""
-    hint = "Redirect it elsewhere, or write with --output."
-    return OutputError(f"cannot write to stdout: {error.strerror or error}", hint=hint)
+    return OutputError(
+        Message("errors.output.stdout", reason=_files.reason_of(error)), hint=Message("errors.hint.redirect")
+    )
 
 
 def drop_stdout() -> None:

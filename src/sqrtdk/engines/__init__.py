@@ -12,6 +12,7 @@ from sqrtdk.engines._engine import local
 from sqrtdk.engines._pool import pool
 from sqrtdk.engines._ray import ray
 from sqrtdk.errors import InvalidValueError
+from sqrtdk.messages import Message
 
 ENGINES: dict[str, Callable[[int | None, str | None], AbstractContextManager[Engine]]] = {
     "local": local,
@@ -53,6 +54,7 @@ def open_engine(name: str, workers: int | None = None, address: str | None = Non
         raise InvalidValueError(f"workers are at least 1; got {workers}", hint="Leave it out for one a CPU.")
     if address is not None and name != "ray":
         raise InvalidValueError(
-            f"an address is for the engine 'ray'; got {address!r} for {name!r}", hint="Leave it out, or take 'ray'."
+            Message("errors.options.address", address=repr(address), engine=repr(name)),
+            hint=Message("errors.hint.take_ray"),
         )
     return ENGINES[name](workers, address)

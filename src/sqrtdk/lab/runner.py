@@ -315,7 +315,8 @@ def records(folder: Path | str) -> list[Record]:
     found = {path.stem: _read(path) for path in sorted(folder.glob("*.json")) if path.stem in CLAIMS}
     if not found:
         raise InvalidValueError(
-            f"{folder} holds no records of claims", hint=f"Make some: sqrtdk lab run all --quick --output {folder}"
+            Message("errors.lab.no_records", folder=str(folder)),
+            hint=Message("errors.hint.run_all", folder=str(folder)),
         )
     return [found[name] for name in CLAIMS if name in found]
 

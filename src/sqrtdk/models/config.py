@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from sqrtdk import _files
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.models.checkpoint import config_path
@@ -72,7 +73,7 @@ def read_config_dict(home: Path) -> dict[str, Any]:
         return read_json(config_path(home))
     except OSError as error:
         raise ModelError(
-            Message("errors.config.none", home=repr(str(home)), reason=str(error.strerror)),
+            Message("errors.config.none", home=repr(str(home)), reason=_files.reason_of(error)),
             hint=Message("errors.hint.saved_model"),
         ) from error
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk import _files
 from sqrtdk.errors import INTERRUPTS, ModelError, short_text
 from sqrtdk.messages import Message, joined
 from sqrtdk.models.limits import check_file
@@ -58,7 +59,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         raise
     except OSError as error:
         raise ModelError(
-            Message("errors.inputs.unreadable", path=repr(str(path)), reason=short_text(error)),
+            Message("errors.inputs.unreadable", path=repr(str(path)), reason=_files.reason_of(error)),
             hint=Message("errors.hint.check_path"),
         ) from error
     except BaseException as error:  # safetensors has its own error type, and a panic in Rust is not an Exception

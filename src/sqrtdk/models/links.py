@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from sqrtdk import _files
 from sqrtdk.errors import ModelError
 from sqrtdk.messages import Message
 
@@ -43,7 +44,9 @@ def refuse_stray_files(directory: Path, *, trust_remote_code: bool = False) -> N
             _refuse_stray(path, homes, path.relative_to(root))
     except OSError as error:
         raise ModelError(
-            Message("errors.files.directory_unreadable", directory=repr(str(directory)), reason=str(error.strerror)),
+            Message(
+                "errors.files.directory_unreadable", directory=repr(str(directory)), reason=_files.reason_of(error)
+            ),
             hint=Message("errors.hint.permissions"),
         ) from error
 
@@ -81,7 +84,7 @@ def _refuse_stray(path: Path, homes: tuple[Path, ...], shown: Path) -> None:
             target = Path(os.path.realpath(path, strict=True))
         except OSError as error:
             raise ModelError(
-                Message("errors.files.dead_link", path=repr(str(shown)), reason=str(error.strerror)),
+                Message("errors.files.dead_link", path=repr(str(shown)), reason=_files.reason_of(error)),
                 hint=Message("errors.hint.remove_link"),
             ) from error
         if not any(target.is_relative_to(home) for home in homes):

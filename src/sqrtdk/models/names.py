@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from sqrtdk import _files
 from sqrtdk.errors import ModelError
 from sqrtdk.messages import Message
 from sqrtdk.models import hub
@@ -120,7 +121,7 @@ def _names_model_type(path: Path) -> bool:
         return isinstance(read_json(path).get("model_type"), str)
     except OSError as error:
         raise ModelError(
-            Message("errors.files.unreadable", path=repr(str(path)), reason=str(error.strerror)),
+            Message("errors.files.unreadable", path=repr(str(path)), reason=_files.reason_of(error)),
             hint=Message("errors.hint.permissions"),
         ) from error
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sqrtdk import _files
 from sqrtdk.errors import ModelError
 from sqrtdk.messages import Message
 from sqrtdk.models.limits import read_bytes
@@ -47,7 +48,7 @@ def read_text(path: str | Path) -> str:
         text = read_bytes(path, f"the text {str(path)!r}", MAX_TEXT_BYTES).decode("utf-8")
     except OSError as error:
         raise ModelError(
-            Message("errors.inputs.text_unreadable", path=repr(str(path)), reason=str(error.strerror)),
+            Message("errors.inputs.text_unreadable", path=repr(str(path)), reason=_files.reason_of(error)),
             hint=Message("errors.hint.check_path"),
         ) from error
     except UnicodeDecodeError as error:
