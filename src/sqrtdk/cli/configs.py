@@ -76,8 +76,7 @@ def params(
         from sqrtdk.report.params import to_text
 
         _files.check_outputs((output,), force)
-        target_words = target or Message("progress.presets")
-        with working(Message("progress.counting", model=target_words)):
+        with working(Message("progress.counting", model=target or Message("progress.presets"))):
             if target is not None and "/" in target:  # a name without a slash may be a preset
                 from sqrtdk.models.names import check_name
 
