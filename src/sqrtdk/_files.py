@@ -23,7 +23,6 @@ _REASONS: dict[type[OSError], str] = {  # what the operating system says -> id o
     IsADirectoryError: "errors.os.directory",
     NotADirectoryError: "errors.os.no_directory",
 }
-_FULL = "errors.os.full"
 
 
 def reason_of(error: OSError) -> str:
@@ -34,7 +33,7 @@ def reason_of(error: OSError) -> str:
         'No such file or directory'
     """
     if error.errno == errno.ENOSPC:
-        return Message(_FULL)
+        return Message("errors.os.full")
     return Message(_REASONS[type(error)]) if type(error) in _REASONS else error.strerror or short_text(error)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sqrtdk.audit.records import FAIL_ON as AUDIT
-from sqrtdk.cli.help import record
+from sqrtdk.cli.help import help_row
 from sqrtdk.cli.verbs import EXAMPLES
 from sqrtdk.compare.records import FAIL_ON as DIFF
 from tests.cli.commands import COMMANDS, EVERY
@@ -57,7 +57,7 @@ def test_the_commands_take_their_examples(path: str) -> None:
 def test_help_shows_defaults_and_names_that_a_user_reads(path: str) -> None:
     command, context = EVERY[path]
     for parameter in command.get_params(context):
-        name, text = record(parameter, context)
+        name, text = help_row(parameter, context)
         takes_value = parameter.param_type_name == "option" and not parameter.is_flag
         if takes_value and not text.startswith("Write "):  # what is written only where it is asked for
             assert "[default: " in text or "required]" in text, (path, name)

@@ -63,7 +63,7 @@ def main() -> None:
 
 def _exit_code() -> int:
     """Run the verb that the arguments name, and return its exit code."""
-    speak(options.asked(sys.argv[1:]))
+    speak(options.language_asked_for(sys.argv[1:]))
     try:
         code = _app(prog_name="sqrtdk", standalone_mode=False)
     except typer.Abort:

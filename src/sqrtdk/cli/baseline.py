@@ -28,7 +28,7 @@ BaselineFile = Annotated[Path, typer.Argument(metavar="FILE", help="help.baselin
 def write(
     model: Model,
     file: BaselineFile = Path(FILE),
-    loading: options.Loading = options.DEFAULTS,
+    loading: options.Loading = options.DEFAULT_LOADING,
     laws: options.Laws = None,
     force: options.Force = False,
     lang: options.Lang = "auto",
@@ -53,7 +53,7 @@ def write(
 def check(
     model: Model,
     file: BaselineFile = Path(FILE),
-    loading: options.Loading = options.DEFAULTS,
+    loading: options.Loading = options.DEFAULT_LOADING,
     laws: options.Laws = None,
     json_: options.Json = False,
     output: options.Output = None,

@@ -30,7 +30,7 @@ _OF_A_DIFF: dict[str, Literal["different", "unmeasured", "never"]] = {  # --fail
 
 def check(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="help.check.model")] = "demo",
-    loading: Annotated[LoadOptions, options.Fields(instead={"attn": Attn})] = options.DEFAULTS,
+    loading: Annotated[LoadOptions, options.LoadingFields(instead={"attn": Attn})] = options.DEFAULT_LOADING,
     laws: options.Laws = None,
     like: Annotated[
         str | None, typer.Option(metavar="MODEL", help="help.check.like", show_default="help.defaults.no_model")

@@ -61,8 +61,9 @@ def params(
         typer.Argument(metavar="TARGET", help="help.params.target", show_default="help.defaults.presets"),
     ] = None,
     loading: Annotated[
-        LoadOptions, options.Fields(only=("revision", "trust_remote_code", "seed"), instead={"seed": FactorySeed})
-    ] = options.DEFAULTS,
+        LoadOptions,
+        options.LoadingFields(only=("revision", "trust_remote_code", "seed"), instead={"seed": FactorySeed}),
+    ] = options.DEFAULT_LOADING,
     json_: options.Json = False,
     output: options.Output = None,
     force: options.Force = False,

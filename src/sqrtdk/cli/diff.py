@@ -17,14 +17,14 @@ from sqrtdk.models.options import LoadOptions
 
 FailOn = Literal["different", "unmeasured", "never"]
 
-_OF_ONE = ("static", "device_map", "offload_folder")  # loading options that a comparison does not have
+_NOT_OF_TWO = ("static", "device_map", "offload_folder")  # loading options that a comparison does not have
 _FILES = (".safetensors", ".onnx", ".pt2")  # endings of sides that are files, not model names
 
 
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="help.diff.a")],
     b: Annotated[str, typer.Argument(metavar="B", help="help.diff.b")],
-    loading: Annotated[LoadOptions, options.Fields(without=_OF_ONE)] = options.DEFAULTS,
+    loading: Annotated[LoadOptions, options.LoadingFields(without=_NOT_OF_TWO)] = options.DEFAULT_LOADING,
     attn_a: Annotated[
         Literal["eager", "sdpa"] | None,
         typer.Option("--attn-a", help="help.diff.of_a", show_default="help.defaults.as_attn"),

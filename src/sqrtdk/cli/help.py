@@ -20,11 +20,11 @@ _TYPERS_OWN = {  # names of the parameters that typer adds, with English help
     "install_completion": "help.options.install_completion",
     "show_completion": "help.options.show_completion",
 }
-_DEFAULT = "default: "
+_DEFAULT_IS = "default: "
 _WIDEST_NAME = 30  # columns; typer writes the text below a longer name
 # Lines of Chinese may break between these: "[默认：", a run of narrow characters, or one wide character, each with the
 # punctuation that must stay beside it.
-_UNIT = re.compile(r"\[\w+：|[（“\[]*(?:[\x21-\u02ff]+|[^\x00-\u02ff（“，。：；、）”])?[，。：；、）”]*\s*|\S\s*")
+_BREAKABLE = re.compile(r"\[\w+：|[（“\[]*(?:[\x21-\u02ff]+|[^\x00-\u02ff（“，。：；、）”])?[，。：；、）”]*\s*|\S\s*")
 
 if TYPE_CHECKING:
     _Command = TyperCommand
@@ -53,7 +53,7 @@ class _Helpful(_Command):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections of arguments and options, with defaults; of a group, the verbs too."""
-        records = [(one.param_type_name, record(one, ctx)) for one in self.get_params(ctx)]
+        records = [(one.param_type_name, help_row(one, ctx)) for one in self.get_params(ctx)]
         _section(formatter, "help.words.arguments", [row for kind, row in records if kind == "argument"])
         _section(formatter, "help.words.options", [row for kind, row in records if kind == "option"])
 
@@ -99,7 +99,7 @@ class HelpfulGroup(_Helpful, TyperGroup):
         _section(formatter, "help.words.commands", verbs)
 
 
-def record(parameter: Any, ctx: Any) -> tuple[str, str]:
+def help_row(parameter: Any, ctx: Any) -> tuple[str, str]:
     """Return an option or argument as help shows it: its name, and its text with the default and limits."""
     name, told = parameter.get_help_record(ctx)
     # typer appends "  [default: (help.defaults.own); x>=1; required]"; a default in words is in brackets
@@ -114,8 +114,8 @@ def record(parameter: Any, ctx: Any) -> tuple[str, str]:
 def _note(note: str) -> str:
     if note == "required":
         return word("help.words.required", spoken())
-    if note.startswith(_DEFAULT):
-        value = note.removeprefix(_DEFAULT)
+    if note.startswith(_DEFAULT_IS):
+        value = note.removeprefix(_DEFAULT_IS)
         value = value[1:-1] if value.startswith("(") else value
         return word("help.words.default", spoken(), value=_text(value))
     return note  # the limits of a number: x>=1
@@ -145,7 +145,7 @@ def _filled(text: str, width: int) -> str:
 
 def _lines(paragraph: str, width: int) -> list[str]:
     lines, room = [""], width
-    for unit in _UNIT.findall(inspect.cleandoc(paragraph).replace("\n", "")):
+    for unit in _BREAKABLE.findall(inspect.cleandoc(paragraph).replace("\n", "")):
         cells = sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in unit.rstrip())
         if cells > room and lines[-1]:
             lines.append("")

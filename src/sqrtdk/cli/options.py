@@ -2,7 +2,7 @@
 
 The options of loading a model stand in `LOADING`. A verb takes them as one object:
 
-    def check(model: Model = "demo", loading: Loading = DEFAULTS, ...) -> None: ...
+    def check(model: Model = "demo", loading: Loading = DEFAULT_LOADING, ...) -> None: ...
 
 `register` shows Typer an option for each field of the object.
 """
@@ -25,7 +25,7 @@ from sqrtdk.messages import Message, joined
 from sqrtdk.models.options import LoadOptions
 
 STDOUT = "-"
-DEFAULTS = LoadOptions()
+DEFAULT_LOADING = LoadOptions()
 
 LOADING: Mapping[str, Any] = {  # field of LoadOptions -> its option, in the order of --help
     "static": Annotated[bool, typer.Option("--static", help="help.options.static")],
@@ -81,12 +81,12 @@ LOADING: Mapping[str, Any] = {  # field of LoadOptions -> its option, in the ord
 
 
 @dataclass(frozen=True)
-class Fields:
+class LoadingFields:
     """Says which fields of `LoadOptions` are options of a verb, where it annotates the verb's parameter.
 
     Attributes:
         only: The fields; none stands for all.
-        without: Fields that are left out.
+        without: LoadingFields that are left out.
         instead: Options of this verb's own, in place of those in `LOADING`.
     """
 
@@ -100,7 +100,7 @@ class Fields:
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=getattr(DEFAULTS, name),
+                default=getattr(DEFAULT_LOADING, name),
                 annotation=self.instead.get(name, LOADING[name]),
             )
             for name in self.only
@@ -108,7 +108,7 @@ class Fields:
         ]
 
 
-Loading = Annotated[LoadOptions, Fields()]
+Loading = Annotated[LoadOptions, LoadingFields()]
 
 Laws = Annotated[str | None, typer.Option("--laws", metavar="NAMES", help="help.options.laws", show_default="all")]
 Json = Annotated[bool, typer.Option("--json", help="help.options.json")]
@@ -142,7 +142,7 @@ def expanded(verb: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     names: list[str] = []
     for parameter in inspect.signature(verb, eval_str=True).parameters.values():
-        own = [one for one in getattr(parameter.annotation, "__metadata__", ()) if isinstance(one, Fields)]
+        own = [one for one in getattr(parameter.annotation, "__metadata__", ()) if isinstance(one, LoadingFields)]
         for fields in own:
             parameters += fields.parameters()
             names += [one.name for one in fields.parameters()]
@@ -164,11 +164,11 @@ def language(lang: Choice) -> Language:
     return chosen(lang, os.environ)
 
 
-def asked(arguments: Sequence[str]) -> Language:
+def language_asked_for(arguments: Sequence[str]) -> Language:
     """Return the language of a command line, before it is parsed: help and usage errors are in that language too.
 
     Example:
-        >>> asked(["check", "--help", "--lang", "zh-CN"]), asked(["check", "--lang=en"])
+        >>> language_asked_for(["check", "--help", "--lang", "zh-CN"]), language_asked_for(["check", "--lang=en"])
         ('zh', 'en')
     """
     choice: Choice = "auto"

@@ -24,7 +24,7 @@ def record(
         str | None, typer.Option(metavar="LIST", help="help.record.heads", show_default="help.defaults.all")
     ] = None,
     projections: Annotated[bool, typer.Option("--projections", help="help.record.projections")] = False,
-    loading: Annotated[LoadOptions, options.Fields(without=("static",))] = options.DEFAULTS,
+    loading: Annotated[LoadOptions, options.LoadingFields(without=("static",))] = options.DEFAULT_LOADING,
     force: Annotated[bool, typer.Option("--force", help="help.record.force")] = False,
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,

@@ -51,7 +51,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "watch checkpoints": {"sqrtdk watch checkpoints 'runs/a/checkpoint-*' --output records": ""},
 }
 _REMARK_AT = 35  # column
-_SETTINGS = {"help_option_names": ["-h", "--help"]}
+_HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 
 def group_of(name: str, **settings: Any) -> typer.Typer:
@@ -74,7 +74,7 @@ def group_of(name: str, **settings: Any) -> typer.Typer:
         options_metavar="help.words.options_metavar",
         subcommand_metavar="help.words.command_metavar",
         rich_markup_mode=None,  # rich help would double the start-up time
-        context_settings=_SETTINGS,
+        context_settings=_HELP_OPTIONS,
         **(of_a_group | settings),
     )
 

@@ -11,7 +11,7 @@ from sqrtdk._language import Language
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
 from sqrtdk.cli.verbs import group_of, register
-from sqrtdk.cli.watch_runs import DRAWN, FailOnOption, Statistic, checkpoints, columns_of, read, verified
+from sqrtdk.cli.watch_runs import DRAWN_STATISTICS, FailOnOption, Statistic, checkpoints, columns_of, read, verified
 from sqrtdk.messages import Message
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="help.watch.run")]
@@ -21,7 +21,7 @@ watch = group_of("watch")
 
 def show(
     run: RunFolder,
-    statistic: Statistic = DRAWN,
+    statistic: Statistic = DRAWN_STATISTICS,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="help.watch.follow")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="help.watch.verify")] = False,
     json_: options.Json = False,

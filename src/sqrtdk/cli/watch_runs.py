@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FailOnOption = Annotated[options.Severity, typer.Option("--fail-on", help="help.options.fail_on_alarm")]
 Statistic = Annotated[str, typer.Option("--statistic", metavar="LIST", help="help.options.statistic")]
-DRAWN = "max_logit,entropy_fraction"
+DRAWN_STATISTICS = "max_logit,entropy_fraction"
 # loading options that checkpoints do not have: they are directories with weights
 _NOT_OF_CHECKPOINTS = ("static", "revision", "device_map", "offload_folder")
 
@@ -102,8 +102,8 @@ def checkpoints(
     workers: options.Workers = None,
     ray_address: options.RayAddress = None,
     anew: Annotated[bool, typer.Option("--anew", help="help.watch.anew")] = False,
-    loading: Annotated[LoadOptions, options.Fields(without=_NOT_OF_CHECKPOINTS)] = options.DEFAULTS,
-    statistic: Statistic = DRAWN,
+    loading: Annotated[LoadOptions, options.LoadingFields(without=_NOT_OF_CHECKPOINTS)] = options.DEFAULT_LOADING,
+    statistic: Statistic = DRAWN_STATISTICS,
     json_: options.Json = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="help.watch.html")] = None,
     force: Annotated[bool, typer.Option("--force", help="help.options.force_page")] = False,
