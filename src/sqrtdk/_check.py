@@ -155,7 +155,7 @@ def check_with(
     tell(Message("progress.loading"))
     for build in _builds(model, None if inputs is None else as_inputs(inputs), options):
         if build.reason is not None:
-            missing.append(NotMeasured("", f"attention {attn} was asked for: {build.reason}"))
+            missing.append(NotMeasured("", Message("premises.attention.asked", attn=str(attn), why=build.reason)))
         if build.loaded is not None:
             with by_default_of(build.loaded.module):
                 keep = not runs and bool(names) and is_large(build.loaded.module)
@@ -228,7 +228,8 @@ def _worst_first(runs: Sequence[ModelRun], others: Iterable[Finding] = ()) -> tu
         for finding in run.findings:
             alone = len(runs) > 1 and sum(kind(finding) in kinds for kinds in kinds_of_runs) == 1
             if alone and finding.rule not in ("eager_vs_sdpa", *FINDINGS):  # laws are tested in the first run only
-                finding = dataclasses.replace(finding, message=f"{finding.message} (only with {run.attn} attention)")
+                message = Message("premises.attention.only_with", text=finding.message, attn=run.attn)
+                finding = dataclasses.replace(finding, message=message)
             kept.setdefault(kind(finding), finding)
     order = {name: place for place, name in enumerate((*RULES, *FINDINGS))}
 

@@ -42,18 +42,10 @@ SPEAKERS = (  # what is in them in English, and has a blank, is read by people
     "kv/blame.py",
     "kv/call.py",
     "kv/findings.py",
-    "models/attentions.py",
-    "models/build.py",
-    "models/tokens.py",
     "monitor/alarms/*.py",
     "monitor/forwards.py",
     "monitor/checkpoints/_records.py",
     "monitor/journal.py",
-    "tracing/tell/scale.py",
-    "tracing/tell/keep.py",
-    "tracing/tell/places.py",
-    "tracing/tell/terms.py",
-    "tracing/tape/recorder.py",
 )
 NO_SENTENCES = {  # names, sources, hints of errors, and what `diff_chinese` says in its own words
     "differs at the {} by what is not known: {}, rounding allows {}",
@@ -75,9 +67,6 @@ NO_SENTENCES = {  # names, sources, hints of errors, and what `diff_chinese` say
     "no law was asked",
     "config.{} = False",
     "config.use_bidirectional_attention = {}",
-    "Check config.json and the weight files; --static builds without weights.",
-    "Install the package that the message names, or audit another model.",
-    "A weight file is damaged or incomplete: download the model again, or pass --static.",
 }
 
 

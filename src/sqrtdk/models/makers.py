@@ -60,7 +60,7 @@ def _ids(request: Request, salt: int = 0) -> Tensor:
         return ids
     if request.text is not None:
         raise ModelError(Message("errors.options.text", reason=reason), hint=Message("errors.hint.random_ids"))
-    _note(request, f"the ids are random, with seed {request.seed}: {reason}")
+    _note(request, Message("premises.inputs.random_ids", seed=request.seed, why=reason))
     part, seed = text_config(request.config), (request.seed + salt) % 2**64
     return random_ids(part, batch=request.batch, length=request.seq_len, vocab=vocab, seed=seed)
 
@@ -186,7 +186,7 @@ def _timesteps(request: Request) -> Tensor:
 
 def _normal(name: str, request: Request, shape: tuple[int, ...]) -> Tensor:
     check_elements(name, shape)
-    _note(request, f"{name} are made up, random numbers with seed {request.seed}: give --input for real figures")
+    _note(request, Message("premises.inputs.random", name=name, seed=request.seed))
     return torch.randn(shape, generator=torch.Generator().manual_seed(request.seed))
 
 

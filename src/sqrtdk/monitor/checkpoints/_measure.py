@@ -30,6 +30,7 @@ from sqrtdk.audit.model_run import run_model
 from sqrtdk.audit.records import SEVERITIES, Finding
 from sqrtdk.engines import Cell
 from sqrtdk.errors import INTERRUPTS, ModelError, RunFolderError, SqrtdkError, kind_and_text, short_text
+from sqrtdk.messages import fields, recorded
 from sqrtdk.models.checkpoint import CONFIG, weight_files
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
@@ -81,7 +82,7 @@ def _measured(path: str, step: int, options: LoadOptions, rows: int | None) -> d
         "findings": [asdict(finding) for finding in findings],
         "model": {"class": run.model.cls, "parameters": run.model.parameters},
         "inputs": _digest(loaded),
-        "notes": list(loaded.notes),
+        "notes": [{"note": str(note)} | fields(note) for note in loaded.notes],
     }
 
 
@@ -225,7 +226,9 @@ def read_result(document: dict[str, Any]) -> Result:
         findings=tuple(_read_finding(finding) for finding in document.get("findings", ())),
         model=document.get("model"),
         inputs=str(document.get("inputs", "")),
-        notes=tuple(map(str, document.get("notes", ()))),
+        notes=tuple(
+            recorded(str(entry["note"]), entry["message_id"], entry["values"]) for entry in document.get("notes", ())
+        ),
     )
 
 
