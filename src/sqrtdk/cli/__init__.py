@@ -35,14 +35,14 @@ def _show_version(wanted: bool) -> None:
 def _program(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="help.options.version")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="cli.options.version")
     ] = False,
     lang: options.Lang = "auto",
 ) -> None:
     pass_language_on(context, lang)
 
 
-_app = group_of("sqrtdk", short_help=None, help="help.program", callback=_program, pretty_exceptions_enable=False)
+_app = group_of("sqrtdk", short_help=None, help="cli.program", callback=_program, pretty_exceptions_enable=False)
 for _verb in (check, configs, diff, record, params, build, env, app):
     register(_app, _verb)
 for _group in (baseline, lab, watch):

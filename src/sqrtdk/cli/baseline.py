@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 baseline = group_of("baseline")
 FILE = "sqrtdk-baseline.json"
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="help.baseline.model")]
-BaselineFile = Annotated[Path, typer.Argument(metavar="FILE", help="help.baseline.file")]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="cli.baseline.model")]
+BaselineFile = Annotated[Path, typer.Argument(metavar="FILE", help="cli.baseline.file")]
 
 
 def write(
@@ -60,7 +60,7 @@ def check(
     sarif: options.Sarif = None,
     markdown: options.Markdown = None,
     force: options.Force = False,
-    fail_on: Annotated[options.Severity, typer.Option(help="help.baseline.fail_on")] = "fail",
+    fail_on: Annotated[options.Severity, typer.Option(help="cli.baseline.fail_on")] = "fail",
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:

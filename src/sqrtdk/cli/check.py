@@ -17,7 +17,7 @@ from sqrtdk.models.options import LoadOptions
 
 Attn = Annotated[
     Literal["eager", "sdpa", "both"] | None,
-    typer.Option("--attn", help="help.options.attn_or_both", show_default="help.defaults.own"),
+    typer.Option("--attn", help="cli.options.attn_or_both", show_default="cli.defaults.own"),
 ]
 KvDtype = Literal["fp8_e4m3", "fp8_e5m2", "int8", "q8_0", "int4"]
 _LOADING_OF_A_DIFF = ("input_file", "seed", "trust_remote_code")
@@ -29,23 +29,23 @@ _OF_A_DIFF: dict[str, Literal["different", "unmeasured", "never"]] = {  # --fail
 
 
 def check(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="help.check.model")] = "demo",
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="cli.check.model")] = "demo",
     loading: Annotated[LoadOptions, options.LoadingFields(instead={"attn": Attn})] = options.DEFAULT_LOADING,
     laws: options.Laws = None,
     like: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="help.check.like", show_default="help.defaults.no_model")
+        str | None, typer.Option(metavar="MODEL", help="cli.check.like", show_default="cli.defaults.no_model")
     ] = None,
-    run_graph: Annotated[bool, typer.Option("--run", help="help.check.run")] = False,
+    run_graph: Annotated[bool, typer.Option("--run", help="cli.check.run")] = False,
     kv_dtype: Annotated[
         KvDtype | None,
-        typer.Option("--kv-dtype", help="help.check.kv_dtype", show_default="help.defaults.no_forecast"),
+        typer.Option("--kv-dtype", help="cli.check.kv_dtype", show_default="cli.defaults.no_forecast"),
     ] = None,
     kv_scale: Annotated[
         str | None,
-        typer.Option("--kv-scale", metavar="GRAIN", help="help.check.kv_scale", show_default="help.defaults.kv_scale"),
+        typer.Option("--kv-scale", metavar="GRAIN", help="cli.check.kv_scale", show_default="cli.defaults.kv_scale"),
     ] = None,
     kv_rows: Annotated[
-        int | None, typer.Option("--kv-rows", min=1, metavar="N", help="help.check.kv_rows", show_default="256")
+        int | None, typer.Option("--kv-rows", min=1, metavar="N", help="cli.check.kv_rows", show_default="256")
     ] = None,
     json_: options.Json = False,
     output: options.Output = None,

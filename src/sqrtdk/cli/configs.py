@@ -14,11 +14,11 @@ from sqrtdk.cli.process import FAILED
 from sqrtdk.messages import Message
 from sqrtdk.models.options import LoadOptions
 
-FactorySeed = Annotated[int, typer.Option("--seed", metavar="N", help="help.params.seed")]
+FactorySeed = Annotated[int, typer.Option("--seed", metavar="N", help="cli.params.seed")]
 
 
 def configs(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="help.configs.files")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="cli.configs.files")],
     fail_on: options.FailOn = "fail",
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
@@ -58,7 +58,7 @@ def configs(
 def params(
     target: Annotated[
         str | None,
-        typer.Argument(metavar="TARGET", help="help.params.target", show_default="help.defaults.presets"),
+        typer.Argument(metavar="TARGET", help="cli.params.target", show_default="cli.defaults.presets"),
     ] = None,
     loading: Annotated[
         LoadOptions,

@@ -22,54 +22,54 @@ _FILES = (".safetensors", ".onnx", ".pt2")  # endings of sides that are files, n
 
 
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help="help.diff.a")],
-    b: Annotated[str, typer.Argument(metavar="B", help="help.diff.b")],
+    a: Annotated[str, typer.Argument(metavar="A", help="cli.diff.a")],
+    b: Annotated[str, typer.Argument(metavar="B", help="cli.diff.b")],
     loading: Annotated[LoadOptions, options.LoadingFields(without=_NOT_OF_TWO)] = options.DEFAULT_LOADING,
     attn_a: Annotated[
         Literal["eager", "sdpa"] | None,
-        typer.Option("--attn-a", help="help.diff.of_a", show_default="help.defaults.as_attn"),
+        typer.Option("--attn-a", help="cli.diff.of_a", show_default="cli.defaults.as_attn"),
     ] = None,
     attn_b: Annotated[
         Literal["eager", "sdpa"] | None,
-        typer.Option("--attn-b", help="help.diff.of_b", show_default="help.defaults.as_attn"),
+        typer.Option("--attn-b", help="cli.diff.of_b", show_default="cli.defaults.as_attn"),
     ] = None,
     dtype_a: Annotated[
         str | None,
-        typer.Option("--dtype-a", metavar="DTYPE", help="help.diff.of_a", show_default="help.defaults.as_dtype"),
+        typer.Option("--dtype-a", metavar="DTYPE", help="cli.diff.of_a", show_default="cli.defaults.as_dtype"),
     ] = None,
     dtype_b: Annotated[
         str | None,
-        typer.Option("--dtype-b", metavar="DTYPE", help="help.diff.of_b", show_default="help.defaults.as_dtype"),
+        typer.Option("--dtype-b", metavar="DTYPE", help="cli.diff.of_b", show_default="cli.defaults.as_dtype"),
     ] = None,
     device_a: Annotated[
         str | None,
-        typer.Option("--device-a", metavar="DEVICE", help="help.diff.of_a", show_default="help.defaults.as_device"),
+        typer.Option("--device-a", metavar="DEVICE", help="cli.diff.of_a", show_default="cli.defaults.as_device"),
     ] = None,
     device_b: Annotated[
         str | None,
-        typer.Option("--device-b", metavar="DEVICE", help="help.diff.of_b", show_default="help.defaults.as_device"),
+        typer.Option("--device-b", metavar="DEVICE", help="cli.diff.of_b", show_default="cli.defaults.as_device"),
     ] = None,
     revision_a: Annotated[
         str | None,
-        typer.Option("--revision-a", metavar="NAME", help="help.diff.of_a", show_default="help.defaults.as_revision"),
+        typer.Option("--revision-a", metavar="NAME", help="cli.diff.of_a", show_default="cli.defaults.as_revision"),
     ] = None,
     revision_b: Annotated[
         str | None,
-        typer.Option("--revision-b", metavar="NAME", help="help.diff.of_b", show_default="help.defaults.as_revision"),
+        typer.Option("--revision-b", metavar="NAME", help="cli.diff.of_b", show_default="cli.defaults.as_revision"),
     ] = None,
     kv_scale: Annotated[
         float | None,
-        typer.Option("--kv-scale", metavar="NUMBER", help="help.diff.kv_scale", show_default="help.defaults.found"),
+        typer.Option("--kv-scale", metavar="NUMBER", help="cli.diff.kv_scale", show_default="cli.defaults.found"),
     ] = None,
     mapping: Annotated[
         Path | None,
-        typer.Option("--map", metavar="FILE", help="help.diff.map", show_default="help.defaults.guessed"),
+        typer.Option("--map", metavar="FILE", help="cli.diff.map", show_default="cli.defaults.guessed"),
     ] = None,
     json_: options.Json = False,
     output: options.Output = None,
     html: options.Html = None,
     force: options.Force = False,
-    fail_on: Annotated[FailOn, typer.Option(help="help.diff.fail_on")] = "different",
+    fail_on: Annotated[FailOn, typer.Option(help="cli.diff.fail_on")] = "different",
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:

@@ -16,9 +16,9 @@ from sqrtdk.cli.output import spoken
 from sqrtdk.messages import Message, joined, said, word
 
 _TYPERS_OWN = {  # names of the parameters that typer adds, with English help
-    "help": "help.options.help",
-    "install_completion": "help.options.install_completion",
-    "show_completion": "help.options.show_completion",
+    "help": "cli.options.help",
+    "install_completion": "cli.options.install_completion",
+    "show_completion": "cli.options.show_completion",
 }
 _DEFAULT_IS = "default: "
 _WIDEST_NAME = 30  # columns; typer writes the text below a longer name
@@ -43,7 +43,7 @@ class _Helpful(_Command):
         """Write the usage line."""
         pieces = [_text(re.sub(r"[{}]", "", piece)) for piece in self.collect_usage_pieces(ctx)]
         arguments = " ".join(pieces).replace("......", "...")
-        formatter.write_usage(ctx.command_path, arguments, prefix=word("help.words.usage", spoken()))
+        formatter.write_usage(ctx.command_path, arguments, prefix=word("cli.words.usage", spoken()))
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """Write what the command does."""
@@ -54,12 +54,12 @@ class _Helpful(_Command):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections of arguments and options, with defaults; of a group, the verbs too."""
         records = [(one.param_type_name, help_row(one, ctx)) for one in self.get_params(ctx)]
-        _section(formatter, "help.words.arguments", [row for kind, row in records if kind == "argument"])
-        _section(formatter, "help.words.options", [row for kind, row in records if kind == "option"])
+        _section(formatter, "cli.words.arguments", [row for kind, row in records if kind == "argument"])
+        _section(formatter, "cli.words.options", [row for kind, row in records if kind == "option"])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples, each on a line as it is typed."""
-        lines = ["\b", word("help.words.examples", spoken())]
+        lines = ["\b", word("cli.words.examples", spoken())]
         for line in (self.epilog or "").split("\n"):
             command, mark, remark = line.partition("# ")
             lines.append(f"  {command}{mark}{_text(remark)}")
@@ -96,13 +96,13 @@ class HelpfulGroup(_Helpful, TyperGroup):
         """Write the sections of options and verbs."""
         super().format_options(ctx, formatter)
         verbs = [(name, command.get_short_help_str()) for name, command in self.commands.items()]
-        _section(formatter, "help.words.commands", verbs)
+        _section(formatter, "cli.words.commands", verbs)
 
 
 def help_row(parameter: Any, ctx: Any) -> tuple[str, str]:
     """Return an option or argument as help shows it: its name, and its text with the default and limits."""
     name, told = parameter.get_help_record(ctx)
-    # typer appends "  [default: (help.defaults.own); x>=1; required]"; a default in words is in brackets
+    # typer appends "  [default: (cli.defaults.own); x>=1; required]"; a default in words is in brackets
     id, _, notes = told.rpartition("  [")
     text = _text(_TYPERS_OWN.get(parameter.name, id or notes))
     written = [_note(note) for note in notes.removesuffix("]").split("; ")] if id else []
@@ -113,17 +113,17 @@ def help_row(parameter: Any, ctx: Any) -> tuple[str, str]:
 
 def _note(note: str) -> str:
     if note == "required":
-        return word("help.words.required", spoken())
+        return word("cli.words.required", spoken())
     if note.startswith(_DEFAULT_IS):
         value = note.removeprefix(_DEFAULT_IS)
         value = value[1:-1] if value.startswith("(") else value
-        return word("help.words.default", spoken(), value=_text(value))
+        return word("cli.words.default", spoken(), value=_text(value))
     return note  # the limits of a number: x>=1
 
 
 def _text(words: str) -> str:
     """Return the text of an id; other words, such as a command or a number, stay as they are."""
-    return Message(words).said(spoken()) if words.startswith("help.") else words
+    return Message(words).said(spoken()) if words.startswith("cli.") else words
 
 
 def _section(formatter: Any, title: str, rows: list[tuple[str, str]]) -> None:

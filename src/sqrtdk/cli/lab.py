@@ -31,7 +31,7 @@ def list_claims(
 
 
 def show(
-    claim: Annotated[str, typer.Argument(metavar="ID", help="help.lab.claim")],
+    claim: Annotated[str, typer.Argument(metavar="ID", help="cli.lab.claim")],
     lang: options.Lang = "auto",
     json_: options.Json = False,
     show_traceback: options.ShowTraceback = False,
@@ -58,15 +58,15 @@ Engine = Literal["local", "pool", "ray"]
 
 
 def run(
-    claims: Annotated[list[str], typer.Argument(metavar="ID...", help="help.lab.claims")],
-    quick: Annotated[bool, typer.Option("--quick", help="help.lab.quick")] = False,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="help.options.seed")] = 0,
+    claims: Annotated[list[str], typer.Argument(metavar="ID...", help="cli.lab.claims")],
+    quick: Annotated[bool, typer.Option("--quick", help="cli.lab.quick")] = False,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="cli.options.seed")] = 0,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="help.lab.records", show_default="sqrtdk-lab/{quick,full}-seedN"),
+        typer.Option(metavar="DIR", help="cli.lab.records", show_default="sqrtdk-lab/{quick,full}-seedN"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="help.lab.anew")] = False,
-    engine: Annotated[Engine, typer.Option(help="help.lab.engine")] = "pool",
+    force: Annotated[bool, typer.Option("--force", help="cli.lab.anew")] = False,
+    engine: Annotated[Engine, typer.Option(help="cli.lab.engine")] = "pool",
     workers: options.Workers = None,
     ray_address: options.RayAddress = None,
     lang: options.Lang = "auto",
@@ -114,11 +114,11 @@ def run(
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="help.lab.folder")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="cli.lab.folder")],
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="help.options.page", show_default="help.defaults.report_in_dir")
+        Path | None, typer.Option(metavar="FILE", help="cli.options.page", show_default="cli.defaults.report_in_dir")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="help.options.force_page")] = False,
+    force: Annotated[bool, typer.Option("--force", help="cli.options.force_page")] = False,
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
@@ -145,21 +145,21 @@ def report(
 
 
 def sweep(
-    output: Annotated[Path, typer.Option(metavar="DIR", help="help.lab.results")],
-    d_k: Annotated[str, typer.Option("--d-k", metavar="LIST", help="help.lab.d_k")] = "16,64,256",
-    keys: Annotated[str, typer.Option(metavar="LIST", help="help.lab.keys")] = "16,256",
-    scale: Annotated[str, typer.Option(metavar="LIST", help="help.lab.scale")] = "sqrt_dk,none",
+    output: Annotated[Path, typer.Option(metavar="DIR", help="cli.lab.results")],
+    d_k: Annotated[str, typer.Option("--d-k", metavar="LIST", help="cli.lab.d_k")] = "16,64,256",
+    keys: Annotated[str, typer.Option(metavar="LIST", help="cli.lab.keys")] = "16,256",
+    scale: Annotated[str, typer.Option(metavar="LIST", help="cli.lab.scale")] = "sqrt_dk,none",
     distribution: Annotated[
         str,
-        typer.Option(metavar="LIST", help="help.lab.distribution"),
+        typer.Option(metavar="LIST", help="cli.lab.distribution"),
     ] = "normal",
-    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="help.lab.seeds")] = 3,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="help.lab.seed")] = 0,
-    rows: Annotated[int, typer.Option(metavar="N", help="help.lab.rows")] = 512,
-    engine: Annotated[str, typer.Option(metavar="NAME", help="help.lab.cells")] = "local",
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="cli.lab.seeds")] = 3,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="cli.lab.seed")] = 0,
+    rows: Annotated[int, typer.Option(metavar="N", help="cli.lab.rows")] = 512,
+    engine: Annotated[str, typer.Option(metavar="NAME", help="cli.lab.cells")] = "local",
     workers: options.Workers = None,
     ray_address: options.RayAddress = None,
-    force: Annotated[bool, typer.Option("--force", help="help.lab.begin_anew")] = False,
+    force: Annotated[bool, typer.Option("--force", help="cli.lab.begin_anew")] = False,
     json_: options.Json = False,
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,

@@ -33,8 +33,8 @@ def env(
 
 
 def build(
-    force: Annotated[bool, typer.Option("--force", help="help.build.force")] = False,
-    if_possible: Annotated[bool, typer.Option("--if-possible", help="help.build.if_possible")] = False,
+    force: Annotated[bool, typer.Option("--force", help="cli.build.force")] = False,
+    if_possible: Annotated[bool, typer.Option("--if-possible", help="cli.build.if_possible")] = False,
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
@@ -59,8 +59,8 @@ def build(
 
 
 def app(
-    port: Annotated[int, typer.Option(metavar="N", help="help.app.port")] = 7860,
-    show: Annotated[bool, typer.Option("--open", help="help.app.open")] = False,
+    port: Annotated[int, typer.Option(metavar="N", help="cli.app.port")] = 7860,
+    show: Annotated[bool, typer.Option("--open", help="cli.app.open")] = False,
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:

@@ -28,44 +28,42 @@ STDOUT = "-"
 DEFAULT_LOADING = LoadOptions()
 
 LOADING: Mapping[str, Any] = {  # field of LoadOptions -> its option, in the order of --help
-    "static": Annotated[bool, typer.Option("--static", help="help.options.static")],
+    "static": Annotated[bool, typer.Option("--static", help="cli.options.static")],
     "attn": Annotated[
         Literal["eager", "sdpa"] | None,
-        typer.Option("--attn", help="help.options.attn", show_default="help.defaults.own"),
+        typer.Option("--attn", help="cli.options.attn", show_default="cli.defaults.own"),
     ],
     "text": Annotated[
         Path | None,
-        typer.Option("--text", metavar="FILE", help="help.options.text", show_default="help.defaults.text"),
+        typer.Option("--text", metavar="FILE", help="cli.options.text", show_default="cli.defaults.text"),
     ],
     "input_file": Annotated[
         Path | None,
-        typer.Option("--input", metavar="FILE", help="help.options.input", show_default="help.defaults.input"),
+        typer.Option("--input", metavar="FILE", help="cli.options.input", show_default="cli.defaults.input"),
     ],
     "batch": Annotated[
-        int | None, typer.Option("--batch", min=1, metavar="N", help="help.options.batch", show_default="1")
+        int | None, typer.Option("--batch", min=1, metavar="N", help="cli.options.batch", show_default="1")
     ],
     "seq_len": Annotated[
         int | None,
-        typer.Option(
-            "--seq-len", min=1, metavar="N", help="help.options.seq_len", show_default="help.defaults.seq_len"
-        ),
+        typer.Option("--seq-len", min=1, metavar="N", help="cli.options.seq_len", show_default="cli.defaults.seq_len"),
     ],
     "device": Annotated[
-        str | None, typer.Option("--device", metavar="DEVICE", help="help.options.device", show_default="cpu")
+        str | None, typer.Option("--device", metavar="DEVICE", help="cli.options.device", show_default="cpu")
     ],
     "dtype": Annotated[
         str | None,
-        typer.Option("--dtype", metavar="DTYPE", help="help.options.dtype", show_default="help.defaults.own"),
+        typer.Option("--dtype", metavar="DTYPE", help="cli.options.dtype", show_default="cli.defaults.own"),
     ],
-    "seed": Annotated[int, typer.Option("--seed", metavar="N", help="help.options.seed")],
+    "seed": Annotated[int, typer.Option("--seed", metavar="N", help="cli.options.seed")],
     "revision": Annotated[
-        str | None, typer.Option("--revision", metavar="NAME", help="help.options.revision", show_default="main")
+        str | None, typer.Option("--revision", metavar="NAME", help="cli.options.revision", show_default="main")
     ],
-    "trust_remote_code": Annotated[bool, typer.Option("--trust-remote-code", help="help.options.trust_remote_code")],
+    "trust_remote_code": Annotated[bool, typer.Option("--trust-remote-code", help="cli.options.trust_remote_code")],
     "device_map": Annotated[
         str | None,
         typer.Option(
-            "--device-map", metavar="MAP", help="help.options.device_map", show_default="help.defaults.device_map"
+            "--device-map", metavar="MAP", help="cli.options.device_map", show_default="cli.defaults.device_map"
         ),
     ],
     "offload_folder": Annotated[
@@ -73,8 +71,8 @@ LOADING: Mapping[str, Any] = {  # field of LoadOptions -> its option, in the ord
         typer.Option(
             "--offload-folder",
             metavar="DIR",
-            help="help.options.offload_folder",
-            show_default="help.defaults.nowhere",
+            help="cli.options.offload_folder",
+            show_default="cli.defaults.nowhere",
         ),
     ],
 }
@@ -110,31 +108,31 @@ class LoadingFields:
 
 Loading = Annotated[LoadOptions, LoadingFields()]
 
-Laws = Annotated[str | None, typer.Option("--laws", metavar="NAMES", help="help.options.laws", show_default="all")]
-Json = Annotated[bool, typer.Option("--json", help="help.options.json")]
-Output = Annotated[Path | None, typer.Option("--output", metavar="FILE", help="help.options.output")]
-Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="help.options.html")]
-Sarif = Annotated[Path | None, typer.Option("--sarif", metavar="FILE", help="help.options.sarif")]
-Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="help.options.junit")]
-Markdown = Annotated[str | None, typer.Option("--markdown", metavar="FILE", help="help.options.markdown")]
-Force = Annotated[bool, typer.Option("--force", help="help.options.force")]
+Laws = Annotated[str | None, typer.Option("--laws", metavar="NAMES", help="cli.options.laws", show_default="all")]
+Json = Annotated[bool, typer.Option("--json", help="cli.options.json")]
+Output = Annotated[Path | None, typer.Option("--output", metavar="FILE", help="cli.options.output")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="cli.options.html")]
+Sarif = Annotated[Path | None, typer.Option("--sarif", metavar="FILE", help="cli.options.sarif")]
+Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="cli.options.junit")]
+Markdown = Annotated[str | None, typer.Option("--markdown", metavar="FILE", help="cli.options.markdown")]
+Force = Annotated[bool, typer.Option("--force", help="cli.options.force")]
 Severity = Literal["note", "warn", "unmeasured", "fail", "critical", "never"]
-FailOn = Annotated[Severity, typer.Option("--fail-on", help="help.options.fail_on")]
+FailOn = Annotated[Severity, typer.Option("--fail-on", help="cli.options.fail_on")]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", min=1, metavar="N", help="help.options.workers", show_default="help.defaults.workers"),
+    typer.Option("--workers", min=1, metavar="N", help="cli.options.workers", show_default="cli.defaults.workers"),
 ]
 RayAddress = Annotated[
     str | None,
     typer.Option(
         "--ray-address",
         metavar="HOST:PORT",
-        help="help.options.ray_address",
-        show_default="help.defaults.ray_address",
+        help="cli.options.ray_address",
+        show_default="cli.defaults.ray_address",
     ),
 ]
-Lang = Annotated[Choice, typer.Option("--lang", help="help.options.lang")]
-ShowTraceback = Annotated[bool, typer.Option("--traceback", help="help.options.traceback")]
+Lang = Annotated[Choice, typer.Option("--lang", help="cli.options.lang")]
+ShowTraceback = Annotated[bool, typer.Option("--traceback", help="cli.options.traceback")]
 
 
 def expanded(verb: Callable[..., None]) -> Callable[..., None]:

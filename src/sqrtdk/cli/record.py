@@ -14,18 +14,18 @@ from sqrtdk.models.options import LoadOptions
 
 
 def record(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="help.record.model")],
-    output: Annotated[Path, typer.Option(metavar="FILE", help="help.record.output")],
-    calls: Annotated[str, typer.Option(metavar="PATTERN", help="help.record.calls")] = "*",
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="cli.record.model")],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="cli.record.output")],
+    calls: Annotated[str, typer.Option(metavar="PATTERN", help="cli.record.calls")] = "*",
     rows: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="help.record.rows", show_default="help.defaults.all")
+        int | None, typer.Option(min=1, metavar="N", help="cli.record.rows", show_default="cli.defaults.all")
     ] = None,
     heads: Annotated[
-        str | None, typer.Option(metavar="LIST", help="help.record.heads", show_default="help.defaults.all")
+        str | None, typer.Option(metavar="LIST", help="cli.record.heads", show_default="cli.defaults.all")
     ] = None,
-    projections: Annotated[bool, typer.Option("--projections", help="help.record.projections")] = False,
+    projections: Annotated[bool, typer.Option("--projections", help="cli.record.projections")] = False,
     loading: Annotated[LoadOptions, options.LoadingFields(without=("static",))] = options.DEFAULT_LOADING,
-    force: Annotated[bool, typer.Option("--force", help="help.record.force")] = False,
+    force: Annotated[bool, typer.Option("--force", help="cli.record.force")] = False,
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:

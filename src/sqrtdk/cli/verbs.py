@@ -13,14 +13,14 @@ from sqrtdk.cli.help import HelpfulCommand, HelpfulGroup
 # Commands that run as they are -> id of a remark beside it.
 EXAMPLES: dict[str, dict[str, str]] = {
     "sqrtdk": {
-        "sqrtdk check demo:unscaled": "help.examples.unscaled",
-        "sqrtdk check --help": "help.examples.help",
-        "sqrtdk --install-completion": "help.examples.completion",
+        "sqrtdk check demo:unscaled": "cli.examples.unscaled",
+        "sqrtdk check --help": "cli.examples.help",
+        "sqrtdk --install-completion": "cli.examples.completion",
     },
     "check": {
-        "sqrtdk check demo:unscaled": "help.examples.missing",
+        "sqrtdk check demo:unscaled": "cli.examples.missing",
         "sqrtdk check ./my-model --html report.html": "",
-        "sqrtdk check ./my-model --static": "help.examples.static",
+        "sqrtdk check ./my-model --static": "cli.examples.static",
     },
     "configs": {"sqrtdk configs models/*/config.json": ""},
     "diff": {"sqrtdk diff demo demo:unscaled": "", "sqrtdk diff ./original ./port --html diff.html": ""},
@@ -28,10 +28,10 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "sqrtdk record demo --output trace.safetensors": "",
         "sqrtdk record ./my-model --calls '*layers.0.*' --output layer0.safetensors": "",
     },
-    "params": {"sqrtdk params": "help.examples.presets", "sqrtdk params gpt2-xl": ""},
-    "build": {"sqrtdk build": "", "sqrtdk build --if-possible": "help.examples.script"},
+    "params": {"sqrtdk params": "cli.examples.presets", "sqrtdk params gpt2-xl": ""},
+    "build": {"sqrtdk build": "", "sqrtdk build --if-possible": "cli.examples.script"},
     "env": {"sqrtdk env": "", "sqrtdk env --json": ""},
-    "app": {"sqrtdk app --open": "", "sqrtdk app --port 0": "help.examples.port"},
+    "app": {"sqrtdk app --open": "", "sqrtdk app --port 0": "cli.examples.port"},
     "baseline": {"sqrtdk baseline write demo": "", "sqrtdk baseline check demo": ""},
     "baseline write": {"sqrtdk baseline write demo": "", "sqrtdk baseline write ./my-model attention.json --force": ""},
     "baseline check": {
@@ -44,8 +44,8 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "lab run": {"sqrtdk lab run grad-norm --quick": "", "sqrtdk lab run all --output my-lab": ""},
     "lab report": {"sqrtdk lab report my-lab": ""},
     "lab sweep": {"sqrtdk lab sweep --output my-sweep --d-k 16,64 --scale sqrt_dk,none": ""},
-    "watch": {"sqrtdk watch show runs/a --follow": "help.examples.training", "sqrtdk watch compare runs/a runs/b": ""},
-    "watch show": {"sqrtdk watch show runs/a": "", "sqrtdk watch show runs/a --follow": "help.examples.training"},
+    "watch": {"sqrtdk watch show runs/a --follow": "cli.examples.training", "sqrtdk watch compare runs/a runs/b": ""},
+    "watch show": {"sqrtdk watch show runs/a": "", "sqrtdk watch show runs/a --follow": "cli.examples.training"},
     "watch report": {"sqrtdk watch report runs/a --output a.html": ""},
     "watch compare": {"sqrtdk watch compare runs/a runs/b --html both.html": ""},
     "watch checkpoints": {"sqrtdk watch checkpoints 'runs/a/checkpoint-*' --output records": ""},
@@ -62,8 +62,8 @@ def group_of(name: str, **settings: Any) -> typer.Typer:
         settings: of `typer.Typer`, where they differ from a group's.
     """
     of_a_group: dict[str, Any] = {
-        "short_help": f"help.verbs.{name}.line",
-        "help": f"help.verbs.{name}.about",
+        "short_help": f"cli.verbs.{name}.line",
+        "help": f"cli.verbs.{name}.about",
         "callback": pass_language_on,
     }
     return typer.Typer(
@@ -71,8 +71,8 @@ def group_of(name: str, **settings: Any) -> typer.Typer:
         cls=HelpfulGroup,
         epilog=_examples(name),
         no_args_is_help=True,
-        options_metavar="help.words.options_metavar",
-        subcommand_metavar="help.words.command_metavar",
+        options_metavar="cli.words.options_metavar",
+        subcommand_metavar="cli.words.command_metavar",
         rich_markup_mode=None,  # rich help would double the start-up time
         context_settings=_HELP_OPTIONS,
         **(of_a_group | settings),
@@ -83,14 +83,14 @@ def register(group: typer.Typer, function: Callable[..., None], name: str | None
     """Register a function as a verb of the program (`group.info.name` is "sqrtdk") or of a group."""
     name = name or function.__name__
     path = name if group.info.name == "sqrtdk" else f"{group.info.name} {name}"
-    texts = f"help.verbs.{path.replace(' ', '_')}"
+    texts = f"cli.verbs.{path.replace(' ', '_')}"
     command = group.command(
         name,
         cls=HelpfulCommand,
         short_help=f"{texts}.line",
         help=f"{texts}.about",
         epilog=_examples(path),
-        options_metavar="help.words.options_metavar",
+        options_metavar="cli.words.options_metavar",
     )
     command(options.expanded(function))
 

@@ -14,7 +14,7 @@ from sqrtdk.cli.verbs import group_of, register
 from sqrtdk.cli.watch_runs import DRAWN_STATISTICS, FailOnOption, Statistic, checkpoints, columns_of, read, verified
 from sqrtdk.messages import Message
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="help.watch.run")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="cli.watch.run")]
 
 watch = group_of("watch")
 
@@ -22,8 +22,8 @@ watch = group_of("watch")
 def show(
     run: RunFolder,
     statistic: Statistic = DRAWN_STATISTICS,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="help.watch.follow")] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="help.watch.verify")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="cli.watch.follow")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="cli.watch.verify")] = False,
     json_: options.Json = False,
     output: options.Output = None,
     force: options.Force = False,
@@ -69,7 +69,7 @@ def report(
     run: RunFolder,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="help.options.page", show_default="help.defaults.report_in_run"),
+        typer.Option(metavar="FILE", help="cli.options.page", show_default="cli.defaults.report_in_run"),
     ] = None,
     force: options.Force = False,
     fail_on: FailOnOption = "never",
@@ -94,8 +94,8 @@ def report(
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="help.watch.a")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="help.watch.b")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="cli.watch.a")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="cli.watch.b")],
     html: options.Html = None,
     json_: options.Json = False,
     output: options.Output = None,

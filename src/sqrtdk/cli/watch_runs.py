@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from sqrtdk.monitor.checkpoints import Series
     from sqrtdk.report.watch_summary import Summary
 
-FailOnOption = Annotated[options.Severity, typer.Option("--fail-on", help="help.options.fail_on_alarm")]
-Statistic = Annotated[str, typer.Option("--statistic", metavar="LIST", help="help.options.statistic")]
+FailOnOption = Annotated[options.Severity, typer.Option("--fail-on", help="cli.options.fail_on_alarm")]
+Statistic = Annotated[str, typer.Option("--statistic", metavar="LIST", help="cli.options.statistic")]
 DRAWN_STATISTICS = "max_logit,entropy_fraction"
 # loading options that checkpoints do not have: they are directories with weights
 _NOT_OF_CHECKPOINTS = ("static", "revision", "device_map", "offload_folder")
@@ -93,20 +93,20 @@ def columns_of(text: str) -> list[str]:
 
 
 def checkpoints(
-    patterns: Annotated[list[str], typer.Argument(metavar="PATTERN...", help="help.watch.patterns")],
-    output: Annotated[Path, typer.Option(metavar="RUN", help="help.watch.records")],
+    patterns: Annotated[list[str], typer.Argument(metavar="PATTERN...", help="cli.watch.patterns")],
+    output: Annotated[Path, typer.Option(metavar="RUN", help="cli.watch.records")],
     rows: Annotated[
-        int | None, typer.Option(min=2, metavar="N", help="help.watch.rows", show_default="help.defaults.all")
+        int | None, typer.Option(min=2, metavar="N", help="cli.watch.rows", show_default="cli.defaults.all")
     ] = None,
-    engine: Annotated[Literal["local", "pool", "ray"], typer.Option(help="help.watch.engine")] = "local",
+    engine: Annotated[Literal["local", "pool", "ray"], typer.Option(help="cli.watch.engine")] = "local",
     workers: options.Workers = None,
     ray_address: options.RayAddress = None,
-    anew: Annotated[bool, typer.Option("--anew", help="help.watch.anew")] = False,
+    anew: Annotated[bool, typer.Option("--anew", help="cli.watch.anew")] = False,
     loading: Annotated[LoadOptions, options.LoadingFields(without=_NOT_OF_CHECKPOINTS)] = options.DEFAULT_LOADING,
     statistic: Statistic = DRAWN_STATISTICS,
     json_: options.Json = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="help.watch.html")] = None,
-    force: Annotated[bool, typer.Option("--force", help="help.options.force_page")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="cli.watch.html")] = None,
+    force: Annotated[bool, typer.Option("--force", help="cli.options.force_page")] = False,
     fail_on: FailOnOption = "fail",
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,

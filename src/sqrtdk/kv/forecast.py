@@ -31,8 +31,6 @@ from sqrtdk.models.run import call as forward
 from sqrtdk.tracing import CallTensors, NotMeasured, Trace, hint_for
 from sqrtdk.tracing.tape.stance import steps_seen
 
-NO_CACHE = "every row sees every key: it keeps no cache"
-
 
 def kv_forecast(
     model: nn.Module | str,
@@ -195,13 +193,13 @@ def _forecast(calls: Sequence[CallTensors], request: Request) -> CacheForecast:
             if reason is not None:
                 missed.append(NotMeasured(call.site, reason))
             elif _sees_all(call):
-                without.append(NotMeasured(call.site, NO_CACHE))
+                without.append(NotMeasured(call.site, Message("cache.reason.sees_all")))
             else:
                 told.append(forecast_of(call, request))
     form = FORMATS[request.dtype]
     bits = form.bits + SCALE_BITS.get(form.grains.get(request.scale, ""), 0.0)
     found = (tuple(told), tuple(missed), tuple(without))
-    return CacheForecast(request.dtype, request.scale, bits, form.source, *found)
+    return CacheForecast(request.dtype, request.scale, bits, Message(form.source), *found)
 
 
 def _sees_all(call: CallTensors) -> bool:
