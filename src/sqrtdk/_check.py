@@ -21,7 +21,7 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.laws import table
 from sqrtdk.laws.answers import not_asked
 from sqrtdk.laws.table import FINDINGS, answers_of, is_large, names_of
-from sqrtdk.messages import Message
+from sqrtdk.messages import Message, joined
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import iter_attn, resolve
 from sqrtdk.models.names import graph_kind
@@ -127,26 +127,32 @@ def check_with(
     """
     attn = options.attn
     if fail_on not in FAIL_ON:
-        raise InvalidValueError(f"fail_on is {fail_on!r}", hint=f"Use one of: {', '.join(FAIL_ON)}.")
+        raise InvalidValueError(
+            Message("errors.options.fail_on", value=repr(fail_on)),
+            hint=Message("errors.hint.one_of", names=joined(FAIL_ON, "comma")),
+        )
     if attn is not None and attn not in (*ATTN, "both"):
-        raise InvalidValueError(f"attn is {attn!r}", hint=f"Use one of: {', '.join(ATTN)}, both.")
+        raise InvalidValueError(
+            Message("errors.options.attn_is", value=repr(attn)),
+            hint=Message("errors.hint.one_of_or_both", names=joined(ATTN, "comma")),
+        )
     names = names_of(table.DEFAULT if laws is None else laws)
     check_seed(options.seed)
     check_sizes(options.rows, options.seq_len)
     if isinstance(model, str) and graph_kind(model) is not None:
         if inputs is not None:
-            raise InvalidValueError("inputs given with a graph, which is not run", hint="Leave them out.")
+            raise InvalidValueError(Message("errors.inputs.of_graph"), hint=Message("errors.hint.leave_them_out"))
         run, lost, told = audit_graph(model, options, like=like, run_it=run_graph)
         run = dataclasses.replace(
             run, laws=tuple(not_asked(name, "", Message("laws.asking.exported_graph")) for name in names)
         )
         return _report([run], lost, told, seed=options.seed, command=command, fail_on=fail_on)
     if like is not None or run_graph:
-        raise InvalidValueError("--like and --run are for exported graphs", hint="Compare two models with sqrtdk diff.")
+        raise InvalidValueError(Message("errors.options.for_graphs"), hint=Message("errors.hint.diff"))
     runs: list[ModelRun] = []
     missing: list[NotMeasured] = []
     compare = {None: "auto", "both": "always"}.get(attn, "never")
-    tell("loading")
+    tell(Message("progress.loading"))
     for build in _builds(model, None if inputs is None else as_inputs(inputs), options):
         if build.reason is not None:
             missing.append(NotMeasured("", Message("premises.attention.asked", attn=str(attn), why=build.reason)))
@@ -156,7 +162,7 @@ def check_with(
                 how = "never" if runs else compare
                 run = run_model(build.loaded, build.attn, seed=options.seed, compare=how, keep=keep)
                 if not runs:
-                    tell("asking the laws")
+                    tell(Message("progress.laws"))
                     run = with_laws(run, answers_of(build.loaded, run, names, options.seed))
             runs.append(run)
             if after is not None:
@@ -173,7 +179,8 @@ def _builds(model: nn.Module | str, inputs: Inputs | None, options: LoadOptions)
         return choices(from_module(model, inputs, options), options.attn)
     if not isinstance(model, str):
         raise InvalidTypeError(
-            f"model is a {type(model).__name__}", hint=hint_for(model, "Give a torch.nn.Module or a name.")
+            Message("errors.model.kind", kind=type(model).__name__),
+            hint=hint_for(model, Message("errors.hint.module_or_name")),
         )
     if options.attn == "both":
         return iter_attn(model, options, inputs)

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from sqrtdk.errors import MissingExtraError
+from sqrtdk.messages import Message
 
 
 def load(module: str, extra: str = "lab") -> Any:
@@ -29,7 +30,8 @@ def load(module: str, extra: str = "lab") -> Any:
     except ImportError as error:
         name = module.partition(".")[0]
         raise MissingExtraError(
-            f"{name} can't be imported: {error}", hint=f"Install it: pip install 'sqrtdk[{extra}]'"
+            Message("errors.extras.missing", name=name, reason=str(error)),
+            hint=Message("errors.hint.install", extra=extra),
         ) from error
 
 

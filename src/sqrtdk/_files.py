@@ -12,9 +12,29 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sqrtdk.errors import OutputError
+from sqrtdk.errors import OutputError, short_text
+from sqrtdk.messages import Message
 
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+_REASONS: dict[type[OSError], str] = {  # what the operating system says -> id of a sentence
+    FileNotFoundError: "errors.os.no_file",
+    PermissionError: "errors.os.permission",
+    IsADirectoryError: "errors.os.directory",
+    NotADirectoryError: "errors.os.no_directory",
+}
+
+
+def reason_of(error: OSError) -> str:
+    """Return why the operating system refused a file, without the file's name.
+
+    Example:
+        >>> reason_of(FileNotFoundError(2, "No such file or directory"))
+        'No such file or directory'
+    """
+    if error.errno == errno.ENOSPC:
+        return Message("errors.os.full")
+    return Message(_REASONS[type(error)]) if type(error) in _REASONS else error.strerror or short_text(error)
 
 
 def check_writable(path: str | Path, force: bool = False) -> None:
@@ -30,18 +50,27 @@ def check_writable(path: str | Path, force: bool = False) -> None:
     except FileNotFoundError:
         mode = None
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}", hint="Choose another path.") from error
+        raise OutputError(
+            Message("errors.output.failed", path=str(path), reason=reason_of(error)),
+            hint=Message("errors.hint.another_path"),
+        ) from error
     if mode is not None and stat.S_ISDIR(mode):
-        raise OutputError(f"cannot write {path}: it is a directory", hint="Name a file inside it.")
+        raise OutputError(Message("errors.output.directory", path=str(path)), hint=Message("errors.hint.file_inside"))
     if mode is not None and not (stat.S_ISREG(mode) or (stat.S_ISLNK(mode) and not _leads_to_device(path))):
-        raise OutputError(f"cannot write {path}: it is not a regular file", hint="Name a new file.")
+        raise OutputError(Message("errors.output.not_regular", path=str(path)), hint=Message("errors.hint.new_file"))
     if mode is not None and not force:
         raise _exists(path)
     folder = path.parent
     if not folder.is_dir():
-        raise OutputError(f"cannot write {path}: there is no directory {folder}", hint="Create the directory first.")
+        raise OutputError(
+            Message("errors.output.no_directory", path=str(path), folder=str(folder)),
+            hint=Message("errors.hint.create_directory"),
+        )
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise OutputError(f"cannot write {path}: no permission in {folder}", hint="Choose another directory.")
+        raise OutputError(
+            Message("errors.output.no_permission", path=str(path), folder=str(folder)),
+            hint=Message("errors.hint.another_directory"),
+        )
 
 
 def check_outputs(paths: Iterable[Path | None], force: bool = False) -> None:
@@ -56,7 +85,7 @@ def check_outputs(paths: Iterable[Path | None], force: bool = False) -> None:
             continue
         check_writable(path, force)
         if path.resolve() in seen:
-            raise OutputError(f"two reports would be written to {path}", hint="Give each report its own file.")
+            raise OutputError(Message("errors.output.twice", path=str(path)), hint=Message("errors.hint.own_file"))
         seen.add(path.resolve())
 
 
@@ -105,7 +134,10 @@ def write_parts(path: str | Path, parts: Iterable[bytes | memoryview], force: bo
         except FileExistsError as error:
             raise _exists(path) from error
         except OSError as error:
-            raise OutputError(f"cannot write {path}: {error.strerror or error}", hint="Choose another path.") from error
+            raise OutputError(
+                Message("errors.output.failed", path=str(path), reason=reason_of(error)),
+                hint=Message("errors.hint.another_path"),
+            ) from error
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink()
@@ -159,6 +191,4 @@ def _leads_to_device(link: Path) -> bool:
 
 
 def _exists(path: Path) -> OutputError:
-    return OutputError(
-        f"{path} exists and is not overwritten", hint="Give another name, or replace it: --force, in Python force=True."
-    )
+    return OutputError(Message("errors.output.exists", path=str(path)), hint=Message("errors.hint.force"))

@@ -1,4 +1,4 @@
-"""The language of texts for people: as requested, or as the environment says. JSON, names and errors stay English."""
+"""The language of texts for people: as requested, or as the environment says. JSON and names stay English."""
 
 from __future__ import annotations
 

@@ -10,11 +10,18 @@ INTERRUPTS = (KeyboardInterrupt,)  # the user's own; every broad `except` lets t
 
 
 class SqrtdkError(Exception):
-    """Base class of every error raised on purpose; `hint` says in one sentence what to do."""
+    """Base class of every error raised on purpose.
+
+    Attributes:
+        message: The rule and the numbers received; `str(error)` is this text in English.
+        hint: What to do, in one sentence.
+
+    Both may be a `sqrtdk.messages.Message`, which the command line says in the reader's language.
+    """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
-        self.hint = hint
+        self.message, self.hint = message, hint
 
 
 class InvalidValueError(SqrtdkError, ValueError):

@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 
 from sqrtdk.audit.records import FAIL_ON as AUDIT
-from sqrtdk.cli.verbs import GROUPS, VERBS
+from sqrtdk.cli.help import help_row
+from sqrtdk.cli.verbs import EXAMPLES
 from sqrtdk.compare.records import FAIL_ON as DIFF
 from tests.cli.commands import COMMANDS, EVERY
 from tests.support.program import called
 
 SCRIPT = Path(sys.executable).with_name("sqrtdk")
 PROGRAMS = ([str(SCRIPT)], [sys.executable, "-m", "sqrtdk"])
-LIGHT = ("--help", "--version", "check -h", "", "chekc", "lab", *(f"{verb} --help" for verb in VERBS))
+LIGHT = ("--help", "--version", "check -h", "", "chekc", "lab", *(f"{verb} --help" for verb in EVERY))
 HEAVY = ("torch", "numpy", "transformers", "rich", "jinja2")
-LISTED = VERBS | GROUPS
+GROUPS = [path for path in COMMANDS if path not in EVERY]
 
 
 def test_every_verb_and_every_group_has_examples() -> None:
-    assert list(EVERY) == list(VERBS)
-    assert [path for path in COMMANDS if path not in EVERY] == list(GROUPS)
-    assert all(one.examples for one in LISTED.values())
+    assert set(EXAMPLES) == {"sqrtdk", *COMMANDS}
+    assert all(EXAMPLES.values())
 
 
 @pytest.mark.parametrize("columns", [80, 60])
@@ -35,14 +35,17 @@ def test_examples_stand_in_the_help_as_they_are_typed(path: str, columns: int, m
     command, context = COMMANDS[path]
     lines = command.get_help(type(context)(command, info_name=context.info_name, parent=context.parent)).splitlines()
     head = lines.index("  Examples:")
-    assert lines[head + 1 :] == [f"    {example}" for example in LISTED[path].examples]
+    assert len(lines[head + 1 :]) == len(EXAMPLES[path])
+    for line, (typed, remark) in zip(lines[head + 1 :], EXAMPLES[path].items(), strict=True):
+        assert line.startswith(f"    {typed}")
+        assert ("# " in line) is bool(remark)
     assert max(map(len, lines[head:])) <= 80
     assert max(map(len, lines[:head])) <= columns
 
 
 @pytest.mark.parametrize("path", COMMANDS)
 def test_the_commands_take_their_examples(path: str) -> None:
-    for example in LISTED[path].examples:
+    for example in EXAMPLES[path]:
         assert example.startswith(f"sqrtdk {path}")
         (verb,) = (verb for verb in EVERY if f"{example} ".startswith(f"sqrtdk {verb} "))
         command, context = EVERY[verb]
@@ -54,7 +57,7 @@ def test_the_commands_take_their_examples(path: str) -> None:
 def test_help_shows_defaults_and_names_that_a_user_reads(path: str) -> None:
     command, context = EVERY[path]
     for parameter in command.get_params(context):
-        name, text = parameter.get_help_record(context)
+        name, text = help_row(parameter, context)
         takes_value = parameter.param_type_name == "option" and not parameter.is_flag
         if takes_value and not text.startswith("Write "):  # what is written only where it is asked for
             assert "[default: " in text or "required]" in text, (path, name)

@@ -19,6 +19,7 @@ import sqrtdk.recording.record
 from sqrtdk import cli
 from sqrtdk.cli.baseline import check as check_baseline
 from sqrtdk.cli.baseline import write as write_baseline
+from sqrtdk.cli.options import LOADING, expanded
 from sqrtdk.cli.watch_runs import checkpoints
 from sqrtdk.models import names
 from sqrtdk.models.options import LoadOptions
@@ -34,12 +35,15 @@ VERBS: dict[str, tuple[Callable[..., Any], str, set[str], dict[str, Any]]] = {
     "kv_forecast": (sqrtdk.kv.forecast.kv_forecast, "sqrtdk.kv.forecast._loaded", {"static"},
                     {"model": "demo", "kv_dtype": "int8"}),
     "diff": (sqrtdk.diff, "sqrtdk.compare.diff.diff_with", OF_TWO, {"a": "demo", "b": "demo"}),
-    "sqrtdk check": (cli.check, "sqrtdk.kv.request.check_and_forecast", set(), {}),
-    "sqrtdk record": (cli.record, "sqrtdk.recording.record.record_with", {"static"}, {"model": "demo", "output": "x"}),
-    "sqrtdk diff": (cli.diff, "sqrtdk.compare.diff.diff_with", OF_TWO, {"a": "demo", "b": "demo"}),
-    "sqrtdk baseline write": (write_baseline, "sqrtdk._check.check_with", set(), {"model": "demo", "file": "x"}),
-    "sqrtdk baseline check": (check_baseline, "sqrtdk._check.check_with", set(), {"model": "demo", "file": "x"}),
-    "sqrtdk watch checkpoints": (checkpoints, "sqrtdk.monitor.checkpoints.measure_checkpoints",
+    "sqrtdk check": (expanded(cli.check), "sqrtdk.kv.request.check_and_forecast", set(), {}),
+    "sqrtdk record": (expanded(cli.record), "sqrtdk.recording.record.record_with", {"static"},
+                      {"model": "demo", "output": "x"}),
+    "sqrtdk diff": (expanded(cli.diff), "sqrtdk.compare.diff.diff_with", OF_TWO, {"a": "demo", "b": "demo"}),
+    "sqrtdk baseline write": (expanded(write_baseline), "sqrtdk._check.check_with", set(),
+                              {"model": "demo", "file": "x"}),
+    "sqrtdk baseline check": (expanded(check_baseline), "sqrtdk._check.check_with", set(),
+                              {"model": "demo", "file": "x"}),
+    "sqrtdk watch checkpoints": (expanded(checkpoints), "sqrtdk.monitor.checkpoints.measure_checkpoints",
                                  {"static", "revision", "device_map", "offload_folder"},
                                  {"patterns": ["x"], "output": "x"}),
 }  # fmt: skip
@@ -94,11 +98,15 @@ def test_what_a_side_has_of_its_own_wins(monkeypatch: pytest.MonkeyPatch, verb: 
 
 
 def test_what_a_side_may_have_of_its_own_is_an_option_of_both() -> None:
-    for verb in (sqrtdk.diff, cli.diff):
+    for verb in (sqrtdk.diff, expanded(cli.diff)):
         parameters = set(inspect.signature(verb).parameters)
         own = {name[:-2] for name in parameters if name.endswith(("_a", "_b"))} - {"inputs"}
         assert own == set(OF_A_SIDE)
         assert own <= parameters & NAMES
+
+
+def test_each_field_has_an_option_of_its_name() -> None:
+    assert list(LOADING) == [field.name for field in dataclasses.fields(LoadOptions)]
 
 
 def test_an_option_that_there_is_not_is_an_error() -> None:

@@ -217,28 +217,6 @@ def test_a_claim_in_chinese_has_chinese_punctuation(name: str) -> None:
     assert [line for line in lines if SEPARATED.search(line) or " at " in line] == []
 
 
-TOLD = ("tell", "working", "counting")
-
-
-def told() -> Iterator[str]:
-    """What is told while something runs and where it was written: the texts given to these functions."""
-    for path in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            name = node.func if isinstance(node, ast.Call) else None
-            if isinstance(name, ast.Name) and name.id in TOLD and node.args:
-                text = node.args[0]
-                if isinstance(text, ast.JoinedStr):
-                    yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in text.values)
-                elif isinstance(text, ast.Constant):
-                    yield str(text.value)
-
-
-def test_what_is_told_on_stderr_is_in_a_template() -> None:
-    every = set(told())
-    assert {"loading", "running {}", "Trace file: {}", "Checking {}", "{} report: {}"} <= every
-    assert [text for text in every if not _has_template(text, CATALOGUES)] == []
-
-
 def test_a_baseline_in_chinese_says_the_same() -> None:
     kept = ledger(sqrtdk.check("demo", seq_len=16))
     comparison = compare(kept, sqrtdk.check("demo:unscaled", seq_len=16), "baseline.json")

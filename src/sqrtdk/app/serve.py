@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sqrtdk import _extras
+from sqrtdk import _extras, _files
 from sqrtdk._language import Language
 from sqrtdk.app.guard import App, Guard
 from sqrtdk.errors import InvalidValueError
+from sqrtdk.messages import Message
 
 LOOPBACK = "127.0.0.1"
 _EXTRA = "app"
@@ -40,7 +41,9 @@ def serve(port: int, ready: Callable[[str], None]) -> None:
         InvalidValueError: the port can't be listened on.
     """
     if not 0 <= port <= 65535:
-        raise InvalidValueError(f"a port is a number from 0 to 65535; got {port}", hint="Leave --port out.")
+        raise InvalidValueError(
+            Message("errors.options.port", port=str(port)), hint=Message("errors.hint.leave_port_out")
+        )
     with tempfile.TemporaryDirectory(prefix="sqrtdk-app-", ignore_cleanup_errors=True) as folder:
         os.environ.update(_QUIET | {"GRADIO_TEMP_DIR": folder})
         uvicorn = _extras.load("uvicorn", _EXTRA)
@@ -129,8 +132,8 @@ def _listening(port: int) -> Iterator[socket.socket]:
             listener.listen()  # a browser that comes before the server runs waits instead of being refused
         except OSError as error:
             raise InvalidValueError(
-                f"port {port} of {LOOPBACK} can't be listened on: {error.strerror or error}",
-                hint="Name another: --port 0 takes a free one.",
+                Message("errors.options.port_taken", port=port, address=LOOPBACK, reason=_files.reason_of(error)),
+                hint=Message("errors.hint.another_port"),
             ) from error
         yield listener
     finally:

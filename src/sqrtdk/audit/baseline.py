@@ -14,10 +14,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from sqrtdk import _files
 from sqrtdk._stranger import parse_json, shown
 from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, Finding, at_bar, at_site
 from sqrtdk.audit.tolerance import close
 from sqrtdk.errors import BaselineError, ModelError
+from sqrtdk.messages import Message
 from sqrtdk.models.limits import read_bytes
 
 SCHEMA_VERSION = 1
@@ -217,10 +219,12 @@ def read(path: str | os.PathLike[str]) -> Ledger:
     try:
         content = read_bytes(Path(path), what, MAX_BYTES)
     except OSError as error:
-        hint = "Write one with sqrtdk baseline write."
-        raise BaselineError(f"{what} can't be read: {error.strerror}", hint=hint) from error
+        raise BaselineError(
+            Message("errors.baseline.unreadable", path=shown(os.fspath(path)), reason=_files.reason_of(error)),
+            hint=Message("errors.hint.write_baseline"),
+        ) from error
     except ModelError as error:
-        raise BaselineError(str(error), hint=error.hint) from error
+        raise BaselineError(error.message, hint=error.hint) from error
     return from_document(parse_json(content, what, BaselineError, _ANEW), what)
 
 

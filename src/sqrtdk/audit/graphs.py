@@ -73,7 +73,7 @@ def audit_graph(
         run, lost, findings = audit_gguf(path, model)
         return _at_file(run, path), lost, findings
     config, notes = config_beside(path)
-    tell("reading the graph")
+    tell(Message("progress.graph"))
     walked = open_graph(path, config, trust_remote_code=options.trust_remote_code)
     loaded = replace(walked.loaded, notes=(*walked.loaded.notes, *notes))
     missing = tuple(NotMeasured(entry.site, entry.reason) for entry in walked.missing)

@@ -82,7 +82,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: 
         if attn in ATTN and offers_choice(module):
             stack.enter_context(implementation(module, attn))
         environment = _environment(loaded)
-        tell("running")
+        tell(Message("progress.running"))
         with watch_norms(module) as ran, watch_modules() as called:
             traced, output = _traced(loaded, seed, stats=not static, tokens=tokens)
         _refuse_silence(loaded, traced)
@@ -90,7 +90,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: 
         outputs = tensors_of(output) if keep and not static else {}
         lost, idle_or_doubtful = silences(module, called, traced)
         rerun = _reruns(loaded, seed)
-        tell("judging the scales")
+        tell(Message("progress.judging"))
         judged = judge_all(traced.calls, module, partial(followed, traced.calls, lambda: rerun(None).calls))
         context = Context(
             model=module,
@@ -110,7 +110,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: 
         )
         entries: list[Finding | NotMeasured] = []
         for done, rule in enumerate(RULES.values()):
-            tell("applying the rules", done, len(RULES))
+            tell(Message("progress.rules"), done, len(RULES))
             entries += rule(context)
         findings = tuple(entry for entry in entries if isinstance(entry, Finding))
     missed = (

@@ -5,11 +5,12 @@ No file here imports torch at the top: `sqrtdk --help` must answer at once, so e
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
-from sqrtdk.cli import process
+from sqrtdk.cli import options, process
 from sqrtdk.cli.baseline import baseline
 from sqrtdk.cli.check import check
 from sqrtdk.cli.configs import configs, params
@@ -17,24 +18,31 @@ from sqrtdk.cli.diff import diff
 from sqrtdk.cli.errors import PlainMessages, fail
 from sqrtdk.cli.lab import lab
 from sqrtdk.cli.machine import app, build, env
-from sqrtdk.cli.output import drop_stdout, keep_streams, open_closed_streams, unwritable
+from sqrtdk.cli.output import drop_stdout, keep_streams, open_closed_streams, speak, unwritable
 from sqrtdk.cli.record import record
-from sqrtdk.cli.verbs import examples, register
+from sqrtdk.cli.verbs import group_of, pass_language_on, register
 from sqrtdk.cli.watch import watch
 
-_app = typer.Typer(
-    name="sqrtdk",
-    help="Attention with the right scale: audit the 1/sqrt(d_k) of any PyTorch model.",
-    epilog=examples(
-        "sqrtdk check demo:unscaled         # a model without its 1/sqrt(d_k)",
-        "sqrtdk check --help                # options and examples of a verb",
-        "sqrtdk --install-completion        # the Tab key completes verbs and options",
-    ),
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # rich help would double the start-up time
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        import importlib.metadata
+
+        typer.echo(f"sqrtdk {importlib.metadata.version('sqrtdk')}")
+        raise typer.Exit
+
+
+def _program(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="cli.options.version")
+    ] = False,
+    lang: options.Lang = "auto",
+) -> None:
+    pass_language_on(context, lang)
+
+
+_app = group_of("sqrtdk", short_help=None, help="cli.program", callback=_program, pretty_exceptions_enable=False)
 for _verb in (check, configs, diff, record, params, build, env, app):
     register(_app, _verb)
 for _group in (baseline, lab, watch):
@@ -55,6 +63,7 @@ def main() -> None:
 
 def _exit_code() -> int:
     """Run the verb that the arguments name, and return its exit code."""
+    speak(options.language_asked_for(sys.argv[1:]))
     try:
         code = _app(prog_name="sqrtdk", standalone_mode=False)
     except typer.Abort:
@@ -67,20 +76,3 @@ def _exit_code() -> int:
         fail(error)
         return process.FAILED
     return code if isinstance(code, int) else 0  # a verb that ends without typer.Exit succeeded
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        import importlib.metadata
-
-        typer.echo(f"sqrtdk {importlib.metadata.version('sqrtdk')}")
-        raise typer.Exit
-
-
-@_app.callback()
-def _program(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    pass

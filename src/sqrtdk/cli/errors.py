@@ -9,24 +9,48 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 import typer
 
-from sqrtdk.cli.output import say
+from sqrtdk.cli.help import HelpfulGroup
+from sqrtdk.cli.output import say, spoken, tell
 from sqrtdk.cli.process import FAILED, INTERRUPTED, interrupted, swallowed
-from sqrtdk.cli.verbs import INSTEAD, VERBS
+from sqrtdk.cli.verbs import EXAMPLES
 from sqrtdk.errors import SqrtdkError, text_of
+from sqrtdk.messages import Message, said, word
 from sqrtdk.report.plain import plain, plain_lines
 
 _MOST_LINES = 12
-_UNEXPECTED = "this error is not one of sqrtdk's own"
-_HOW_TO_SEE = "; --traceback (or SQRTDK_TRACEBACK=1) shows where it was raised"
+_INSTEAD: Mapping[tuple[str, str], str] = {  # of removed features: (command, how typer refuses it) -> id of a hint
+    ("sqrtdk", "No such command 'bench'"): "errors.usage.bench",
+    ("sqrtdk app", "Got unexpected extra argument"): "errors.usage.app_file",
+}
+# How typer words usage errors, each with the id of its sentence. A reason is worded by one of the patterns below it.
+_TYPERS_WORDS: Mapping[str, str] = {
+    r"No such option: (?P<option>\S+) \(Possible options: (?P<options>.+)\)": "errors.usage.no_option_but",
+    r"No such option: (?P<option>.+)": "errors.usage.no_option",
+    r"No such command (?P<verb>.+)\. Did you mean (?P<verbs>.+)\?": "errors.usage.no_verb_but",
+    r"No such command (?P<verb>.+)\.": "errors.usage.no_verb",
+    r"Missing command\.": "errors.usage.verb_missing",
+    r"Missing argument (?P<name>.+)\.": "errors.usage.argument_missing",
+    r"Missing option (?P<name>.+)\.": "errors.usage.option_missing",
+    r"Got unexpected extra argument\(s\) \((?P<arguments>.+)\)": "errors.usage.extra",
+    r"Option (?P<option>.+) requires an argument\.": "errors.usage.value_missing",
+    r"Option (?P<option>.+) does not take a value\.": "errors.usage.no_value",
+    r"Invalid value for (?P<option>'.+?'): (?P<reason>.+)": "errors.usage.invalid",
+    r"(?P<value>.+) is not one of (?P<choices>.+)\.": "errors.usage.choice",
+    r"Input should be greater than or equal to (?P<least>.+)": "errors.usage.least",
+    r"Input should be less than or equal to (?P<most>.+)": "errors.usage.most",
+    r"Input should be a valid integer, unable to parse string as an integer": "errors.usage.whole",
+    r"Input should be a valid number, unable to parse string as a number": "errors.usage.number",
+}
 
 
 @contextlib.contextmanager
@@ -43,7 +67,7 @@ def reported(show_traceback: bool) -> Iterator[None]:
         yield
     except BaseException as error:  # even SystemExit: the model's code must not choose our exit code
         if isinstance(error, KeyboardInterrupt) or interrupted():  # some libraries turn it into another error
-            say("Interrupted.")
+            tell(Message("progress.interrupted"))
             raise typer.Exit(INTERRUPTED) from None
         fail(error, show_traceback)
         raise typer.Exit(FAILED) from None
@@ -60,36 +84,51 @@ def fail(error: BaseException, show_traceback: bool = False) -> None:
         say(text_of(error))
         return
     show_traceback = show_traceback or os.environ.get("SQRTDK_TRACEBACK", "") not in ("", "0")
+    message: str
+    hint: str
     if hasattr(error, "format_message"):  # a ClickException; typer has classes of that name in several modules
-        message = error.format_message().replace(": Value error, ", ": ", 1)
-        hint = _how_it_is_used(error, message)
+        refusal = error.format_message().replace(": Value error, ", ": ", 1)
+        message, hint = _in_our_words(refusal), _how_it_is_used(error, refusal)
     elif isinstance(error, SqrtdkError):
-        message, hint = text_of(error), error.hint
+        message, hint = error.message, error.hint
     else:
         message = f"{type(error).__name__}: {text_of(error)}"
-        hint = f"{_UNEXPECTED}{'' if show_traceback else _HOW_TO_SEE}."
+        hint = Message("errors.frame.not_ours" if show_traceback else "errors.frame.not_ours_see")
     if show_traceback:
         say("".join(traceback.format_exception(error)).rstrip())
-    lines = [plain(line) for line in message.strip().split("\n")] or [type(error).__name__]
+    language = spoken()
+    lines = [plain(line) for line in said(message, language).strip().split("\n")] or [type(error).__name__]
     if len(lines) > _MOST_LINES:
         lines = [*lines[:_MOST_LINES], "..."]
-    say("Error: " + "\n  ".join(lines))
+    say(word("errors.frame.error", language) + "\n  ".join(lines))
     if hint:
-        say("Hint: " + "\n  ".join(map(plain, hint.split("\n"))))
+        say(word("errors.frame.hint", language) + "\n  ".join(map(plain, said(hint, language).split("\n"))))
 
 
-def _how_it_is_used(error: Any, message: str) -> str:
+def _in_our_words(refusal: str) -> str:
+    """Return a usage error of typer as a sentence of the catalogue; one that is not in it stays as it is."""
+    for pattern, id in _TYPERS_WORDS.items():
+        if found := re.fullmatch(pattern, refusal, re.DOTALL):
+            values = found.groupdict()
+            if "reason" in values:
+                values["reason"] = _in_our_words(values["reason"])
+            return Message(id, **values)
+    return refusal
+
+
+def _how_it_is_used(error: Any, refusal: str) -> str:
     """Return the hint of a usage error: what replaces a removed feature, or an example and where to find options."""
     context = getattr(error, "ctx", None)
     if context is None:
         return ""
     path = context.command_path
-    for (command, begin), instead in INSTEAD.items():
-        if command == path and message.startswith(begin):
-            return instead
-    verb = VERBS.get(path.removeprefix("sqrtdk "))
-    example = f"for example: {verb.examples[0].partition(' #')[0].rstrip()}; " if verb else ""
-    return f"{example}all options: {path} --help"
+    for (command, begin), instead in _INSTEAD.items():
+        if command == path and refusal.startswith(begin):
+            return Message(instead)
+    name = path.removeprefix("sqrtdk ")
+    if isinstance(context.command, HelpfulGroup):
+        return Message("errors.usage.all_options", verb=path)
+    return Message("errors.usage.example", example=next(iter(EXAMPLES[name])), verb=path)
 
 
 class PlainMessages:

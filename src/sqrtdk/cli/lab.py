@@ -12,6 +12,7 @@ import typer
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
 from sqrtdk.cli.verbs import group_of, register
+from sqrtdk.messages import Message, joined
 
 
 def list_claims(
@@ -19,7 +20,7 @@ def list_claims(
     json_: options.Json = False,
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """List every claim of the register: its id, who says it, and what it says."""
+    """Print the register of claims."""
     with reported(show_traceback):
         from sqrtdk.cli.output import colors, print_text, width
         from sqrtdk.report import lab
@@ -30,12 +31,12 @@ def list_claims(
 
 
 def show(
-    claim: Annotated[str, typer.Argument(metavar="ID", help="A claim of `sqrtdk lab list`.")],
+    claim: Annotated[str, typer.Argument(metavar="ID", help="cli.lab.claim")],
     lang: options.Lang = "auto",
     json_: options.Json = False,
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Show a claim: statement, formula, method, control, parameters, and what counts as true."""
+    """Print a claim and how it is measured."""
     with reported(show_traceback):
         from sqrtdk.cli.output import colors, print_text, width
         from sqrtdk.errors import InvalidValueError
@@ -43,7 +44,7 @@ def show(
         from sqrtdk.report import lab
 
         if claim == "all":
-            raise InvalidValueError("one claim can be shown; got 'all'", hint=SEE_ALL)
+            raise InvalidValueError(Message("errors.lab.one_claim"), hint=Message(SEE_ALL))
         (chosen,) = find([claim])
         text = (
             lab.claim_json(chosen)
@@ -57,30 +58,22 @@ Engine = Literal["local", "pool", "ray"]
 
 
 def run(
-    claims: Annotated[list[str], typer.Argument(metavar="ID...", help="Claims of `sqrtdk lab list`, or all.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer samples and steps; the verdicts are the same.")] = False,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of everything random.")] = 0,
+    claims: Annotated[list[str], typer.Argument(metavar="ID...", help="cli.lab.claims")],
+    quick: Annotated[bool, typer.Option("--quick", help="cli.lab.quick")] = False,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="cli.options.seed")] = 0,
     output: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Directory of the records and plots.", show_default="sqrtdk-lab/{quick,full}-seedN"
-        ),
+        typer.Option(metavar="DIR", help="cli.lab.records", show_default="sqrtdk-lab/{quick,full}-seedN"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Measure anew and replace what is there.")] = False,
-    engine: Annotated[Engine, typer.Option(help="What trains the models of the training claims.")] = "pool",
+    force: Annotated[bool, typer.Option("--force", help="cli.lab.anew")] = False,
+    engine: Annotated[Engine, typer.Option(help="cli.lab.engine")] = "pool",
     workers: options.Workers = None,
     ray_address: options.RayAddress = None,
     lang: options.Lang = "auto",
     json_: options.Json = False,
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Run the experiments of claims; write a record and the plots of each, and print the verdicts.
-
-    A record that is there from a run of the same settings is reused, so an interrupted run goes on where it stopped.
-
-    Exit code 0: every claim has its verdict; 1: a claim or its control is undecided, or a part of one is, or the
-    control gave the same verdict as the claim, which then says nothing; 2: usage, configuration or input/output error.
-    """
+    """Run the experiments of claims, and print the verdicts."""
     with reported(show_traceback):
         from sqrtdk.cli.output import colors, print_text, width, working
         from sqrtdk.lab.register import find
@@ -88,7 +81,7 @@ def run(
 
         find(claims)  # an unknown id is refused before anything runs
         folder = output or Path("sqrtdk-lab") / f"{'quick' if quick else 'full'}-seed{seed}"
-        with working("Starting") as progress:
+        with working(Message("progress.starting")) as progress:
             from sqrtdk import _extras
             from sqrtdk.lab.runner import run as run_claims
             from sqrtdk.report.plots import write_plots
@@ -121,26 +114,23 @@ def run(
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A directory that `sqrtdk lab run` wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="cli.lab.folder")],
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The page.", show_default="report.html in DIR")
+        Path | None, typer.Option(metavar="FILE", help="cli.options.page", show_default="cli.defaults.report_in_dir")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the page if it exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="cli.options.force_page")] = False,
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Make one self-contained page of the records: the register with its verdicts, then each claim.
-
-    English and Simplified Chinese; it opens without a network.
-    """
+    """Make one page of the records."""
     with reported(show_traceback):
         from sqrtdk import _files
-        from sqrtdk.cli.output import listed, tell, working, written
+        from sqrtdk.cli.output import tell, working, written
 
         target = output or folder / "report.html"
         from sqrtdk.lab.runner import not_run, records
 
-        with working(f"Reading {folder}"):
+        with working(Message("progress.reading", run=str(folder))):
             recorded = records(folder)
             missing = not_run(recorded)
             _files.check_writable(target, force)
@@ -149,46 +139,37 @@ def report(
             page = to_html(recorded, missing, lang)
         _files.write_text(target, page, force)
         if missing:
-            tell(f"Not run, {len(missing)} of {len(missing) + len(recorded)} claims: {listed(missing)}")
+            total, names = len(missing) + len(recorded), joined(missing, "comma")
+            tell(Message("progress.not_run", count=len(missing), all=total, claims=names))
         written("HTML", target)
 
 
 def sweep(
-    output: Annotated[
-        Path, typer.Option(metavar="DIR", help="Directory of the results; one that holds a part of them is gone on.")
-    ],
-    d_k: Annotated[str, typer.Option("--d-k", metavar="LIST", help="Head dimensions, as 16,64,256.")] = "16,64,256",
-    keys: Annotated[str, typer.Option(metavar="LIST", help="Keys a row sees.")] = "16,256",
-    scale: Annotated[
-        str, typer.Option(metavar="LIST", help="Scale rules: sqrt_dk, none, dk, log_n, fixed=0.1, temperature=2, ...")
-    ] = "sqrt_dk,none",
+    output: Annotated[Path, typer.Option(metavar="DIR", help="cli.lab.results")],
+    d_k: Annotated[str, typer.Option("--d-k", metavar="LIST", help="cli.lab.d_k")] = "16,64,256",
+    keys: Annotated[str, typer.Option(metavar="LIST", help="cli.lab.keys")] = "16,256",
+    scale: Annotated[str, typer.Option(metavar="LIST", help="cli.lab.scale")] = "sqrt_dk,none",
     distribution: Annotated[
         str,
-        typer.Option(metavar="LIST", help="Of the components: normal, uniform, rademacher, student_t, sparse."),
+        typer.Option(metavar="LIST", help="cli.lab.distribution"),
     ] = "normal",
-    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Seeds, one cell each.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="The first seed.")] = 0,
-    rows: Annotated[int, typer.Option(metavar="N", help="Rows of a cell.")] = 512,
-    engine: Annotated[str, typer.Option(metavar="NAME", help="Where cells are computed: local, pool, ray.")] = "local",
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="cli.lab.seeds")] = 3,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="cli.lab.seed")] = 0,
+    rows: Annotated[int, typer.Option(metavar="N", help="cli.lab.rows")] = 512,
+    engine: Annotated[str, typer.Option(metavar="NAME", help="cli.lab.cells")] = "local",
     workers: options.Workers = None,
     ray_address: options.RayAddress = None,
-    force: Annotated[bool, typer.Option("--force", help="Begin anew, whatever the directory holds.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="cli.lab.begin_anew")] = False,
     json_: options.Json = False,
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Measure logits and weights of random rows over a grid, and compare them with the theory.
-
-    Every combination of the lists is a cell. The same command goes on where an interrupted one stopped, and gives the
-    same table with every engine. Numbers of another version of sqrtdk or torch are neither gone on with nor shown.
-
-    Exit code 0: the table is whole; 2: usage, configuration or input/output error; 130: interrupted.
-    """
+    """Measure random rows over a grid, and print the table."""
     with reported(show_traceback):
         from sqrtdk.cli.output import colors, counting, print_text, tell, width
         from sqrtdk.report.plain import plain
 
-        with counting("Cells") as progress:
+        with counting(Message("progress.cells")) as progress:
             from sqrtdk import _json
             from sqrtdk.lab.sweep import Grid, summary, whole_numbers, words
             from sqrtdk.lab.sweep import sweep as run
@@ -206,7 +187,7 @@ def sweep(
             try:
                 swept = run(grid, output, engine, workers, ray_address, progress, force, command)
             except KeyboardInterrupt:
-                tell(f"What ended is kept in {plain(str(output))}; the same command goes on with the rest.")
+                tell(Message("progress.kept", path=plain(str(output))))
                 raise
             document = summary(swept)
         print_text(
@@ -216,7 +197,7 @@ def sweep(
         )
 
 
-lab = group_of("lab", "Claims about sqrt(d_k) as experiments: a control, intervals and a verdict each.")
+lab = group_of("lab")
 register(lab, list_claims, "list")
 for _verb in (show, run, report, sweep):
     register(lab, _verb)

@@ -1,132 +1,181 @@
-"""Options that several verbs share, each with its name, type and help text."""
+"""Options that several verbs share, each with its name, type and the id of its help text.
+
+The options of loading a model stand in `LOADING`. A verb takes them as one object:
+
+    def check(model: Model = "demo", loading: Loading = DEFAULT_LOADING, ...) -> None: ...
+
+`register` shows Typer an option for each field of the object.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
 from sqrtdk._language import Choice, Language, chosen
 from sqrtdk.errors import InvalidValueError
+from sqrtdk.messages import Message, joined
+from sqrtdk.models.options import LoadOptions
 
 STDOUT = "-"
+DEFAULT_LOADING = LoadOptions()
 
-TextFile = Annotated[
-    Path | None,
-    typer.Option("--text", metavar="FILE", help="Text to tokenise and run on.", show_default="a built-in text"),
-]
-InputFile = Annotated[
-    Path | None,
-    typer.Option("--input", metavar="FILE", help="Inputs by name, as .safetensors.", show_default="made for the model"),
-]
-Attn = Annotated[
-    Literal["eager", "sdpa"] | None,
-    typer.Option("--attn", help="Attention implementation to run.", show_default="the model's own"),
-]
-Batch = Annotated[int | None, typer.Option("--batch", min=1, metavar="N", help="Sequences a batch.", show_default="1")]
-SeqLen = Annotated[
-    int | None,
-    typer.Option("--seq-len", min=1, metavar="N", help="Tokens a sequence.", show_default="128, if the model takes it"),
-]
-Device = Annotated[
-    str | None,
-    typer.Option("--device", metavar="DEVICE", help="Where to run: cpu, cuda, cuda:1, mps.", show_default="cpu"),
-]
-Dtype = Annotated[
-    str | None,
-    typer.Option(
-        "--dtype",
-        metavar="DTYPE",
-        help="Run in this dtype: float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64 (fp64).",
-        show_default="the model's own",
-    ),
-]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of everything random.")]
-Revision = Annotated[
-    str | None,
-    typer.Option(
-        "--revision", metavar="NAME", help="Branch, tag or commit of a Hugging Face model.", show_default="main"
-    ),
-]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run the Python code that comes with the model.")
-]
-DeviceMap = Annotated[
-    str | None,
-    typer.Option(
-        "--device-map",
-        metavar="MAP",
-        help="Spread a large model through accelerate, e.g. auto.",
-        show_default="one device",
-    ),
-]
-OffloadFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--offload-folder", metavar="DIR", help="Where weights that do not fit in memory go.", show_default="nowhere"
-    ),
-]
-Laws = Annotated[
-    str | None,
-    typer.Option(
-        "--laws",
-        metavar="NAMES",
-        help="Laws to ask: all, none, or names joined by commas, as causal,padding.",
-        show_default="all",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", metavar="FILE", help="Write the JSON document to FILE instead of stdout."),
-]
-Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a self-contained HTML report.")]
-Sarif = Annotated[
-    Path | None, typer.Option("--sarif", metavar="FILE", help="Write the findings as SARIF 2.1.0, for code scanning.")
-]
-Junit = Annotated[
-    Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML: one test case an attention.")
-]
-Markdown = Annotated[
-    str | None,
-    typer.Option("--markdown", metavar="FILE", help="Write a comment for a pull request; - prints it on stdout."),
-]
-Force = Annotated[bool, typer.Option("--force", help="Replace report files that exist.")]
+LOADING: Mapping[str, Any] = {  # field of LoadOptions -> its option, in the order of --help
+    "static": Annotated[bool, typer.Option("--static", help="cli.options.static")],
+    "attn": Annotated[
+        Literal["eager", "sdpa"] | None,
+        typer.Option("--attn", help="cli.options.attn", show_default="cli.defaults.own"),
+    ],
+    "text": Annotated[
+        Path | None,
+        typer.Option("--text", metavar="FILE", help="cli.options.text", show_default="cli.defaults.text"),
+    ],
+    "input_file": Annotated[
+        Path | None,
+        typer.Option("--input", metavar="FILE", help="cli.options.input", show_default="cli.defaults.input"),
+    ],
+    "batch": Annotated[
+        int | None, typer.Option("--batch", min=1, metavar="N", help="cli.options.batch", show_default="1")
+    ],
+    "seq_len": Annotated[
+        int | None,
+        typer.Option("--seq-len", min=1, metavar="N", help="cli.options.seq_len", show_default="cli.defaults.seq_len"),
+    ],
+    "device": Annotated[
+        str | None, typer.Option("--device", metavar="DEVICE", help="cli.options.device", show_default="cpu")
+    ],
+    "dtype": Annotated[
+        str | None,
+        typer.Option("--dtype", metavar="DTYPE", help="cli.options.dtype", show_default="cli.defaults.own"),
+    ],
+    "seed": Annotated[int, typer.Option("--seed", metavar="N", help="cli.options.seed")],
+    "revision": Annotated[
+        str | None, typer.Option("--revision", metavar="NAME", help="cli.options.revision", show_default="main")
+    ],
+    "trust_remote_code": Annotated[bool, typer.Option("--trust-remote-code", help="cli.options.trust_remote_code")],
+    "device_map": Annotated[
+        str | None,
+        typer.Option(
+            "--device-map", metavar="MAP", help="cli.options.device_map", show_default="cli.defaults.device_map"
+        ),
+    ],
+    "offload_folder": Annotated[
+        Path | None,
+        typer.Option(
+            "--offload-folder",
+            metavar="DIR",
+            help="cli.options.offload_folder",
+            show_default="cli.defaults.nowhere",
+        ),
+    ],
+}
+
+
+@dataclass(frozen=True)
+class LoadingFields:
+    """Says which fields of `LoadOptions` are options of a verb, where it annotates the verb's parameter.
+
+    Attributes:
+        only: The fields; none stands for all.
+        without: LoadingFields that are left out.
+        instead: Options of this verb's own, in place of those in `LOADING`.
+    """
+
+    only: Sequence[str] = tuple(LOADING)
+    without: Sequence[str] = ()
+    instead: Mapping[str, Any] = field(default_factory=dict)
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """Return a keyword parameter for each field."""
+        return [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=getattr(DEFAULT_LOADING, name),
+                annotation=self.instead.get(name, LOADING[name]),
+            )
+            for name in self.only
+            if name not in self.without
+        ]
+
+
+Loading = Annotated[LoadOptions, LoadingFields()]
+
+Laws = Annotated[str | None, typer.Option("--laws", metavar="NAMES", help="cli.options.laws", show_default="all")]
+Json = Annotated[bool, typer.Option("--json", help="cli.options.json")]
+Output = Annotated[Path | None, typer.Option("--output", metavar="FILE", help="cli.options.output")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="cli.options.html")]
+Sarif = Annotated[Path | None, typer.Option("--sarif", metavar="FILE", help="cli.options.sarif")]
+Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="cli.options.junit")]
+Markdown = Annotated[str | None, typer.Option("--markdown", metavar="FILE", help="cli.options.markdown")]
+Force = Annotated[bool, typer.Option("--force", help="cli.options.force")]
+Severity = Literal["note", "warn", "unmeasured", "fail", "critical", "never"]
+FailOn = Annotated[Severity, typer.Option("--fail-on", help="cli.options.fail_on")]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", min=1, metavar="N", help="Processes of the engine.", show_default="one a CPU"),
+    typer.Option("--workers", min=1, metavar="N", help="cli.options.workers", show_default="cli.defaults.workers"),
 ]
 RayAddress = Annotated[
     str | None,
-    typer.Option("--ray-address", metavar="HOST:PORT", help="A Ray cluster.", show_default="one is started here"),
-]
-
-
-def _speak(lang: Choice) -> Choice:
-    """Set the language of messages on stderr; this callback of `--lang` runs before the verb."""
-    from sqrtdk.cli.output import speak
-
-    speak(language(lang))
-    return lang
-
-
-Lang = Annotated[
-    Choice,
     typer.Option(
-        "--lang",
-        callback=_speak,
-        help="Language of what people read; auto: that of LC_ALL, LC_MESSAGES or LANG.",
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="cli.options.ray_address",
+        show_default="cli.defaults.ray_address",
     ),
 ]
-ShowTraceback = Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")]
+Lang = Annotated[Choice, typer.Option("--lang", help="cli.options.lang")]
+ShowTraceback = Annotated[bool, typer.Option("--traceback", help="cli.options.traceback")]
+
+
+def expanded(verb: Callable[..., None]) -> Callable[..., None]:
+    """Return a verb as Typer reads it: with one parameter for each field of its `loading`."""
+    parameters: list[inspect.Parameter] = []
+    names: list[str] = []
+    for parameter in inspect.signature(verb, eval_str=True).parameters.values():
+        own = [one for one in getattr(parameter.annotation, "__metadata__", ()) if isinstance(one, LoadingFields)]
+        for fields in own:
+            parameters += fields.parameters()
+            names += [one.name for one in fields.parameters()]
+        if not own:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(verb)
+    def called(**values: Any) -> None:
+        loading = {name: values.pop(name) for name in names}
+        verb(**values, **({"loading": LoadOptions(**loading)} if loading else {}))
+
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return called
 
 
 def language(lang: Choice) -> Language:
     """Return the language that `--lang` stands for in this environment."""
     return chosen(lang, os.environ)
+
+
+def language_asked_for(arguments: Sequence[str]) -> Language:
+    """Return the language of a command line, before it is parsed: help and usage errors are in that language too.
+
+    Example:
+        >>> language_asked_for(["check", "--help", "--lang", "zh-CN"]), language_asked_for(["check", "--lang=en"])
+        ('zh', 'en')
+    """
+    choice: Choice = "auto"
+    for option, following in zip(arguments, (*arguments[1:], ""), strict=False):
+        name, equals, value = option.partition("=")
+        value = value if equals else following
+        if name == "--lang" and value in get_args(Choice):
+            choice = value  # type: ignore[assignment]
+    return language(choice)
 
 
 def refuse(given: Mapping[str, object], where: str, instead: str) -> None:
@@ -143,7 +192,10 @@ def refuse(given: Mapping[str, object], where: str, instead: str) -> None:
     names = [name for name, value in given.items() if value is not None and value is not False]
     if names:
         raise InvalidValueError(
-            f"{', '.join(names)} given {where}", hint=f"Leave {'it' if len(names) == 1 else 'them'} out; see {instead}."
+            Message("errors.options.ignored", options=joined(names, "comma"), where=where),
+            hint=Message(
+                "errors.options.leave_it_out" if len(names) == 1 else "errors.options.leave_them_out", command=instead
+            ),
         )
 
 
@@ -158,8 +210,5 @@ def file_or_stdout(name: str | None, taken: bool) -> Path | None:
         InvalidValueError: two documents would be on stdout.
     """
     if name == STDOUT and taken:
-        raise InvalidValueError(
-            "--json and --markdown - both print on stdout, which takes one document",
-            hint="Give --output FILE to the JSON, or a file to --markdown.",
-        )
+        raise InvalidValueError(Message("errors.options.both_on_stdout"), hint=Message("errors.options.file_for_one"))
     return None if name is None or name == STDOUT else Path(name)

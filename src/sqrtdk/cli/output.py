@@ -13,17 +13,17 @@ import os
 import select
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from sqrtdk import _files
 from sqrtdk._language import Language, chosen
 from sqrtdk._progress import heard
 from sqrtdk.errors import OutputError
+from sqrtdk.messages import Message, said
 from sqrtdk.models.alone import alone
 from sqrtdk.report.plain import plain, plain_lines
-from sqrtdk.report.said import said
-from sqrtdk.report.terminal_words import word
 
 PIPE_WIDTH = 160  # wide, because one line for each site is easier to search in a log
 # errors of fsync that mean lost data; it fails with others on files that can't be synced, such as a pipe
@@ -105,8 +105,9 @@ def print_text(text: str) -> bool:
 
 def unwritable(error: OSError) -> OutputError:
     """Return the error for a text that stdout did not take whole."""
-    hint = "Redirect it elsewhere, or write with --output."
-    return OutputError(f"cannot write to stdout: {error.strerror or error}", hint=hint)
+    return OutputError(
+        Message("errors.output.stdout", reason=_files.reason_of(error)), hint=Message("errors.hint.redirect")
+    )
 
 
 def drop_stdout() -> None:
@@ -135,29 +136,29 @@ def say(text: str) -> None:
 
 
 def speak(language: Language) -> None:
-    """Set the language of `tell`; until then it is the environment's."""
+    """Set the language of help, errors and what `tell` says; until then it is the environment's."""
     global _language
     _language = language
 
 
-def tell(text: str) -> None:
-    """Write lines to stderr in the reader's language if the catalogues have them. Errors use `say` and stay English."""
-    say("\n".join(said(line, _spoken()) for line in text.split("\n")))
+def spoken() -> Language:
+    """Return the language that `speak` set."""
+    return _language or chosen("auto", os.environ)
 
 
-def listed(names: Iterable[str]) -> str:
-    """Return names joined with the list separator of the reader's language."""
-    return word("list comma", _spoken()).join(names)
+def tell(sentence: str) -> None:
+    """Write a sentence to stderr in the reader's language."""
+    say(said(sentence, spoken()))
 
 
 def written(kind: str, path: object) -> None:
     """Say where a report was written; a line break in its name is escaped."""
-    tell(f"{kind} report: {plain(str(path))}")
+    tell(Message("progress.report", kind=kind, path=plain(str(path))))
 
 
 def announce(model: str) -> None:
     """Say that a name is not a directory, before the hub is asked for it."""
-    tell(f"There is no directory {model!r}: asking the hub for it.")
+    tell(Message("progress.asking_hub", model=repr(model)))
 
 
 def colors() -> bool:
@@ -207,12 +208,13 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
             return
         from rich.text import Text
 
-        language = _spoken()
+        language = spoken()
 
         def doing(told: str, done: int, total: int) -> None:
-            parts = [word("colon", language).join((said(text, language), said(told, language)))]
-            parts += [word("of", language, done=done, total=total)] if total else []
-            status.update(Text(plain(word("comma", language).join(parts))))
+            work: str = Message("joins.colon", first=text, second=told)
+            if total:
+                work = Message("progress.steps", work=work, done=done, total=total)
+            status.update(Text(plain(said(work, language))))
 
         with console.status(Text(plain(said(text, language)))) as status, alone(), heard(doing):
             yield lambda text: status.update(Text(plain(said(text, language))))
@@ -233,7 +235,7 @@ def counting(text: str) -> Iterator[Callable[[int, int], None]]:
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console) as bar, alone(), heard(lambda told, done, total: None):
-            task = bar.add_task(said(text, _spoken()), total=None)
+            task = bar.add_task(said(text, spoken()), total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
@@ -300,10 +302,6 @@ def end_stdout() -> None:
     _flush()
     with contextlib.suppress(OSError):  # the model closed descriptor 2
         os.dup2(2, 1)
-
-
-def _spoken() -> Language:
-    return _language or chosen("auto", os.environ)
 
 
 def _is_terminal() -> bool:

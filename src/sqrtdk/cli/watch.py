@@ -11,29 +11,19 @@ from sqrtdk._language import Language
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
 from sqrtdk.cli.verbs import group_of, register
-from sqrtdk.cli.watch_runs import FailOnOption, checkpoints, columns_of, read, verified
+from sqrtdk.cli.watch_runs import DRAWN_STATISTICS, FailOnOption, Statistic, checkpoints, columns_of, read, verified
+from sqrtdk.messages import Message
 
-RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A folder of records, by sqrtdk.watch(to=RUN) or watch checkpoints.")
-]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="cli.watch.run")]
 
-watch = group_of(
-    "watch", "The records of training runs: in the terminal, as a page, two runs compared, and made of checkpoints."
-)
+watch = group_of("watch")
 
 
 def show(
     run: RunFolder,
-    statistic: Annotated[
-        str, typer.Option(metavar="LIST", help="Columns to draw, with commas between them, or all.")
-    ] = "max_logit,entropy_fraction",
-    follow: Annotated[
-        bool,
-        typer.Option("--follow", "-f", help="Draw anew with each new part, until Ctrl-C."),
-    ] = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Exit code 2 where a part is damaged or missing, which is named.")
-    ] = False,
+    statistic: Statistic = DRAWN_STATISTICS,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="cli.watch.follow")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="cli.watch.verify")] = False,
     json_: options.Json = False,
     output: options.Output = None,
     force: options.Force = False,
@@ -41,22 +31,14 @@ def show(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Draw the trends of a run in the terminal.
-
-    A line for each attention, the newest values, the alarms, and what was not measured.
-
-    Exit code 0: no alarm at --fail-on or above; 1: there is one; 2: usage, configuration or input/output error.
-    """
+    """Draw the trends of a run in the terminal, and end with the exit code of its alarms."""
     with reported(show_traceback):
         from sqrtdk import _files
         from sqrtdk.cli.output import colors, print_text, width, written
         from sqrtdk.errors import InvalidValueError
 
         if follow and (json_ or output is not None or verify):
-            raise InvalidValueError(
-                "--follow draws in the terminal, and makes no document",
-                hint="Leave out --json, --output and --verify.",
-            )
+            raise InvalidValueError(Message("errors.watch.follow"), hint=Message("errors.watch.follow_alone"))
         _files.check_outputs((output,), force)
         columns = columns_of(statistic)
         from sqrtdk.messages import say
@@ -86,26 +68,21 @@ def show(
 def report(
     run: RunFolder,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The page.", show_default="report.html in RUN")
+        Path | None,
+        typer.Option(metavar="FILE", help="cli.options.page", show_default="cli.defaults.report_in_run"),
     ] = None,
     force: options.Force = False,
     fail_on: FailOnOption = "never",
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Make one HTML page of a run.
-
-    Heat maps of layers and steps, trends of heads, loss, alarms. In English and Simplified Chinese; it opens without
-    a network.
-
-    Exit code 0: no alarm at --fail-on or above; 1: there is one; 2: usage, configuration or input/output error.
-    """
+    """Make one HTML page of a run."""
     with reported(show_traceback):
         from sqrtdk import _files
         from sqrtdk.cli.output import working, written
 
         target = output or run / "report.html"
-        with working(f"Reading {run}"):
+        with working(Message("progress.reading", run=str(run))):
             summary = read(run)
             _files.check_writable(target, force)
             from sqrtdk.report.watch_html import to_html
@@ -117,8 +94,8 @@ def report(
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="The folder of a run.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="The folder of another one.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="cli.watch.a")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="cli.watch.b")],
     html: options.Html = None,
     json_: options.Json = False,
     output: options.Output = None,
@@ -127,20 +104,14 @@ def compare(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Compare two runs, statistic by statistic.
-
-    --html draws both on one page, with the same scales.
-
-    Exit code 0: no alarm of A or B at --fail-on or above; 1: there is one; 2: usage, configuration or input/output
-    error.
-    """
+    """Compare two runs, statistic by statistic."""
     with reported(show_traceback):
         from sqrtdk import _files
 
         _files.check_outputs((html, output), force)
         from sqrtdk.cli.output import colors, print_text, width, working, written
 
-        with working(f"Reading {a} and {b}"):
+        with working(Message("progress.reading_both", a=str(a), b=str(b))):
             from sqrtdk.report.watch_compare import compare as compared
             from sqrtdk.report.watch_html import to_html
             from sqrtdk.report.watch_json import comparison_json

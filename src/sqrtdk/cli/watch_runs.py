@@ -12,13 +12,18 @@ import typer
 
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
+from sqrtdk.messages import Message, joined
+from sqrtdk.models.options import LoadOptions
 
 if TYPE_CHECKING:
     from sqrtdk.monitor.checkpoints import Series
     from sqrtdk.report.watch_summary import Summary
 
-FailOn = Literal["note", "warn", "unmeasured", "fail", "critical", "never"]
-FailOnOption = Annotated[FailOn, typer.Option("--fail-on", help="Least severity of an alarm that gives exit code 1.")]
+FailOnOption = Annotated[options.Severity, typer.Option("--fail-on", help="cli.options.fail_on_alarm")]
+Statistic = Annotated[str, typer.Option("--statistic", metavar="LIST", help="cli.options.statistic")]
+DRAWN_STATISTICS = "max_logit,entropy_fraction"
+# loading options that checkpoints do not have: they are directories with weights
+_NOT_OF_CHECKPOINTS = ("static", "revision", "device_map", "offload_folder")
 
 
 def read(run: Path) -> Summary:
@@ -36,10 +41,10 @@ def read(run: Path) -> Summary:
 
     # `watch checkpoints` writes the records of several runs into folders of one
     if not (run / RUN).exists() and (runs := sorted(str(one.parent) for one in run.glob(f"*/{RUN}"))):
-        named = ", ".join(map(plain, runs[:4])) + (", ..." if len(runs) > 4 else "")
+        named = joined([*map(plain, runs[:4]), *(["..."] if len(runs) > 4 else [])], "comma")
         raise RunFolderError(
-            f"{shown(run)} holds no run itself, but {len(runs)} in folders of its own",
-            hint=f"Name one of them: {named}.",
+            Message("errors.watch.runs_inside", folder=shown(run), runs=len(runs)),
+            hint=Message("errors.watch.name_one", runs=named),
         )
     return summarise(read_run(run))
 
@@ -60,10 +65,10 @@ def verified(run: Path, summary: Summary) -> tuple[int, int]:
 
     damaged = [missing_text(entry).en for entry in summary.missing if entry.kind == "damaged"]
     if damaged:
-        more = f"; and {len(damaged) - 3} more" if len(damaged) > 3 else ""
+        more = [Message("errors.watch.more", count=len(damaged) - 3)] if len(damaged) > 3 else []
         raise RunFolderError(
-            f"{shown(run)} is not whole: {'; '.join(damaged[:3])}{more}",
-            hint="Copy it again, or go on without these steps: without --verify the others are shown.",
+            Message("errors.watch.damaged", folder=shown(run), parts=joined([*damaged[:3], *more])),
+            hint=Message("errors.watch.copy_again"),
         )
     parts = list_parts(run).parts
     return len(parts), sum(not part.checksum for part in parts)
@@ -79,80 +84,42 @@ def columns_of(text: str) -> list[str]:
     from sqrtdk.report.watch_statistics import STATISTICS
 
     names = list(STATISTICS) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    there_are = Message("errors.watch.statistics", names=joined(list(STATISTICS), "comma"))
     if not names:
-        raise InvalidValueError("no statistic is named", hint=f"There are {', '.join(STATISTICS)}, and all.")
+        raise InvalidValueError(Message("errors.watch.no_statistic"), hint=there_are)
     if unknown := [name for name in names if name not in STATISTICS]:
-        raise InvalidValueError(
-            f"there is no statistic {unknown[0]!r}", hint=f"There are {', '.join(STATISTICS)}, and all."
-        )
+        raise InvalidValueError(Message("errors.watch.unknown_statistic", name=repr(unknown[0])), hint=there_are)
     return names
 
 
 def checkpoints(
-    patterns: Annotated[
-        list[str],
-        typer.Argument(metavar="PATTERN...", help="Directories of checkpoints, or patterns: 'runs/*/checkpoint-*'."),
-    ],
-    output: Annotated[
-        Path, typer.Option(metavar="RUN", help="Folder of the records; one that holds a part of them is gone on with.")
-    ],
+    patterns: Annotated[list[str], typer.Argument(metavar="PATTERN...", help="cli.watch.patterns")],
+    output: Annotated[Path, typer.Option(metavar="RUN", help="cli.watch.records")],
     rows: Annotated[
-        int | None,
-        typer.Option(min=2, metavar="N", help="Rows of a sequence that are measured.", show_default="all"),
+        int | None, typer.Option(min=2, metavar="N", help="cli.watch.rows", show_default="cli.defaults.all")
     ] = None,
-    engine: Annotated[
-        Literal["local", "pool", "ray"],
-        typer.Option(help="Where: this process, several, or a Ray cluster."),
-    ] = "local",
+    engine: Annotated[Literal["local", "pool", "ray"], typer.Option(help="cli.watch.engine")] = "local",
     workers: options.Workers = None,
     ray_address: options.RayAddress = None,
-    anew: Annotated[bool, typer.Option("--anew", help="Measure all again, whatever RUN holds.")] = False,
-    attn: options.Attn = None,
-    text: options.TextFile = None,
-    input_file: options.InputFile = None,
-    batch: options.Batch = None,
-    seq_len: options.SeqLen = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    seed: options.Seed = 0,
-    trust_remote_code: options.TrustRemoteCode = False,
-    statistic: Annotated[
-        str, typer.Option(metavar="LIST", help="Columns to draw, with commas between them, or all.")
-    ] = "max_logit,entropy_fraction",
+    anew: Annotated[bool, typer.Option("--anew", help="cli.watch.anew")] = False,
+    loading: Annotated[LoadOptions, options.LoadingFields(without=_NOT_OF_CHECKPOINTS)] = options.DEFAULT_LOADING,
+    statistic: Statistic = DRAWN_STATISTICS,
     json_: options.Json = False,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write one self-contained HTML page over all runs.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the page if it exists.")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="cli.watch.html")] = None,
+    force: Annotated[bool, typer.Option("--force", help="cli.options.force_page")] = False,
     fail_on: FailOnOption = "fail",
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Measure and audit checkpoints, as the records of a run.
-
-    All are measured on the same inputs, and give the records that a watched run gives.
-    Checkpoints in one directory are of one run, in order of the number at the end of their names, or of the step in
-    their trainer_state.json. RUN is read by watch show, report and compare; of several runs each has a folder in it.
-    The same command goes on where an interrupted one stopped, measures only what is new or changed or could not be
-    measured, and gives the same records with every engine.
-
-    Exit code 0: no alarm at --fail-on or above; 1: there is one, as for a checkpoint that could not be measured; 2:
-    usage, configuration or input/output error; 130: interrupted.
-    """
+    """Measure and audit checkpoints as the records of a run, and draw the run."""
     with reported(show_traceback):
         from sqrtdk import _files
         from sqrtdk.cli.output import colors, counting, print_text, tell, width, working, written
         from sqrtdk.report.plain import plain
 
         _files.check_outputs((html,), force)
-        with counting("Checkpoints") as progress:
-            from sqrtdk.models.options import LoadOptions
-
+        with counting(Message("progress.checkpoints")) as progress:
             columns = columns_of(statistic)
-            loading = LoadOptions(
-                attn=attn, text=text, input_file=input_file, batch=batch, seq_len=seq_len, device=device, dtype=dtype,
-                seed=seed, trust_remote_code=trust_remote_code,
-            )  # fmt: skip
             from sqrtdk.monitor.checkpoints import measure_checkpoints
 
             try:
@@ -168,18 +135,18 @@ def checkpoints(
                     anew=anew,
                 )
             except KeyboardInterrupt:
-                tell(f"What ended is kept in {plain(str(output))}; the same command goes on with the rest.")
+                tell(Message("progress.kept", path=plain(str(output))))
                 raise
-        with working(f"Reading {output}"):
+        with working(Message("progress.reading", run=str(output))):
             from sqrtdk.report.watch_html import to_html
             from sqrtdk.report.watch_terminal import to_text
 
             runs = [read(run) for run in series.runs]
             page = to_html(runs, language=lang) if html is not None else ""
         for path in series.left_out:
-            tell(f"Left out, as it is no directory: {plain(str(path))}")
+            tell(Message("progress.left_out", path=plain(str(path))))
         for note in series.notes:
-            tell(f"Note: {plain(note)}")
+            tell(Message("progress.note", note=note))
         tell(_counted(series))
         if html is not None:
             _files.write_text(html, page, force)
@@ -194,16 +161,17 @@ def checkpoints(
                 )
             )
         if html is None and not json_:
-            tell("\n".join(f"The page: sqrtdk watch report {plain(str(run))}" for run in series.runs))
+            for run in series.runs:
+                tell(Message("progress.page", command=f"sqrtdk watch report {plain(str(run))}"))
     raise typer.Exit(max(run.exit_code(fail_on) for run in runs))
 
 
-def _counted(series: Series) -> str:
-    from sqrtdk.report.figures import count
-
-    total = count(series.computed + series.reused, "checkpoint")
-    failed = f", {len(series.failed)} could not be measured" if series.failed else ""
-    return f"{total}: {series.computed} measured, {series.reused} reused{failed}"
+def _counted(series: Series) -> Message:
+    total, measured, reused = series.computed + series.reused, series.computed, series.reused
+    if series.failed:
+        failed = len(series.failed)
+        return Message("progress.measured_in_part", count=total, measured=measured, reused=reused, failed=failed)
+    return Message("progress.measured", count=total, measured=measured, reused=reused)
 
 
 def _document(series: Series, runs: list[Summary]) -> str:

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sqrtdk import _files
 from sqrtdk.errors import InvalidValueError
+from sqrtdk.messages import Message
 from sqrtdk.recording.cut import cut_call
 from sqrtdk.recording.records import Cut
 from sqrtdk.tracing.records import AttentionCall
@@ -235,19 +237,21 @@ def read_map(mapping: Mapping[str, str] | str | Path | None) -> dict[str, str]:
     """
     if mapping is None:
         return {}
-    hint = 'Write an object of names: {"layers.0.attn": "h.0.attn"}.'
+    hint = Message("errors.hint.map")
     if isinstance(mapping, str | Path):
         path = Path(mapping)
         try:
             if path.stat().st_size > _LARGEST:
-                raise InvalidValueError(f"the map {path} has more than {_LARGEST} bytes", hint=hint)
+                raise InvalidValueError(Message("errors.map.too_large", path=str(path), limit=_LARGEST), hint=hint)
             mapping = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
         except OSError as error:
-            raise InvalidValueError(f"the map {path} can't be read: {error.strerror}", hint=hint) from error
+            raise InvalidValueError(
+                Message("errors.map.unreadable", path=str(path), reason=_files.reason_of(error)), hint=hint
+            ) from error
         except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-            raise InvalidValueError(f"the map {path} is no JSON", hint=hint) from error
+            raise InvalidValueError(Message("errors.map.no_json", path=str(path)), hint=hint) from error
     if not isinstance(mapping, Mapping) or not all(isinstance(x, str) for pair in mapping.items() for x in pair):
-        raise InvalidValueError("the map is no object of names", hint=hint)
+        raise InvalidValueError(Message("errors.map.no_names"), hint=hint)
     return dict(mapping)
 
 

@@ -254,7 +254,7 @@ def _compared(a: Side, b: Side, alignment: Alignment, kv_scale: float | None) ->
     calls = [cut_alike(a.calls[i], b.calls[j], cuts[0][i], cuts[1][j]) for i, j in alignment.pairs]
     judged: list[Judged] = []
     for done, (one, other) in enumerate(calls):
-        tell("comparing the attentions", done, len(calls))
+        tell(Message("progress.attentions"), done, len(calls))
         # Layers mostly share a formula: that of the latest judged pair is tried first.
         earlier = next((known.sides for known in reversed(judged) if known.sides), None)
         declared = (a.declared.get(name_of(one), ""), b.declared.get(name_of(other), ""))

@@ -58,7 +58,7 @@ def open_sides(
     graph = next((str(one) for one in (a, b) if _is(one, ONNX)), None)
     if graph is not None and start is None:
         options_a, options_b = (_sized(options, graph) for options in (options_a, options_b))
-    tell("loading")
+    tell(Message("progress.loading"))
     loaded_a, loaded_b, chosen = _load(a, b, start, inputs_b, options_a, options_b)
     if graph is not None and inputs is None and isinstance(chosen, dict):
         more = usual_inputs(graph, chosen)
@@ -74,7 +74,7 @@ def open_sides(
 
 def _run(loaded: Loaded, label: str, inputs: Inputs | None, options: LoadOptions) -> Side:
     """Runs a side; an index error from ids beyond the table of embeddings is reported as such."""
-    tell(f"running {label}")
+    tell(Message("progress.running_side", side=label))
     try:
         return run_side(loaded, label, inputs, options)
     except ModelError as error:

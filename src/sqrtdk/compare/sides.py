@@ -175,7 +175,7 @@ def _named(label: str) -> Iterator[None]:
     except ModelError as error:
         if type(error) is not ModelError:
             raise
-        raise ModelError(f"{label}: {error}", hint=error.hint) from error
+        raise ModelError(Message("joins.colon", first=label, second=error.message), hint=error.hint) from error
 
 
 def _fitted(module: nn.Module, inputs: Inputs | None) -> Inputs | None:

@@ -12,6 +12,7 @@ from sqrtdk.engines._engine import local
 from sqrtdk.engines._pool import pool
 from sqrtdk.engines._ray import ray
 from sqrtdk.errors import InvalidValueError
+from sqrtdk.messages import Message, joined
 
 ENGINES: dict[str, Callable[[int | None, str | None], AbstractContextManager[Engine]]] = {
     "local": local,
@@ -46,13 +47,16 @@ def open_engine(name: str, workers: int | None = None, address: str | None = Non
     if name not in ENGINES:
         near = difflib.get_close_matches(name, ENGINES, n=1)
         raise InvalidValueError(
-            f"an engine is one of {', '.join(ENGINES)}; got {name!r}",
-            hint=f"Did you mean {near[0]!r}?" if near else "'pool' uses every CPU of this machine.",
+            Message("errors.options.engine", names=joined([*ENGINES], "comma"), name=repr(name)),
+            hint=Message("errors.hint.near", names=repr(near[0])) if near else Message("errors.hint.pool"),
         )
     if workers is not None and workers < 1:
-        raise InvalidValueError(f"workers are at least 1; got {workers}", hint="Leave it out for one a CPU.")
+        raise InvalidValueError(
+            Message("errors.options.workers", workers=str(workers)), hint=Message("errors.hint.one_a_cpu")
+        )
     if address is not None and name != "ray":
         raise InvalidValueError(
-            f"an address is for the engine 'ray'; got {address!r} for {name!r}", hint="Leave it out, or take 'ray'."
+            Message("errors.options.address", address=repr(address), engine=repr(name)),
+            hint=Message("errors.hint.take_ray"),
         )
     return ENGINES[name](workers, address)

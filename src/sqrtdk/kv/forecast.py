@@ -188,7 +188,7 @@ def _forecast(calls: Sequence[CallTensors], request: Request) -> CacheForecast:
     told, missed, without = [], [], []
     with torch.no_grad():
         for done, call in enumerate(calls):
-            tell("storing k and v in fewer bits", done, len(calls))
+            tell(Message("progress.cache"), done, len(calls))
             reason = unfit(call, request)
             if reason is not None:
                 missed.append(NotMeasured(call.site, reason))

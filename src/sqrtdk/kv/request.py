@@ -11,6 +11,7 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.kv.call import Request
 from sqrtdk.kv.findings import with_forecast
 from sqrtdk.kv.forecast import checked_scale, forecast_of_model
+from sqrtdk.messages import Message
 from sqrtdk.models.names import graph_kind
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import LoadedModel
@@ -32,18 +33,21 @@ def asked(
     if kv_dtype is None:
         for name, value in (("kv_scale", kv_scale), ("kv_rows", kv_rows)):
             if value is not None:
-                raise InvalidValueError(f"{name} is {value!r}, and no kv_dtype is given", hint="Add --kv-dtype int8.")
+                raise InvalidValueError(
+                    Message("errors.options.no_kv_dtype", name=name, value=repr(value)),
+                    hint=Message("errors.hint.add_kv_dtype"),
+                )
         return None
     scale = checked_scale(kv_dtype, kv_scale)
     if static:
         raise InvalidValueError(
-            f"kv_dtype is {kv_dtype!r} with static, where k and v have no values",
-            hint="Leave --static out; a config alone is built with random weights.",
+            Message("errors.options.kv_static", kv_dtype=repr(kv_dtype)),
+            hint=Message("errors.hint.leave_static_out"),
         )
     if graph_kind(model) is not None:
         raise InvalidValueError(
-            f"kv_dtype is {kv_dtype!r} with a graph, whose k and v have no values",
-            hint="Check the model that was exported.",
+            Message("errors.options.kv_graph", kv_dtype=repr(kv_dtype)),
+            hint=Message("errors.hint.exported"),
         )
     return Request(kv_dtype, scale, kv_rows, 0)
 

@@ -56,8 +56,9 @@ from sqrtdk.lab.claims import (
     var_general,
     var_linear,
 )
+from sqrtdk.messages import Message, joined
 
-SEE_ALL = "See them all: sqrtdk lab list"
+SEE_ALL = "errors.hint.all_claims"  # id of a sentence
 
 CLAIMS: dict[str, Claim] = {
     claim.id: claim
@@ -130,8 +131,8 @@ def find(ids: Sequence[str]) -> list[Claim]:
             wanted[name] = CLAIMS[name]
         else:
             near = get_close_matches(name, CLAIMS, n=3, cutoff=0.6)
-            guess = f"Did you mean {' or '.join(near)}? " if near else ""
             raise InvalidValueError(
-                f"there is no claim {name!r} among the {len(CLAIMS)} of the register", hint=f"{guess}{SEE_ALL}"
+                Message("errors.lab.no_claim", name=repr(name), claims=len(CLAIMS)),
+                hint=Message("errors.hint.near_claims", names=joined(near, "or")) if near else Message(SEE_ALL),
             )
     return list(wanted.values())

@@ -29,6 +29,7 @@ from sqrtdk.lab.figures import Figures, Plot
 from sqrtdk.lab.judge import judge
 from sqrtdk.lab.record import Outcome, Record, read, to_json
 from sqrtdk.lab.register import CLAIMS, find
+from sqrtdk.messages import Message
 from sqrtdk.models.run import on_cpu_by_default
 
 
@@ -245,7 +246,9 @@ def _keep(record: Record, path: Path, reused: bool, draw: Draw | None) -> None:
 
 
 def _told(progress: Callable[[str], None]) -> _progress.Tell:
-    return lambda label, done, total: progress(f"{label}: {done} of {total} cells" if total else label)
+    return lambda label, done, total: progress(
+        Message("progress.cells_done", claim=label, done=done, total=total) if total else label
+    )
 
 
 @contextlib.contextmanager
@@ -312,7 +315,8 @@ def records(folder: Path | str) -> list[Record]:
     found = {path.stem: _read(path) for path in sorted(folder.glob("*.json")) if path.stem in CLAIMS}
     if not found:
         raise InvalidValueError(
-            f"{folder} holds no records of claims", hint=f"Make some: sqrtdk lab run all --quick --output {folder}"
+            Message("errors.lab.no_records", folder=str(folder)),
+            hint=Message("errors.hint.run_all", folder=str(folder)),
         )
     return [found[name] for name in CLAIMS if name in found]
 

@@ -27,7 +27,7 @@ from sqrtdk.laws import (
 from sqrtdk.laws.answers import NO_VALUES, not_asked
 from sqrtdk.laws.moved import any_moved
 from sqrtdk.laws.subject import NotAsked, Subject, subject_of, unchanged
-from sqrtdk.messages import Message
+from sqrtdk.messages import Message, joined
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.modules import is_spread
 from sqrtdk.models.records import LoadedModel
@@ -70,7 +70,8 @@ def names_of(laws: str | Sequence[str]) -> tuple[str, ...]:
         return tuple(LAWS) if words == ["all"] else ()
     if unknown := [word for word in words if word not in LAWS]:
         raise InvalidValueError(
-            f"there is no law {unknown[0]!r}", hint=f"Use all, none, or some of: {', '.join(LAWS)}."
+            Message("errors.options.law", law=repr(unknown[0])),
+            hint=Message("errors.hint.laws", names=joined([*LAWS], "comma")),
         )
     return tuple(name for name in LAWS if name in words)
 

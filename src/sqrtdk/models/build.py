@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text, short_text, text_of
-from sqrtdk.messages import Message, id_of
+from sqrtdk.messages import Message, id_of, joined
 from sqrtdk.models.checkpoint import weight_files
 from sqrtdk.models.config import DTYPE_NAMES, DTYPES, load_config, read_config_dict, read_json
 from sqrtdk.models.extras import import_accelerate, import_transformers, quiet_transformers
@@ -74,8 +74,10 @@ def parse_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
     full = name.removeprefix("torch.")
     full = DTYPE_NAMES.get(full, full)
     if full not in DTYPES:
-        names = ", ".join((*DTYPES, *DTYPE_NAMES))
-        raise ModelError(f"there is no dtype {name!r} to run a model in", hint=f"Use one of: {names}.")
+        names = joined((*DTYPES, *DTYPE_NAMES), "comma")
+        raise ModelError(
+            Message("errors.options.dtype", name=repr(name)), hint=Message("errors.hint.one_of", names=names)
+        )
     dtype: torch.dtype = getattr(torch, full)
     return dtype
 
@@ -98,8 +100,8 @@ def auto_class(config: Any, *, trust_remote_code: bool = False) -> tuple[Any, st
     names = getattr(config, "architectures", None)
     if not isinstance(names, (list, tuple, type(None))):
         raise ModelError(
-            f"config.json: architectures is a {type(names).__name__}, not a list of names",
-            hint='Give it as saved models do, for example ["GPT2LMHeadModel"], or leave it out.',
+            Message("errors.config.architectures", kind=type(names).__name__),
+            hint=Message("errors.hint.architectures"),
         )
     wanted = [name for name in names or () if isinstance(name, str)]
     known = []
@@ -114,8 +116,8 @@ def auto_class(config: Any, *, trust_remote_code: bool = False) -> tuple[Any, st
             return auto, None
     if not known:
         raise ModelError(
-            f"transformers has no model for the config {type(config).__name__}",
-            hint="Write a factory that builds it: package.module:factory.",
+            Message("errors.config.no_model", kind=type(config).__name__),
+            hint=Message("errors.hint.factory"),
         )
     auto = next((a for a in known if a.__name__ == "AutoModel"), known[0])
     if not wanted:
@@ -171,11 +173,11 @@ def build_model(
     files = [] if static or alone else weight_files(home)
     if files and read_config_dict(home).get("quantization_config"):
         raise ModelError(
-            "the weights are quantized, and their kernels are not run here",
-            hint="Pass --static to audit the config, or give the unquantized checkpoint.",
+            Message("errors.weights.quantized"),
+            hint=Message("errors.hint.unquantized"),
         )
     if device_map is not None and not files and not static:
-        raise ModelError("a device map needs weights to spread, and there are none here", hint="Use --static instead.")
+        raise ModelError(Message("errors.options.device_map_no_weights"), hint=Message("errors.hint.static"))
     mapped = sum((home / name).stat().st_size for name in files)
     dtype, note = _run_dtype(config, dtype, device)
     notes += [note] if note else []
@@ -207,7 +209,7 @@ def build_model(
     except BaseException as error:  # transformers and the model's own code may raise anything on untrusted files
         raise_if_attn_refused(error, attn)
         raise ModelError(
-            f"transformers can't build this model: {kind_and_text(error)}",
+            Message("errors.model.not_built", reason=kind_and_text(error)),
             hint=_build_hint(error),
         ) from error
     module.eval()
@@ -290,11 +292,11 @@ def raise_if_attn_refused(error: BaseException, attn: str | None) -> None:
         ) from error
 
 
-def _build_hint(error: BaseException) -> str:
+def _build_hint(error: BaseException) -> Message:
     text = text_of(error)
     if isinstance(error, ImportError):
-        return "Install the package that the message names, or audit another model."
+        return Message("errors.hint.install_named")
     # SafetensorError, or a text about a Safetensors or safetensors file.
     if "afetensor" in type(error).__name__ + text or "header" in text.lower():
-        return "A weight file is damaged or incomplete: download the model again, or pass --static."
-    return "Check config.json and the weight files; --static builds without weights."
+        return Message("errors.hint.damaged_weights")
+    return Message("errors.hint.config_and_weights")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from sqrtdk.errors import ModelError, short_text
+from sqrtdk.messages import Message
 
 CONFIG = "config.json"
 TORCH_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -27,8 +28,8 @@ def weight_files(directory: Path) -> list[str]:
     names = sorted(path.name for path in directory.iterdir() if path.is_file())
     if "adapter_config.json" in names:
         raise ModelError(
-            f"{str(directory)!r} holds an adapter, not a whole model",
-            hint="Merge it into its base model first, or write a factory: package.module:factory.",
+            Message("errors.weights.adapter", directory=repr(str(directory))),
+            hint=Message("errors.hint.merge_adapter"),
         )
     if "model.safetensors" in names:
         return ["model.safetensors"]
@@ -37,39 +38,36 @@ def weight_files(directory: Path) -> list[str]:
         missing = [shard for shard in shards if shard not in names]
         if missing:
             raise ModelError(
-                f"{len(missing)} of {len(shards)} weight files are missing, first {missing[0]!r}",
-                hint="Download the model again, or pass --static to audit it without weights.",
+                Message(
+                    "errors.weights.missing_files", missing=len(missing), total=len(shards), first=repr(missing[0])
+                ),
+                hint=Message("errors.hint.download_or_static"),
             )
         return shards
     pickles = [name for name in names if name.endswith(PICKLES)]
     if pickles:
         raise ModelError(
-            f"the weights are pickled ({pickles[0]!r}): loading a pickle runs the code inside it",
+            Message("errors.weights.pickled", file=repr(pickles[0])),
             hint=how_to_convert(pickles[0]),
         )
     stray = [name for name in names if name.endswith((".safetensors", ".gguf"))]
     if stray:
         raise ModelError(
-            f"{stray[0]!r} is not a name under which transformers saves a model's weights",
-            hint="Name it model.safetensors if it holds the whole model, or pass --static.",
+            Message("errors.weights.stray", file=repr(stray[0])),
+            hint=Message("errors.hint.name_weights"),
         )
     return []
 
 
-def how_to_convert(name: str) -> str:
+def how_to_convert(name: str) -> Message:
     """Return what to do about pickled weights: three lines of Python if torch wrote them.
 
     Args:
         name: Name of the file.
     """
     if not name.endswith(TORCH_PICKLES):
-        return "Convert them to safetensors, or pass --static to audit the config without weights."
-    return (
-        "Convert them if you trust where they come from, or pass --static to audit the config without weights:\n"
-        "import torch; from safetensors.torch import save_file\n"
-        f"weights = torch.load({name!r}, weights_only=True)\n"
-        "save_file({name: w.clone() for name, w in weights.items()}, 'model.safetensors', metadata={'format': 'pt'})"
-    )
+        return Message("errors.hint.convert")
+    return Message("errors.hint.convert_with_torch", name=repr(name))
 
 
 def _index_shards(path: Path) -> list[str]:
@@ -79,13 +77,14 @@ def _index_shards(path: Path) -> list[str]:
         shards = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(
-            f"{path.name} is not a valid index of weight files: {short_text(error)}", hint="Download the model again."
+            Message("errors.weights.index", name=path.name, reason=short_text(error)),
+            hint=Message("errors.hint.download_again"),
         ) from error
     for shard in shards:
         # A path would lead out of the directory: {"lm_head.weight": "../../secrets.safetensors"}.
         if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
             raise ModelError(
-                f"the index names {str(shard)[:100]!r}, which is no safetensors file beside it",
-                hint="Only safetensors beside the index are read: anything else may run code.",
+                Message("errors.weights.outside_index", shard=repr(str(shard)[:100])),
+                hint=Message("errors.hint.only_safetensors"),
             )
     return shards

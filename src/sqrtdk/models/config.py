@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from sqrtdk import _files
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.models.checkpoint import config_path
@@ -24,7 +25,7 @@ MAX_ENTRIES = 1_000_000
 MAX_LAYERS_TIMES_EXPERTS = 100_000
 JSON = (dict, list)
 IGNORED = "premises.config.ignored"
-_WHOSE = "Is this a model's config?"
+_WHOSE = "errors.hint.whose_config"  # id of a sentence
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 DTYPE_NAMES = {  # common aliases
     "fp32": "float32",
@@ -73,8 +74,8 @@ def read_config_dict(home: Path) -> dict[str, Any]:
         return read_json(config_path(home))
     except OSError as error:
         raise ModelError(
-            f"no readable config.json in {str(home)!r}: {error.strerror}",
-            hint="Give a directory made by save_pretrained, a hub id, or package.module:factory.",
+            Message("errors.config.none", home=repr(str(home)), reason=_files.reason_of(error)),
+            hint=Message("errors.hint.saved_model"),
         ) from error
 
 
@@ -94,18 +95,20 @@ def read_json(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     try:
         raw = json.loads(read_bytes(path, name, limit).decode("utf-8"))
     except RecursionError as error:
-        raise ModelError(f"{name} is nested too deep", hint=_WHOSE) from error
+        raise ModelError(Message("errors.config.deep", name=name), hint=Message(_WHOSE)) from error
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, or an integer with thousands of digits
-        raise ModelError(f"{name} is not valid JSON: {error}", hint="Restore the file from its source.") from error
+        raise ModelError(
+            Message("errors.config.no_json", name=name, reason=str(error)), hint=Message("errors.hint.restore")
+        ) from error
     if not isinstance(raw, dict):
-        raise ModelError(f"{name} holds a {type(raw).__name__}, not an object", hint=_WHOSE)
+        raise ModelError(Message("errors.config.no_object", name=name, kind=type(raw).__name__), hint=Message(_WHOSE))
     entries, layer = 0, [raw]  # `layer` holds all values of one depth
     for _ in range(MAX_DEPTH + 1):
         nested = [value.values() if isinstance(value, dict) else value for value in layer if isinstance(value, JSON)]
         layer = list(itertools.chain.from_iterable(nested))
         entries += len(layer)
     if layer or entries > MAX_ENTRIES:
-        raise ModelError(f"{name} is nested too deep or has too many entries", hint=_WHOSE)
+        raise ModelError(Message("errors.config.deep_or_many", name=name), hint=Message(_WHOSE))
     return raw
 
 
@@ -160,16 +163,20 @@ def clean_config_dict(raw: dict[str, Any], *, trust_remote_code: bool = False) -
         limit, counts = next((limit, counts) for pattern, limit, counts in LIMITS if pattern.search(key))
         if abs(value) > limit:
             raise ModelError(
-                f"config: {path[:200]} = {_short(value)} is over the limit of {limit}",
-                hint="No known model is this large; check the config.",
+                Message("errors.config.limit", path=path[:200], value=_short(value), limit=limit),
+                hint=Message("errors.hint.too_large"),
             )
         if counts:
             sizes[counts] = max(sizes[counts], value)
         if sizes["layers"] * sizes["experts"] > MAX_LAYERS_TIMES_EXPERTS:
             raise ModelError(
-                f"config: {sizes['layers']} layers of {sizes['experts']} experts are over the limit of"
-                f" {MAX_LAYERS_TIMES_EXPERTS} in all",
-                hint="No known model is this large; check the config.",
+                Message(
+                    "errors.config.experts",
+                    layers=sizes["layers"],
+                    experts=sizes["experts"],
+                    limit=MAX_LAYERS_TIMES_EXPERTS,
+                ),
+                hint=Message("errors.hint.too_large"),
             )
 
     return walk(raw, "", ""), notes
@@ -206,13 +213,15 @@ def load_config(home: Path, *, trust_remote_code: bool = False) -> tuple[Any, tu
             config._experts_implementation = None
             return config, tuple(notes)
         if not isinstance(model_type, str) or model_type not in hf.CONFIG_MAPPING:
-            hint = "Check model_type, or update: pip install -U transformers"
+            hint = Message("errors.hint.model_type")
             if isinstance(raw.get("auto_map"), dict):
-                hint = "It comes with its own code: read it, then pass --trust-remote-code."
+                hint = Message("errors.hint.trust_remote_code")
                 if file == home:
-                    hint = "It comes with its own code, which is run from a model's directory only: give that."
+                    hint = Message("errors.hint.code_of_directory")
             raise ModelError(
-                f"{file.name} names the model type {_short(model_type)}, which transformers {hf.__version__} lacks",
+                Message(
+                    "errors.config.model_type", name=file.name, model_type=_short(model_type), version=hf.__version__
+                ),
                 hint=hint,
             )
         return hf.CONFIG_MAPPING[model_type].from_dict(clean), tuple(notes)
@@ -220,8 +229,8 @@ def load_config(home: Path, *, trust_remote_code: bool = False) -> tuple[Any, tu
         raise
     except BaseException as error:  # a config class may raise anything on untrusted values
         raise ModelError(
-            f"transformers rejects this config: {kind_and_text(error)}",
-            hint="Check the values in config.json.",
+            Message("errors.config.rejected", reason=kind_and_text(error)),
+            hint=Message("errors.hint.config_values"),
         ) from error
 
 
@@ -231,8 +240,8 @@ def _refuse_outside(auto_map: Any) -> None:
         for reference in name if isinstance(name, list) else [name]:
             if isinstance(reference, str) and (reference.startswith("/") or ".." in reference):
                 raise ModelError(
-                    f"config.json: auto_map names {_short(reference)}, which is not in the directory",
-                    hint="Only Python files of the model's own directory are run.",
+                    Message("errors.config.auto_map", reference=_short(reference)),
+                    hint=Message("errors.hint.own_files"),
                 )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sqrtdk.errors import ModelError
+from sqrtdk.messages import Message, joined
 
 MODEL_DIM, HEADS, LAYERS, HIDDEN, BYTES = 128, 2, 3, 384, 256
 CONTEXT = 1024  # bytes: four times the windows that it was trained on
@@ -123,7 +124,10 @@ class DemoModel(nn.Module):
     def __init__(self, variant: str = "demo") -> None:
         super().__init__()
         if variant not in VARIANTS:
-            raise ModelError(f"there is no embedded model {variant!r}", hint=f"Use one of: {', '.join(VARIANTS)}.")
+            raise ModelError(
+                Message("errors.model.no_demo", variant=repr(variant)),
+                hint=Message("errors.hint.one_of", names=joined([*VARIANTS], "comma")),
+            )
         self.embed = nn.Embedding(BYTES, MODEL_DIM)
         self.blocks = nn.ModuleList(DemoBlock(variant) for _ in range(LAYERS))
         self.norm = nn.RMSNorm(MODEL_DIM, eps=1e-6)
@@ -173,8 +177,8 @@ def load_demo(variant: str = "demo") -> DemoModel:
     file = importlib.resources.files("sqrtdk.models") / "weights" / f"{weights_name(variant)}.safetensors"
     if not file.is_file():
         raise ModelError(
-            f"the weights of the embedded model {variant!r} are not installed",
-            hint="Reinstall sqrtdk, or train them with scripts/train_demo.py.",
+            Message("errors.model.demo_weights", variant=repr(variant)),
+            hint=Message("errors.hint.reinstall"),
         )
     state = {name: weight.float() for name, weight in load(file.read_bytes()).items()}
     model.load_state_dict(state | {"head.weight": state["embed.weight"]})

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sqrtdk.errors import MissingExtraError
+from sqrtdk.messages import Message
 
-HINT = "Run: pip install 'sqrtdk[hf]'"
+HINT = "errors.hint.install_hf"  # id of a sentence
 TRANSFORMERS_AT_LEAST = (5, 20, 2)
 
 
@@ -23,7 +24,7 @@ def import_transformers() -> Any:
     try:
         module = importlib.import_module("transformers")
     except ImportError as error:
-        raise MissingExtraError(f"transformers can't be imported: {error}", hint=HINT) from error
+        raise MissingExtraError(Message("errors.extras.transformers", reason=str(error)), hint=Message(HINT)) from error
     return check_version(module)
 
 
@@ -44,7 +45,9 @@ def check_version(module: Any) -> Any:
     version = str(module.__version__)
     if tuple(map(int, re.findall(r"\d+", version)[:3])) < TRANSFORMERS_AT_LEAST:
         oldest = ".".join(map(str, TRANSFORMERS_AT_LEAST))
-        raise MissingExtraError(f"transformers {version} is too old: {oldest} or newer is needed", hint=HINT)
+        raise MissingExtraError(
+            Message("errors.extras.old_transformers", version=version, oldest=oldest), hint=Message(HINT)
+        )
     return module
 
 
@@ -57,7 +60,7 @@ def import_accelerate() -> Any:
     try:
         return importlib.import_module("accelerate")
     except ImportError as error:
-        raise MissingExtraError(f"a device map needs accelerate: {error}", hint=HINT) from error
+        raise MissingExtraError(Message("errors.extras.accelerate", reason=str(error)), hint=Message(HINT)) from error
 
 
 def quiet_transformers() -> contextlib.AbstractContextManager[None]:

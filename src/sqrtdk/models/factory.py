@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
+from sqrtdk.messages import Message
 from sqrtdk.models.alone import alone
 from sqrtdk.models.names import file_as_module
 from sqrtdk.models.records import Inputs
@@ -40,20 +41,20 @@ def call_factory(model: str, *, static: bool = False, seed: int = 0) -> tuple[nn
         # The module itself is missing, and not one that it imports.
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             raise ModelError(
-                f"there is no Python module {error.name!r} (for {model!r})",
-                hint=file_as_module(model) or "Run in the directory that holds it, or install its package.",
+                Message("errors.model.no_module", name=repr(error.name), model=repr(model)),
+                hint=file_as_module(model) or Message("errors.hint.run_where"),
             ) from error
-        raise _broken(model, "importing", error) from error
+        raise _broken("errors.model.importing_raised", model, error) from error
     except INTERRUPTS:
         raise
     except BaseException as error:  # a user's module may raise anything, SystemExit included
-        raise _broken(model, "importing", error) from error
+        raise _broken("errors.model.importing_raised", model, error) from error
     try:
         for part in attribute.split("."):
             if not hasattr(target, part):
                 raise ModelError(
-                    f"{module_name!r} has no {attribute!r}",
-                    hint="Name a function of no arguments that returns a module, or (module, inputs).",
+                    Message("errors.model.no_attribute", module=repr(module_name), attribute=repr(attribute)),
+                    hint=Message("errors.hint.factory_signature"),
                 )
             target = getattr(target, part)
         if not callable(target) or isinstance(target, nn.Module):
@@ -66,7 +67,7 @@ def call_factory(model: str, *, static: bool = False, seed: int = 0) -> tuple[nn
     except (*INTERRUPTS, ModelError):
         raise
     except BaseException as error:  # a user's factory may raise anything
-        raise _broken(model, "calling", error) from error
+        raise _broken("errors.model.calling_raised", model, error) from error
 
 
 def _unpack(model: str, result: Any) -> tuple[nn.Module, Inputs | None]:
@@ -80,17 +81,18 @@ def _unpack(model: str, result: Any) -> tuple[nn.Module, Inputs | None]:
             return module, tuple(inputs)
         if isinstance(inputs, tuple) or (isinstance(inputs, dict) and all(isinstance(k, str) for k in inputs)):
             return module, inputs
-        returned = f"a module with inputs of type {type(inputs).__name__}"
+        returned = Message("errors.model.gave_inputs", kind=type(inputs).__name__)
     else:
-        returned = f"an object of type {type(result).__name__}"
-    hint = "Return an nn.Module, or (module, inputs) with inputs a dict or a tuple."
-    if result is None or (isinstance(result, (tuple, list)) and None in [*result][:1]):
-        hint += " A method such as eval() of your class may return None: call it first, and return the module."
-    raise ModelError(f"{model!r} gave {returned}", hint=hint)
+        returned = Message("errors.model.gave_object", kind=type(result).__name__)
+    is_none = result is None or (isinstance(result, (tuple, list)) and None in [*result][:1])
+    raise ModelError(
+        Message("errors.model.gave", model=repr(model), returned=returned),
+        hint=Message("errors.hint.return_module_not_none" if is_none else "errors.hint.return_module"),
+    )
 
 
-def _broken(model: str, doing: str, error: BaseException) -> ModelError:
+def _broken(id: str, model: str, error: BaseException) -> ModelError:
     return ModelError(
-        f"{doing} {model!r} raised {kind_and_text(error)}",
-        hint="Run it in Python to see the whole traceback.",
+        Message(id, model=repr(model), reason=kind_and_text(error)),
+        hint=Message("errors.hint.run_in_python"),
     )

@@ -14,6 +14,7 @@ from threading import Thread
 from typing import Any
 
 from sqrtdk.errors import MissingExtraError, ModelError, kind_and_text
+from sqrtdk.messages import Message
 from sqrtdk.models.checkpoint import CONFIG, PICKLES, how_to_convert
 from sqrtdk.models.extras import HINT, import_transformers, quiet_hub
 
@@ -41,9 +42,9 @@ def fetch(model: str, *, revision: str | None = None, weights: bool, trust_remot
     try:
         return _snapshot(model, revision, files, local=names is None)
     except Exception as error:  # huggingface_hub and its HTTP client raise many kinds of errors
-        why = f"a model that the cache holds ({type(error).__name__})" if names is None else _why(error)
+        why = _why(error) if names is not None else Message("errors.model.in_cache", kind=type(error).__name__)
         raise ModelError(
-            f"{model!r} is neither a local directory nor {why}", hint=_hint(model, names is None)
+            Message("errors.model.nowhere", model=repr(model), why=why), hint=_hint(model, names is None)
         ) from error
 
 
@@ -70,19 +71,19 @@ def ask(model: str, revision: str | None = None, before: Callable[[], None] = la
     """
     if not REPO_ID.fullmatch(model) or ".." in model:
         raise ModelError(
-            f"{model[:200]!r} is neither a hub id, nor a directory, nor package.module:factory, nor demo[:variant]",
-            hint="Give for example gpt2, org/name, ./my-model, my_package.nets:make, or demo.",
+            Message("errors.model.no_name", model=repr(model[:200])),
+            hint=Message("errors.hint.model_names"),
         )
     try:
         from huggingface_hub import constants
     except ImportError as error:
-        raise MissingExtraError(f"huggingface_hub can't be imported: {error}", hint=HINT) from error
+        raise MissingExtraError(Message("errors.extras.hub", reason=str(error)), hint=Message(HINT)) from error
     cached = _is_cached(model, revision)
     if constants.HF_HUB_OFFLINE:
         if cached:
             return None
         raise ModelError(
-            f"{model!r} is neither a local directory nor a model in the cache, and the hub is not asked",
+            Message("errors.model.not_cached", model=repr(model)),
             hint=_hint(model, True),
         )
     if not cached:
@@ -93,7 +94,7 @@ def ask(model: str, revision: str | None = None, before: Callable[[], None] = la
         if cached:
             return None
         raise ModelError(
-            f"{model!r} is neither a local directory nor {_why(error)}", hint=_hint(model, False)
+            Message("errors.model.nowhere", model=repr(model), why=_why(error)), hint=_hint(model, False)
         ) from error
 
 
@@ -101,7 +102,7 @@ class _NoAnswerError(TimeoutError):
     """The hub did not answer in time; the error's text is ours and may be shown."""
 
 
-def _why(error: Exception) -> str:
+def _why(error: Exception) -> Message:
     """Return the hub's own words, or only the class of a network error, whose text does not help.
 
     `LocalEntryNotFoundError` counts as a network error: a download whose connection fails raises it.
@@ -110,9 +111,9 @@ def _why(error: Exception) -> str:
 
     answers = (errors.HfHubHTTPError, errors.HFValidationError)
     if isinstance(error, answers) and not isinstance(error, errors.LocalEntryNotFoundError):
-        return f"a model that the hub gives: {kind_and_text(error)}"
-    reason = str(error) if isinstance(error, _NoAnswerError) else type(error).__name__
-    return f"a model in the cache, and the hub can't be reached ({reason})"
+        return Message("errors.model.hub_answer", reason=kind_and_text(error))
+    reason = error.args[0] if isinstance(error, _NoAnswerError) else type(error).__name__
+    return Message("errors.model.hub_unreachable", reason=reason)
 
 
 def _file_names(model: str, revision: str | None, seconds: float) -> list[str]:
@@ -134,7 +135,7 @@ def _file_names(model: str, revision: str | None, seconds: float) -> list[str]:
     except TimeoutError as error:
         if answer.done():  # the request itself timed out
             raise
-        raise _NoAnswerError(f"no answer within {seconds} s (HF_HUB_ETAG_TIMEOUT)") from error
+        raise _NoAnswerError(Message("errors.model.hub_silent", seconds=seconds)) from error
 
 
 def _is_cached(model: str, revision: str | None) -> bool:
@@ -152,11 +153,8 @@ def _snapshot(model: str, revision: str | None, files: list[str], *, local: bool
         return Path(huggingface_hub.snapshot_download(model, allow_patterns=files, **options))
 
 
-def _hint(model: str, offline: bool) -> str:
-    here = f"{model!r} does not exist here: check the path."
-    if offline:
-        return f"{here} HF_HUB_OFFLINE is set: for a hub id unset it, or set HF_HOME to a cache that has the model."
-    return f"{here} For a hub id check the revision, your network and, for a gated model, `hf auth login`."
+def _hint(model: str, offline: bool) -> Message:
+    return Message("errors.hint.hub_offline" if offline else "errors.hint.hub", model=repr(model))
 
 
 def _refuse_pickles(names: list[str], model: str) -> None:
@@ -164,6 +162,6 @@ def _refuse_pickles(names: list[str], model: str) -> None:
     pickles = [name for name in names if name.endswith(PICKLES)]
     if pickles and not any(name.endswith(".safetensors") for name in names):
         raise ModelError(
-            f"the weights of {model!r} are pickled ({pickles[0]!r}): loading a pickle runs the code inside it",
-            hint=f"Look for a revision in safetensors, or download them. {how_to_convert(pickles[0])}",
+            Message("errors.weights.pickled_on_hub", model=repr(model), file=repr(pickles[0])),
+            hint=Message("errors.hint.look_for_safetensors", convert=how_to_convert(pickles[0])),
         )

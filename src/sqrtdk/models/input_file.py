@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk import _files
 from sqrtdk.errors import INTERRUPTS, ModelError, short_text
+from sqrtdk.messages import Message, joined
 from sqrtdk.models.limits import check_file
 from sqrtdk.models.makers import vocabulary
 from sqrtdk.models.signature import forward_arguments
@@ -47,8 +49,8 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 
     if Path(path).suffix != ".safetensors":
         raise ModelError(
-            f"the inputs {str(path)!r} are not a .safetensors file: other formats may run code when loaded",
-            hint="Save them with safetensors.torch.save_file({'input_ids': ...}, 'inputs.safetensors').",
+            Message("errors.inputs.format", path=repr(str(path))),
+            hint=Message("errors.hint.save_inputs"),
         )
     try:
         check_file(path, f"the inputs {str(path)!r}", MAX_INPUT_BYTES)
@@ -56,11 +58,14 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
     except (*INTERRUPTS, ModelError):
         raise
     except OSError as error:
-        raise ModelError(f"can't read the inputs {str(path)!r}: {short_text(error)}", hint="Check the path.") from error
+        raise ModelError(
+            Message("errors.inputs.unreadable", path=repr(str(path)), reason=_files.reason_of(error)),
+            hint=Message("errors.hint.check_path"),
+        ) from error
     except BaseException as error:  # safetensors has its own error type, and a panic in Rust is not an Exception
         raise ModelError(
-            f"the inputs {str(path)!r} are not valid safetensors: {short_text(error)}",
-            hint="Save them again with safetensors.torch.save_file.",
+            Message("errors.inputs.invalid", path=repr(str(path)), reason=short_text(error)),
+            hint=Message("errors.hint.save_again"),
         ) from error
     return tensors
 
@@ -72,19 +77,21 @@ def check_names(tensors: dict[str, Tensor], module: nn.Module) -> None:
         ModelError: Unknown or missing names; the message lists those that are accepted.
     """
     accepted = forward_arguments(module)
-    listed = f"forward takes: {', '.join(accepted)}."
+    listed = Message("errors.hint.forward_takes", names=joined([*accepted], "comma") if accepted else "")
     kinds = {p.kind for p in inspect.signature(module.forward).parameters.values()}
     is_open = not accepted and inspect.Parameter.VAR_KEYWORD in kinds  # forward(**kwargs)
     unknown = [name for name in tensors if name not in accepted]
     if unknown and not is_open:
-        raise ModelError(f"{type(module).__name__} takes no input named {unknown[0][:100]!r}", hint=listed)
+        raise ModelError(
+            Message("errors.inputs.unknown", kind=type(module).__name__, name=repr(unknown[0][:100])), hint=listed
+        )
     missing = [name for name, needed in accepted.items() if needed and name not in tensors]
     # transformers' forwards declare all arguments optional, and raise without their main one.
     main = getattr(module, "main_input_name", None)
     if main in accepted and not {main, "inputs_embeds", "encoder_outputs"} & set(tensors):
         missing.append(main)
     if missing:
-        raise ModelError(f"the inputs lack {', '.join(dict.fromkeys(missing))}", hint=listed)
+        raise ModelError(Message("errors.inputs.lack", names=joined([*dict.fromkeys(missing)], "comma")), hint=listed)
 
 
 def _check_tensor(name: str, tensor: Tensor, config: Any) -> None:
@@ -92,19 +99,25 @@ def _check_tensor(name: str, tensor: Tensor, config: Any) -> None:
     if ranks and tensor.ndim not in ranks:
         wanted = " or ".join(str(rank) for rank in ranks)
         raise ModelError(
-            f"{name} has shape {tuple(tensor.shape)}; {wanted} dimensions are needed",
-            hint="The first dimension is the batch.",
+            Message("errors.inputs.shape", name=name, shape=str(tuple(tensor.shape)), wanted=wanted),
+            hint=Message("errors.hint.batch_first"),
         )
     if tensor.numel() == 0:
-        raise ModelError(f"{name} is empty: shape {tuple(tensor.shape)}", hint="Give at least one row and one token.")
+        raise ModelError(
+            Message("errors.inputs.empty", name=name, shape=str(tuple(tensor.shape))),
+            hint=Message("errors.hint.one_row"),
+        )
     if not name.endswith("input_ids"):
         return
     if tensor.dtype not in (torch.int64, torch.int32):
-        raise ModelError(f"{name} has dtype {tensor.dtype}; ids are int64 or int32", hint="Save them as integers.")
+        raise ModelError(
+            Message("errors.inputs.ids_dtype", name=name, dtype=str(tensor.dtype)),
+            hint=Message("errors.hint.as_integers"),
+        )
     if config is not None:
         vocab, low, high = vocabulary(config), int(tensor.min()), int(tensor.max())
         if low < 0 or high >= vocab:
             raise ModelError(
-                f"{name} holds ids from {low} to {high}; the model knows 0 to {vocab - 1}",
-                hint="Tokenise with this model's own tokenizer.",
+                Message("errors.inputs.ids_range", name=name, low=low, high=high, last=vocab - 1),
+                hint=Message("errors.hint.own_tokenizer"),
             )

@@ -75,16 +75,19 @@ def make_inputs(
             raise
         except Exception as error:  # fields of an untrusted config may have any type
             raise ModelError(
-                f"no {name} can be made from this config: {kind_and_text(error)}", hint=file_hint(module)
+                Message("errors.inputs.not_made", name=name, reason=kind_and_text(error)), hint=file_hint(module)
             ) from error
     missing = [name for name, needed in accepted.items() if needed and name not in inputs]
     if missing or not inputs:
         raise ModelError(
-            f"{type(module).__name__} wants {', '.join(missing) or 'inputs'} that can't be made here",
+            Message("errors.inputs.wants", kind=type(module).__name__, names=", ".join(missing) or "inputs"),
             hint=file_hint(module),
         )
     if request.text is not None and "input_ids" not in inputs:
-        raise ModelError(f"{type(module).__name__} takes no text", hint=f"Leave --text out. {file_hint(module)}")
+        raise ModelError(
+            Message("errors.inputs.no_text", kind=type(module).__name__),
+            hint=Message("errors.hint.leave_text_out", inputs=file_hint(module)),
+        )
     return inputs, tuple(notes)
 
 
@@ -112,8 +115,8 @@ def guess_inputs(
     if config is None:
         accepted = ", ".join(forward_arguments(module)) or "*args, **kwargs"
         raise InvalidValueError(
-            f"no inputs were given, and {type(module).__name__} has no config to make them from",
-            hint=f"Pass inputs=(...) or inputs={{...}} for forward({accepted}); a factory may return (module, inputs).",
+            Message("errors.inputs.no_config", kind=type(module).__name__),
+            hint=Message("errors.hint.pass_inputs", accepted=accepted),
         )
     made, notes = make_inputs(module, config, batch=batch, seq_len=seq_len, seed=seed)
     return place(made, module), notes
@@ -188,8 +191,8 @@ def place(inputs: Inputs, module: nn.Module) -> Inputs:
             return value
         if value.is_meta and torch.device(device).type != "meta":
             raise InvalidValueError(
-                f"inputs of weights on {device} have numbers; got one of shape {tuple(value.shape)} on meta",
-                hint="Make the inputs on the CPU; or ask for static (--static), which reads formulas alone.",
+                Message("errors.inputs.on_meta", device=str(device), shape=str(tuple(value.shape))),
+                hint=Message("errors.hint.inputs_on_cpu"),
             )
         return value.to(device, first.dtype) if value.is_floating_point() else value.to(device)
 

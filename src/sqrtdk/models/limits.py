@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sqrtdk.errors import InvalidValueError, ModelError
+from sqrtdk.messages import Message
 
 MAX_ELEMENTS = 2**26  # in one generated input: half a GiB of ids, or 400 images of 224 x 224
 SEEDS = (-(2**63), 2**64 - 1)  # range of torch.manual_seed
@@ -25,7 +26,7 @@ def check_seed(seed: int) -> None:
         sqrtdk.errors.InvalidValueError: seed 18446744073709551616 is not from -2^63 to 2^64 - 1
     """
     if not SEEDS[0] <= seed <= SEEDS[1]:
-        raise InvalidValueError(f"seed {seed} is not from -2^63 to 2^64 - 1", hint="Give a smaller number.")
+        raise InvalidValueError(Message("errors.options.seed", seed=seed), hint=Message("errors.hint.smaller_number"))
 
 
 def check_sizes(batch: int, seq_len: int | None) -> None:
@@ -35,7 +36,9 @@ def check_sizes(batch: int, seq_len: int | None) -> None:
         InvalidValueError: `batch` or `seq_len` is below 1.
     """
     if batch < 1 or (seq_len is not None and seq_len < 1):
-        raise InvalidValueError(f"batch {batch} and seq_len {seq_len} must be at least 1", hint="Give positive sizes.")
+        raise InvalidValueError(
+            Message("errors.options.sizes", batch=batch, seq_len=str(seq_len)), hint=Message("errors.hint.positive")
+        )
 
 
 def check_elements(name: str, shape: Sequence[int]) -> None:
@@ -51,11 +54,15 @@ def check_elements(name: str, shape: Sequence[int]) -> None:
     """
     shape = tuple(shape)
     if min(shape) < 1:
-        raise InvalidValueError(f"{name} {shape} is empty", hint="Check the sizes in config.json.")
+        raise InvalidValueError(
+            Message("errors.inputs.made_empty", name=name, shape=str(shape)), hint=Message("errors.hint.config_sizes")
+        )
     if math.prod(shape) > MAX_ELEMENTS:
         raise InvalidValueError(
-            f"{name} {shape} has {math.prod(shape)} elements; at most {MAX_ELEMENTS} are made",
-            hint="Give a smaller --batch or --seq-len, or --input FILE.safetensors.",
+            Message(
+                "errors.inputs.too_large", name=name, shape=str(shape), elements=math.prod(shape), most=MAX_ELEMENTS
+            ),
+            hint=Message("errors.hint.smaller_inputs"),
         )
 
 
@@ -68,9 +75,12 @@ def check_file(path: str | Path, name: str, limit: int) -> None:
     """
     status = Path(path).stat()
     if not stat.S_ISREG(status.st_mode):
-        raise ModelError(f"{name} is not a regular file", hint="Copy its content to a file, and give that.")
+        raise ModelError(Message("errors.files.not_regular", name=name), hint=Message("errors.hint.copy_content"))
     if status.st_size > limit:
-        raise ModelError(f"{name} has {status.st_size} bytes; at most {limit} are read", hint="Give a smaller file.")
+        raise ModelError(
+            Message("errors.files.too_large", name=name, size=status.st_size, limit=limit),
+            hint=Message("errors.hint.smaller_file"),
+        )
 
 
 def read_bytes(path: str | Path, name: str, limit: int) -> bytes:
@@ -84,5 +94,7 @@ def read_bytes(path: str | Path, name: str, limit: int) -> bytes:
     with open(path, "rb") as file:
         content = file.read(limit + 1)  # one byte more, because files in /proc report a size of 0
     if len(content) > limit:
-        raise ModelError(f"{name} has over {limit} bytes; at most {limit} are read", hint="Give a smaller file.")
+        raise ModelError(
+            Message("errors.files.over_limit", name=name, limit=limit), hint=Message("errors.hint.smaller_file")
+        )
     return content

@@ -10,7 +10,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from sqrtdk import _files
 from sqrtdk.errors import ModelError
+from sqrtdk.messages import Message
 
 READ_FOLDERS = ("additional_chat_templates",)  # subfolders that transformers reads
 
@@ -33,7 +35,7 @@ def refuse_stray_files(directory: Path, *, trust_remote_code: bool = False) -> N
         str(directory).encode()
     except UnicodeEncodeError as error:
         raise ModelError(
-            f"the name of the directory {str(directory)!r} is not UTF-8", hint="Rename it: tokenizers can't read it."
+            Message("errors.files.name_not_utf8", directory=repr(str(directory))), hint=Message("errors.hint.rename")
         ) from error
     root = Path(os.path.realpath(directory))
     homes = homes_of(root)
@@ -42,7 +44,10 @@ def refuse_stray_files(directory: Path, *, trust_remote_code: bool = False) -> N
             _refuse_stray(path, homes, path.relative_to(root))
     except OSError as error:
         raise ModelError(
-            f"the directory {str(directory)!r} can't be read: {error.strerror}", hint="Check its permissions."
+            Message(
+                "errors.files.directory_unreadable", directory=repr(str(directory)), reason=_files.reason_of(error)
+            ),
+            hint=Message("errors.hint.permissions"),
         ) from error
 
 
@@ -79,15 +84,16 @@ def _refuse_stray(path: Path, homes: tuple[Path, ...], shown: Path) -> None:
             target = Path(os.path.realpath(path, strict=True))
         except OSError as error:
             raise ModelError(
-                f"{str(shown)!r} is a symbolic link that leads nowhere: {error.strerror}",
-                hint="Download the model again, or remove the link.",
+                Message("errors.files.dead_link", path=repr(str(shown)), reason=_files.reason_of(error)),
+                hint=Message("errors.hint.remove_link"),
             ) from error
         if not any(target.is_relative_to(home) for home in homes):
             raise ModelError(
-                f"{str(shown)!r} is a symbolic link out of the model's directory, to {str(target)!r}",
-                hint="Put the file itself there if it belongs to the model: what a stranger's link leads to is not "
-                "read.",
+                Message("errors.files.link_outside", path=repr(str(shown)), target=repr(str(target))),
+                hint=Message("errors.hint.no_links"),
             )
         status = target.stat()
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-        raise ModelError(f"{str(shown)!r} is not a regular file", hint="Remove it: it may have no end.")
+        raise ModelError(
+            Message("errors.files.path_not_regular", path=repr(str(shown))), hint=Message("errors.hint.remove_endless")
+        )

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sqrtdk.errors import INTERRUPTS, InvalidValueError, ModelError, kind_and_text
-from sqrtdk.messages import Message, id_of
+from sqrtdk.messages import Message, id_of, joined
 from sqrtdk.models.alone import alone
 from sqrtdk.models.build import AttnRefusedError, build_model, parse_dtype, raise_if_attn_refused
 from sqrtdk.models.demo import DemoModel, load_demo
@@ -55,7 +55,8 @@ def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Input
     dtype = parse_dtype(options.dtype)
     if options.attn is not None and options.attn not in ATTN:
         raise ModelError(
-            f"there is no attention implementation {options.attn!r}", hint=f"Use one of: {', '.join(ATTN)}."
+            Message("errors.options.attn", attn=repr(options.attn)),
+            hint=Message("errors.hint.one_of", names=joined(ATTN, "comma")),
         )
     static, device = options.static or options.device == "meta", _check_device(options.device or "cpu")
     is_embedded = is_demo(model)
@@ -165,8 +166,8 @@ def _refuse_spread(model: str, **options: object) -> None:
     for name, value in options.items():
         if value is not None:
             raise InvalidValueError(
-                f"{name} spreads the weights of a checkpoint, and {model!r} is not one",
-                hint=f"Leave --{name.replace('_', '-')} out, or give a hub id or a directory with safetensors.",
+                Message("errors.options.not_a_checkpoint", name=name, model=repr(model)),
+                hint=Message("errors.hint.leave_map_out", name=name.replace("_", "-")),
             )
 
 
@@ -174,9 +175,11 @@ def _check_device(device: str) -> str:
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
-        raise ModelError(f"there is no device {device!r}", hint="Use for example cpu, cuda or cuda:1.") from error
+        raise ModelError(
+            Message("errors.options.device", device=repr(device)), hint=Message("errors.hint.devices")
+        ) from error
     if kind == "cuda" and not torch.cuda.is_available():
-        raise ModelError("torch sees no CUDA device", hint="Use --device cpu, or install torch for CUDA.")
+        raise ModelError(Message("errors.options.no_cuda"), hint=Message("errors.hint.cpu"))
     return "cpu" if kind == "meta" else device
 
 
@@ -199,8 +202,8 @@ def _settle(
     except BaseException as error:  # a user's module may raise anything
         raise_if_attn_refused(error, attn)
         raise ModelError(
-            f"the module can't be prepared: {kind_and_text(error)}",
-            hint="Check --device, --dtype and --attn against what the model supports.",
+            Message("errors.model.not_prepared", reason=kind_and_text(error)),
+            hint=Message("errors.hint.supported"),
         ) from error
 
 

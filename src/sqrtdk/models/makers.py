@@ -37,7 +37,7 @@ class Request:
     notes: list[str]
 
 
-def vocabulary(config: Any, hint: str = "Pass --input FILE.safetensors.") -> int:
+def vocabulary(config: Any, hint: str | None = None) -> int:
     """Return the number of ids that the model's text part knows.
 
     Raises:
@@ -47,7 +47,7 @@ def vocabulary(config: Any, hint: str = "Pass --input FILE.safetensors.") -> int
         size = getattr(part, "vocab_size", None)
         if isinstance(size, int) and size > 0:
             return size
-    raise ModelError("the config names no vocab_size, so ids can't be drawn", hint=hint)
+    raise ModelError(Message("errors.inputs.no_vocabulary"), hint=hint or Message("errors.hint.pass_input_file"))
 
 
 def _ids(request: Request, salt: int = 0) -> Tensor:
@@ -59,7 +59,7 @@ def _ids(request: Request, salt: int = 0) -> Tensor:
         _note(request, reason)
         return ids
     if request.text is not None:
-        raise ModelError(f"--text can't be used: {reason}", hint="Leave it out: random ids are used then.")
+        raise ModelError(Message("errors.options.text", reason=reason), hint=Message("errors.hint.random_ids"))
     _note(request, Message("premises.inputs.random_ids", seed=request.seed, why=reason))
     part, seed = text_config(request.config), (request.seed + salt) % 2**64
     return random_ids(part, batch=request.batch, length=request.seq_len, vocab=vocab, seed=seed)
@@ -128,7 +128,7 @@ def _features(request: Request) -> Tensor:
     for name in ("feature_projection_input_dim", "input_feat_per_channel", "input_dim"):
         if width := _first(request.config, name, 0):
             return _normal("input_features", request, (request.batch, 256, width))
-    raise ModelError("the config does not say the shape of input_features", hint=file_hint(request.module))
+    raise ModelError(Message("errors.inputs.no_shape", name="input_features"), hint=file_hint(request.module))
 
 
 def _values(request: Request) -> Tensor:
@@ -168,7 +168,7 @@ def _series(request: Request) -> Tensor:
     if length and _first(request.config, "patch_length", 0) and not channels:
         return _normal("past_values", request, (request.batch, length))
     if not length or not channels:
-        raise ModelError("the config does not say the shape of past_values", hint=file_hint(request.module))
+        raise ModelError(Message("errors.inputs.no_shape", name="past_values"), hint=file_hint(request.module))
     return _normal("past_values", request, (request.batch, length, channels))
 
 
@@ -176,7 +176,7 @@ def _steps(name: str, request: Request, width: str | None) -> Tensor:
     """Make (B, L, width) with the width that a config field names; None stands for width 1."""
     size = 1 if width is None else _first(request.config, width, 0)
     if not size:
-        raise ModelError(f"the config does not say the shape of {name}", hint=file_hint(request.module))
+        raise ModelError(Message("errors.inputs.no_shape", name=name), hint=file_hint(request.module))
     return _normal(name, request, (request.batch, request.seq_len, size))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from sqrtdk.errors import ModelError
+from sqrtdk.messages import Message
 
 HEADROOM = 1.1  # a build needs a little more memory than the weights
 GIB = 2**30
@@ -44,8 +45,8 @@ def require_memory(name: str, needed: int, *, device: str = "cpu", mapped: int =
     available = available_memory(mapped=mapped) if device == "cpu" else _device_memory(device)
     if available is not None and needed * HEADROOM > available:
         raise ModelError(
-            f"{name} needs {needed / GIB:.2f} GiB for its weights, and {available / GIB:.2f} GiB are free",
-            hint="Use --static (no weights), a smaller --dtype, or --device-map auto --offload-folder DIR.",
+            Message("errors.model.memory", name=name, needed=f"{needed / GIB:.2f}", available=f"{available / GIB:.2f}"),
+            hint=Message("errors.hint.memory"),
         )
 
 

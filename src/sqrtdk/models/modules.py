@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
+from sqrtdk.messages import Message
 
 
 def is_spread(module: nn.Module) -> bool:
@@ -22,13 +23,14 @@ def is_spread(module: nn.Module) -> bool:
     return any(isinstance(vars(part).get("hf_device_map"), Mapping) for part in module.modules())
 
 
-def frozen_hint(module: nn.Module) -> str:
-    """Return what to do if a part of the module is frozen TorchScript, whose weights are constants; else ""."""
+def frozen_hint(module: nn.Module) -> Message | None:
+    """Return what to do if a part of the module is frozen TorchScript, whose weights are constants; else None."""
     for path, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule) and not hasattr(part, "training"):  # freezing removes `training`
-            what = path or "The model"
-            return f"{what} is frozen TorchScript, which hides its weights: check it before torch.jit.freeze."
-    return ""
+            if path:
+                return Message("errors.hint.frozen_part", path=path)
+            return Message("errors.hint.frozen")
+    return None
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -76,17 +78,16 @@ def refuse_odd(module: nn.Module) -> None:
         raise
     except BaseException as error:  # a method was overridden, or __init__ did not call nn.Module's
         raise ModelError(
-            f"{name} can't list its parts: {kind_and_text(error)}",
-            hint="Call super().__init__() first in its __init__, leave nn.Module's own methods as they are, and keep "
-            "what holds a part (its parent, itself) out of that part's attributes.",
+            Message("errors.model.parts", name=name, reason=kind_and_text(error)),
+            hint=Message("errors.hint.module_init"),
         ) from error
     if not all(isinstance(part, nn.Module) for _, part in parts) or not all(isinstance(w, Tensor) for _, w in weights):
         raise ModelError(
-            f"{name} lists parts that are no modules, or weights that are no tensors",
-            hint="Leave nn.Module's own methods as they are.",
+            Message("errors.model.foreign_parts", name=name),
+            hint=Message("errors.hint.own_methods"),
         )
     if lazy := [path for path, weight in weights if is_lazy(weight)]:
         raise ModelError(
-            f"{name} has weights without a shape yet, first {lazy[0]}",
-            hint="Run it once on an input of the right width, then check it.",
+            Message("errors.model.lazy", name=name, first=lazy[0]),
+            hint=Message("errors.hint.run_once"),
         )

@@ -7,7 +7,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from sqrtdk import _files
 from sqrtdk.errors import ModelError
+from sqrtdk.messages import Message
 from sqrtdk.models import hub
 from sqrtdk.models.checkpoint import CONFIG
 from sqrtdk.models.config import read_json
@@ -17,7 +19,7 @@ FILE_FACTORY = re.compile(r"(.*[/\\])?([A-Za-z_]\w*)\.py:([A-Za-z_]\w*(?:\.[A-Za
 # A hub repository is never called so.
 FILE_SUFFIXES = (".json", ".safetensors", ".gguf", ".onnx", ".py", ".bin", ".pt", ".pth", ".ckpt")
 
-WANTED = "Give a model's directory, or a transformers config: a JSON file that names a model_type."
+WANTED = "errors.hint.directory_or_config"  # id of a sentence
 
 GRAPHS = (".onnx", ".pt2", ".gguf")  # suffixes of exported graphs
 
@@ -53,7 +55,7 @@ def calls_factory(model: str) -> bool:
     return is_factory(model) and not os.path.isdir(model)
 
 
-def file_as_module(model: str) -> str | None:
+def file_as_module(model: str) -> Message | None:
     """Return a hint if a MODEL argument names a Python file instead of its module, else None.
 
     Example:
@@ -64,8 +66,10 @@ def file_as_module(model: str) -> str | None:
     if match is None:
         return None
     directory, name, factory = match.groups()
-    where = f", in the directory {directory.rstrip('/') or '/'!r}" if directory else ""
-    return f"Name the module, not its file: {f'{name}:{factory}'!r}{where}."
+    module = repr(f"{name}:{factory}")
+    if not directory:
+        return Message("errors.hint.module_not_file", module=module)
+    return Message("errors.hint.module_in_directory", module=module, directory=repr(directory.rstrip("/") or "/"))
 
 
 def find_local(model: str) -> Path | None:
@@ -81,23 +85,27 @@ def find_local(model: str) -> Path | None:
         path = path.parent
     if model and os.path.isdir(path):
         if not os.access(path, os.R_OK | os.X_OK):
-            raise ModelError(f"the directory {model!r} can't be read", hint="Check its permissions.")
+            raise ModelError(
+                Message("errors.files.no_permission", model=repr(model)), hint=Message("errors.hint.permissions")
+            )
         return path
     if os.path.isfile(name):
         if _names_model_type(path):
             return path
         is_beside = (path.parent / CONFIG).is_file()
-        hint = f"Give its directory: {str(path.parent)!r}." if is_beside else WANTED
-        raise ModelError(f"{model!r} is a file, but not a transformers config", hint=hint)
+        beside = Message("errors.hint.its_directory", directory=repr(str(path.parent))) if is_beside else None
+        raise ModelError(Message("errors.model.no_config_file", model=repr(model)), hint=beside or Message(WANTED))
     if named := file_as_module(model):
-        raise ModelError(f"{model!r} names a file, not a module", hint=named)
+        raise ModelError(Message("errors.model.file_not_module", model=repr(model)), hint=named)
     if model and os.path.lexists(name):
-        raise ModelError(f"{model!r} is not a directory", hint=WANTED)
+        raise ModelError(Message("errors.files.not_directory", model=repr(model)), hint=Message(WANTED))
     # A hub id has one slash at most.
     if model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1:
-        raise ModelError(f"there is no directory {model!r}", hint="Check the path; a hub id looks like org/name.")
+        raise ModelError(
+            Message("errors.files.no_directory", model=repr(model)), hint=Message("errors.hint.path_or_id")
+        )
     if model.lower().endswith(FILE_SUFFIXES):
-        raise ModelError(f"there is no file {model!r}", hint=WANTED)
+        raise ModelError(Message("errors.files.no_file", model=repr(model)), hint=Message(WANTED))
     return None
 
 
@@ -112,7 +120,10 @@ def _names_model_type(path: Path) -> bool:
     try:
         return isinstance(read_json(path).get("model_type"), str)
     except OSError as error:
-        raise ModelError(f"{str(path)!r} can't be read: {error.strerror}", hint="Check its permissions.") from error
+        raise ModelError(
+            Message("errors.files.unreadable", path=repr(str(path)), reason=_files.reason_of(error)),
+            hint=Message("errors.hint.permissions"),
+        ) from error
 
 
 def locate(model: str, revision: str | None, *, weights: bool, trust_remote_code: bool) -> tuple[str, Path]:
@@ -144,7 +155,7 @@ def check_name(model: str, revision: str | None, announce: Callable[[str], None]
         return
     if graph_kind(model) is not None:
         if not os.path.isfile(os.path.expanduser(model)):
-            raise ModelError(f"there is no file {model!r}", hint="Check the path of the exported graph.")
+            raise ModelError(Message("errors.files.no_file", model=repr(model)), hint=Message("errors.hint.graph_path"))
         return
     if find_local(model) is None:
         hub.ask_ahead(model, revision, lambda: None if "/" in model else announce(model))

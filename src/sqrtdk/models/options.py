@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch  # the command line reads these options before it may import torch
 
 ATTN = ("eager", "sdpa")  # attention implementations that can be asked for
 # Options that a user's own module has settled already, in the order in which they are named when they are refused.

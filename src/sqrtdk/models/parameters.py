@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from sqrtdk.errors import ModelError
-from sqrtdk.messages import Message
+from sqrtdk.messages import Message, joined
 from sqrtdk.models.build import build_model
 from sqrtdk.models.demo import load_demo
 from sqrtdk.models.factory import call_factory
@@ -84,8 +84,8 @@ def _model(target: str, revision: str | None, trust_remote_code: bool, seed: int
     parts = attention_parts(module)
     if not parts:
         raise ModelError(
-            f"{type(module).__name__} holds no module whose class is named an attention",
-            hint="`sqrtdk check` finds attention by what a model computes, whatever its classes are called.",
+            Message("errors.model.no_attention_class", kind=type(module).__name__),
+            hint=Message("errors.hint.check_finds"),
         )
     layers = [
         {
@@ -121,10 +121,15 @@ def _built(target: str, revision: str | None, trust_remote_code: bool, seed: int
         # A name without a slash may be meant for a preset.
         if "/" in target:
             raise
-        raise ModelError(f"there is no preset {target!r}; {error}", hint=_either(error)) from error
+        raise ModelError(
+            Message("errors.model.no_preset", target=repr(target), reason=error.message), hint=_either(error)
+        ) from error
     module, _, notes = build_model(home, static=True, trust_remote_code=trust_remote_code)
     return module, notes
 
 
-def _either(error: ModelError) -> str:
-    return f"The presets are {', '.join(PRESETS)}." + (f" {error.hint}" if error.hint else "")
+def _either(error: ModelError) -> Message:
+    presets = joined([*PRESETS], "comma")
+    if not error.hint:
+        return Message("errors.hint.presets", names=presets)
+    return Message("errors.hint.presets_or", names=presets, hint=error.hint)

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from sqrtdk._modes import EagerMode
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
+from sqrtdk.messages import Message
 from sqrtdk.models.alone import alone
 from sqrtdk.models.modules import frozen_hint, is_spread
 from sqrtdk.models.records import Inputs
@@ -115,8 +116,12 @@ def call(module: nn.Module, inputs: Inputs) -> Any:
             for name, value in named
             if isinstance(value, Tensor)
         )
-        hint = f"It got {shapes or 'no tensors'}; its forward takes {named_arguments(module) or 'anything'}. "
-        if is_meta:
-            hint += "On the meta device (--static) tensors have no values: where it needs some, run without --static. "
-        hint += frozen_hint(module) or "Give other inputs by these names with --input FILE.safetensors."
-        raise ModelError(f"{type(module).__name__} raised {kind_and_text(error)}", hint=hint) from error
+        hint = Message(
+            "errors.hint.forward_on_meta" if is_meta else "errors.hint.forward",
+            shapes=shapes or Message("errors.inputs.no_tensors"),
+            names=named_arguments(module) or Message("errors.inputs.anything"),
+            advice=frozen_hint(module) or Message("errors.hint.other_inputs"),
+        )
+        raise ModelError(
+            Message("errors.model.raised", kind=type(module).__name__, reason=kind_and_text(error)), hint=hint
+        ) from error

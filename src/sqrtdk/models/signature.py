@@ -6,6 +6,8 @@ import inspect
 
 from torch import nn
 
+from sqrtdk.messages import Message
+
 _MOST_NAMES = 8
 
 
@@ -29,11 +31,11 @@ def named_arguments(module: nn.Module) -> str:
     return ", ".join([*names[:_MOST_NAMES], *(["..."] if len(names) > _MOST_NAMES else [])])
 
 
-def file_hint(module: nn.Module) -> str:
+def file_hint(module: nn.Module) -> Message:
     """Return a hint to give inputs from a file, with the names that its tensors need.
 
     Example:
         >>> file_hint(nn.Linear(2, 2))
         'Pass --input FILE.safetensors with tensors named as in forward(input).'
     """
-    return f"Pass --input FILE.safetensors with tensors named as in forward({named_arguments(module)})."
+    return Message("errors.hint.input_file", names=named_arguments(module))

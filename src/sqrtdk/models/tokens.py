@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sqrtdk import _files
 from sqrtdk.errors import ModelError
 from sqrtdk.messages import Message
 from sqrtdk.models.limits import read_bytes
@@ -46,11 +47,19 @@ def read_text(path: str | Path) -> str:
     try:
         text = read_bytes(path, f"the text {str(path)!r}", MAX_TEXT_BYTES).decode("utf-8")
     except OSError as error:
-        raise ModelError(f"can't read the text {str(path)!r}: {error.strerror}", hint="Check the path.") from error
+        raise ModelError(
+            Message("errors.inputs.text_unreadable", path=repr(str(path)), reason=_files.reason_of(error)),
+            hint=Message("errors.hint.check_path"),
+        ) from error
     except UnicodeDecodeError as error:
-        raise ModelError(f"the text {str(path)!r} is not UTF-8: {error}", hint="Convert it to UTF-8.") from error
+        raise ModelError(
+            Message("errors.inputs.text_not_utf8", path=repr(str(path)), reason=str(error)),
+            hint=Message("errors.hint.to_utf8"),
+        ) from error
     if not text.strip():
-        raise ModelError(f"the text {str(path)!r} is empty", hint="Give a file with some text in it.")
+        raise ModelError(
+            Message("errors.inputs.text_empty", path=repr(str(path))), hint=Message("errors.hint.some_text")
+        )
     return text
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from sqrtdk.errors import InvalidValueError
+from sqrtdk.messages import Message
 from sqrtdk.recording.encode import is_empty
 from sqrtdk.recording.records import Cut
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector
@@ -40,13 +41,20 @@ def cut_call(
         return call, None
     of_heads, of_rows = call.query.values.shape[1:3]
     if rows is not None and rows < 1:
-        raise InvalidValueError(f"{rows} rows of {of_rows}", hint="Keep at least one.")
+        raise InvalidValueError(
+            Message("errors.options.rows", rows=rows, total=of_rows), hint=Message("errors.hint.keep_one")
+        )
     rows = None if rows is None or rows >= of_rows else rows
     wanted = None if heads is None else sorted(set(heads))
     if wanted is not None and (not wanted or wanted[0] < 0 or wanted[-1] >= of_heads):
         raise InvalidValueError(
-            f"heads {', '.join(map(str, wanted)) or 'none'} are wanted, and {call.site!r} has {of_heads}",
-            hint=f"Name heads from 0 to {of_heads - 1}, or choose other calls.",
+            Message(
+                "errors.options.heads",
+                names=", ".join(map(str, wanted)) or "none",
+                site=repr(call.site),
+                heads=of_heads,
+            ),
+            hint=Message("errors.hint.heads", last=of_heads - 1),
         )
     wanted = None if wanted == list(range(of_heads)) else wanted
     if rows is not None:
@@ -153,10 +161,14 @@ def parse_heads(text: str) -> list[int]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not all(end.isdecimal() and end.isascii() for end in ((first, last) if dash else (first,))):
-            raise InvalidValueError(f"heads {text[:100]!r} are no numbers", hint="Write for example 0,3 or 0-7.")
+            raise InvalidValueError(
+                Message("errors.options.heads_numbers", text=repr(text[:100])), hint=Message("errors.hint.heads_list")
+            )
         # nine digits exceed every head number and keep int() cheap; 0-999999999 must not fill the memory
         ends = int(first[:9]), int((last or first)[:9])
         if ends[1] - ends[0] > 2**16 or ends[1] < ends[0]:
-            raise InvalidValueError(f"heads {text[:100]!r} are no range", hint="Write for example 0-7.")
+            raise InvalidValueError(
+                Message("errors.options.heads_range", text=repr(text[:100])), hint=Message("errors.hint.heads_range")
+            )
         heads += range(ends[0], ends[1] + 1)
     return heads

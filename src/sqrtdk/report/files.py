@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from sqrtdk.errors import InvalidValueError
+from sqrtdk.messages import Message, joined
 
 Draw = Callable[[Any], str]
 
@@ -64,7 +65,7 @@ def document(record: object, ending: str) -> str:
     writers = WRITERS[kind]
     if ending not in writers:
         raise InvalidValueError(
-            f"a {kind} is written to {', '.join(writers)} files; got the ending {ending!r}",
-            hint=f"Let the name end with {next(iter(writers))}.",
+            Message("errors.output.ending", kind=kind, names=joined([*writers], "comma"), ending=repr(ending)),
+            hint=Message("errors.hint.ending", ending=next(iter(writers))),
         )
     return writers[ending](record)

@@ -14,6 +14,7 @@ from sqrtdk import _extras, _files
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.lab.figures import Plot
 from sqrtdk.lab.record import Record
+from sqrtdk.messages import Message
 from sqrtdk.report.axes import INK, LINE, PAPER, SIZE_INCHES, SOFT, draw
 
 PNG_DPI = 160
@@ -81,8 +82,8 @@ def write_plots(record: Record, folder: Path, keep: bool = False) -> list[Path]:
         stem = f"{record.id}-{plot.name}"
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", stem):
             raise InvalidValueError(
-                f"a plot can't be called {stem!r}: letters, digits, '-', '_' and '.' make its file's name",
-                hint="Run the claim again.",
+                Message("errors.output.plot_name", stem=repr(stem)),
+                hint=Message("errors.hint.run_claim"),
             )
         files = {kind: folder / f"{stem}.{kind}" for kind in ("svg", "png")}
         paths += files.values()

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from sqrtdk._language import Choice
 from sqrtdk._sites import site_name
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.messages import Text
+from sqrtdk.messages import Message, Text
 from sqrtdk.monitor.samples import NOT_MEASURED, Alarm
 from sqrtdk.report import page
 from sqrtdk.report.figures import number, percent
@@ -67,7 +67,7 @@ def to_html(runs: Sequence[Summary], compared: Comparison | None = None, languag
     """
     if len(runs) > len(_LETTERS):
         raise InvalidValueError(
-            f"a page has at most {len(_LETTERS)} runs; got {len(runs)}", hint="`sqrtdk watch report RUN` draws each."
+            Message("errors.output.runs", most=len(_LETTERS), runs=len(runs)), hint=Message("errors.hint.watch_report")
         )
     drawn = payload(runs, compared.by if compared else "name")
     context: dict[str, Any] = {

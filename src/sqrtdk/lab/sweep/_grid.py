@@ -17,6 +17,7 @@ import torch
 from torch import Generator, Tensor
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.messages import Message, joined
 from sqrtdk.scales import SCALES, ScaleRule
 
 AXES = ("d_k", "keys", "scale", "distribution", "seed")
@@ -39,11 +40,15 @@ def rule(text: str) -> ScaleRule:
     if "=" not in text:
         if any(number.default is inspect.Parameter.empty for number in numbers):
             raise InvalidValueError(
-                f"the scale {name} needs its {numbers[0].name}; got none", hint=f"Write it as {name}=NUMBER."
+                Message("errors.options.scale_needs", name=name, number=numbers[0].name),
+                hint=Message("errors.hint.with_number", name=name),
             )
         return SCALES[name]()
     if not numbers:
-        raise InvalidValueError(f"the scale {name} takes no number; got {argument!r}", hint=f"Write {name} alone.")
+        raise InvalidValueError(
+            Message("errors.options.scale_alone", name=name, argument=repr(argument)),
+            hint=Message("errors.hint.alone", name=name),
+        )
     return SCALES[name](_number(name, argument))
 
 
@@ -69,8 +74,8 @@ def checked_name(name: str, names: Iterable[str], what: str) -> None:
     if name not in names:
         near = difflib.get_close_matches(name, names, n=3)
         raise InvalidValueError(
-            f"{what} is one of {', '.join(names)}; got {name!r}",
-            hint=f"Did you mean {' or '.join(near)}?" if near else "Take one of these names.",
+            Message("errors.options.one_of", what=what, names=joined([*names], "comma"), name=repr(name)),
+            hint=Message("errors.hint.near", names=joined(near, "or")) if near else Message("errors.hint.these_names"),
         )
 
 
@@ -79,7 +84,8 @@ def _number(name: str, text: str) -> int | float:
         number = float(text)
     except ValueError as error:
         raise InvalidValueError(
-            f"the scale {name} takes a number; got {text!r}", hint=f"Write it as {name}=0.5, with a point."
+            Message("errors.options.scale_number", name=name, text=repr(text)),
+            hint=Message("errors.hint.with_point", name=name),
         ) from error
     return int(number) if math.isfinite(number) and number.is_integer() else number
 
@@ -193,9 +199,15 @@ class Grid:
         for one, other in (("keys", "d_k"), ("rows", "keys"), ("rows", "d_k")):
             if most[one] * most[other] > MOST_NUMBERS:
                 raise InvalidValueError(
-                    f"{one} * {other} of a cell is at most {MOST_NUMBERS:,}, which is 256 MiB; "
-                    f"got {most[one]:,} * {most[other]:,}",
-                    hint=f"Take fewer {one}.",
+                    Message(
+                        "errors.options.cell_size",
+                        one=one,
+                        other=other,
+                        limit=f"{MOST_NUMBERS:,}",
+                        first=f"{most[one]:,}",
+                        second=f"{most[other]:,}",
+                    ),
+                    hint=Message("errors.hint.fewer", one=one),
                 )
         _check_count(math.prod(map(len, self._axes)), "cells")
 
@@ -236,8 +248,8 @@ class Grid:
 def _check_count(count: int, of: str) -> None:
     if count > MOST_CELLS:
         raise InvalidValueError(
-            f"a grid has at most {MOST_CELLS:,} cells; got {count:,} {of}",
-            hint="Sweep parts of it into directories of their own.",
+            Message("errors.options.cells", limit=f"{MOST_CELLS:,}", count=f"{count:,}", of=of),
+            hint=Message("errors.hint.parts"),
         )
 
 
@@ -246,16 +258,23 @@ def _numbers(values: Sequence[int], name: str, least: int) -> tuple[int, ...]:
         _check_count((values.stop - values.start) // values.step, name)
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidTypeError(f"{name} are whole numbers; got {value!r}", hint="Pass ints.")
+            raise InvalidTypeError(
+                Message("errors.options.whole_numbers", name=name, value=repr(value)), hint=Message("errors.hint.ints")
+            )
         if not least <= value <= _LARGEST_SEED:
-            raise InvalidValueError(f"{name} are at least {least} and below 2^63; got {value}", hint="Take another.")
+            raise InvalidValueError(
+                Message("errors.options.least", name=name, least=least, value=str(value)),
+                hint=Message("errors.hint.take_another"),
+            )
     return _axis(values, name)
 
 
 def _axis(values: Iterable[Any], name: str) -> tuple[Any, ...]:
     axis = tuple(sorted(set(values)))
     if not axis:
-        raise InvalidValueError(f"{name} has at least one value; got none", hint="Give one, or several with commas.")
+        raise InvalidValueError(
+            Message("errors.options.no_value", name=name), hint=Message("errors.hint.one_or_several")
+        )
     return axis
 
 
@@ -274,7 +293,8 @@ def whole_numbers(text: str, name: str) -> list[int]:
         return [int(part) for part in parts]
     except ValueError as error:
         raise InvalidValueError(
-            f"{name} are whole numbers with commas between them; got {text!r}", hint="Write 16,64,256."
+            Message("errors.options.list_of_numbers", name=name, text=repr(text)),
+            hint=Message("errors.hint.list_of_numbers"),
         ) from error
 
 
@@ -291,5 +311,7 @@ def words(text: str, name: str) -> list[str]:
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
         what = "an empty list" if not any(parts) else f"nothing between two commas of {text!r}"
-        raise InvalidValueError(f"{name} has at least one value; got {what}", hint="Write values with commas: a,b,c.")
+        raise InvalidValueError(
+            Message("errors.options.list_of_values", name=name, what=what), hint=Message("errors.hint.list_of_values")
+        )
     return parts

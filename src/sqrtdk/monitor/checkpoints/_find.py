@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sqrtdk.errors import InvalidValueError, ModelError, short_text
+from sqrtdk.messages import Message
 from sqrtdk.models.checkpoint import CONFIG
 from sqrtdk.models.config import read_json
 from sqrtdk.monitor.disk import LOCK
@@ -66,7 +67,7 @@ def find(patterns: Sequence[str | Path], output: Path | None = None) -> tuple[tu
         [200, 1000]
     """
     if not patterns:
-        raise InvalidValueError("no checkpoint was named", hint="Give a pattern, as 'runs/*/checkpoint-*'.")
+        raise InvalidValueError(Message("errors.checkpoints.not_named"), hint=Message("errors.hint.pattern"))
     records = None if output is None else os.path.realpath(output)
     directories: list[Path] = []
     files: list[Path] = []
@@ -74,10 +75,10 @@ def find(patterns: Sequence[str | Path], output: Path | None = None) -> tuple[tu
         matches = [Path(os.path.abspath(match)) for match in _matches(os.path.expanduser(pattern))]
         some = [path for path in matches if path.is_dir() and os.path.realpath(path) != records]
         if not some:
-            what = "which is no directory, or that of the records" if matches else "and nothing is there"
+            id = "errors.checkpoints.no_directory" if matches else "errors.checkpoints.nothing"
             raise InvalidValueError(
-                f"no checkpoint matches {str(pattern)!r}, {what}",
-                hint="Give directories that a Trainer or save_pretrained wrote, as 'runs/*/checkpoint-*'.",
+                Message(id, pattern=repr(str(pattern))),
+                hint=Message("errors.hint.checkpoints"),
             )
         directories += some
         files += [path for path in matches if not path.is_dir()]
