@@ -56,9 +56,8 @@ def verified(run: Path, summary: Summary) -> tuple[int, int]:
     from sqrtdk._stranger import shown
     from sqrtdk.errors import RunFolderError
     from sqrtdk.monitor.names import list_parts
-    from sqrtdk.report.watch_words import missing_text
 
-    damaged = [missing_text(entry).en for entry in summary.missing if entry.kind == "damaged"]
+    damaged = [entry.message for entry in summary.missing if entry.kind == "damaged"]
     if damaged:
         more = f"; and {len(damaged) - 3} more" if len(damaged) > 3 else ""
         raise RunFolderError(

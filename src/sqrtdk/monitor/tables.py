@@ -16,7 +16,7 @@ import numpy as np
 
 from sqrtdk import _extras
 from sqrtdk.errors import InvalidValueError, RunFolderError, kind_and_text, short_text
-from sqrtdk.monitor.columns import TABLES
+from sqrtdk.monitor.columns import LATER, TABLES
 from sqrtdk.monitor.footer import SNAPPY, codecs
 
 Row = Mapping[str, object]
@@ -121,12 +121,19 @@ def _type(name: str) -> Any:
 
 
 @functools.cache
-def _file_schema(texts: str = "string") -> Any:
-    """Return the schema of a file. Columns of other tables are null in a row, so all but `step` are nullable."""
+def _file_schema(texts: str = "string", *, older: bool = False) -> Any:
+    """Return the schema of a file. Columns of other tables are null in a row, so all but `step` are nullable.
+
+    Args:
+        texts: "string", or "dictionary", as a file is read.
+        older: without the columns that older versions did not write.
+    """
     pa = arrow()
     kinds = {"string": pa.string(), "dictionary": pa.dictionary(pa.int32(), pa.string())}
     fields = [pa.field("table", kinds[texts], nullable=False)]
     for name, column in _ALL.items():
+        if older and name in LATER:
+            continue
         kind = kinds[texts] if column.type == "string" else _type(column.type)
         fields.append(pa.field(name, kind, nullable=name != "step"))
     return pa.schema(fields)
@@ -279,8 +286,12 @@ def decode(content: bytes) -> Tables:
         whole = file.read(use_threads=False).combine_chunks()
         whole.validate(full=True)
         for name in _TEXTS:
-            _check_texts(whole.column(name))
-        whole = whole.cast(_file_schema())
+            if name in whole.column_names:
+                _check_texts(whole.column(name))
+        if LATER[0] not in whole.column_names:
+            for name in LATER:
+                whole = whole.append_column(name, pa.nulls(whole.num_rows, pa.string()))
+        whole = whole.select(_file_schema().names).cast(_file_schema())
         tables = Tables(**{name: _of(whole, name) for name in TABLES})
         if len(tables) != whole.num_rows:
             raise RunFolderError("it has rows of no table")
@@ -298,7 +309,7 @@ def decode(content: bytes) -> Tables:
 def _check_shape(file: Any) -> None:
     """Check the file's own figures before it is unpacked, as pyarrow allocates by them."""
     about = file.metadata
-    if not file.schema_arrow.equals(_file_schema("dictionary")):
+    if not any(file.schema_arrow.equals(_file_schema("dictionary", older=older)) for older in (False, True)):
         raise RunFolderError("it has other columns than this version writes")
     if about.num_row_groups != 1 or not 0 < about.num_rows <= MAX_ROWS:
         raise RunFolderError(f"it has {about.num_rows} rows in {about.num_row_groups} groups; at most {MAX_ROWS} in 1")

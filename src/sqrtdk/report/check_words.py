@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from sqrtdk.audit.records import OK, UNMEASURED
 from sqrtdk.messages import Text
-from sqrtdk.report.watch_words import SEVERITY_WORDS
 
 RESULTS = {  # outcome of a report -> its word and its tone
     "failed": (Text("Failed", "未通过"), "bad"),
@@ -22,6 +21,12 @@ VERDICT_WORDS = {
     UNMEASURED: Text("unmeasured", "未测量"),
 }
 
+SEVERITY_WORDS = {
+    "note": Text("note", "提示"),
+    "warn": Text("warn", "警告"),
+    "fail": Text("fail", "失败"),
+    "critical": Text("critical", "严重"),
+}
 HEALTH_WORDS = {OK: Text("ok", "良好"), **SEVERITY_WORDS, UNMEASURED: VERDICT_WORDS[UNMEASURED]}
 
 MODES = {

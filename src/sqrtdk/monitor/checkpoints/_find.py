@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sqrtdk.errors import InvalidValueError, ModelError, short_text
+from sqrtdk.messages import Message
 from sqrtdk.models.checkpoint import CONFIG
 from sqrtdk.models.config import read_json
 from sqrtdk.monitor.disk import LOCK
@@ -177,7 +178,7 @@ def loss_at(directory: Path, step: int) -> tuple[float | None, str]:
     except (OSError, ModelError) as error:
         return None, short_text(error, 200)
     if not isinstance(history, list):
-        return None, f"{TRAINER_STATE} has no list log_history"
+        return None, Message("alarms.checkpoint.no_history", file=TRAINER_STATE)
     losses = [(entry["step"], float(entry["loss"])) for entry in history if _is_loss(entry) and entry["step"] <= step]
     return max(losses, key=lambda one: one[0], default=(0, None))[1], ""
 

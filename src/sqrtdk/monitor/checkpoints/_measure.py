@@ -30,6 +30,7 @@ from sqrtdk.audit.model_run import run_model
 from sqrtdk.audit.records import SEVERITIES, Finding
 from sqrtdk.engines import Cell
 from sqrtdk.errors import INTERRUPTS, ModelError, RunFolderError, SqrtdkError, kind_and_text, short_text
+from sqrtdk.messages import Message, fields, recorded
 from sqrtdk.models.checkpoint import CONFIG, weight_files
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
@@ -53,19 +54,39 @@ def measure(cell: Cell) -> dict[str, Any]:
         `loss` that was logged (a list of at most one), `state` (what is wrong with trainer_state.json), `transformers`
         (the version), and either `reason` (why nothing was measured) or all of these: `sample` (a `StepSample` as JSON
         data), `findings` of the audit, worst first, `model` (class and parameters), `inputs` (a hash of them) and
-        `notes` on the loading.
+        `notes` on the loading. A sentence of the catalogue is an object with its `message`, `message_id` and `values`.
     """
     loss, state = loss_at(Path(cell["path"]), cell["step"])
     told = {"loss": [] if loss is None else [loss], "state": state, "transformers": transformers_version()}
     try:
-        return told | _measured(cell["path"], cell["step"], LoadOptions(**cell["options"]), cell["rows"])
+        measured = _measured(cell["path"], cell["step"], LoadOptions(**cell["options"]), cell["rows"])
+        told = _encoded(told | measured)
     except INTERRUPTS:
         raise
     except BaseException as error:  # untrusted files, or a model's own code, may raise anything
         text = short_text if isinstance(error, SqrtdkError) else kind_and_text
-        return told | {"reason": text(error)}
+        told = _encoded(told | {"reason": text(error)})
     finally:
         gc.collect()  # models are freed by the cycle collector only, and two large ones must not be in memory at once
+    return told
+
+
+def _encoded(value: Any) -> Any:
+    """Return a value with each `Message` in it as JSON data."""
+    if isinstance(value, Message):
+        return {"message": str(value)} | fields(value)
+    if isinstance(value, dict):
+        return {name: _encoded(item) for name, item in value.items()}
+    return [_encoded(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _decoded(value: Any) -> Any:
+    """Return what `_encoded` was given, from a result that may have been written by another version."""
+    if isinstance(value, dict):
+        if value.keys() == {"message", "message_id", "values"} and isinstance(value["message"], str):
+            return recorded(value["message"], value["message_id"], value["values"])
+        return {name: _decoded(item) for name, item in value.items()}
+    return [_decoded(item) for item in value] if isinstance(value, list) else value
 
 
 def _measured(path: str, step: int, options: LoadOptions, rows: int | None) -> dict[str, Any]:
@@ -216,16 +237,17 @@ def read_result(document: dict[str, Any]) -> Result:
     Raises:
         KeyError, TypeError, ValueError: The data are no result.
     """
+    document = _decoded(document)
     sample = document.get("sample")
     return Result(
         loss=next(map(_number, document["loss"]), None),
-        state=str(document["state"]),
+        state=document["state"],
         reason=document.get("reason"),
         sample=None if sample is None else _read_sample(sample),
         findings=tuple(_read_finding(finding) for finding in document.get("findings", ())),
         model=document.get("model"),
         inputs=str(document.get("inputs", "")),
-        notes=tuple(map(str, document.get("notes", ()))),
+        notes=tuple(document.get("notes", ())),
     )
 
 
