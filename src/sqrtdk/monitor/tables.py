@@ -275,13 +275,8 @@ def decode(content: bytes) -> Tables:
     if strange := sorted(set(codecs(content)) - {SNAPPY}):
         raise RunFolderError(f"it is not packed with {_CODEC} but with codec {strange[0]} of Parquet")
     try:
-        file = arrow("pyarrow.parquet").ParquetFile(
-            pa.BufferReader(content),
-            page_checksum_verification=True,
-            read_dictionary=list(_TEXTS),
-            thrift_string_size_limit=2**20,
-            thrift_container_size_limit=2**10,
-        )
+        there = set(_opened(content).metadata.schema.names)  # an older version wrote fewer columns
+        file = _opened(content, [name for name in _TEXTS if name in there])
         _check_shape(file)
         whole = file.read(use_threads=False).combine_chunks()
         whole.validate(full=True)
@@ -304,6 +299,17 @@ def decode(content: bytes) -> Tables:
     if wrong:
         raise RunFolderError(wrong)
     return tables
+
+
+def _opened(content: bytes, dictionaries: Sequence[str] = ()) -> Any:
+    """Return the Parquet file of these bytes, of which only the footer is read; named columns come as dictionaries."""
+    return arrow("pyarrow.parquet").ParquetFile(
+        arrow().BufferReader(content),
+        page_checksum_verification=True,
+        read_dictionary=list(dictionaries),
+        thrift_string_size_limit=2**20,
+        thrift_container_size_limit=2**10,
+    )
 
 
 def _check_shape(file: Any) -> None:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from sqrtdk.messages import Message, fields, recorded
 from sqrtdk.recording.format import MESSAGES
 from sqrtdk.recording.limits import parse_json
 from sqrtdk.recording.records import TraceMetadata
 from sqrtdk.tracing.tensors import CallTensors
-
-Value = TypeVar("Value")
 
 
 def sentences_to_json(calls: Sequence[CallTensors], metadata: TraceMetadata) -> str:
@@ -56,7 +54,7 @@ def _messages(value: Any) -> Iterator[Message]:
             yield from _messages(getattr(value, field.name))
 
 
-def _again(value: Value, table: Mapping[str, Any]) -> Value:
+def _again(value: Any, table: Mapping[str, Any]) -> Any:
     made: Any = value
     if isinstance(value, str):
         entry = table.get(value)

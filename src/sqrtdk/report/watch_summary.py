@@ -108,8 +108,8 @@ class Missing:
         if first is not None and last is not None:
             between = Message("watch.missing.steps_between", first=first, last=last)
             steps = Message("watch.missing.at_step", first=first) if first == last else between
-        values = {"what": self.what, "count": self.count, "steps": steps, "reason": self.reason}
-        return Message(f"watch.missing.{self.kind}", **values)
+        what, reason = self.what, self.reason
+        return Message(f"watch.missing.{self.kind}", what=what, count=self.count, steps=steps, reason=reason)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -235,7 +235,7 @@ def _head(console: Console, summary: Summary, language: Language, letter: str = 
         "watch.terminal.steps",
         language,
         first=summary.first_step,
-        last=summary.last_step,
+        last=summary.last_step or summary.first_step,
         samples=_count("watch.terminal.samples", len(summary.samples), language),
         ways=word("watch.terminal.comma", language).join(ways),
         attempts=_count("watch.terminal.attempts", summary.attempts, language),

@@ -75,7 +75,7 @@ def fp16_range(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]
         if not value > (NEAR if half else FP16_MAX):
             continue
         severity, bar = "warn", FP16_MAX
-        said = {"call": call.name, "value": f"{value:.4g}", "step": now.step}
+        said: dict[str, str | int] = {"call": call.name, "value": f"{value:.4g}", "step": now.step}
         if value > FP16_MAX:
             severity = "fail" if half else "warn"
             text = Message("alarms.fp16_range.infinite", **said)

@@ -68,9 +68,9 @@ def _forward(now: StepSample) -> Alarm | None:
             )
             return Alarm("nonfinite", "critical", now.step, text, SOURCE, call.site, call.index, head, sum(counts), 0.0)
         if queries > 0 and not any(_column(call, "blind_rows")):  # a row that sees no key may hold anything
-            text = Message("alarms.nonfinite.queries", call=call.name, bad=f"{queries:.0f}", step=now.step)
-            text = joined([text, *_earlier(now, call)])
-            return Alarm("nonfinite", "critical", now.step, text, SOURCE, call.site, call.index, None, queries, 0.0)
+            bad = Message("alarms.nonfinite.queries", call=call.name, bad=f"{queries:.0f}", step=now.step)
+            where = joined([bad, *_earlier(now, call)])
+            return Alarm("nonfinite", "critical", now.step, where, SOURCE, call.site, call.index, None, queries, 0.0)
     return None
 
 

@@ -60,15 +60,15 @@ def measure(cell: Cell) -> dict[str, Any]:
     told = {"loss": [] if loss is None else [loss], "state": state, "transformers": transformers_version()}
     try:
         measured = _measured(cell["path"], cell["step"], LoadOptions(**cell["options"]), cell["rows"])
-        told = _encoded(told | measured)
+        told |= measured
     except INTERRUPTS:
         raise
     except BaseException as error:  # untrusted files, or a model's own code, may raise anything
         text = short_text if isinstance(error, SqrtdkError) else kind_and_text
-        told = _encoded(told | {"reason": text(error)})
+        told["reason"] = text(error)
     finally:
         gc.collect()  # models are freed by the cycle collector only, and two large ones must not be in memory at once
-    return told
+    return {name: _encoded(value) for name, value in told.items()}
 
 
 def _encoded(value: Any) -> Any:

@@ -135,10 +135,10 @@ def _told(point: Point, series: _Series) -> Iterator[Alarm]:
 
 def _alarm(finding: Finding, step: int) -> Alarm:
     value, bar = (one if isinstance(one, float | int) else None for one in (finding.value, finding.threshold))
-    values = {"site": finding.site or Message("alarms.place.model"), "text": finding.message, "step": step}
-    text = Message("alarms.checkpoint.finding", **values)
+    site, said = finding.site or Message("alarms.place.model"), finding.message
+    text = Message("alarms.checkpoint.finding", site=site, text=said, step=step)
     if finding.fix:
-        text = Message("alarms.checkpoint.finding_and_fix", **values, fix=finding.fix)
+        text = Message("alarms.checkpoint.finding_and_fix", site=site, text=said, step=step, fix=finding.fix)
     return Alarm(finding.rule, finding.severity, step, text, finding.source, finding.site or None, value=value, bar=bar)
 
 
