@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,12 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from sqrtdk.messages import Message, joined, said
-from sqrtdk.monitor.checkpoints._measure import _decoded, _encoded
+from sqrtdk._json import document
+from sqrtdk.messages import Message, joined, said, table_of
+from sqrtdk.monitor.checkpoints._measure import _plain, read_result
 from sqrtdk.monitor.columns import LATER
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.rows import VALUES, alarm_of, alarm_row, how_of, how_row
-from sqrtdk.monitor.samples import AS_IS, Alarm, not_measured, reason_of, with_place
+from sqrtdk.monitor.samples import AS_IS, Alarm, CallSample, StepSample, not_measured, reason_of, with_place
 from sqrtdk.monitor.watch import Watch
 from sqrtdk.report.watch_summary import Summary, summarise
 from tests.monitor.run_records import parts, unsigned
@@ -93,8 +95,18 @@ def test_how_a_step_ran_comes_back_from_its_row(how: str) -> None:
 
 
 def test_the_result_of_a_checkpoint_keeps_its_sentences() -> None:
-    result: dict[str, Any] = {"sample": {"how": not_measured("x"), "columns": {"peak": [0.5]}}, "notes": [REASON, "n"]}
-    again = _decoded(_encoded(result))
-    assert again == result
-    assert said(again["sample"]["how"], "zh") == "未测量：x"
-    assert again["notes"][0].said("zh") == said(REASON, "zh")
+    call = CallSample("h", 0, 1, {"peak": [0.5]}, 1.0, "", reason=Message("joins.same"))
+    told = {
+        "loss": [0.5],
+        "state": "",
+        "notes": [REASON, "n"],
+        "sample": asdict(StepSample(3, (call,), not_measured("x"))),
+    }
+    again = read_result(json.loads(document(_plain(told) | {"messages": table_of(told)})))
+    assert again.sample is not None
+    assert again.sample.calls == (call,)
+    assert [said(text, "zh") for text in (again.sample.how, again.sample.calls[0].reason or "")] == [
+        "未测量：x",
+        "相同",
+    ]
+    assert said(again.notes[0], "zh") == said(REASON, "zh")

@@ -13,7 +13,7 @@ from sqrtdk.messages import Message, said
 from sqrtdk.recording import Cut, TraceMetadata, read_trace_file, write_trace_file
 from sqrtdk.recording.cut import cut_call
 from sqrtdk.recording.masks import pack, unpack
-from sqrtdk.recording.sentences import said_again
+from sqrtdk.recording.sentences import with_sentences
 from sqrtdk.tracing.records import NotMeasured
 from sqrtdk.tracing.tensors import CallTensors, Vector
 from sqrtdk.tracing.trace import Trace
@@ -151,4 +151,4 @@ def test_the_sentences_of_a_file_are_said_in_both_languages(tmp_path: Path) -> N
 @pytest.mark.parametrize("text", ["[]", '{"h": 1}', '{"its tensors can\'t be written: h": {"message_id": "../x"}}'])
 def test_ids_that_do_not_fit_leave_the_sentences(text: str) -> None:
     metadata = TraceMetadata(not_measured=(NotMeasured("h", str(SENTENCE)),))
-    assert said_again(text, [], metadata) == ((), metadata)
+    assert with_sentences(text, [], metadata) == ((), metadata)

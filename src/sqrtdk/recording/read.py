@@ -18,7 +18,7 @@ from sqrtdk.recording.format import INPUTS, KEY, NAMES, SCHEMA_VERSION
 from sqrtdk.recording.header import Header, read_header, read_tensor
 from sqrtdk.recording.limits import MAX_CALLS, MAX_FILE_BYTES, MAX_TEXT, parse_json, refuse, shown
 from sqrtdk.recording.records import Cut, TraceFile, TraceMetadata
-from sqrtdk.recording.sentences import said_again
+from sqrtdk.recording.sentences import with_sentences
 from sqrtdk.recording.source import Source, read_same
 from sqrtdk.tracing.records import NotMeasured
 from sqrtdk.tracing.tensors import CallTensors
@@ -120,7 +120,7 @@ def _take(path: Path, header: Header, document: dict[str, Any], load: Any) -> Tr
             notes += _oddities(call)
     names = [(name, name.removeprefix(INPUTS)) for name in source.prefixed(INPUTS)]
     inputs = {short: tensor for name, short in names if (tensor := source.take(name, frozenset(NAMES))) is not None}
-    said, metadata = said_again(header.sentences, calls, _metadata(fields))
+    said, metadata = with_sentences(header.sentences, calls, _metadata(fields))
     fields.end()
     source.end()
     source.check_work()

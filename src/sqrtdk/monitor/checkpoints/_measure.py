@@ -30,7 +30,7 @@ from sqrtdk.audit.model_run import run_model
 from sqrtdk.audit.records import SEVERITIES, Finding
 from sqrtdk.engines import Cell
 from sqrtdk.errors import INTERRUPTS, ModelError, RunFolderError, SqrtdkError, kind_and_text, short_text
-from sqrtdk.messages import Message, fields, recorded
+from sqrtdk.messages import Message, said_again, table_of
 from sqrtdk.models.checkpoint import CONFIG, weight_files
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
@@ -54,7 +54,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         `loss` that was logged (a list of at most one), `state` (what is wrong with trainer_state.json), `transformers`
         (the version), and either `reason` (why nothing was measured) or all of these: `sample` (a `StepSample` as JSON
         data), `findings` of the audit, worst first, `model` (class and parameters), `inputs` (a hash of them) and
-        `notes` on the loading. A sentence of the catalogue is an object with its `message`, `message_id` and `values`.
+        `notes` on the loading. Besides, `messages`: ids and values of the sentences in it.
     """
     loss, state = loss_at(Path(cell["path"]), cell["step"])
     told = {"loss": [] if loss is None else [loss], "state": state, "transformers": transformers_version()}
@@ -68,25 +68,16 @@ def measure(cell: Cell) -> dict[str, Any]:
         told["reason"] = text(error)
     finally:
         gc.collect()  # models are freed by the cycle collector only, and two large ones must not be in memory at once
-    return {name: _encoded(value) for name, value in told.items()}
+    return _plain(told) | {"messages": table_of(told)}
 
 
-def _encoded(value: Any) -> Any:
-    """Return a value with each `Message` in it as JSON data."""
-    if isinstance(value, Message):
-        return {"message": str(value)} | fields(value)
+def _plain(value: Any) -> Any:
+    """Return JSON data with each `Message` as a plain text."""
     if isinstance(value, dict):
-        return {name: _encoded(item) for name, item in value.items()}
-    return [_encoded(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _decoded(value: Any) -> Any:
-    """Return what `_encoded` was given, from a result that may have been written by another version."""
-    if isinstance(value, dict):
-        if value.keys() == {"message", "message_id", "values"} and isinstance(value["message"], str):
-            return recorded(value["message"], value["message_id"], value["values"])
-        return {name: _decoded(item) for name, item in value.items()}
-    return [_decoded(item) for item in value] if isinstance(value, list) else value
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Message) else value
 
 
 def _measured(path: str, step: int, options: LoadOptions, rows: int | None) -> dict[str, Any]:
@@ -237,18 +228,19 @@ def read_result(document: dict[str, Any]) -> Result:
     Raises:
         KeyError, TypeError, ValueError: The data are no result.
     """
-    document = _decoded(document)
     sample = document.get("sample")
-    return Result(
+    result = Result(
         loss=next(map(_number, document["loss"]), None),
-        state=document["state"],
+        state=str(document["state"]),
         reason=document.get("reason"),
         sample=None if sample is None else _read_sample(sample),
         findings=tuple(_read_finding(finding) for finding in document.get("findings", ())),
         model=document.get("model"),
         inputs=str(document.get("inputs", "")),
-        notes=tuple(document.get("notes", ())),
+        notes=tuple(map(str, document.get("notes", ()))),
     )
+    again: Result = said_again(result, document.get("messages"))
+    return again
 
 
 def _read_sample(document: dict[str, Any]) -> StepSample:
