@@ -39,7 +39,8 @@ def every_id() -> Iterator[str]:
 def of_templates() -> Mapping[str, str]:
     """Every id in a template, and the name of the template."""
     files = SOURCE.rglob("*.html")
-    return {id: path.name for path in files for id in QUOTED.findall(path.read_text(encoding="utf-8"))}
+    found = {id: path.name for path in files for id in QUOTED.findall(path.read_text(encoding="utf-8"))}
+    return {id: name for id, name in found.items() if not id.endswith(".html")}  # {% include "laws.html" %}
 
 
 def made() -> Iterator[tuple[str, ast.Call, str]]:

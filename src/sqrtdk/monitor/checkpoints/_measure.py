@@ -68,7 +68,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         told["reason"] = text(error)
     finally:
         gc.collect()  # models are freed by the cycle collector only, and two large ones must not be in memory at once
-    return _plain(told) | {"messages": table_of(told)}
+    return {**_plain(told), "messages": table_of(told)}
 
 
 def _plain(value: Any) -> Any:
