@@ -21,6 +21,7 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.laws import table
 from sqrtdk.laws.answers import not_asked
 from sqrtdk.laws.table import FINDINGS, answers_of, is_large, names_of
+from sqrtdk.messages import Message
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import iter_attn, resolve
 from sqrtdk.models.names import graph_kind
@@ -148,7 +149,7 @@ def check_with(
     tell("loading")
     for build in _builds(model, None if inputs is None else as_inputs(inputs), options):
         if build.reason is not None:
-            missing.append(NotMeasured("", f"attention {attn} was asked for: {build.reason}"))
+            missing.append(NotMeasured("", Message("premises.attention.asked", attn=str(attn), why=build.reason)))
         if build.loaded is not None:
             with by_default_of(build.loaded.module):
                 keep = not runs and bool(names) and is_large(build.loaded.module)
@@ -220,7 +221,8 @@ def _worst_first(runs: Sequence[ModelRun], others: Iterable[Finding] = ()) -> tu
         for finding in run.findings:
             alone = len(runs) > 1 and sum(kind(finding) in kinds for kinds in kinds_of_runs) == 1
             if alone and finding.rule not in ("eager_vs_sdpa", *FINDINGS):  # laws are tested in the first run only
-                finding = dataclasses.replace(finding, message=f"{finding.message} (only with {run.attn} attention)")
+                message = Message("premises.attention.only_with", text=finding.message, attn=run.attn)
+                finding = dataclasses.replace(finding, message=message)
             kept.setdefault(kind(finding), finding)
     order = {name: place for place, name in enumerate((*RULES, *FINDINGS))}
 

@@ -42,20 +42,11 @@ SPEAKERS = (  # what is in them in English, and has a blank, is read by people
     "kv/blame.py",
     "kv/call.py",
     "kv/findings.py",
-    "models/attentions.py",
-    "models/build.py",
-    "models/tokens.py",
-    "tracing/tell/scale.py",
-    "tracing/tell/keep.py",
-    "tracing/tell/places.py",
-    "tracing/tell/terms.py",
-    "tracing/tape/recorder.py",
 )
 NO_SENTENCES = {  # names, sources, hints of errors, and what `diff_chinese` says in its own words
     "differs at the {} by what is not known: {}, rounding allows {}",
     "the model that was named",
     "what was not judged is not known to hold",
-    "figures of one model on the same inputs can be compared",
     "zero-one mask",
     "{} * tanh(z / {})",
     "z * tanh(z / {})",
@@ -71,9 +62,6 @@ NO_SENTENCES = {  # names, sources, hints of errors, and what `diff_chinese` say
     "no law was asked",
     "config.{} = False",
     "config.use_bidirectional_attention = {}",
-    "Check config.json and the weight files; --static builds without weights.",
-    "Install the package that the message names, or audit another model.",
-    "A weight file is damaged or incomplete: download the model again, or pass --static.",
 }
 
 

@@ -23,6 +23,8 @@ from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, with_health
 from sqrtdk.audit.rules.scales import SCALE_RULES, on_scales
 from sqrtdk.audit.rules.unmeasured import SOURCE, not_read
 from sqrtdk.audit.tolerance import matches, scales_of
+from sqrtdk.graphs.opening import NOTHING_DECLARED
+from sqrtdk.messages import id_of
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
@@ -61,7 +63,7 @@ def as_like(run: ModelRun, module: nn.Module, model: str, options: LoadOptions) 
     kept = (entry for entry in run.findings if entry.rule not in SCALE_RULES)
     findings = (*kept, *on_scales(module, calls, run.mode), *_others(run.calls, pairs, other.calls, model))
     note = f"what is declared are the attentions of {model[:200]}"
-    notes = [*(n for n in run.environment["notes"] if "nothing is declared" not in n), note]
+    notes = [*(n for n in run.environment["notes"] if id_of(n) != NOTHING_DECLARED), note]
     calls = with_health(calls, findings)
     return replace(run, calls=calls, findings=findings, environment=run.environment | {"notes": notes})
 

@@ -31,7 +31,7 @@ from sqrtdk.audit.rules.unused import watch_norms
 from sqrtdk.audit.sources import declared_at, named_at, read_lines, sources
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text
-from sqrtdk.models.attentions import IDLE, watch_modules
+from sqrtdk.models.attentions import is_idle, watch_modules
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.modules import frozen_hint
 from sqrtdk.models.options import ATTN
@@ -114,7 +114,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: 
         findings = tuple(entry for entry in entries if isinstance(entry, Finding))
     missed = (
         *lost,
-        *(entry for entry in idle_or_doubtful if entry.reason == IDLE),
+        *(entry for entry in idle_or_doubtful if is_idle(entry.reason)),
         *(entry for entry in entries if isinstance(entry, NotMeasured)),
     )
     lines = read_lines(loaded.home)

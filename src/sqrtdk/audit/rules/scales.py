@@ -18,7 +18,9 @@ from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.sources import listed, of_scale
 from sqrtdk.audit.tolerance import close, inverse_root
 from sqrtdk.audit.verdicts import by_attribute, siblings_text, strangers
-from sqrtdk.tracing.lower.contract import OTHER_AXIS, QUERIES
+from sqrtdk.messages import id_of, mentions
+from sqrtdk.tracing.lower.contract import OTHER_AXIS, OVER_QUERIES
+from sqrtdk.tracing.lower.weights import OTHER_SUM
 from sqrtdk.tracing.records import AttentionCall
 
 SCALE_RULES = ("scale_ledger", "declared_vs_actual")
@@ -38,7 +40,7 @@ _MEANT_TOGETHER = (  # words that mean something only together: routing also cho
     (frozenset(("dynamic", "agreement")), frozenset(("routing",))),
 )
 _AXES = {
-    QUERIES: "the softmax runs over the rows, not over the keys: the weights of a row do not sum to 1",
+    OVER_QUERIES: "the softmax runs over the rows, not over the keys: the weights of a row do not sum to 1",
     OTHER_AXIS: "the softmax runs over another axis than the keys, as the heads': the weights of a row do not sum to 1",
 }
 
@@ -147,9 +149,10 @@ def softmax_axis(context: Context) -> Iterable[Finding]:
     """
     fix = "softmax(dim=-1), over the keys: the last axis of q @ k.mT"
     for call in (judged.call for judged in context.calls):
-        if _is_meant(call) or any("sum over the queries" in step for step in call.unknown):
+        if _is_meant(call) or any(mentions(step, OTHER_SUM) for step in call.unknown):
             continue
-        message = next((message for fault, message in _AXES.items() if fault in call.unknown), None)
+        faults = {id_of(step) for step in call.unknown}
+        message = next((message for fault, message in _AXES.items() if fault in faults), None)
         if message is not None:
             yield Finding("softmax_axis", "fail", call.site, None, None, message, fix, _SOFTMAX_SOURCE, call.softmax_at)
 

@@ -24,11 +24,11 @@ from torch import nn
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import UNMEASURED, Finding
 from sqrtdk.audit.sources import listed, of_loss
-from sqrtdk.models.attentions import IDLE, silent_attentions
+from sqrtdk.messages import mentions
+from sqrtdk.models.attentions import is_idle, silent_attentions
 from sqrtdk.tracing import Trace
-from sqrtdk.tracing.lower.contract import WITHOUT_SOFTMAX
-from sqrtdk.tracing.records import DOUBTFUL, NEVER_USED, NOT_SEEN, NotMeasured
-from sqrtdk.tracing.spine.rotations import NOT_ROTATED
+from sqrtdk.tracing.records import NotMeasured
+from sqrtdk.tracing.spine.rotations import SKEWED
 
 SOURCE = "what was not judged is not known to be right"
 SEEN = "seen up to there"
@@ -39,7 +39,6 @@ _TO_ROTATE = (
 )
 _TURNS = {(2, 1): "q is rotated twice and k once", (1, 2): "k is rotated twice and q once"}  # how often q, k
 _UNRUN = "give inputs that run it"
-_UNUSED = (NEVER_USED, NOT_SEEN, *DOUBTFUL)
 
 
 def silences(
@@ -49,21 +48,21 @@ def silences(
 
     `called` are the ids of the modules that ran, from `watch_modules`, and `run` is the trace.
     """
-    unused = [entry.site for entry in run.not_attention if entry.reason in _UNUSED]
-    accounted_for = [entry.site for entry in run.not_attention if entry.reason not in _UNUSED]
+    unused = [entry.site for entry in run.not_attention if entry.unused]
+    accounted_for = [entry.site for entry in run.not_attention if not entry.unused]
     accounted_for += [call.site for call in run.calls] + [entry.site for entry in run.not_measured]
     silent = [
         _with_softmax(NotMeasured(path, reason), run)
         for path, reason in silent_attentions(model, called, accounted_for, unused)
     ]
-    idle = [entry for entry in silent if entry.reason == IDLE]
-    unfound = [entry for entry in silent if entry.reason != IDLE]
+    idle = [entry for entry in silent if is_idle(entry.reason)]
+    unfound = [entry for entry in silent if not is_idle(entry.reason)]
     # The finding on an unfound module shows the softmax inside it already.
     inside_unfound = tuple(f"{entry.site}." for entry in unfound)
     doubtful = [
         NotMeasured(entry.site, entry.reason, entry.formula, entry.at)
         for entry in run.not_attention
-        if entry.reason in DOUBTFUL and not f"{entry.site}.".startswith(inside_unfound)
+        if entry.doubtful and not f"{entry.site}.".startswith(inside_unfound)
     ]
     return (*run.not_measured, *unfound), (*dict.fromkeys(doubtful), *idle)
 
@@ -71,7 +70,7 @@ def silences(
 def _with_softmax(silent: NotMeasured, run: Trace) -> NotMeasured:
     """Return the entry with the first softmax of a product of activations that was lost inside the module."""
     inside = (entry for entry in run.not_attention if f"{entry.site}.".startswith(f"{silent.site}."))
-    lost = next((entry for entry in inside if entry.reason in DOUBTFUL), None)
+    lost = next((entry for entry in inside if entry.doubtful), None)
     return silent if lost is None else replace(silent, formula=lost.formula, at=lost.at)
 
 
@@ -89,7 +88,7 @@ def unmeasured(context: Context) -> Iterable[Finding]:
         elif judged.verdict == UNMEASURED and (call.head_dim > 0 or call.unknown):
             formula = f"; {SEEN}: {call.formula}" if call.formula else ""
             reason, fix = judged.reason, _LOST
-            if NOT_ROTATED in call.unknown:
+            if any(mentions(name, SKEWED) for name in call.unknown):
                 reason, fix = "q and k are not rotated (their norms change)", _TO_ROTATE
             turns = tuple(sum((stage.where, stage.name) == (x, "rope") for stage in call.stages) for x in "qk")
             if turns in _TURNS:
@@ -102,11 +101,10 @@ def unmeasured(context: Context) -> Iterable[Finding]:
             yield _finding("note", call.site, message, _LOST, call.softmax_at)
     judged_at = {judged.call.site for judged in context.calls if judged.verdict != UNMEASURED}
     for entry in _each_once(context.lost):
-        without = f": {WITHOUT_SOFTMAX}" in entry.reason  # e.g. linear attention, which the reason names
-        severity = "note" if without and entry.site in judged_at else "warn"
+        severity = "note" if entry.without_softmax and entry.site in judged_at else "warn"
         yield _finding(severity, entry.site, _message(entry), _LOST, entry.at)
     for entry in _each_once(context.idle_or_doubtful):
-        yield _finding("note", entry.site, _message(entry), _UNRUN if entry.reason == IDLE else _LOST, entry.at)
+        yield _finding("note", entry.site, _message(entry), _UNRUN if is_idle(entry.reason) else _LOST, entry.at)
 
 
 def not_read(entry: NotMeasured) -> Finding:
