@@ -31,8 +31,6 @@ from sqrtdk.models.run import by_default_of
 from sqrtdk.tracing import hint_for
 from sqrtdk.tracing.records import NotMeasured
 
-_OF_A_GRAPH = "an exported graph is not run on changed inputs"
-
 
 def check(
     model: nn.Module | str,
@@ -139,7 +137,9 @@ def check_with(
         if inputs is not None:
             raise InvalidValueError("inputs given with a graph, which is not run", hint="Leave them out.")
         run, lost, told = audit_graph(model, options, like=like, run_it=run_graph)
-        run = dataclasses.replace(run, laws=tuple(not_asked(name, "", _OF_A_GRAPH) for name in names))
+        run = dataclasses.replace(
+            run, laws=tuple(not_asked(name, "", Message("laws.asking.exported_graph")) for name in names)
+        )
         return _report([run], lost, told, seed=options.seed, command=command, fail_on=fail_on)
     if like is not None or run_graph:
         raise InvalidValueError("--like and --run are for exported graphs", hint="Compare two models with sqrtdk diff.")

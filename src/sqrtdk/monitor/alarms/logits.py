@@ -39,7 +39,7 @@ def max_logit(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
         severity, bar, source = level
         size, limit = f"{value:.4g}", f"{bar:g}"
         text = Message("alarms.max_logit.above", call=call.name, head=head, value=size, step=now.step, bar=limit)
-        yield Alarm("max_logit", severity, now.step, text, source, call.site, call.index, head, value, bar)
+        yield Alarm("max_logit", severity, now.step, text, Message(source), call.site, call.index, head, value, bar)
 
 
 BARS = LEVELS[::-1]  # ascending
@@ -61,7 +61,7 @@ def growth(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
             text = Message(
                 "alarms.growth.passes", call=call.name, value=size, step=now.step, bar=limit, when=found.message()
             )
-            yield Alarm("growth", severity, now.step, text, source, call.site, call.index, head, value, bar)
+            yield Alarm("growth", severity, now.step, text, Message(source), call.site, call.index, head, value, bar)
 
 
 LAST_BINADE = 32768.0
@@ -89,7 +89,9 @@ def fp16_range(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]
             if found is None:
                 continue
             text = Message("alarms.fp16_range.grows", **said, when=found.message())
-        yield Alarm("fp16_range", severity, now.step, text, FP16_SOURCE, call.site, call.index, None, value, bar)
+        yield Alarm(
+            "fp16_range", severity, now.step, text, Message(FP16_SOURCE), call.site, call.index, None, value, bar
+        )
 
 
 def _product(call: CallSample) -> float:
@@ -114,5 +116,14 @@ def bf16_offset(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm
         )
         severity = "warn" if half else "note"
         yield Alarm(
-            "bf16_offset", severity, now.step, text, BF16_SOURCE, call.site, call.index, head, value, BF16_OFFSET
+            "bf16_offset",
+            severity,
+            now.step,
+            text,
+            Message(BF16_SOURCE),
+            call.site,
+            call.index,
+            head,
+            value,
+            BF16_OFFSET,
         )

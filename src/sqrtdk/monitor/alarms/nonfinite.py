@@ -66,11 +66,15 @@ def _forward(now: StepSample) -> Alarm | None:
                 head=head,
                 blame=joined([_blame(call), *_earlier(now, call)]),
             )
-            return Alarm("nonfinite", "critical", now.step, text, SOURCE, call.site, call.index, head, sum(counts), 0.0)
+            return Alarm(
+                "nonfinite", "critical", now.step, text, Message(SOURCE), call.site, call.index, head, sum(counts), 0.0
+            )
         if queries > 0 and not any(_column(call, "blind_rows")):  # a row that sees no key may hold anything
             bad = Message("alarms.nonfinite.queries", call=call.name, bad=f"{queries:.0f}", step=now.step)
             where = joined([bad, *_earlier(now, call)])
-            return Alarm("nonfinite", "critical", now.step, where, SOURCE, call.site, call.index, None, queries, 0.0)
+            return Alarm(
+                "nonfinite", "critical", now.step, where, Message(SOURCE), call.site, call.index, None, queries, 0.0
+            )
     return None
 
 
@@ -78,7 +82,7 @@ def _loss(now: StepSample) -> Alarm | None:
     if now.loss is None or math.isfinite(now.loss):
         return None
     text = Message("alarms.nonfinite.loss", loss=str(now.loss), step=now.step, where=_where(now))
-    return Alarm("nonfinite", "critical", now.step, text, SOURCE, value=now.loss, bar=0.0)
+    return Alarm("nonfinite", "critical", now.step, text, Message(SOURCE), value=now.loss, bar=0.0)
 
 
 def _where(now: StepSample) -> str:
@@ -147,7 +151,9 @@ def _backward(now: StepSample) -> Alarm | None:
             forward=Message(_FORWARD[now.loss is not None, searching]),
         )
         severity = "note" if searching else "critical"
-        return Alarm("nonfinite", severity, now.step, text, SOURCE, call.site, call.index, head, counts[name], 0.0)
+        return Alarm(
+            "nonfinite", severity, now.step, text, Message(SOURCE), call.site, call.index, head, counts[name], 0.0
+        )
     return None
 
 

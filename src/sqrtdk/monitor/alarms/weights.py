@@ -58,7 +58,9 @@ def saturation(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]
         share=f"{100 * value:.0f}",
     )
     severity = "warn" if many > SATURATED_HEADS * len(fractions) else "note"
-    yield Alarm("saturation", severity, now.step, text, PEAK_SOURCE, call.site, call.index, head, value, SATURATED_ROWS)
+    yield Alarm(
+        "saturation", severity, now.step, text, Message(PEAK_SOURCE), call.site, call.index, head, value, SATURATED_ROWS
+    )
 
 
 def entropy(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
@@ -79,7 +81,7 @@ def entropy(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
         entropy=f"{entropy:.3g}",
         bar=f"{bar:.3g}",
     )
-    yield Alarm("entropy", severity, now.step, text, ENTROPY_SOURCE, call.site, call.index, head, entropy, bar)
+    yield Alarm("entropy", severity, now.step, text, Message(ENTROPY_SOURCE), call.site, call.index, head, entropy, bar)
 
 
 def entropy_trend(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
@@ -92,7 +94,7 @@ def entropy_trend(before: Sequence[StepSample], now: StepSample) -> Iterator[Ala
     found = passing([step for step, _ in points], [depth for _, depth in points], 0.0)
     if found is not None:
         text = Message("alarms.entropy_trend.falls", when=found.message())
-        yield Alarm("entropy_trend", "note", now.step, text, ENTROPY_SOURCE, value=newest, bar=0.0)
+        yield Alarm("entropy_trend", "note", now.step, text, Message(ENTROPY_SOURCE), value=newest, bar=0.0)
 
 
 def _depth(sample: StepSample) -> float | None:
@@ -141,9 +143,9 @@ def _kind(call: CallSample, head: int) -> tuple[str, str, float, str] | None:
     if not _value(call, "keys", head) >= LEAST_KEYS:
         return None
     if _value(call, "entropy_fraction", head) > FLAT_FRACTION and _value(call, "std_logit", head) < FLAT_STD:
-        return "alarms.collapsed.flat", "entropy_fraction", FLAT_FRACTION, FLAT_SOURCE
+        return "alarms.collapsed.flat", "entropy_fraction", FLAT_FRACTION, Message(FLAT_SOURCE)
     one_hot = _value(call, "peak", head) > SATURATED
-    return ("alarms.collapsed.one_hot", "peak", SATURATED, PEAK_SOURCE) if one_hot else None
+    return ("alarms.collapsed.one_hot", "peak", SATURATED, Message(PEAK_SOURCE)) if one_hot else None
 
 
 def _value(call: CallSample, column: str, head: int) -> float:
