@@ -21,7 +21,7 @@ from sqrtdk.messages._catalogue import faults, placeholders, template, topic, to
 SOURCE = Path(sqrtdk.__file__).parent
 MAKERS = ("Message", "word")
 SECTIONS = ("named", "unfilled")  # they take the name of a section
-QUOTED = re.compile(rf"""["']((?:{"|".join(topics())})\.[\w.]+)["']""")
+QUOTED = re.compile(rf"""["']((?:{"|".join(topics())})\.(?!html\b)[\w.]+)["']""")  # not the name of a template
 
 
 @functools.cache
@@ -39,8 +39,7 @@ def every_id() -> Iterator[str]:
 def of_templates() -> Mapping[str, str]:
     """Every id in a template, and the name of the template."""
     files = SOURCE.rglob("*.html")
-    found = {id: path.name for path in files for id in QUOTED.findall(path.read_text(encoding="utf-8"))}
-    return {id: name for id, name in found.items() if not id.endswith(".html")}  # {% include "laws.html" %}
+    return {id: path.name for path in files for id in QUOTED.findall(path.read_text(encoding="utf-8"))}
 
 
 def made() -> Iterator[tuple[str, ast.Call, str]]:

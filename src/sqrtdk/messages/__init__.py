@@ -2,6 +2,7 @@
 
 from sqrtdk.messages._catalogue import Text as Text
 from sqrtdk.messages._catalogue import say as say
+from sqrtdk.messages._catalogue import unfilled as unfilled
 from sqrtdk.messages._message import Message as Message
 from sqrtdk.messages._message import fields as fields
 from sqrtdk.messages._message import id_of as id_of

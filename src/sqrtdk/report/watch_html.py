@@ -17,7 +17,7 @@ from markupsafe import Markup
 from sqrtdk._language import Choice
 from sqrtdk._sites import site_name
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.messages import Message, joined, named, said, text, word
+from sqrtdk.messages import Message, joined, named, said, word
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report import page
 from sqrtdk.report.figures import number, percent
@@ -73,7 +73,7 @@ def to_html(runs: Sequence[Summary], compared: Comparison | None = None, languag
         "shown_alarms": shown_alarms,
         "in_chinese": in_chinese,
         "how": _how,
-        "missing": lambda run: [_both(entry.message) for entry in run.missing[:_MOST_MISSING]],
+        "missing": lambda run: [both(entry.message) for entry in run.missing[:_MOST_MISSING]],
         "missing_left": lambda run: max(0, len(run.missing) - _MOST_MISSING),
         "newest": newest,
         "value": value,
@@ -82,13 +82,13 @@ def to_html(runs: Sequence[Summary], compared: Comparison | None = None, languag
         "model_of": model_of,
         "losses": lambda run: tuple(_loss(float(run.losses[at])) for at in (0, -1)),
         "least_loss": lambda run: _loss(min((x for x in run.losses.tolist() if not math.isnan(x)), default=math.nan)),
-        "alarms_with": lambda name, count: _both(
-            Message("watch.terminal.alarms_with", count=count, what=named("watch.severity", name))
+        "alarms_with": lambda name, count: both(
+            Message("watch.terminal.alarms_with", count=count, what=named("words.severity", name))
         ),
-        "severity": lambda name: _both(named("watch.severity", name)),
-        "means": lambda name: _both(STATISTICS[name].meaning),
+        "severity": lambda name: both(named("words.severity", name)),
+        "means": lambda name: both(STATISTICS[name].meaning),
         "say": _say,
-        "both": _both,
+        "both": both,
         "letters": _LETTERS,
     }
     return page.render("watch", context, languages=True, before=("watch_numbers", "watch_parts"), opens=language)
@@ -98,9 +98,9 @@ def result(run: Summary) -> tuple[Markup, str]:
     """Return a run's result and tone: those of the worst alarm. Green requires that everything was measured."""
     for severity, number_of in run.counts.items():
         if number_of:
-            return _both(named("watch.severity", severity)), _TONES[severity]
+            return both(named("words.severity", severity)), _TONES[severity]
     if run.alarms:  # all are of severities that only a later version knows
-        return _both(Message("watch.severity.critical")), "bad"
+        return both(Message("words.severity.critical")), "bad"
     if not run.sites:
         return _say("nothing"), "doubtful"
     # a statistic that some kernels lack, or a loss that was never given, is no reason for doubt
@@ -152,7 +152,7 @@ def in_chinese(alarm: Alarm) -> str:
     if alarm.bar is not None:
         found.append(word("watch.field.bar", "zh", bar=number(alarm.bar)))
     name = said(named("watch.alarm", alarm.name), "zh")
-    listed = word("watch.terminal.comma", "zh").join(found)
+    listed = word("words.mark.comma", "zh").join(found)
     return word("watch.field.named", "zh", name=name, fields=listed) if found else name
 
 
@@ -174,14 +174,14 @@ def model_of(run: Summary) -> list[tuple[Markup, Markup]]:
     chosen = [
         (key, value) for key, value in told if key == "rows" or not (value is None or value is False or value == [])
     ]
-    return [(_both(named("watch.model", key)), _setting(key, value)) for key, value in chosen[:40]]
+    return [(both(named("watch.model", key)), _setting(key, value)) for key, value in chosen[:40]]
 
 
 def _setting(key: str, value: Any) -> Markup:
     if key == "rows" and value is None:
-        return _both(Message("watch.setting.all_rows"))
+        return both(Message("watch.setting.all_rows"))
     if isinstance(value, str | bool) and (key, value) in _VALUES:
-        return _both(Message(_VALUES[key, value]))
+        return both(Message(_VALUES[key, value]))
     # not isinstance: True is an int, too
     shown = (
         f"{value:,}" if type(value) is int else "; ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -189,14 +189,14 @@ def _setting(key: str, value: Any) -> Markup:
     shown = shown[:200]
     every = _EVERY.fullmatch(shown) if key == "every" else None
     if every is None:
-        return _both(shown)
+        return both(shown)
     if every[2] == "None":
-        return _both(Message("watch.setting.every", steps=every[1]))
-    return _both(Message("watch.setting.every_urgent", steps=every[1], urgent=every[2]))
+        return both(Message("watch.setting.every", steps=every[1]))
+    return both(Message("watch.setting.every_urgent", steps=every[1], urgent=every[2]))
 
 
 def _how(way: str, count: int) -> Markup:
-    return _both(Message("watch.terminal.samples_with", count=count, what=way_run(way)))
+    return both(Message("watch.terminal.samples_with", count=count, what=way_run(way)))
 
 
 def _label(key: str, of: str) -> Markup:
@@ -215,8 +215,4 @@ def _loss(value: float) -> str:
 
 
 def _say(key: str, **values: str | int) -> Markup:
-    return _both(Message(f"watch.page.{key}", **values))
-
-
-def _both(words: str) -> Markup:
-    return both(text(words))
+    return both(Message(f"watch.page.{key}", **values))

@@ -170,7 +170,7 @@ def _differences(console: Console, compared: Comparison, language: Language) -> 
     for words, names in ((nowhere, alike), (word("watch.terminal.unmeasured_both", language), unmeasured)):
         if names:
             listed = said(joined(names, "comma"), language)
-            paragraph(console, Text(words + word("watch.terminal.colon", language) + listed), 0)
+            paragraph(console, Text(words + word("words.mark.colon", language) + listed), 0)
 
 
 def sparkline(values: Sequence[float] | Array, width: int, low: float, high: float, *, log: bool = False) -> str:
@@ -220,7 +220,7 @@ def _head(console: Console, summary: Summary, language: Language, letter: str = 
     name = f"  {plain(str(model['class']))}" if "class" in model else ""
     parameters = model.get("parameters")
     if type(parameters) is int:
-        name += word("watch.terminal.comma", language) + _count("watch.terminal.parameters", parameters, language)
+        name += word("words.mark.comma", language) + _count("watch.terminal.parameters", parameters, language)
     paragraph(console, Text.assemble((letter, "bold"), (plain(summary.name), "bold"), name), 0)
     if summary.first_step is None:
         console.print(word("watch.terminal.nothing", language))
@@ -237,7 +237,7 @@ def _head(console: Console, summary: Summary, language: Language, letter: str = 
         first=summary.first_step,
         last=summary.last_step or summary.first_step,
         samples=_count("watch.terminal.samples", len(summary.samples), language),
-        ways=word("watch.terminal.comma", language).join(ways),
+        ways=word("words.mark.comma", language).join(ways),
         attempts=_count("watch.terminal.attempts", summary.attempts, language),
         attentions=_count("watch.terminal.attentions", len(summary.sites), language),
     )
@@ -291,7 +291,7 @@ def _alarms(console: Console, summary: Summary, language: Language, few: _Few | 
         for severity, count in summary.counts.items()
         if count
     ]
-    counts = word("watch.terminal.comma", language).join(some)
+    counts = word("words.mark.comma", language).join(some)
     console.print(Text.assemble((word("watch.terminal.alarms", language), "bold"), f"  {counts}"))
     worst = sorted(range(len(summary.alarms)), key=lambda at: (rank(summary.alarms[at].severity), at))
     # sorted ascending, so the last ones are the worst, and among equals the newest
@@ -340,7 +340,7 @@ def _count(id: str, number_of: int, language: Language) -> str:
 
 
 def _severity(name: str, language: Language) -> str:
-    return said(named("watch.severity", name), language)
+    return said(named("words.severity", name), language)
 
 
 def _way(way: str, language: Language) -> str:
