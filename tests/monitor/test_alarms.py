@@ -14,7 +14,7 @@ from sqrtdk.monitor.alarms import ALARMS, fresh, holding, idle
 from sqrtdk.monitor.alarms.lost import unmeasured
 from sqrtdk.monitor.alarms.nonfinite import nonfinite
 from sqrtdk.monitor.alarms.trend import LEAST, passing
-from sqrtdk.monitor.samples import Alarm, CallSample, StepSample
+from sqrtdk.monitor.samples import Alarm, CallSample, StepSample, not_measured
 
 HEALTHY = {
     "rows": 128.0,
@@ -305,8 +305,8 @@ def test_what_was_not_measured_is_noted_once_a_place_and_reason() -> None:
         sample(3, "rank 3: 0: no gradients of query", "7 passes were left out"),
         StepSample(4, (call(), unread, replace(unread, index=1)), "as is"),
         StepSample(5, (call(), unread, replace(unread, index=1, reason="no q")), "as is"),
-        sample(6, "no q", how="not measured: no q"),
-        sample(7, how="not measured: no k"),
+        sample(6, "no q", how=not_measured("no q")),
+        sample(7, how=not_measured("no k")),
     ]
     told: list[Alarm] = []
     for one in steps:

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from sqrtdk.messages import said
 from sqrtdk.monitor import first_nonfinite as law
 from sqrtdk.monitor.samples import Alarm, StepSample
 from sqrtdk.monitor.watch import Watch
-from sqrtdk.report.said import said
 from tests.monitor.watched_models import Attend, gpt2
 
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -96,7 +96,7 @@ def watched(
         health.step(sum(losses))
     texts = [alarm.text for alarm in told if alarm.name == "nonfinite"]
     assert len(texts) < 2
-    return health.samples[0], "".join(texts)
+    return health.samples[0], texts[0] if texts else ""
 
 
 def first_of(*args: Any, **options: Any) -> tuple[str, str, str]:

@@ -18,6 +18,7 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.monitor.packed import HEAD, Head, pack, unpack
 from sqrtdk.monitor.ranks import ranks_of
 from sqrtdk.monitor.reading import read_run
+from sqrtdk.monitor.samples import not_measured
 from sqrtdk.monitor.shards import Axis, together
 from sqrtdk.monitor.sums import SeenCall, SeenStep, head_sums
 from sqrtdk.monitor.watch import watch
@@ -169,7 +170,7 @@ def test_what_a_rank_missed_is_told_with_its_number() -> None:
     steps = [step(missed=("a", "b")), step(missed=("b",), how="eager")]
     found = together(steps, [Axis(2, "rows")])
     assert found.missed == ("rank 0: a", "b")
-    assert together([step(how="not measured: x"), steps[1]], [Axis(2, "rows")]).how == "eager"
+    assert together([step(how=not_measured("x")), steps[1]], [Axis(2, "rows")]).how == "eager"
 
 
 def test_weights_of_tensor_parallel_layers_have_their_names(group: None) -> None:

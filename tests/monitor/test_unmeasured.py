@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from sqrtdk import cli
+from sqrtdk.messages import said
 from sqrtdk.monitor import journal
 from sqrtdk.monitor.forwards import Forwards
 from sqrtdk.monitor.reading import Run, read_run
@@ -20,7 +21,6 @@ from sqrtdk.monitor.watch import AttentionWarning, Watch
 from sqrtdk.report.watch_json import to_json
 from sqrtdk.report.watch_summary import FAIL_ON, summarise
 from sqrtdk.report.watch_terminal import to_text
-from sqrtdk.report.watch_words import missing_text
 from tests.monitor.watched_models import Attend
 
 WRONG_AXIS = "the weights of a query do not sum to 1"
@@ -89,7 +89,7 @@ def test_they_are_shown_and_fail_on_request(mixed: Run) -> None:
     assert "no gradients of query" in gradients.reason
     assert entry.what == "parts.1, parts.2"
     assert (entry.count, entry.first_step, entry.last_step) == (2, 1, 4)
-    assert "一个查询的权重之和不为 1" in missing_text(entry).zh
+    assert "一个查询的权重之和不为 1" in said(entry.message, "zh")
     (calls,) = [entry for entry in summary.missing if entry.kind == "calls"]
     assert (calls.count, calls.first_step, calls.last_step) == (16, 1, 6)
     flat = " ".join(to_text(summary, ["max_logit"]).split())

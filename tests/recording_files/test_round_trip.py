@@ -9,9 +9,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sqrtdk.messages import Message, said
 from sqrtdk.recording import Cut, TraceMetadata, read_trace_file, write_trace_file
 from sqrtdk.recording.cut import cut_call
 from sqrtdk.recording.masks import pack, unpack
+from sqrtdk.recording.sentences import with_sentences
 from sqrtdk.tracing.records import NotMeasured
 from sqrtdk.tracing.tensors import CallTensors, Vector
 from sqrtdk.tracing.trace import Trace
@@ -130,3 +132,23 @@ def test_a_cut_names_rows_and_heads() -> None:
     less, cut = cut_call(call, 2, [3, 0, 3])
     assert cut == Cut(2, 6, (0, 3), 4)
     assert torch.equal(less.key.values, values[:, :2])
+
+
+SENTENCE = Message("recording.not_written", error="h")
+
+
+def test_the_sentences_of_a_file_are_said_in_both_languages(tmp_path: Path) -> None:
+    nothing = Vector(torch.zeros(0))
+    call = CallTensors("h", 0, nothing, nothing, nothing, nothing.values, terms=None, missing=SENTENCE)
+    metadata = TraceMetadata(not_measured=(NotMeasured("h.1", SENTENCE), NotMeasured("h.2", "plain")))
+    write_trace_file(tmp_path / "a.safetensors", [call], metadata)
+    read = read_trace_file(tmp_path / "a.safetensors")
+    reasons = [read.calls[0].missing or "", *(entry.reason for entry in read.metadata.not_measured)]
+    assert reasons == [SENTENCE, SENTENCE, "plain"]
+    assert [said(reason, "zh") for reason in reasons] == ["其张量无法写入：h", "其张量无法写入：h", "plain"]
+
+
+@pytest.mark.parametrize("text", ["[]", '{"h": 1}', '{"its tensors can\'t be written: h": {"message_id": "../x"}}'])
+def test_ids_that_do_not_fit_leave_the_sentences(text: str) -> None:
+    metadata = TraceMetadata(not_measured=(NotMeasured("h", str(SENTENCE)),))
+    assert with_sentences(text, [], metadata) == ((), metadata)

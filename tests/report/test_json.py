@@ -22,8 +22,7 @@ from sqrtdk.report import diff_json, terminal, watch_json
 from sqrtdk.report import json as check_json
 from sqrtdk.report.html import TONES
 from sqrtdk.report.watch_compare import compare
-from sqrtdk.report.watch_summary import Summary, summarise
-from sqrtdk.report.watch_words import MISSING
+from sqrtdk.report.watch_summary import MISSING, Summary, summarise
 from tests.report import sample_diff, sample_report
 from tests.report.sample_report import EVIL, head_stats, healthy, judged, sick
 from tests.support.optional import jsonschema

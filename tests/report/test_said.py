@@ -33,10 +33,6 @@ SOURCE = Path(sqrtdk.__file__).parent
 BLANK = re.compile(r"\{\w*\}")
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 SPEAKERS = (  # what is in them in English, and has a blank, is read by people
-    "monitor/alarms/*.py",
-    "monitor/forwards.py",
-    "monitor/checkpoints/_records.py",
-    "monitor/journal.py",
 )
 NO_SENTENCES = {  # names, sources and hints of errors
     "figures of one model on the same inputs can be compared",
@@ -122,22 +118,6 @@ def test_a_comparison_in_chinese_has_the_sizes_and_no_english_words(b: str) -> N
     assert f"缩放因子（scale）{cause.a:.4g} -> {cause.b:.4g}" in chinese
     words = ("attention,", "rounding", "in place of", "differ", "has other", "leaves out", "allows", " none")
     assert [word for word in words if word in chinese] == ["differ"]  # fail-on: different
-
-
-SOURCES = ("monitor/**/*.py",)
-
-
-def thresholds() -> Iterator[str]:
-    """Where every threshold comes from: the constants of that name."""
-    for path in sorted(path for pattern in SOURCES for path in SOURCE.glob(pattern)):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            name = node.targets[0] if isinstance(node, ast.Assign) else None
-            if isinstance(name, ast.Name) and name.id.endswith("SOURCE") and isinstance(node.value, ast.Constant):
-                yield str(node.value.value)
-
-
-def test_the_source_of_every_threshold_is_said_in_chinese() -> None:
-    assert [source for source in thresholds() if said(source, "zh") == source] == []
 
 
 def test_every_family_and_field_that_declares_a_scale_is_said_in_chinese() -> None:

@@ -18,6 +18,8 @@ import pytest
 from sqrtdk.audit.records import FAIL_ON as AUDIT_FAIL_ON
 from sqrtdk.audit.records import SEVERITIES as AUDIT_SEVERITIES
 from sqrtdk.audit.rules import RULES
+from sqrtdk.messages import said
+from sqrtdk.messages._catalogue import topic
 from sqrtdk.monitor.alarms import ALARMS
 from sqrtdk.monitor.columns import HEADS
 from sqrtdk.monitor.folder import RunWriter
@@ -26,9 +28,8 @@ from sqrtdk.report import watch_payload
 from sqrtdk.report.watch_compare import APART, SAMPLES, Difference, Pair, compare
 from sqrtdk.report.watch_json import comparison_json, to_json
 from sqrtdk.report.watch_statistics import NEWEST, STATISTICS
-from sqrtdk.report.watch_summary import FAIL_ON, SEVERITIES, Summary, summarise
+from sqrtdk.report.watch_summary import FAIL_ON, MISSING, SEVERITIES, Summary, summarise
 from sqrtdk.report.watch_terminal import sparkline
-from sqrtdk.report.watch_words import ALARM_WORDS, MISSING, missing_text
 from tests.monitor.watched_runs import EVERY, EVIL, LONG, STEPS
 
 
@@ -43,7 +44,8 @@ def test_words_and_columns_belong_together() -> None:
     assert set(NEWEST) < set(STATISTICS)
     rules = set(ALARMS)
     assert len(rules) > 10
-    assert rules | {"idle", "sink", "records", "schedule", "checkpoint"} | set(RULES) == set(ALARM_WORDS)
+    named = {key.removeprefix("alarm.") for key in topic("watch") if key.startswith("alarm.")}
+    assert rules | {"idle", "sink", "records", "schedule", "checkpoint"} | set(RULES) == named
     assert SEVERITIES == AUDIT_SEVERITIES
     assert FAIL_ON == AUDIT_FAIL_ON
 
@@ -104,7 +106,7 @@ def test_all_that_is_missing_is_named_and_counted(told: dict[str, Summary]) -> N
     assert entries["statistic", "query_grad_max, key_grad_max"].count == 3
     assert {kind for kind, _ in entries} == set(MISSING) - {"nothing", "blind_rows", "inf_rows"}
     for entry in told["sick"].missing:
-        assert str(entry.count) in missing_text(entry).zh or entry.kind == "damaged"
+        assert str(entry.count) in said(entry.message, "zh") or entry.kind == "damaged"
 
 
 def test_exit_codes_follow_the_worst_alarm(told: dict[str, Summary]) -> None:

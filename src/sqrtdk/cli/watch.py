@@ -41,10 +41,9 @@ def show(
             raise InvalidValueError(Message("errors.watch.follow"), hint=Message("errors.watch.follow_alone"))
         _files.check_outputs((output,), force)
         columns = columns_of(statistic)
-        from sqrtdk.messages import say
+        from sqrtdk.messages import word
         from sqrtdk.report.watch_json import to_json
         from sqrtdk.report.watch_terminal import to_text
-        from sqrtdk.report.watch_words import TERMINAL
 
         if follow:
             _follow(run, columns, options.language(lang))
@@ -60,7 +59,7 @@ def show(
         if verify:
             count, unsigned = verified(run, summary)
             if not json_ or output is not None:
-                words = say(TERMINAL["verified"], options.language(lang), count=count, unsigned=unsigned)
+                words = word("watch.terminal.verified", options.language(lang), count=count, unsigned=unsigned)
                 print_text(words + "\n")
     raise typer.Exit(summary.exit_code(fail_on))
 

@@ -61,9 +61,8 @@ def verified(run: Path, summary: Summary) -> tuple[int, int]:
     from sqrtdk._stranger import shown
     from sqrtdk.errors import RunFolderError
     from sqrtdk.monitor.names import list_parts
-    from sqrtdk.report.watch_words import missing_text
 
-    damaged = [missing_text(entry).en for entry in summary.missing if entry.kind == "damaged"]
+    damaged = [entry.message for entry in summary.missing if entry.kind == "damaged"]
     if damaged:
         more = [Message("errors.watch.more", count=len(damaged) - 3)] if len(damaged) > 3 else []
         raise RunFolderError(

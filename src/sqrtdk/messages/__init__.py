@@ -15,3 +15,5 @@ from sqrtdk.messages._message import recorded as recorded
 from sqrtdk.messages._message import said as said
 from sqrtdk.messages._message import text as text
 from sqrtdk.messages._message import word as word
+from sqrtdk.messages._records import said_again as said_again
+from sqrtdk.messages._records import table_of as table_of

@@ -102,6 +102,8 @@ STEPS = (
     _measure("loss", "loss", "as the training loop gave it"),
     Column("time", "float64", "s", "when the step ended, in seconds since the epoch"),
     Column("how", "string", "", '"as is", "eager", or "not measured: " and the reason', nullable=True),
+    Column("message_id", "string", "", "id of the sentence in `how`; null: it is none of the catalogue", nullable=True),
+    Column("values", "string", "", "its values, a JSON object", nullable=True),
     Column("calls", "int32", "calls", "attentions that were measured"),
     Column(
         "unmeasured",
@@ -122,6 +124,10 @@ ALARMS = (
     Column("bar", "float64", "that of the rule", "what it passed", nullable=True),
     Column("source", "string", "", "where the bar comes from"),
     Column("text", "string", "", "the alarm in a sentence"),
+    Column("message_id", "string", "", "id of that sentence; null: it is none of the catalogue", nullable=True),
+    Column("values", "string", "", "its values, a JSON object", nullable=True),
+    Column("source_id", "string", "", "id of the sentence in `source`", nullable=True),
 )
 
 TABLES = {"heads": HEADS, "steps": STEPS, "alarms": ALARMS}
+LATER = ("message_id", "values", "source_id")  # columns that older versions did not write

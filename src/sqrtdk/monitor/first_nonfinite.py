@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import kind_and_text
+from sqrtdk.messages import Message
 from sqrtdk.models.returned import walk
 from sqrtdk.monitor.gradients import site_of
 from sqrtdk.monitor.samples import (
@@ -181,7 +182,7 @@ class NonfiniteSearch:
             with torch.no_grad(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
                 yield
         except Exception as error:
-            self.failures.append(f"whether what modules return is finite: {kind_and_text(error)}")
+            self.failures.append(Message("alarms.unmeasured.outputs", error=kind_and_text(error)))
 
     def _all(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, int]]:
         if torch._C._functorch.peek_interpreter_stack() is not None:

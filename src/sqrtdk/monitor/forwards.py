@@ -22,20 +22,17 @@ from torch.nn.modules import module as torch_module
 from sqrtdk._sites import ROOT
 from sqrtdk.audit.gains import norm_size
 from sqrtdk.errors import kind_and_text
+from sqrtdk.messages import Message
+from sqrtdk.messages import joined as joined_names
 from sqrtdk.monitor.first_nonfinite import NonfiniteSearch
 from sqrtdk.monitor.gradients import Gradients, Projected, can_project, module_of, overlap, site_of, was_compiled
-from sqrtdk.monitor.samples import AS_IS, EAGER, CallTraits, not_measured
-from sqrtdk.monitor.sums import UNMEASURED, HeadSums, SeenCall, SeenStep, head_sums, joined
+from sqrtdk.monitor.samples import AS_IS, EAGER, CallTraits, not_measured, with_place
+from sqrtdk.monitor.sums import HeadSums, SeenCall, SeenStep, head_sums, joined
 from sqrtdk.tracing import Asked, CallRows, CallTensors, MostRows, Sites, Trace, eager_compiler, unseen
 from sqrtdk.tracing.records import BLOCKS, DATA, ROWS, AttentionCall
 
 Place = tuple[str, int]
 MOST = 1024  # forward passes of one step; a loop that never calls step() must not fill the memory
-NO_FORWARD = "no forward pass of the model was seen"
-NO_ATTENTION = "no attention ran in the model"
-TOO_MANY = f"only the first {MOST} forward passes of the step were measured; is step() called?"
-AGAIN = "{}: no gradients of q and k: which of its calls a backward pass computes again is not known"
-LEFT_OUT = "{} forward passes without autograd are left out, as steps have some with it; paused() says it is meant so"
 
 
 @dataclass(slots=True)
@@ -169,13 +166,13 @@ class Forwards:
         if not self._counts(torch.is_grad_enabled()):
             return
         if self.seen - self._aside > MOST:
-            self._missed.append(TOO_MANY)
+            self._missed.append(Message("alarms.unmeasured.too_many", number=MOST))
             return
         try:
             numeric, rows = self._looks or self._by_numbers, MostRows(self.most)
             trace = self._open_trace(numeric=numeric, rows=rows, projections=self._looks)
         except Exception as error:  # an observer never stops the run
-            self._missed.append(f"the trace did not begin: {kind_and_text(error)}")
+            self._missed.append(Message("alarms.unmeasured.trace_not_begun", error=kind_and_text(error)))
             return
         self._trace = trace
         self._search.pass_begins()
@@ -224,7 +221,7 @@ class Forwards:
                 self._add(trace)
             self._search.pass_ends(trace)
         except Exception as error:
-            self._missed.append(f"the trace did not end: {kind_and_text(error)}")
+            self._missed.append(Message("alarms.unmeasured.trace_not_ended", error=kind_and_text(error)))
 
     def _part_begins(self, module: nn.Module) -> None:
         """Trace a recomputed part of the model: tensors that first ran without autograd have gradients only here."""
@@ -236,7 +233,7 @@ class Forwards:
             self._part_trace = self._open_trace(numeric=False)
             self._part, self._part_depth = module, 1
         except Exception as error:
-            self._missed.append(f"the trace of what is computed again did not begin: {kind_and_text(error)}")
+            self._missed.append(Message("alarms.unmeasured.again_not_begun", error=kind_and_text(error)))
 
     def _part_ends(self, module: nn.Module | None) -> None:
         self._part_depth -= module is self._part
@@ -249,7 +246,7 @@ class Forwards:
             trace.__exit__(None, None, None)
             self._root(trace, part=True)
         except Exception as error:
-            self._missed.append(f"the trace of what is computed again did not end: {kind_and_text(error)}")
+            self._missed.append(Message("alarms.unmeasured.again_not_ended", error=kind_and_text(error)))
 
     def _root(self, trace: Trace, *, part: bool = False) -> None:
         """Hand the trace's nodes that hold q and k to the gradients, for vectors that no module returns."""
@@ -259,7 +256,8 @@ class Forwards:
             # the recomputation counts its calls from 0, so which calls they are is unknown
             if part and here[site] < all_calls[site]:
                 lost = {place for place in self._by_root if place[0] == site} & self._expected
-                self._missed += [AGAIN.format(site or ROOT)] if lost else []
+                if lost:
+                    self._missed.append(with_place(site or ROOT, Message("alarms.unmeasured.which_call")))
                 self._expected -= lost
                 continue
             for name, serial, length in zip(("query", "key"), pair, (call.query_len, call.key_len), strict=True):
@@ -280,7 +278,7 @@ class Forwards:
                 self._scaled.add(place)
             elif place in self._scaled:
                 self._by_numbers = True  # the factors alone do not give the scale
-        self._missed += [f"{site_of(entry.site)}: {entry.reason}" for entry in trace.not_measured]
+        self._missed += [with_place(site_of(entry.site) or ROOT, entry.reason) for entry in trace.not_measured]
         if self._looks:
             self._locate(trace)
             self.sketches |= {(site_of(kept.site), kept.index): kept for kept in trace.tensors}
@@ -314,8 +312,8 @@ class Forwards:
                     self._by_root[place] = projected
                     self._weights.add(projection.name)
             if unknown:
-                text = f"no gradients of {' and '.join(unknown)}: they come from no single projection that is followed"
-                self._without.append(f"{site or ROOT}: {text}")
+                text = Message("alarms.unmeasured.no_projection", names=joined_names(unknown, "and"))
+                self._without.append(with_place(site or ROOT, text))
 
     def _call_apart(self) -> None:
         """Tell apart what several calls of a module, or modules that share a weight, return: by nodes of the trace."""
@@ -325,7 +323,7 @@ class Forwards:
             label = self._labels.pop(module)
             if module in self._of_mesh:
                 self._expected -= by_place.keys()
-                self._without.append(f"{label}: no gradients of what several calls of one sharded weight gave")
+                self._without.append(with_place(label, Message("alarms.unmeasured.sharded")))
             else:
                 self._by_root |= by_place
                 self._weights.add(label)
@@ -338,13 +336,14 @@ class Forwards:
             calls = tuple(self._call(place, attention) for place, attention in self._found.items())
         missed = [*self._missed, *self._gradients.failures, *self._search.failures]
         if self._aside:
-            missed.append(LEFT_OUT.format(self._aside))
+            missed.append(Message("alarms.unmeasured.without_autograd", forwards=self._aside))
         if self._with_autograd:
             missed += self._without + self._absent()
             self._without = []
         how = EAGER if self._eager else AS_IS
         if not calls:
-            how = not_measured(missed[0] if missed else NO_ATTENTION if self.seen else NO_FORWARD)
+            nothing = "alarms.unmeasured.no_attention" if self.seen else "alarms.unmeasured.no_forward"
+            how = not_measured(missed[0] if missed else Message(nothing))
         self._found = {}
         first, modules = self._search.first(self._model), self._search.looked_at()
         return SeenStep(calls, how, tuple(dict.fromkeys(missed)), first=first, modules=modules)
@@ -355,16 +354,17 @@ class Forwards:
         absent = {place for place in self._expected - came if place[:2] in self._found} if came else set()
         self._expected -= absent
         places = sorted((site or ROOT, name) for site, _, name in absent)
-        return [f"{site}: no gradients of {name} came; is it frozen?" for site, name in places]
+        return [with_place(site, Message("alarms.unmeasured.frozen", name=name)) for site, name in places]
 
     def _call(self, place: Place, attention: _Attention) -> SeenCall:
-        call, sums, reason = attention.call, None, attention.call.stats_reason or UNMEASURED
+        call, sums = attention.call, None
+        reason = call.stats_reason or Message("alarms.unmeasured.rows")
         if not attention.unread:
             try:
                 gradients = (self._gradient(place, name) for name in ("query", "key"))
                 sums = joined(attention.parts).with_gradients(*gradients)
             except Exception as error:  # other ranks wait for this one's row
-                reason = f"its rows could not be summed up: {kind_and_text(error)}"
+                reason = Message("alarms.unmeasured.row_sums", error=kind_and_text(error))
         told = reason if sums is None else None
         rows, traits = tuple(attention.rows), _traits(call)
         return SeenCall(*place, call.heads, call.scale.ratio, call.formula, sums, told, rows, traits)

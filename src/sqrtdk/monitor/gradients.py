@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from sqrtdk.errors import kind_and_text
+from sqrtdk.messages import Message
 from sqrtdk.tracing import Projection
 
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -198,7 +199,7 @@ class Gradients:
             with torch.no_grad():
                 measure()
         except Exception as error:  # an error raised here would stop the backward pass
-            self.failures.append(f"a gradient of q or k: {kind_and_text(error)}")
+            self.failures.append(Message("alarms.unmeasured.gradient", error=kind_and_text(error)))
 
     def _measure(self, places: Sequence[Projected], gradient: Tensor, length: int | None = None) -> None:
         gradient = gradient.detach()

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from sqrtdk.errors import OutputError, kind_and_text
+from sqrtdk.messages import Message
 from sqrtdk.monitor.columns import HEADS
 from sqrtdk.monitor.folder import RunWriter
+from sqrtdk.monitor.rows import TEXT, alarm_row, how_row, kept_text
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
 from sqrtdk.monitor.tables import PART_BYTES, Numbers, Table, Tables, from_columns, from_rows, stacked
 
@@ -28,12 +30,11 @@ SAMPLES = 32  # samples of one part, because each part costs a disk flush
 STEPS = 2**13  # the same for steps, if few of them are sampled
 SECONDS = 30.0  # age of the oldest unwritten row that makes a part due
 WAITING_BYTES = 2**26  # unpacked rows that wait for the disk, of about 200,000 heads
-TEXT = 2000  # most characters of a recorded text
 _STATISTICS = [column.name for column in HEADS if column.type == "float64" or column.name.endswith("rows")]
 _COUNTS = ("rows", "blind_rows", "nan_rows", "inf_rows")
 # these may pass, as a full disk may be free later; other errors would recur
 _PASSING = (OutputError, OSError, MemoryError)
-_NONE = {"how": None, "calls": 0, "unmeasured": 0}
+_NONE = {"how": None, "message_id": None, "values": None, "calls": 0, "unmeasured": 0}
 Loss = Tensor | float | None
 
 
@@ -46,8 +47,10 @@ class _Dropped:
     samples: int
     reason: str
 
-    def __str__(self) -> str:
-        return f"steps {self.first} to {self.last}, {self.samples} of them sampled, are not recorded: {self.reason}"
+    def message(self) -> str:
+        """Say so."""
+        first, last = self.first, self.last
+        return Message("alarms.records.dropped", first=first, last=last, samples=self.samples, reason=self.reason)
 
 
 class Journal:
@@ -100,9 +103,10 @@ class Journal:
             self._heads.append(table := head_table(sample))
             self._bytes += table.nbytes
         except Exception as error:  # an observer never stops the run
-            self._warn(sample.step, f"the heads of step {sample.step} are not recorded: {kind_and_text(error)}")
-        measured, how = len(sample.measured), kept_text(sample.how)
-        self._samples[sample.step] = {"how": how, "calls": measured, "unmeasured": sample.unmeasured}
+            text = Message("alarms.records.heads", step=sample.step, error=kind_and_text(error))
+            self._warn(sample.step, text)
+        counts = {"calls": len(sample.measured), "unmeasured": sample.unmeasured}
+        self._samples[sample.step] = how_row(sample.how) | counts
         self._alarms += alarms
         due = len(self._samples) >= SAMPLES or self._bytes >= PART_BYTES // 2
         self._due = self._due or due or time.monotonic() - self._flushed >= SECONDS
@@ -150,7 +154,7 @@ class Journal:
                     self._drop(self._waiting.popleft(), _text_of(error))
                 self._tell_dropped(self._newest)
         except Exception as error:  # training is over, and its result must not be lost because of records
-            self._warn(self._newest or 1, f"the last steps are not recorded: {kind_and_text(error)}")
+            self._warn(self._newest or 1, Message("alarms.records.last_steps", error=kind_and_text(error)))
         finally:
             self.writer.close()
         return self.untold()
@@ -219,8 +223,9 @@ class Journal:
         try:
             return numbers([loss for _, loss, _ in steps])
         except Exception as error:
-            last = steps[-1][0]
-            self._warn(last, f"the losses of steps {steps[0][0]} to {last} are not recorded: {kind_and_text(error)}")
+            first, last = steps[0][0], steps[-1][0]
+            text = Message("alarms.records.losses", first=first, last=last, error=kind_and_text(error))
+            self._warn(last, text)
             return [None] * len(steps)
 
     def _bound(self, step: int) -> None:
@@ -229,9 +234,9 @@ class Journal:
         while waiting > WAITING_BYTES:
             tables = self._waiting.popleft()
             waiting -= tables.nbytes
-            limit = f"at most {WAITING_BYTES / 2**20:.3g} MiB wait for the disk"
+            limit = Message("alarms.records.most_waiting", size=f"{WAITING_BYTES / 2**20:.3g}")
             if self._dropped is None:
-                self._warn(step, f"records are dropped from step {tables.first_step} on: {limit}")
+                self._warn(step, Message("alarms.records.dropping", first=tables.first_step, reason=limit))
             self._drop(tables, limit)
         # a step larger than a part waits in several pieces: if the first was dropped, drop the others and the one with
         # the step's row too, or the step would look complete
@@ -253,10 +258,11 @@ class Journal:
         """Report the dropped rows, once their number is known."""
         dropped, self._dropped = self._dropped, None
         if dropped is not None:
-            self._warn(step, str(dropped))
+            self._warn(step, dropped.message())
 
     def _warn(self, step: int, text: str) -> None:
-        alarm = Alarm("records", "warn", step, text[:TEXT], source="the operating system")
+        text = text if len(text) <= TEXT else text[:TEXT]  # a cut message is a plain text
+        alarm = Alarm("records", "warn", step, text, source=Message("alarms.source.system"))
         self._alarms.append(alarm)
         self._untold.append(alarm)
 
@@ -283,17 +289,6 @@ def head_table(sample: StepSample) -> Table:
     columns["index"] = np.repeat([call.index for call in calls], heads)
     columns["head"] = np.concatenate([np.arange(count) for count in heads])
     return from_columns("heads", columns)
-
-
-def kept_text(text: str) -> str:
-    """Return a text as a column stores it: shortened, and valid UTF-8."""
-    return text[:TEXT].encode("utf-8", "replace").decode()
-
-
-def alarm_row(alarm: Alarm) -> dict[str, Any]:
-    """Return an alarm's row of `columns.ALARMS`."""
-    names = ("step", "site", "index", "head", "name", "severity", "value", "bar", "source", "text")
-    return {name: kept_text(value) if isinstance(value := getattr(alarm, name), str) else value for name in names}
 
 
 def numbers(losses: Sequence[Loss]) -> list[float | None]:

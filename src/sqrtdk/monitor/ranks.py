@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError, SqrtdkError, kind_and_text
+from sqrtdk.messages import Message
 from sqrtdk.monitor.packed import HEAD, Head, Layout, Row, pack, unpack
 from sqrtdk.monitor.shards import Axis, together
 from sqrtdk.monitor.sums import SeenStep
@@ -110,7 +111,7 @@ class Ranks:
         ]
         found = together([steps[number] for number in self.order], self.axes)
         if stride > 1:
-            found = replace(found, missed=(*found.missed, _thinned(stride)))
+            found = replace(found, missed=(*found.missed, Message("alarms.unmeasured.thinned", every=stride)))
         return found
 
     def _row(self, step: SeenStep) -> Row:
@@ -120,7 +121,7 @@ class Ranks:
             with torch.no_grad():
                 return pack(step, by_row=by_row, most=most)
         except Exception as error:  # the other ranks wait for this one's row
-            lost = f"its statistics could not be packed: {kind_and_text(error)}"
+            lost = Message("alarms.unmeasured.not_packed", error=kind_and_text(error))
             return pack(replace(step, calls=(), missed=(*step.missed, lost)), by_row=by_row, most=most)
 
     def _gathered(self, row: Row) -> tuple[list[Tensor], list[Head]]:
@@ -214,7 +215,3 @@ def _device(group: Any) -> torch.device:
 def _heads(rows: Tensor) -> Sequence[Sequence[float]]:
     heads: list[list[float]] = rows[:, :HEAD].contiguous().view(torch.float64).tolist()
     return heads
-
-
-def _thinned(stride: int) -> str:
-    return f"quantiles over rows, and the largest gradient of a row, are of every {stride}th row: the ranks have more"

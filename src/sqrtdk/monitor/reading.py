@@ -14,6 +14,7 @@ from typing import Any
 
 from sqrtdk._stranger import shown
 from sqrtdk.errors import RunFolderError
+from sqrtdk.messages import Message
 from sqrtdk.monitor import disk
 from sqrtdk.monitor.manifest import MAX_STEP, Attempt, of_checkpoints, read_manifest
 from sqrtdk.monitor.names import PARTS, Gap, Listing, Part, gaps, list_parts, lost_tails, spans
@@ -22,8 +23,7 @@ from sqrtdk.monitor.tables import MAX_FILE_BYTES, Table, Tables, arrow, decode, 
 MAX_ROWS = 2**25  # rows of a run that are read at once
 _TRIES = 20  # parts can be merged away between listing and reading
 _PAUSE_S = 0.01
-GONE = "it is not there"
-UNFINISHED = "the row of its step is not there, which is written last"
+UNFINISHED = "alarms.part.unfinished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,8 @@ def _look(
         for part in lost:  # only the steps that no later attempt recorded again
             _, end = counted.get(part.attempt, (0, -1))
             if part.first_step <= end:
-                damaged.append(Damage(part.numbers, GONE, part.first_step, min(part.last_step, end)))
+                gone = Message("alarms.part.not_there")
+                damaged.append(Damage(part.numbers, gone, part.first_step, min(part.last_step, end)))
         wanted = {
             part: (low, high)
             for part in parts
@@ -212,7 +213,7 @@ def _look(
         replaces_from=min(begun, default=None),
     )
     seen = replace(seen, told=seen.told.union(new))
-    unfinished = {damage.name for damage in odd if damage.reason == UNFINISHED}
+    unfinished = {damage.name for damage in odd if damage.reason == Message(UNFINISHED)}
     while parts and parts[-1].name in unfinished:  # the missing row of their step may still come
         parts.pop()
     if parts:
@@ -223,11 +224,12 @@ def _look(
 def _in_order(listing: Listing, counted: dict[int, tuple[int, int]]) -> tuple[list[Part], list[Damage]]:
     """Return the parts in sequence, and as damage: foreign files and missing parts."""
     parts: list[Part] = []
-    damaged = [Damage(name, "it is no part of a run") for name in listing.strange]
+    damaged = [Damage(name, Message("alarms.part.no_part")) for name in listing.strange]
     for part in listing.parts:
         of = part.attempt
         if of not in counted:
-            damaged.append(Damage(part.name, f"run.json has no attempt {of}", part.first_step, part.last_step))
+            reason = Message("alarms.part.no_attempt", attempt=of)
+            damaged.append(Damage(part.name, reason, part.first_step, part.last_step))
             continue
         before = parts[-1] if parts and parts[-1].attempt == of else Part(of, -1, -1, -1, counted[of][0] - 1)
         # a part may go on with the last step of the part before it, if one of the two has a single step: a step larger
@@ -235,16 +237,15 @@ def _in_order(listing: Listing, counted: dict[int, tuple[int, int]]) -> tuple[li
         single = part.first_step == part.last_step or before.first_step == before.last_step
         more = before.last >= 0 and single and part.first_step == before.last_step
         if part.first <= before.last or (part.first_step <= before.last_step and not more):
-            reason = (
-                "it has steps of the part before" if before.last >= 0 else "it has steps before its attempt's first"
-            )
+            earlier = "alarms.part.steps_before" if before.last >= 0 else "alarms.part.steps_before_attempt"
+            reason = Message(earlier)
             damaged.append(Damage(part.name, reason, part.first_step, part.last_step))
             continue
         if part.first > before.last + 1:
             # the missing parts may lie within one step
             first, last = sorted((before.last_step + 1, part.first_step - 1))
             gone = Part(of, before.last + 1, part.first - 1, first, last)
-            damaged.append(Damage(gone.numbers, GONE, first, last))
+            damaged.append(Damage(gone.numbers, Message("alarms.part.not_there"), first, last))
         parts.append(part)
     return parts, damaged
 
@@ -259,9 +260,9 @@ def _whole_steps(tables: list[tuple[Part, Tables]], seen: _Seen) -> tuple[list[t
     for (part, each), some in zip(tables, numbers, strict=True):
         reason = ""
         if len(some) and some[0] <= last:
-            reason = "it has steps of the part before"
+            reason = Message("alarms.part.steps_before")
         elif not len(some) and len(each) and each.last_step not in ends:
-            reason = UNFINISHED
+            reason = Message(UNFINISHED)
         if reason:
             odd.append(Damage(part.name, reason, part.first_step, part.last_step))
             continue
@@ -288,15 +289,16 @@ def _load(folder: Path, parts: list[Part], held: dict[Part, Tables | Damage], pa
             tables = decode(content)
             first, last = tables.first_step, tables.last_step
             if (first, last) != (part.first_step, part.last_step):
-                raise RunFolderError(f"it has the steps {first} to {last}, which is not what its name says")
+                raise RunFolderError(Message("alarms.part.other_steps", first=first, last=last))
             held[part] = tables
             rows += len(tables)
         except FileNotFoundError:
             if patient:
                 return False
-            held[part] = Damage(part.name, "it is gone", part.first_step, part.last_step)
+            held[part] = Damage(part.name, Message("alarms.part.gone"), part.first_step, part.last_step)
         except RunFolderError as error:
-            held[part] = Damage(part.name, str(error), part.first_step, part.last_step)
+            # not str(error), which is a plain text
+            held[part] = Damage(part.name, error.args[0], part.first_step, part.last_step)
         if rows > MAX_ROWS:
             raise RunFolderError(
                 f"{shown(folder)} has more than {MAX_ROWS} rows", hint="Read some of it: first_step, last_step."

@@ -6,16 +6,51 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqrtdk._sites import ROOT
+from sqrtdk.messages import Message
 
 AS_IS = "as is"  # the step ran exactly as the other steps
 EAGER = "eager"  # compiled code ran as plain Python
-NOT_MEASURED = "not measured: "
 UNMEASURED = "unmeasured"  # name of the alarm on values that were not measured
+_NOT_MEASURED = "alarms.how.not_measured"
+_WITH_REASON = "alarms.place.with_reason"
 
 
 def not_measured(reason: str) -> str:
-    """Return the `how` of a step that could not be measured."""
-    return NOT_MEASURED + reason
+    """Return the `how` of a step that could not be measured: "not measured: " and the reason."""
+    return Message("alarms.how.not_measured", reason=reason)
+
+
+def reason_of(how: str) -> str | None:
+    """Return why a step could not be measured; None if it was measured.
+
+    Example:
+        >>> reason_of(not_measured("no attention ran")), reason_of(AS_IS)
+        ('no attention ran', None)
+    """
+    return _value(how, "reason") if isinstance(how, Message) and how.id == _NOT_MEASURED else None
+
+
+def with_place(place: str, reason: str) -> str:
+    """Return a reason with the site, call or rank that it is about."""
+    return Message("alarms.place.with_reason", place=place, reason=reason)
+
+
+def place_and_reason(text: str) -> tuple[str, str]:
+    """Split what `with_place` returned; the place is "" if the text is about the whole step.
+
+    Example:
+        >>> place_and_reason(with_place("h.0", "it is fused")), place_and_reason("h.0: it is fused")
+        (('h.0', 'it is fused'), ('h.0', 'it is fused'))
+    """
+    if isinstance(text, Message):
+        return (_value(text, "place"), _value(text, "reason")) if text.id == _WITH_REASON else ("", text)
+    place, colon, reason = text.partition(": ")  # as older versions recorded it
+    return (place, reason) if colon else ("", text)
+
+
+def _value(sentence: Message, name: str) -> str:
+    value = sentence.values[name]
+    return value if isinstance(value, str) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +111,8 @@ class CallSample:
     @property
     def name(self) -> str:
         """Display name of the attention."""
-        return (self.site or ROOT) + (f" (call {self.index + 1})" if self.index else "")
+        site = self.site or ROOT
+        return Message("alarms.place.call", site=site, number=self.index + 1) if self.index else site
 
     @property
     def place(self) -> tuple[str, int]:
@@ -132,7 +168,7 @@ class StepSample:
     Attributes:
         step: its number, from 1 on.
         calls: one for every attention, in execution order.
-        how: `AS_IS`, `EAGER`, or `NOT_MEASURED` with the reason.
+        how: `AS_IS`, `EAGER`, or what `not_measured` returns.
         not_measured: what else could not be measured, and why.
         loss: passed to `step()`; None if no loss was passed.
         scaled: whether a GradScaler multiplies the loss, and skips a step whose gradients are not finite.
@@ -168,7 +204,7 @@ class StepSample:
             (1, 0)
         """
         missed = len(self.calls) - len(self.measured) + len(self.not_measured)
-        return max(missed, int(self.how.startswith(NOT_MEASURED)))
+        return max(missed, int(reason_of(self.how) is not None))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sqrtdk.monitor.samples import BETWEEN, NOT_MEASURED, RULED_OUT, WITHIN, Alarm, FirstNonfinite
-from sqrtdk.monitor.sums import MAXIMA, PRODUCTS, UNMEASURED, HeadSums, SeenCall, SeenStep, beside, head_sums, joined
+from sqrtdk.messages import Message
+from sqrtdk.messages import joined as joined_names
+from sqrtdk.monitor.samples import BETWEEN, RULED_OUT, WITHIN, Alarm, FirstNonfinite, reason_of, with_place
+from sqrtdk.monitor.sums import MAXIMA, PRODUCTS, HeadSums, SeenCall, SeenStep, beside, head_sums, joined
 from sqrtdk.tracing import merge_rows
 
 Calls = Sequence[SeenCall | None]  # of the ranks along one axis; None for a rank without the call
@@ -51,7 +53,7 @@ def together(steps: Sequence[SeenStep], axes: Sequence[Axis]) -> SeenStep:
     calls = [_weighed(call, share) for call in _named(by_stage)]
     by_rank = [(steps[rank].first, place // width, rank) for place, rank in enumerate(grid)]
     losses = [step.loss for step in steps if step.loss is not None]
-    how = next((step.how for step in steps if not step.how.startswith(NOT_MEASURED)), steps[0].how)
+    how = next((step.how for step in steps if reason_of(step.how) is None), steps[0].how)
     alarms: dict[Alarm, None] = dict.fromkeys(alarm for step in steps for alarm in step.alarms)
     return SeenStep(
         tuple(calls),
@@ -127,7 +129,8 @@ def _rows(calls: Calls) -> SeenCall | None:
     if not seen:
         return None
     if len({call.heads for call in seen}) > 1:
-        return _without(seen[0], f"ranks have {_counts(seen)} heads: pass which of them share rows, which heads")
+        counts = joined_names([str(count) for count in sorted({call.heads for call in seen})], "and")
+        return _without(seen[0], Message("alarms.unmeasured.unlike_heads", counts=counts))
     return _joined(seen, joined)
 
 
@@ -136,10 +139,10 @@ def _heads(calls: Calls) -> SeenCall | None:
     if not seen:
         return None
     if len(seen) < len(calls):
-        return _without(seen[0], _absent(calls, "heads"))
+        return _without(seen[0], _absent(calls, "alarms.unmeasured.absent_heads"))
     lengths = {tuple(one.shape[-1] for one in call.sums.ordered.values()) for call in seen if call.sums is not None}
     if len(lengths) > 1:
-        return _without(seen[0], "ranks that share heads have other rows")
+        return _without(seen[0], Message("alarms.unmeasured.heads_of_other_rows"))
     return replace(_joined(seen, _beside), heads=sum(call.heads for call in seen))
 
 
@@ -148,7 +151,7 @@ def _keys(calls: Calls) -> SeenCall | None:
     if not seen:
         return None
     if len(seen) < len(calls):
-        return _without(seen[0], _absent(calls, "keys"))
+        return _without(seen[0], _absent(calls, "alarms.unmeasured.absent_keys"))
     return _joined(seen, _merged, by_row=True)
 
 
@@ -172,12 +175,12 @@ def _joined(
     first = calls[0]
     unmeasured = next((call for call in calls if call.sums is None), None)
     if unmeasured is not None:
-        return _without(unmeasured, unmeasured.reason or UNMEASURED)
+        return _without(unmeasured, unmeasured.reason or Message("alarms.unmeasured.rows"))
     sums = [call.sums for call in calls if call.sums is not None]
     if by_row:
         rows = merge_rows([call.rows[0] for call in calls])
         if rows is None:
-            return _without(first, "ranks that share keys have other rows")
+            return _without(first, Message("alarms.unmeasured.keys_of_other_rows"))
         sums = [head_sums(rows), *sums]
     return replace(first, sums=join(sums), rows=())
 
@@ -216,16 +219,12 @@ def _missed(steps: Sequence[SeenStep]) -> tuple[str, ...]:
     """Return what was not measured, with the rank's number unless every rank missed it."""
     everywhere = set(steps[0].missed).intersection(*(step.missed for step in steps))
     told = [
-        text if text in everywhere else f"rank {number}: {text}"
+        text if text in everywhere else with_place(Message("alarms.unmeasured.rank", rank=number), text)
         for number, step in enumerate(steps)
         for text in step.missed
     ]
     return tuple(dict.fromkeys(told))
 
 
-def _absent(calls: Calls, what: str) -> str:
-    return f"{sum(call is None for call in calls)} of {len(calls)} ranks that share its {what} saw no call"
-
-
-def _counts(calls: Sequence[SeenCall]) -> str:
-    return " and ".join(str(count) for count in sorted({call.heads for call in calls}))
+def _absent(calls: Calls, id: str) -> str:
+    return Message(id, number=sum(call is None for call in calls), all=len(calls))

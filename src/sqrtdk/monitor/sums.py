@@ -169,7 +169,6 @@ def _columns(call: HeadSums) -> dict[str, Tensor]:
     return found
 
 
-UNMEASURED = "its rows were not measured"
 UNTOLD = CallTraits()
 
 

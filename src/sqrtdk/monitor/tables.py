@@ -16,7 +16,8 @@ import numpy as np
 
 from sqrtdk import _extras
 from sqrtdk.errors import InvalidValueError, RunFolderError, kind_and_text, short_text
-from sqrtdk.monitor.columns import TABLES
+from sqrtdk.messages import Message
+from sqrtdk.monitor.columns import LATER, TABLES
 from sqrtdk.monitor.footer import SNAPPY, codecs
 
 Row = Mapping[str, object]
@@ -121,12 +122,19 @@ def _type(name: str) -> Any:
 
 
 @functools.cache
-def _file_schema(texts: str = "string") -> Any:
-    """Return the schema of a file. Columns of other tables are null in a row, so all but `step` are nullable."""
+def _file_schema(texts: str = "string", *, older: bool = False) -> Any:
+    """Return the schema of a file. Columns of other tables are null in a row, so all but `step` are nullable.
+
+    Args:
+        texts: "string", or "dictionary", as a file is read.
+        older: without the columns that older versions did not write.
+    """
     pa = arrow()
     kinds = {"string": pa.string(), "dictionary": pa.dictionary(pa.int32(), pa.string())}
     fields = [pa.field("table", kinds[texts], nullable=False)]
     for name, column in _ALL.items():
+        if older and name in LATER:
+            continue
         kind = kinds[texts] if column.type == "string" else _type(column.type)
         fields.append(pa.field(name, kind, nullable=name != "step"))
     return pa.schema(fields)
@@ -216,14 +224,14 @@ def _wrong(tables: Tables) -> str | None:
     """Return the rule that the tables of a part break; None if they break none."""
     steps = _steps(tables.steps)
     if steps.size and (steps[0] < 0 or (np.diff(steps) <= 0).any()):
-        return "a step is below 0, or there twice"
+        return Message("alarms.part.step_twice")
     for name, table in (("heads", tables.heads), ("alarms", tables.alarms)):
         there = _steps(table)
         if (np.diff(there) < 0).any():
-            return f"the {name} are not in order of step"
+            return Message("alarms.part.out_of_order", table=name)
         more = not steps.size and len(tables) and 0 <= tables.first_step == tables.last_step
         if not more and (other := np.setdiff1d(there, steps)).size:
-            return f"the {name} have step {other[0]}, which `steps` does not have"
+            return Message("alarms.part.foreign_step", table=name, step=int(other[0]))
     return None
 
 
@@ -266,42 +274,53 @@ def decode(content: bytes) -> Tables:
     """
     pa = arrow()
     if strange := sorted(set(codecs(content)) - {SNAPPY}):
-        raise RunFolderError(f"it is not packed with {_CODEC} but with codec {strange[0]} of Parquet")
+        raise RunFolderError(Message("alarms.part.codec", codec=_CODEC, other=strange[0]))
     try:
-        file = arrow("pyarrow.parquet").ParquetFile(
-            pa.BufferReader(content),
-            page_checksum_verification=True,
-            read_dictionary=list(_TEXTS),
-            thrift_string_size_limit=2**20,
-            thrift_container_size_limit=2**10,
-        )
+        there = set(_opened(content).metadata.schema.names)  # an older version wrote fewer columns
+        file = _opened(content, [name for name in _TEXTS if name in there])
         _check_shape(file)
         whole = file.read(use_threads=False).combine_chunks()
         whole.validate(full=True)
         for name in _TEXTS:
-            _check_texts(whole.column(name))
-        whole = whole.cast(_file_schema())
+            if name in whole.column_names:
+                _check_texts(whole.column(name))
+        if LATER[0] not in whole.column_names:
+            for name in LATER:
+                whole = whole.append_column(name, pa.nulls(whole.num_rows, pa.string()))
+        whole = whole.select(_file_schema().names).cast(_file_schema())
         tables = Tables(**{name: _of(whole, name) for name in TABLES})
         if len(tables) != whole.num_rows:
-            raise RunFolderError("it has rows of no table")
+            raise RunFolderError(Message("alarms.part.no_table"))
         wrong = _wrong(tables)
     except RunFolderError:
         raise
     # pyarrow meets unexpected bytes with errors of many kinds: ArrowException, KeyError, ...
     except Exception as error:
-        raise RunFolderError(f"it is damaged: {kind_and_text(error)}") from error
+        raise RunFolderError(Message("alarms.part.damaged", error=kind_and_text(error))) from error
     if wrong:
         raise RunFolderError(wrong)
     return tables
 
 
+def _opened(content: bytes, dictionaries: Sequence[str] = ()) -> Any:
+    """Return the Parquet file of these bytes, of which only the footer is read; named columns come as dictionaries."""
+    return arrow("pyarrow.parquet").ParquetFile(
+        arrow().BufferReader(content),
+        page_checksum_verification=True,
+        read_dictionary=list(dictionaries),
+        thrift_string_size_limit=2**20,
+        thrift_container_size_limit=2**10,
+    )
+
+
 def _check_shape(file: Any) -> None:
     """Check the file's own figures before it is unpacked, as pyarrow allocates by them."""
     about = file.metadata
-    if not file.schema_arrow.equals(_file_schema("dictionary")):
-        raise RunFolderError("it has other columns than this version writes")
+    if not any(file.schema_arrow.equals(_file_schema("dictionary", older=older)) for older in (False, True)):
+        raise RunFolderError(Message("alarms.part.other_columns"))
     if about.num_row_groups != 1 or not 0 < about.num_rows <= MAX_ROWS:
-        raise RunFolderError(f"it has {about.num_rows} rows in {about.num_row_groups} groups; at most {MAX_ROWS} in 1")
+        counts = {"rows": about.num_rows, "groups": about.num_row_groups, "most": MAX_ROWS}
+        raise RunFolderError(Message("alarms.part.row_groups", **counts))
 
 
 def _check_texts(column: Any) -> None:
@@ -309,10 +328,10 @@ def _check_texts(column: Any) -> None:
     pc = arrow("pyarrow.compute")
     for chunk in column.chunks:
         if _longest(chunk.dictionary) > MAX_TEXT:
-            raise RunFolderError(f"it has a text of more than {MAX_TEXT} bytes")
+            raise RunFolderError(Message("alarms.part.long_text", most=MAX_TEXT))
         lengths = pc.binary_length(chunk.dictionary)
         if (pc.sum(lengths.take(chunk.indices)).as_py() or 0) > MAX_BYTES:
-            raise RunFolderError(f"it has more than {MAX_BYTES} bytes of text")
+            raise RunFolderError(Message("alarms.part.much_text", most=MAX_BYTES))
 
 
 def _longest(texts: Any) -> int:
@@ -327,5 +346,5 @@ def _of(whole: Table, name: str) -> Table:
     some = rows.select([column.name for column in TABLES[name]])
     for column in TABLES[name]:
         if not column.nullable and some.column(column.name).null_count:
-            raise RunFolderError(f"{name} lack {column.name!r} in a row")
+            raise RunFolderError(Message("alarms.part.lacks_column", table=name, column=repr(column.name)))
     return some.cast(schema(name))

@@ -21,6 +21,7 @@ from weakref import WeakSet
 from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidValueError, SqrtdkError, kind_and_text
+from sqrtdk.messages import Message
 from sqrtdk.monitor.alarms import fresh, holding, idle
 from sqrtdk.monitor.forwards import Forwards, Place
 from sqrtdk.monitor.gradients import unwrapped
@@ -241,27 +242,29 @@ class Watch:
                 self._arm()
             except Exception as error:
                 self._sampling = False
-                self._failed(self._untold, f"step {self._step + 1} was not sampled: {kind_and_text(error)}")
+                self._failed(self._untold, "alarms.not_sampled.paused", error)
 
     def _plan(self, found: list[Alarm]) -> None:
         """Decide whether the next step is sampled, and prepare it."""
-        failed = "the schedule failed"
+        failed = "alarms.not_sampled.schedule"
         try:
             self._sampling = self._schedule.due(self._step + 1, self._worsening)
-            failed = "the loss scale could not be read"
+            failed = "alarms.not_sampled.loss_scale"
             scale = float(self._scaler.get_scale()) if self._scaler is not None and self._sampling else 1.0
-            failed = "it could not be begun"
+            failed = "alarms.not_sampled.not_begun"
             if self._sampling:
                 self._forwards.begin(scale)
             self._arm()
         except Exception as error:  # schedule and scaler are the caller's, and must not end the training
             self._sampling = False
-            self._failed(found, f"step {self._step + 1} was not sampled, {failed}: {kind_and_text(error)}")
+            self._failed(found, failed, error)
 
-    def _failed(self, found: list[Alarm], text: str) -> None:
-        """Report once why a step is not sampled."""
+    def _failed(self, found: list[Alarm], id: str, error: Exception) -> None:
+        """Report once why the next step is not sampled."""
         if not any(alarm.name == "schedule" for alarm in (*self.alarms, *found, *self._untold)):
-            found.append(alarm := _alarm("schedule", self._step, text))
+            text = Message(id, step=self._step + 1, error=kind_and_text(error))
+            alarm = Alarm("schedule", "warn", self._step, text, Message("alarms.source.watch"))
+            found.append(alarm)
             if self._journal is not None and self._steps:
                 self._journal.note([alarm])
 
@@ -279,7 +282,7 @@ class Watch:
         try:
             number = numbers([loss])[0]
         except Exception as error:
-            number, lost = None, f"the loss could not be read: {kind_and_text(error)}"
+            number, lost = None, Message("alarms.unmeasured.loss", error=kind_and_text(error))
             seen = replace(seen, missed=(*seen.missed, lost))
         seen = replace(seen, loss=number, alarms=tuple(self._untold))
         self._untold = []
@@ -392,7 +395,3 @@ def watch(
 def _described(model: nn.Module) -> dict[str, object]:
     """Describe the model: a folder's records can't be continued with another model's."""
     return {"class": type(model).__name__, "parameters": sum(parameter.numel() for parameter in model.parameters())}
-
-
-def _alarm(name: str, step: int, text: str) -> Alarm:
-    return Alarm(name, "warn", step, text, "the watch itself")

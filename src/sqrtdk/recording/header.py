@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from sqrtdk.recording.format import DTYPES, KEY
+from sqrtdk.recording.format import DTYPES, KEY, MESSAGES
 from sqrtdk.recording.limits import (
     MAX_DIMENSIONS,
     MAX_HEADER_BYTES,
@@ -47,6 +47,7 @@ class Header:
     specs: Mapping[str, Spec]
     document: str  # the JSON document of the trace
     size: int  # bytes before the first tensor
+    sentences: str = ""  # see `recording.sentences`
 
 
 def read_header(file: BinaryIO, size: int) -> Header:
@@ -73,11 +74,13 @@ def read_header(file: BinaryIO, size: int) -> Header:
     entries = parse_json(bytes(_exactly(file, length)), "the header")
     if not isinstance(entries, dict):
         refuse(f"the header is a {type(entries).__name__}; it is an object of tensors")
-    document = _document(entries.pop("__metadata__", None))
+    metadata = entries.pop("__metadata__", None)
+    document = _document(metadata)
+    sentences = metadata.get(MESSAGES, "")
     at_most(len(entries), MAX_TENSORS, "tensors")
     specs = {name: _spec(name, entry) for name, entry in entries.items()}
     _check_places(specs, size - 8 - length)
-    return Header(specs, document, 8 + length)
+    return Header(specs, document, 8 + length, sentences if isinstance(sentences, str) else "")
 
 
 def _document(metadata: Any) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.errors import SqrtdkError, TraceFileError, short_text
+from sqrtdk.messages import Message
 from sqrtdk.models.limits import check_file
 from sqrtdk.recording.decode import decode
 from sqrtdk.recording.fields import Fields
@@ -17,6 +18,7 @@ from sqrtdk.recording.format import INPUTS, KEY, NAMES, SCHEMA_VERSION
 from sqrtdk.recording.header import Header, read_header, read_tensor
 from sqrtdk.recording.limits import MAX_CALLS, MAX_FILE_BYTES, MAX_TEXT, parse_json, refuse, shown
 from sqrtdk.recording.records import Cut, TraceFile, TraceMetadata
+from sqrtdk.recording.sentences import with_sentences
 from sqrtdk.recording.source import Source, read_same
 from sqrtdk.tracing.records import NotMeasured
 from sqrtdk.tracing.tensors import CallTensors
@@ -118,13 +120,13 @@ def _take(path: Path, header: Header, document: dict[str, Any], load: Any) -> Tr
             notes += _oddities(call)
     names = [(name, name.removeprefix(INPUTS)) for name in source.prefixed(INPUTS)]
     inputs = {short: tensor for name, short in names if (tensor := source.take(name, frozenset(NAMES))) is not None}
-    metadata = _metadata(fields)
+    said, metadata = with_sentences(header.sentences, calls, _metadata(fields))
     fields.end()
     source.end()
     source.check_work()
     if len(notes) > _MOST_NOTES:
-        notes = [*notes[:_MOST_NOTES], f"{len(notes) - _MOST_NOTES} more tensors hold NaN or infinity"]
-    return TraceFile(path, version, metadata, tuple(calls), tuple(cuts), inputs, tuple(notes))
+        notes = [*notes[:_MOST_NOTES], Message("recording.more_tensors", count=len(notes) - _MOST_NOTES)]
+    return TraceFile(path, version, metadata, said, tuple(cuts), inputs, tuple(notes))
 
 
 def _metadata(fields: Fields) -> TraceMetadata:
@@ -167,4 +169,5 @@ def _oddity(place: str, name: str, tensor: Tensor) -> str | None:
         return None
     lost = int(values.isnan().sum())
     infinite = int(values.isinf().sum())
-    return f"{name} of {shown(place)} holds {lost} NaN and {infinite} infinite of {values.numel()} numbers"
+    numbers = {"lost": lost, "infinite": infinite, "all": values.numel()}
+    return Message("recording.tensor_not_finite", name=name, place=shown(place), **numbers)

@@ -19,6 +19,7 @@ from sqrtdk.audit.context import tokens_of
 from sqrtdk.audit.guard import current, eval_mode, implementation, offers_choice, random_state
 from sqrtdk.audit.own_module import as_inputs, from_module, refuse_empty
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, text_of
+from sqrtdk.messages import Message
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import resolve
@@ -155,9 +156,12 @@ def record_with(
             cuts.append(cut)
         for call in kept:
             if is_empty(call):
-                notes.append(f"{call.site}#{call.index} has no tensors in the file: {call.missing}")
+                place, reason = f"{call.site}#{call.index}", call.missing or ""
+                notes.append(Message("recording.no_tensors", site=place, reason=reason))
         metadata = _metadata(loaded, run, ran)
-        notes += [f"not measured: {entry.site or 'the model'}: {entry.reason}" for entry in metadata.not_measured]
+        for entry in metadata.not_measured:
+            place = entry.site or Message("recording.model")
+            notes.append(Message("recording.not_measured", site=place, reason=entry.reason))
         recording = write_trace_file(
             path,
             kept,
@@ -231,7 +235,7 @@ def _written(call: CallTensors, projections: bool) -> CallTensors:
         fits(call, projections=projections)
     except SqrtdkError as error:
         nothing = Vector(torch.zeros(0))
-        reason = f"its tensors can't be written: {text_of(error)}"
+        reason = Message("recording.not_written", error=text_of(error))
         return replace(
             call, query=nothing, key=nothing, value=nothing, output=nothing.values, terms=None, lse=None, kept=None,
             missing=reason, site=call.site[:MAX_NAME],
@@ -271,7 +275,7 @@ def _plain_tensors(inputs: Inputs, notes: list[str]) -> Mapping[str, Tensor]:
         if not isinstance(value, Tensor):
             continue
         if value.is_nested or value.is_complex() or value.layout is not torch.strided or len(name) > MAX_NAME // 2:
-            notes.append(f"the input {name} is not in the file: it is no plain tensor")
+            notes.append(Message("recording.input", name=name))
         else:
             tensors[name] = value
     return tensors

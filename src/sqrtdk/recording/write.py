@@ -18,7 +18,7 @@ from torch import Tensor
 from sqrtdk._files import check_writable, write_parts
 from sqrtdk.errors import OutputError
 from sqrtdk.recording.encode import Sheet, encode, number_sites
-from sqrtdk.recording.format import INPUTS, KEY, NAMES, SCHEMA_VERSION
+from sqrtdk.recording.format import INPUTS, KEY, MESSAGES, NAMES, SCHEMA_VERSION
 from sqrtdk.recording.header import Header, Spec
 from sqrtdk.recording.limits import (
     MAX_CALLS,
@@ -31,6 +31,7 @@ from sqrtdk.recording.limits import (
 )
 from sqrtdk.recording.read import check_calls, parse_document
 from sqrtdk.recording.records import Cut, Recording, TraceMetadata
+from sqrtdk.recording.sentences import sentences_to_json
 from sqrtdk.tracing.tensors import CallTensors
 
 _PART = 2**26  # bytes written at once; a signal such as Ctrl-C waits for no more than this
@@ -91,7 +92,7 @@ def write_trace_file(
         sheet.put(INPUTS + name, tensor)
     tensors, same = _without_copies(sheet.tensors)
     document = {"schema_version": SCHEMA_VERSION, **_told(metadata), "calls": entries, "same": same}
-    header, begin = _lay_out(tensors, document)
+    header, begin = _lay_out(tensors, document, sentences_to_json(calls, metadata))
     check_calls(header, parse_document(header.document))  # a file that we can't read must not be written
     size = sum(len(part) for part in begin) + max((spec.end for spec in header.specs.values()), default=0)
     at_most(size, MAX_FILE_BYTES, "bytes")
@@ -152,7 +153,9 @@ def _without_copies(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], d
     return kept, same
 
 
-def _lay_out(tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> tuple[Header, list[bytes]]:
+def _lay_out(
+    tensors: Mapping[str, Tensor], document: Mapping[str, Any], sentences: str = ""
+) -> tuple[Header, list[bytes]]:
     """Return the header and the first bytes of the file. The widest dtypes come first, so that all are aligned."""
     at_most(len(tensors), MAX_TENSORS, "tensors")
     specs: dict[str, Spec] = {}
@@ -163,7 +166,7 @@ def _lay_out(tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> tupl
         specs[name] = Spec(tensor.dtype, tuple(tensor.shape), place, end)
         place = end
     text = json.dumps(document, allow_nan=False)
-    entries: dict[str, Any] = {"__metadata__": {KEY: text}}
+    entries: dict[str, Any] = {"__metadata__": {KEY: text} | ({MESSAGES: sentences} if sentences else {})}
     for name, spec in specs.items():
         shape, offsets = list(spec.shape), [spec.start, spec.end]
         entries[name] = {"dtype": NAMES[spec.dtype], "shape": shape, "data_offsets": offsets}

@@ -17,37 +17,22 @@ from markupsafe import Markup
 from sqrtdk._language import Choice
 from sqrtdk._sites import site_name
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.messages import Message, Text
-from sqrtdk.monitor.samples import NOT_MEASURED, Alarm
+from sqrtdk.messages import Message, joined, named, said, word
+from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report import page
 from sqrtdk.report.figures import number, percent
 from sqrtdk.report.page import both
-from sqrtdk.report.said import said
-from sqrtdk.report.terminal_words import word
 from sqrtdk.report.watch_compare import Comparison
 from sqrtdk.report.watch_payload import alarms_shown, payload
 from sqrtdk.report.watch_statistics import NEWEST, STATISTICS
-from sqrtdk.report.watch_summary import Site, Summary
-from sqrtdk.report.watch_words import (
-    ALARM_WORDS,
-    GROUP_WORDS,
-    HOW_WORDS,
-    MODEL_WORDS,
-    SEVERITY_WORDS,
-    TERMINAL,
-    WORDS,
-    missing_text,
-)
+from sqrtdk.report.watch_summary import Site, Summary, way_run
 
 _TONES = {"critical": "bad", "fail": "bad", "warn": "doubtful", "note": ""}
 _MOST_MISSING = 200
 _FEW = 6  # up to this many notes stand among the alarms; more of them are folded away
 # the recorded text of a schedule: Every(steps=100, urgent=10)
 _EVERY = re.compile(r"Every\(steps=(\d+), urgent=(\d+|None)\)")
-_VALUES = {
-    ("of", "checkpoints"): Text("checkpoints", "检查点"),
-    ("trust_remote_code", True): Text("was trusted", "已信任"),
-}
+_VALUES = {("of", "checkpoints"): "watch.setting.checkpoints", ("trust_remote_code", True): "watch.setting.trusted"}
 _LETTERS = string.ascii_uppercase  # names of the runs on the page
 
 
@@ -81,15 +66,14 @@ def to_html(runs: Sequence[Summary], compared: Comparison | None = None, languag
         "statistics": STATISTICS,
         "newest_statistics": {name: STATISTICS[name] for name in NEWEST},
         "drawable": any(run.sites for run in runs),
-        "groups": GROUP_WORDS,
+        "groups": {True: Message("watch.group.most_used").text, False: Message("watch.group.more").text},
         "label": _label,
         "share": _share,
         "result": result,
         "shown_alarms": shown_alarms,
         "in_chinese": in_chinese,
-        "said": lambda text: both(Text(text, said(text, "zh"))),
         "how": _how,
-        "missing": lambda run: [both(missing_text(entry)) for entry in run.missing[:_MOST_MISSING]],
+        "missing": lambda run: [both(entry.message) for entry in run.missing[:_MOST_MISSING]],
         "missing_left": lambda run: max(0, len(run.missing) - _MOST_MISSING),
         "newest": newest,
         "value": value,
@@ -99,9 +83,9 @@ def to_html(runs: Sequence[Summary], compared: Comparison | None = None, languag
         "losses": lambda run: tuple(_loss(float(run.losses[at])) for at in (0, -1)),
         "least_loss": lambda run: _loss(min((x for x in run.losses.tolist() if not math.isnan(x)), default=math.nan)),
         "alarms_with": lambda name, count: both(
-            TERMINAL["alarms with"].filled(count=count, what=SEVERITY_WORDS.get(name, Text(name, name)))
+            Message("watch.terminal.alarms_with", count=count, what=named("words.severity", name))
         ),
-        "severity": lambda name: both(SEVERITY_WORDS.get(name, Text(name, name))),
+        "severity": lambda name: both(named("words.severity", name)),
         "means": lambda name: both(STATISTICS[name].meaning),
         "say": _say,
         "both": both,
@@ -114,9 +98,9 @@ def result(run: Summary) -> tuple[Markup, str]:
     """Return a run's result and tone: those of the worst alarm. Green requires that everything was measured."""
     for severity, number_of in run.counts.items():
         if number_of:
-            return both(SEVERITY_WORDS[severity]), _TONES[severity]
+            return both(named("words.severity", severity)), _TONES[severity]
     if run.alarms:  # all are of severities that only a later version knows
-        return both(SEVERITY_WORDS["critical"]), "bad"
+        return both(Message("words.severity.critical")), "bad"
     if not run.sites:
         return _say("nothing"), "doubtful"
     # a statistic that some kernels lack, or a loss that was never given, is no reason for doubt
@@ -150,36 +134,36 @@ def shown_alarms(run: Summary) -> list[tuple[str, list[tuple[int, Alarm]]]]:
 
 
 def in_chinese(alarm: Alarm) -> str:
-    """Return an alarm in Chinese: its recorded English sentence translated, or its fields if no template matches.
+    """Return an alarm in Chinese: what it says, or its fields if an older version recorded it in English alone.
 
     Example:
         >>> in_chinese(Alarm("max_logit", "warn", 5, "", "", site="h.0", index=0, head=3, value=120.0, bar=100.0))
         '最大 logit：h.0，头 3，测得 120，阈值 100'
     """
-    sentence = said(alarm.text, "zh")
-    if sentence != alarm.text:
-        return sentence
-    parts = []
+    if isinstance(alarm.text, Message):
+        return alarm.text.said("zh")
+    found = []
     if alarm.site is not None:
-        parts.append(site_name(alarm.site, alarm.index or 0))
+        found.append(site_name(alarm.site, alarm.index or 0))
     if alarm.head is not None:
-        parts.append(f"头 {alarm.head}")
-    for title, what in (("测得", alarm.value), ("阈值", alarm.bar)):
-        if what is not None:
-            parts.append(f"{title} {number(what)}")
-    name = ALARM_WORDS.get(alarm.name, alarm.name)
-    return f"{name}：{'，'.join(parts)}" if parts else name
+        found.append(word("watch.field.head", "zh", head=alarm.head))
+    if alarm.value is not None:
+        found.append(word("watch.field.value", "zh", value=number(alarm.value)))
+    if alarm.bar is not None:
+        found.append(word("watch.field.bar", "zh", bar=number(alarm.bar)))
+    name = said(named("watch.alarm", alarm.name), "zh")
+    listed = word("words.mark.comma", "zh").join(found)
+    return word("watch.field.named", "zh", name=name, fields=listed) if found else name
 
 
-def steps_of(steps: Sequence[int]) -> Text:
+def steps_of(steps: Sequence[int]) -> str:
     """Return a list of steps as text.
 
     Example:
-        >>> steps_of([5, 10, 15]).en, steps_of([5, 10, 15]).zh
+        >>> steps_of([5, 10, 15]), said(steps_of([5, 10, 15]), "zh")
         ('5, 10, 15', '5、10、15')
     """
-    told = list(map(str, steps))
-    return Text(word("list comma", "en").join(told), word("list comma", "zh").join(told))
+    return joined(list(map(str, steps)), "comma")
 
 
 def model_of(run: Summary) -> list[tuple[Markup, Markup]]:
@@ -187,39 +171,38 @@ def model_of(run: Summary) -> list[tuple[Markup, Markup]]:
     told: list[tuple[str, Any]] = []
     for part in (run.model, run.settings):
         told += list(part.items()) if isinstance(part, dict) else [("", part)]
-    named = [
+    chosen = [
         (key, value) for key, value in told if key == "rows" or not (value is None or value is False or value == [])
     ]
-    return [(both(MODEL_WORDS.get(key, Text(key, key))), _setting(key, value)) for key, value in named[:40]]
+    return [(both(named("watch.model", key)), _setting(key, value)) for key, value in chosen[:40]]
 
 
 def _setting(key: str, value: Any) -> Markup:
     if key == "rows" and value is None:
-        return _say("all_rows")
+        return both(Message("watch.setting.all_rows"))
     if isinstance(value, str | bool) and (key, value) in _VALUES:
-        return both(_VALUES[key, value])
+        return both(Message(_VALUES[key, value]))
     # not isinstance: True is an int, too
-    text = f"{value:,}" if type(value) is int else "; ".join(map(str, value)) if isinstance(value, list) else str(value)
-    text = text[:200]
-    every = _EVERY.fullmatch(text) if key == "every" else None
+    shown = (
+        f"{value:,}" if type(value) is int else "; ".join(map(str, value)) if isinstance(value, list) else str(value)
+    )
+    shown = shown[:200]
+    every = _EVERY.fullmatch(shown) if key == "every" else None
     if every is None:
-        return both(Text(text, text))
-    often = every[2] != "None"
-    en, zh = f"every {every[1]} steps", f"每 {every[1]} 步"
-    if often:
-        en, zh = f"{en}, {every[2]} while a trend is bad", f"{zh}，趋势不良时每 {every[2]} 步"
-    return both(Text(en, zh))
+        return both(shown)
+    if every[2] == "None":
+        return both(Message("watch.setting.every", steps=every[1]))
+    return both(Message("watch.setting.every_urgent", steps=every[1], urgent=every[2]))
 
 
 def _how(way: str, count: int) -> Markup:
-    what = Text(way, said(way, "zh")) if way.startswith(NOT_MEASURED) else HOW_WORDS.get(way, Text(way, way))
-    return both(TERMINAL["samples with"].filled(count=count, what=what))
+    return both(Message("watch.terminal.samples_with", count=count, what=way_run(way)))
 
 
 def _label(key: str, of: str) -> Markup:
     """Return a label for screen readers, in both languages so that the page's script can switch it."""
-    en, zh = WORDS[key].en.format(what=WORDS[of].en), WORDS[key].zh.format(what=WORDS[of].zh)
-    return Markup('aria-label="{}" data-label-en="{}" data-label-zh="{}"').format(en, en, zh)
+    label = Message(f"watch.page.{key}", what=Message(f"watch.page.{of}")).text
+    return Markup('aria-label="{}" data-label-en="{}" data-label-zh="{}"').format(label.en, label.en, label.zh)
 
 
 def _share(value: float | None) -> str:
@@ -231,5 +214,5 @@ def _loss(value: float) -> str:
     return "NaN" if math.isnan(value) else number(value)
 
 
-def _say(key: str, **parts: object) -> Markup:
-    return both(WORDS[key].filled(**parts))
+def _say(key: str, **values: str | int) -> Markup:
+    return both(Message(f"watch.page.{key}", **values))

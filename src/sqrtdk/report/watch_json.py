@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 from collections.abc import Sequence
 from typing import Any
 
 from sqrtdk._json import document
+from sqrtdk.messages import fields
+from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report.watch_compare import Comparison
 from sqrtdk.report.watch_statistics import STATISTICS
-from sqrtdk.report.watch_summary import Site, Summary
+from sqrtdk.report.watch_summary import Missing, Site, Summary
 
 SCHEMA_VERSION = 1
 
@@ -76,9 +79,19 @@ def _run(summary: Summary) -> dict[str, Any]:
         "loss": {"steps": summary.loss_steps.tolist(), "values": losses},
         "sites": [_site(site) for site in summary.sites],
         "alarm_counts": summary.counts,
-        "alarms": summary.alarms,
-        "missing": summary.missing,
+        "alarms": [_with_message(alarm, "text") for alarm in summary.alarms],
+        "missing": [_with_message(entry, "reason") for entry in summary.missing],
     }
+
+
+def _with_message(record: Alarm | Missing, of: str) -> dict[str, Any]:
+    """Return the fields of a record, and beside one of them the id and the values of its sentence."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(record):
+        found[field.name] = value = getattr(record, field.name)
+        if field.name == of:
+            found |= fields(value)
+    return found
 
 
 def _site(site: Site) -> dict[str, Any]:

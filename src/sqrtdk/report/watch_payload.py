@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from sqrtdk.messages import said
 from sqrtdk.report.plain import plain
 from sqrtdk.report.watch_statistics import STATISTICS, Array, badness
 from sqrtdk.report.watch_summary import SEVERITIES, Site, Summary, rank
@@ -89,8 +90,8 @@ def payload(runs: Sequence[Summary], by: str = "name") -> dict[str, Any]:
             name: {
                 "worst": one.worst,
                 "unit": one.unit,
-                "of": [one.of.en, one.of.zh],
-                "name": [one.name.en, one.name.zh],
+                "of": _pair(one.unit_name),
+                "name": _pair(one.name),
             }
             for name, one in STATISTICS.items()
         },
@@ -99,6 +100,10 @@ def payload(runs: Sequence[Summary], by: str = "name") -> dict[str, Any]:
         "runs": drawn,
         "block": block.text(),
     }
+
+
+def _pair(words: str) -> list[str]:
+    return [said(words, "en"), said(words, "zh")]
 
 
 def alarms_shown(run: Summary) -> list[int]:

@@ -15,13 +15,19 @@ import numpy as np
 
 from sqrtdk._shown import Saved
 from sqrtdk._sites import site_name
+from sqrtdk.messages import Message, joined
 from sqrtdk.monitor.reading import Run
-from sqrtdk.monitor.samples import AS_IS, NOT_MEASURED, UNMEASURED, Alarm
+from sqrtdk.monitor.rows import alarm_of, how_of
+from sqrtdk.monitor.samples import AS_IS, EAGER, UNMEASURED, Alarm, place_and_reason, reason_of
 from sqrtdk.report.watch_statistics import STATISTICS, Array, badness
 
 SEVERITIES = ("note", "warn", "fail", "critical")  # ascending
 FAIL_ON = ("note", "warn", "unmeasured", "fail", "critical", "never")
 MOST_NAMED = 5  # sites that are named for one reason; the rest is counted
+MISSING = (
+    *("damaged", "gap", "nothing", "steps", "calls", UNMEASURED, "absent"),
+    *("blind_rows", "nan_rows", "inf_rows", "statistic", "loss"),
+)  # kinds of what was not measured
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +80,7 @@ class Missing:
     """Something that was not measured, although a reader could assume that it was.
 
     Attributes:
-        kind: a key of `watch_words.MISSING`.
+        kind: one of `MISSING`.
         what: the part, site or statistic.
         count: the number of steps, samples or rows, depending on the kind.
         first_step: first step, if known.
@@ -88,6 +94,22 @@ class Missing:
     first_step: int | None = None
     last_step: int | None = None
     reason: str = ""
+
+    @property
+    def message(self) -> Message:
+        """All of this as a sentence.
+
+        Example:
+            >>> Missing("absent", "h.0", 2, 10, 20).message
+            'h.0: samples that it is not in: 2 (steps 10 to 20)'
+        """
+        first, last = self.first_step, self.last_step
+        steps = ""
+        if first is not None and last is not None:
+            between = Message("watch.missing.steps_between", first=first, last=last)
+            steps = Message("watch.missing.at_step", first=first) if first == last else between
+        what, reason = self.what, self.reason
+        return Message(f"watch.missing.{self.kind}", what=what, count=self.count, steps=steps, reason=reason)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,6 +170,12 @@ class Summary(Saved):
         return int(any(a.severity not in SEVERITIES[:bar] for a in self.alarms))
 
 
+def way_run(how: str) -> str:
+    """Return the words for how a step ran, a key of `Summary.how`."""
+    ids = {AS_IS: "watch.how.as_is", EAGER: "watch.how.eager"}
+    return Message(ids[how]) if how in ids else how
+
+
 def rank(severity: str) -> int:
     """Return a severity's rank. An unknown one comes from a later version and ranks worst, to be on the safe side."""
     return SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)
@@ -160,9 +188,9 @@ def summarise(run: Run) -> Summary:
     # null means that no loss was given; NaN is a loss, and a bad one
     told = ~np.array(run.steps["loss"].is_null().to_pylist(), dtype=bool)
     # no text means that the model ran as it is
-    how = Counter((text or AS_IS) for text, is_one in zip(run.steps["how"].to_pylist(), sampled, strict=True) if is_one)
+    how = Counter(how_of(row) or AS_IS for row in run.steps.to_pylist() if row["sampled"])
     sites = tuple(_sites(run))
-    alarms = sorted((Alarm(**row) for row in run.alarms.to_pylist()), key=lambda alarm: alarm.step)
+    alarms = sorted(map(alarm_of, run.alarms.to_pylist()), key=lambda alarm: alarm.step)
     return Summary(
         name=str(run.folder),
         model=run.model,
@@ -227,8 +255,8 @@ def _missing(run: Run, sites: tuple[Site, ...], samples: Array, no_loss: int) ->
     # a step that failed as a whole is told once, not again for each attention
     for row in run.steps.to_pylist():
         step = row["step"]
-        if row["how"] and row["how"].startswith(NOT_MEASURED):
-            reasons[row["how"].removeprefix(NOT_MEASURED)].append(step)
+        if (reason := reason_of(how_of(row) or AS_IS)) is not None:
+            reasons[reason].append(step)
             failed.add(step)
         elif number := row["unmeasured"] + max(0, row["calls"] - with_rows[step]):
             without.append((step, number))
@@ -250,19 +278,18 @@ def _missing(run: Run, sites: tuple[Site, ...], samples: Array, no_loss: int) ->
 
 def _noted(alarms: Sequence[Alarm], how: Iterable[str]) -> Iterator[Missing]:
     """Yield what the watch noted as unmeasured, grouped by reason. Reasons of whole steps are listed elsewhere."""
-    told = {text.removeprefix(NOT_MEASURED) for text in how}
+    told = {reason_of(way) for way in how}
     places: dict[str, dict[str, None]] = defaultdict(dict)
     steps: dict[str, list[int]] = defaultdict(list)
     for alarm in alarms:
         if alarm.name == UNMEASURED and alarm.text not in told:
-            # "SITE: REASON"; a text without a site is about the whole run
-            place, colon, reason = alarm.text.partition(": ")
-            reason, place = (reason, place) if colon else (alarm.text, "(run)")
-            places[reason][place] = None
+            place, reason = place_and_reason(alarm.text)
+            places[reason][place or Message("watch.missing.whole_run")] = None
             steps[reason].append(alarm.step)
     for reason, named in places.items():
-        more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-        what = ", ".join(list(named)[:MOST_NAMED]) + more
+        what = joined(list(named)[:MOST_NAMED], "comma")
+        if len(named) > MOST_NAMED:
+            what = Message("watch.missing.more_places", places=what, count=len(named) - MOST_NAMED)
         yield Missing(UNMEASURED, what, len(named), steps[reason][0], steps[reason][-1], reason)
 
 
@@ -276,4 +303,4 @@ def _unread(sites: tuple[Site, ...], gradients: bool) -> Iterator[Missing]:
             first, last = (int(end(one for part in steps for one in part)) for end in (min, max))
             columns[len(steps), first, last].append(column)
     for (number, first, last), names in columns.items():
-        yield Missing("statistic", ", ".join(names), number, first, last)
+        yield Missing("statistic", joined(names, "comma"), number, first, last)

@@ -14,16 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from sqrtdk._language import Language
-from sqrtdk.messages import say
+from sqrtdk.messages import joined, named, said, word
 from sqrtdk.report.console import drawn, paragraph
 from sqrtdk.report.figures import number, percent
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import said
-from sqrtdk.report.terminal_words import word
 from sqrtdk.report.watch_compare import APART, Comparison
 from sqrtdk.report.watch_statistics import STATISTICS, Array, badness
-from sqrtdk.report.watch_summary import Summary, rank
-from sqrtdk.report.watch_words import HOW_WORDS, SEVERITY_WORDS, TERMINAL, missing_text
+from sqrtdk.report.watch_summary import Summary, rank, way_run
 
 STYLES = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold magenta"}
 MOST_ALARMS = 12
@@ -33,7 +30,8 @@ _BARS = "▁▂▃▄▅▆▇█"
 _NONE = "·"
 _WIDE = 90  # least width at which a table has further columns beside trend and newest value
 _WRAPPED = ("site", "farthest")
-_RIGHT = ("first", "newest", "head", "median", "step", "apart", "A", "B")
+_SIDES = ("A", "B")
+_RIGHT = ("first", "newest", "head", "median", "step", "apart", *_SIDES)
 _LOG_FROM = 30.0  # positive values that span more than this factor are drawn on a log scale
 
 
@@ -100,7 +98,7 @@ def _whole(
         line, low, high = _loss(summary, bars)
         first, newest = (number(float(summary.losses[at])) for at in (0, -1))
         console.print(
-            Text.assemble((say(TERMINAL["loss"], language), "bold"), (line, "cyan"), f"  {first} -> {newest}")
+            Text.assemble((word("watch.terminal.loss", language), "bold"), (line, "cyan"), f"  {first} -> {newest}")
         )
         console.print(Text(f"      {_ends(low, high)}", style="dim"))
     for column in columns:
@@ -111,7 +109,7 @@ def _whole(
     if few is None:
         _missing(console, summary, language)
     elif summary.missing:
-        console.print(Text(_count("missing", len(summary.missing), language)))
+        console.print(Text(_count("watch.terminal.missing", len(summary.missing), language)))
 
 
 def comparison_text(
@@ -126,9 +124,9 @@ def comparison_text(
         _differences(console, compared, language)
         for letter, labels in (("A", compared.only_a), ("B", compared.only_b)):
             if labels:
-                names = word("list comma", language).join(map(plain, labels[:5]))
-                names += say(TERMINAL["and_more"], language, count=len(labels) - 5) if len(labels) > 5 else ""
-                paragraph(console, Text(say(TERMINAL["only_in"], language, side=letter, names=names)), 0)
+                names = said(joined([plain(label) for label in labels[:5]], "comma"), language)
+                names += word("watch.terminal.and_more", language, count=len(labels) - 5) if len(labels) > 5 else ""
+                paragraph(console, Text(word("watch.terminal.only_in", language, side=letter, names=names)), 0)
         for letter, run in (("A", a), ("B", b)):
             console.print()
             console.print(Text(letter, style="bold"))
@@ -140,16 +138,15 @@ def comparison_text(
 
 def _differences(console: Console, compared: Comparison, language: Language) -> None:
     if not compared.measured:
-        console.print(Text(say(TERMINAL["no_shared"], language), style="yellow"))
+        console.print(Text(word("watch.terminal.no_shared", language), style="yellow"))
         return
-    comma = word("list comma", language)
-    a, b = (comma.join(map(str, steps)) for steps in (compared.steps_a, compared.steps_b))
-    at = say(TERMINAL["at" if a == b else "at_both"], language, a=a, b=b)
-    why = "" if compared.overlap else say(TERMINAL["no_overlap"], language)
+    a, b = (said(joined(list(map(str, steps)), "comma"), language) for steps in (compared.steps_a, compared.steps_b))
+    at = word("watch.terminal.at" if a == b else "watch.terminal.at_both", language, a=a, b=b)
+    why = "" if compared.overlap else word("watch.terminal.no_overlap", language)
     if compared.by == "order":
-        why += say(TERMINAL["in_order"], language)
-    medians = say(TERMINAL["medians"], language, at=at, why=why)
-    paragraph(console, Text.assemble((say(TERMINAL["differs"], language), "bold"), medians), 0)
+        why += word("watch.terminal.in_order", language)
+    medians = word("watch.terminal.medians", language, at=at, why=why)
+    paragraph(console, Text.assemble((word("watch.terminal.differs", language), "bold"), medians), 0)
     bar = f"{APART:.0%}"
     table = _table(language, "statistic", "apart", "over", "farthest", "A", "B", bar=bar)
     alike = [one.column for one in compared.differences if one.measured and not one.count]
@@ -160,18 +157,20 @@ def _differences(console: Console, compared: Comparison, language: Language) -> 
         if pair is None or one.typical is None or one.column in alike:
             continue
         differ = Text(
-            say(TERMINAL["count_of"], language, count=one.count, all=one.measured), style="yellow" if one.count else ""
+            word("watch.terminal.count_of", language, count=one.count, all=one.measured),
+            style="yellow" if one.count else "",
         )
         apart = percent(one.typical) if math.isfinite(one.typical) else "inf"
         values = (_value(one.column, pair.a), _value(one.column, pair.b))
         table.add_row(name, Text(apart, style="bold"), differ, plain(pair.label), *values)
     if table.row_count:
         console.print(table)
-        paragraph(console, Text(say(TERMINAL["apart_means"], language), style="dim"), 0)
-    for key, names in (("nowhere", alike), ("unmeasured_both", unmeasured)):
+        paragraph(console, Text(word("watch.terminal.apart_means", language), style="dim"), 0)
+    nowhere = word("watch.terminal.nowhere", language, bar=bar)
+    for words, names in ((nowhere, alike), (word("watch.terminal.unmeasured_both", language), unmeasured)):
         if names:
-            words = say(TERMINAL[key], language, bar=bar) + say(TERMINAL["colon"], language)
-            paragraph(console, Text(words + comma.join(names)), 0)
+            listed = said(joined(names, "comma"), language)
+            paragraph(console, Text(words + word("words.mark.colon", language) + listed), 0)
 
 
 def sparkline(values: Sequence[float] | Array, width: int, low: float, high: float, *, log: bool = False) -> str:
@@ -221,26 +220,26 @@ def _head(console: Console, summary: Summary, language: Language, letter: str = 
     name = f"  {plain(str(model['class']))}" if "class" in model else ""
     parameters = model.get("parameters")
     if type(parameters) is int:
-        name += say(TERMINAL["comma"], language) + _count("parameter", parameters, language)
+        name += word("words.mark.comma", language) + _count("watch.terminal.parameters", parameters, language)
     paragraph(console, Text.assemble((letter, "bold"), (plain(summary.name), "bold"), name), 0)
     if summary.first_step is None:
-        console.print(say(TERMINAL["nothing"], language))
+        console.print(word("watch.terminal.nothing", language))
         return
     # longer texts are reasons why steps were not measured, which are listed below
     counted = [(way, number_of) for way, number_of in summary.how.items() if len(way) < 40]
     ways = [
-        say(TERMINAL["samples with"], language, count=number_of, what=plain(_way(way, language)))
+        word("watch.terminal.samples_with", language, count=number_of, what=plain(_way(way, language)))
         for way, number_of in counted
     ]
-    text = say(
-        TERMINAL["steps"],
+    text = word(
+        "watch.terminal.steps",
         language,
         first=summary.first_step,
-        last=summary.last_step,
-        samples=_count("sample", len(summary.samples), language),
-        ways=say(TERMINAL["comma"], language).join(ways),
-        attempts=_count("attempt", summary.attempts, language),
-        attentions=_count("attention", len(summary.sites), language),
+        last=summary.last_step or summary.first_step,
+        samples=_count("watch.terminal.samples", len(summary.samples), language),
+        ways=word("words.mark.comma", language).join(ways),
+        attempts=_count("watch.terminal.attempts", summary.attempts, language),
+        attentions=_count("watch.terminal.attentions", len(summary.sites), language),
     )
     paragraph(console, Text(text), 0)
 
@@ -257,10 +256,10 @@ def _statistic(
     every = np.concatenate([*worst.values(), np.empty(0)])
     low, high, log = _range(every)
     if np.isnan(every).all():
-        console.print(Text.assemble((column, "bold"), f"  {say(TERMINAL['unmeasured'], language)}"))
+        console.print(Text.assemble((column, "bold"), f"  {word('watch.terminal.unmeasured', language)}"))
         return
-    scale = _ends(low, high, column) + (say(TERMINAL["logarithmic"], language) if log else "")
-    console.print(Text.assemble((column, "bold"), say(TERMINAL["worst"], language, scale=scale)))
+    scale = _ends(low, high, column) + (word("watch.terminal.logarithmic", language) if log else "")
+    console.print(Text.assemble((column, "bold"), word("watch.terminal.worst", language, scale=scale)))
     wide = console.width >= _WIDE
     table = _table(language, "site", "trend", "newest", "head", *(("first", "median", "step") if wide else ()))
     newest_values = np.array([float(site.worst(column)[0][-1]) for site in summary.sites])
@@ -279,36 +278,39 @@ def _statistic(
         )
     console.print(table)
     if left := len(summary.sites) - len(order):
-        console.print(Text(_count("better", left, language), style="dim"))
+        console.print(Text(_count("watch.terminal.better", left, language), style="dim"))
 
 
 def _alarms(console: Console, summary: Summary, language: Language, few: _Few | None = None) -> None:
     if not summary.alarms:
-        console.print(say(TERMINAL["no_alarms" if summary.sites else "no_alarms_nothing"], language))
+        none = "watch.terminal.no_alarms" if summary.sites else "watch.terminal.no_alarms_nothing"
+        console.print(word(none, language))
         return
     some = [
-        say(TERMINAL["alarms with"], language, count=count, what=_severity(severity, language))
+        word("watch.terminal.alarms_with", language, count=count, what=_severity(severity, language))
         for severity, count in summary.counts.items()
         if count
     ]
-    counts = say(TERMINAL["comma"], language).join(some)
-    console.print(Text.assemble((say(TERMINAL["alarms"], language), "bold"), f"  {counts}"))
+    counts = word("words.mark.comma", language).join(some)
+    console.print(Text.assemble((word("watch.terminal.alarms", language), "bold"), f"  {counts}"))
     worst = sorted(range(len(summary.alarms)), key=lambda at: (rank(summary.alarms[at].severity), at))
     # sorted ascending, so the last ones are the worst, and among equals the newest
     worst = worst[-(few.alarms if few else MOST_ALARMS) :]
     if left := len(summary.alarms) - len(worst):
-        console.print(say(TERMINAL["more_alarms"], language, shown=len(worst), count=left))
+        console.print(word("watch.terminal.more_alarms", language, shown=len(worst), count=left))
     sources: set[str] = set()
     for alarm in (summary.alarms[at] for at in sorted(worst)):
         style = STYLES.get(alarm.severity, "red")
         severity = Text(plain(_severity(alarm.severity, language)), style)
         severity.pad_right(max(0, 8 - severity.cell_len))
-        step = say(TERMINAL["at_step"], language, step=alarm.step)
+        step = word("watch.terminal.at_step", language, step=alarm.step)
         head = severity + Text(step + plain(said(alarm.text, language)))
         paragraph(console, head, 2)
         if few is None and alarm.source not in sources:  # print each source once
             paragraph(
-                console, Text(say(TERMINAL["source"], language) + plain(said(alarm.source, language)), style="dim"), 11
+                console,
+                Text(word("watch.terminal.source", language) + plain(said(alarm.source, language)), style="dim"),
+                11,
             )
         sources.add(alarm.source)
 
@@ -316,35 +318,33 @@ def _alarms(console: Console, summary: Summary, language: Language, few: _Few | 
 def _missing(console: Console, summary: Summary, language: Language) -> None:
     if not summary.missing:
         return
-    console.print(Text(say(TERMINAL["unmeasured"], language), style="bold"))
+    console.print(Text(word("watch.terminal.unmeasured", language), style="bold"))
     for entry in summary.missing[:MOST_MISSING]:
-        paragraph(console, Text(plain(say(missing_text(entry), language))), 2)
+        paragraph(console, Text(plain(said(entry.message, language))), 2)
     if len(summary.missing) > MOST_MISSING:
-        console.print(say(TERMINAL["more"], language, count=len(summary.missing) - MOST_MISSING))
+        console.print(word("watch.terminal.more", language, count=len(summary.missing) - MOST_MISSING))
 
 
 def _table(language: Language, *columns: str, **parts: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for column in columns:
-        title = say(TERMINAL[column], language, **parts) if column in TERMINAL else column
+        title = column if column in _SIDES else word(f"watch.column.{column}", language, **parts)
         justify: Literal["left", "right"] = "right" if column in _RIGHT else "left"
         table.add_column(title, justify=justify, overflow="fold", no_wrap=column not in _WRAPPED)
     return table
 
 
-def _count(key: str, number_of: int, language: Language) -> str:
-    """Return a count with its noun. Keys come in pairs: "sample" and "samples", or "missing_1" and "missing"."""
-    plural = key if f"{key}_1" in TERMINAL else f"{key}s"
-    single = f"{key}_1" if f"{key}_1" in TERMINAL else key
-    return say(TERMINAL[single if number_of == 1 else plural], language, count=f"{number_of:,}")
+def _count(id: str, number_of: int, language: Language) -> str:
+    """Return a count with its noun."""
+    return word(id, language, count=f"{number_of:,}")
 
 
 def _severity(name: str, language: Language) -> str:
-    return say(SEVERITY_WORDS[name], language) if name in SEVERITY_WORDS else name
+    return said(named("words.severity", name), language)
 
 
 def _way(way: str, language: Language) -> str:
-    return say(HOW_WORDS[way], language) if way in HOW_WORDS else said(way, language)
+    return said(way_run(way), language)
 
 
 def _range(values: Array) -> tuple[float, float, bool]:

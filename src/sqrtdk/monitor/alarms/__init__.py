@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from sqrtdk.audit.records import SEVERITIES
 from sqrtdk.errors import kind_and_text
+from sqrtdk.messages import Message
 from sqrtdk.monitor.alarms.logits import bf16_offset, fp16_range, growth, max_logit
 from sqrtdk.monitor.alarms.lost import ledger, lost, unmeasured
 from sqrtdk.monitor.alarms.nonfinite import nonfinite
@@ -68,8 +69,8 @@ def _judged(name: str, before: Sequence[StepSample], now: StepSample) -> list[Al
     try:
         return list(ALARMS[name].judge(before, now))
     except Exception as error:  # an observer never stops the run
-        text = f"the alarm {name} could not be judged at step {now.step}: {kind_and_text(error)}"
-        return [Alarm(name, "warn", now.step, text, source="the watch itself")]
+        text = Message("alarms.failed.alarm", name=name, step=now.step, error=kind_and_text(error))
+        return [Alarm(name, "warn", now.step, text, Message("alarms.source.watch"))]
 
 
 def idle(steps: int, forwards: int, step: int) -> Iterator[Alarm]:
@@ -85,10 +86,8 @@ def idle(steps: int, forwards: int, step: int) -> Iterator[Alarm]:
         (['warn'], [])
     """
     if steps == 0 and forwards:
-        text = f"step() was never called, {forwards} forward passes were seen: call it after each optimizer step"
-        yield Alarm(
-            "idle", "warn", step, text, "a step lies between two calls of step()", value=float(forwards), bar=0.0
-        )
+        text = Message("alarms.idle.never_stepped", forwards=forwards)
+        yield Alarm("idle", "warn", step, text, Message("alarms.source.step"), value=float(forwards), bar=0.0)
 
 
 def fresh(alarms: Iterable[Alarm], told: Iterable[Alarm]) -> list[Alarm]:

@@ -37,7 +37,8 @@ def max_logit(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
         if level is None:
             continue
         severity, bar, source = level
-        text = f"{call.name}: head {head} has a logit of {value:.4g} at step {now.step}, above {bar:g}"
+        size, limit = f"{value:.4g}", f"{bar:g}"
+        text = Message("alarms.max_logit.above", call=call.name, head=head, value=size, step=now.step, bar=limit)
         yield Alarm("max_logit", severity, now.step, text, Message(source), call.site, call.index, head, value, bar)
 
 
@@ -56,7 +57,10 @@ def growth(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
         points = [(step, size) for step, size in (*points, (now.step, value)) if 0 < size < math.inf]
         found = passing([step for step, _ in points], [math.log(size) for _, size in points], math.log(bar))
         if found is not None:
-            text = f"{call.name}: logits grow, {value:.4g} at step {now.step}; they pass {bar:g} at {found}"
+            size, limit = f"{value:.4g}", f"{bar:g}"
+            text = Message(
+                "alarms.growth.passes", call=call.name, value=size, step=now.step, bar=limit, when=found.message()
+            )
             yield Alarm("growth", severity, now.step, text, Message(source), call.site, call.index, head, value, bar)
 
 
@@ -71,22 +75,23 @@ def fp16_range(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]
         if not value > (NEAR if half else FP16_MAX):
             continue
         severity, bar = "warn", FP16_MAX
+        said: dict[str, str | int] = {"call": call.name, "value": f"{value:.4g}", "step": now.step}
         if value > FP16_MAX:
             severity = "fail" if half else "warn"
-            what = f"q . k reaches {value:.4g}: infinite in float16"
+            text = Message("alarms.fp16_range.infinite", **said)
         elif value >= LAST_BINADE:
             bar = LAST_BINADE
-            what = f"q . k reaches {value:.4g}, in the last binade of float16"
+            text = Message("alarms.fp16_range.last_binade", **said)
         else:
             points = [(step, _product(one)) for step, one in same_place(before[1 - WINDOW :], call)]
             points = [(step, size) for step, size in (*points, (now.step, value)) if 0 < size < math.inf]
             found = passing([step for step, _ in points], [math.log(size) for _, size in points], math.log(FP16_MAX))
             if found is None:
                 continue
-            what = f"q . k grows, {value:.4g} now; it passes 65504, the end of float16, at {found}"
-        text = f"{call.name}: {what} (step {now.step})"
-        source = Message(FP16_SOURCE)
-        yield Alarm("fp16_range", severity, now.step, text, source, call.site, call.index, None, value, bar)
+            text = Message("alarms.fp16_range.grows", **said, when=found.message())
+        yield Alarm(
+            "fp16_range", severity, now.step, text, Message(FP16_SOURCE), call.site, call.index, None, value, bar
+        )
 
 
 def _product(call: CallSample) -> float:
@@ -101,11 +106,24 @@ def bf16_offset(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm
         if not call.stored or value <= BF16_OFFSET:
             continue
         half = call.logits_dtype == "bfloat16"
-        moves = "stored in bfloat16, it moves" if half else "in bfloat16 it would move"
-        text = (
-            f"{call.name}: head {head} has a row of logits {value:.4g} off zero at step {now.step}; "
-            f"{moves} in steps of {spacing(value, 'bfloat16'):.3g}"
+        text = Message(
+            "alarms.bf16_offset.stored" if half else "alarms.bf16_offset.not_stored",
+            call=call.name,
+            head=head,
+            value=f"{value:.4g}",
+            step=now.step,
+            spacing=f"{spacing(value, 'bfloat16'):.3g}",
         )
         severity = "warn" if half else "note"
-        source = Message(BF16_SOURCE)
-        yield Alarm("bf16_offset", severity, now.step, text, source, call.site, call.index, head, value, BF16_OFFSET)
+        yield Alarm(
+            "bf16_offset",
+            severity,
+            now.step,
+            text,
+            Message(BF16_SOURCE),
+            call.site,
+            call.index,
+            head,
+            value,
+            BF16_OFFSET,
+        )

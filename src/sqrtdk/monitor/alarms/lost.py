@@ -15,44 +15,43 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, close
+from sqrtdk.messages import Message, joined
 from sqrtdk.monitor.alarms.trend import first_of
-from sqrtdk.monitor.samples import NOT_MEASURED, UNMEASURED, Alarm, StepSample
+from sqrtdk.monitor.samples import UNMEASURED, Alarm, StepSample, reason_of, with_place
 
-SOURCE = "what is not measured may not look fine"
+SOURCE = "alarms.source.unmeasured"
 
 
 def lost(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     """Yield one alarm for the model, or one for each lost site and attention."""
     if not now.calls:
-        reasons = "; ".join((now.how, *now.not_measured[:3]))
-        yield Alarm("lost", "warn", now.step, f"no attention was seen at step {now.step} ({reasons})", SOURCE)
+        text = Message("alarms.lost.all", step=now.step, reasons=joined((now.how, *now.not_measured[:3])))
+        yield Alarm("lost", "warn", now.step, text, Message(SOURCE))
         return
     start = next((sample for sample in before if sample.calls), None)
     if start is not None and len(before) > 1:
         sites = {call.site for sample in (before[-1], now) for call in sample.calls}
         for site in dict.fromkeys(call.site for call in start.calls if call.site not in sites):
-            text = f"{site or 'the model'}: no attention was seen at step {now.step}, there was one at {start.step}"
-            yield Alarm("lost", "warn", now.step, text, SOURCE, site)
+            place = site or Message("alarms.place.model")
+            text = Message("alarms.lost.site", site=place, step=now.step, before=start.step)
+            yield Alarm("lost", "warn", now.step, text, Message(SOURCE), site)
     for call in now.calls:
         first = first_of(before, call)
         if call.reason is not None and first is not None and first.reason is None:
-            text = f"{call.name}: not measured any more at step {now.step}: {call.reason}"
-            yield Alarm("lost", "warn", now.step, text, SOURCE, call.site, call.index)
+            text = Message("alarms.lost.statistics", call=call.name, step=now.step, reason=call.reason)
+            yield Alarm("lost", "warn", now.step, text, Message(SOURCE), call.site, call.index)
 
 
 def unmeasured(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     """Yield one alarm for each attention without statistics, and for each other entry of `not_measured`."""
     for call in now.calls:
         if call.reason is not None:
-            text = f"{call.name}: {call.reason}"
-            yield Alarm(UNMEASURED, "note", now.step, text, SOURCE, call.site, call.index)
-    whole = now.how.removeprefix(NOT_MEASURED)
-    besides = now.not_measured if whole in (now.how, *now.not_measured) else (whole, *now.not_measured)
+            text = with_place(call.name, call.reason)
+            yield Alarm(UNMEASURED, "note", now.step, text, Message(SOURCE), call.site, call.index)
+    whole = reason_of(now.how)
+    besides = now.not_measured if whole is None or whole in now.not_measured else (whole, *now.not_measured)
     for text in besides:
-        yield Alarm(UNMEASURED, "note", now.step, text, SOURCE)
-
-
-LEDGER_SOURCE = "tolerance of the scale ledger: a scale held in bfloat16 is off by up to 0.4%"
+        yield Alarm(UNMEASURED, "note", now.step, text, Message(SOURCE))
 
 
 def ledger(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
@@ -64,16 +63,23 @@ def ledger(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
         old, new = first.scale_ratio, call.scale_ratio
         known = old is not None and new is not None and first.fixed_scale and call.fixed_scale
         if known and not close(new or 0.0, old or 0.0):
-            severity, what = "warn", f"a scale ratio of {new:.4g}, at first {old:.4g}"
+            severity, id, values = "warn", "alarms.ledger.ratio", (f"{new:.4g}", f"{old:.4g}")
         elif first.factors != call.factors:
-            severity, what = "note", f"other factors: {_listed(call.factors)}, at first {_listed(first.factors)}"
+            severity, id, values = "note", "alarms.ledger.factors", (_listed(call.factors), _listed(first.factors))
         else:
             continue
-        text = f"{call.name} has {what}, at step {now.step}: {call.formula}, at first {first.formula}"
-        yield Alarm(
-            "ledger", severity, now.step, text, LEDGER_SOURCE, call.site, call.index, None, new, SCALE_TOLERANCE
+        text = Message(
+            id,
+            call=call.name,
+            new=values[0],
+            old=values[1],
+            step=now.step,
+            formula=call.formula,
+            first=first.formula,
         )
+        source = Message("alarms.source.ledger")
+        yield Alarm("ledger", severity, now.step, text, source, call.site, call.index, None, new, SCALE_TOLERANCE)
 
 
 def _listed(factors: Sequence[str]) -> str:
-    return ", ".join(factors) or "none"
+    return joined(factors, "comma") if factors else Message("alarms.ledger.none")

@@ -13,22 +13,33 @@ import math
 from collections.abc import Iterator, Sequence
 
 from sqrtdk.audit.rules.numbers import SOURCE
-from sqrtdk.messages import Message
+from sqrtdk.messages import Message, joined
 from sqrtdk.monitor import samples
 from sqrtdk.monitor.samples import Alarm, CallSample, FirstNonfinite, StepSample
 
 _CAUSES = {
-    samples.WEIGHT: "its {} holds NaN or infinity",
-    samples.AROUND: "the {} holds NaN or infinity",
-    samples.INPUTS: "what goes into the model is not finite already",
-    samples.BETWEEN: "what goes into it is not finite already, and {} was the last to return before",
-    samples.WITHIN: "what the modules within it return is finite, {} is the last of them",
-    samples.FROM_MINUS: "what goes into it holds minus infinity",
-    samples.FROM_FINITE: "what goes into it is finite",
-    samples.UNKNOWN: "whether what goes into it is finite is not known",
+    samples.WEIGHT: "alarms.nonfinite.first.weight",
+    samples.AROUND: "alarms.nonfinite.first.weight_around",
+    samples.INPUTS: "alarms.nonfinite.first.inputs",
+    samples.BETWEEN: "alarms.nonfinite.first.between",
+    samples.WITHIN: "alarms.nonfinite.first.within",
+    samples.FROM_MINUS: "alarms.nonfinite.first.from_minus",
+    samples.FROM_FINITE: "alarms.nonfinite.first.from_finite",
+    samples.UNKNOWN: "alarms.nonfinite.first.unknown",
 }
-_AT_ONCE = "what goes into it is not finite already, and no module returned before"
-GRADIENTS = {"query_grad_nonfinite": "rows of dL/dq", "key_grad_nonfinite": "keys of dL/dk of one head"}
+_OUTPUTS = {  # by whether a tensor within the output is named, and a rank
+    (False, False): "alarms.nonfinite.first.output",
+    (False, True): "alarms.nonfinite.first.output_on_rank",
+    (True, False): "alarms.nonfinite.first.tensor",
+    (True, True): "alarms.nonfinite.first.tensor_on_rank",
+}
+_FORWARD = {  # what is finite, by whether there is a loss, and whether a scaler searches for its scale
+    (False, False): "alarms.nonfinite.gradient.forward",
+    (False, True): "alarms.nonfinite.gradient.forward_scaled",
+    (True, False): "alarms.nonfinite.gradient.forward_and_loss",
+    (True, True): "alarms.nonfinite.gradient.forward_and_loss_scaled",
+}
+GRADIENTS = ("query_grad_nonfinite", "key_grad_nonfinite")
 
 
 def nonfinite(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
@@ -45,29 +56,33 @@ def _forward(now: StepSample) -> Alarm | None:
         queries = max(_column(call, "query_nonfinite"), default=0.0)
         if any(counts):
             head = next(head for head, count in enumerate(counts) if count)
-            minus = "" if any(_column(call, "nan_rows")) else "minus "
-            text = (
-                f"{call.name}: {sum(counts):.0f} of {sum(_column(call, 'rows')):.0f} rows of logits hold NaN or {minus}"
-                f"infinity at step {now.step}, first in head {head}; {_blame(call)}{_earlier(now, call)}"
+            minus = not any(_column(call, "nan_rows"))
+            text = Message(
+                "alarms.nonfinite.minus_logits" if minus else "alarms.nonfinite.logits",
+                call=call.name,
+                bad=f"{sum(counts):.0f}",
+                rows=f"{sum(_column(call, 'rows')):.0f}",
+                step=now.step,
+                head=head,
+                blame=joined([_blame(call), *_earlier(now, call)]),
             )
-            source = Message(SOURCE)
-            return Alarm("nonfinite", "critical", now.step, text, source, call.site, call.index, head, sum(counts), 0.0)
+            return Alarm(
+                "nonfinite", "critical", now.step, text, Message(SOURCE), call.site, call.index, head, sum(counts), 0.0
+            )
         if queries > 0 and not any(_column(call, "blind_rows")):  # a row that sees no key may hold anything
-            text = (
-                f"{call.name}: {queries:.0f} numbers of q are NaN or infinite at step {now.step}, in rows that rows= "
-                f"leaves out{_earlier(now, call)}"
+            bad = Message("alarms.nonfinite.queries", call=call.name, bad=f"{queries:.0f}", step=now.step)
+            where = joined([bad, *_earlier(now, call)])
+            return Alarm(
+                "nonfinite", "critical", now.step, where, Message(SOURCE), call.site, call.index, None, queries, 0.0
             )
-            source = Message(SOURCE)
-            return Alarm("nonfinite", "critical", now.step, text, source, call.site, call.index, None, queries, 0.0)
     return None
 
 
 def _loss(now: StepSample) -> Alarm | None:
     if now.loss is None or math.isfinite(now.loss):
         return None
-    text = f"the loss is {now.loss} at step {now.step}; {_where(now)}"
-    source = Message(SOURCE)
-    return Alarm("nonfinite", "critical", now.step, text, source, value=now.loss, bar=0.0)
+    text = Message("alarms.nonfinite.loss", loss=str(now.loss), step=now.step, where=_where(now))
+    return Alarm("nonfinite", "critical", now.step, text, Message(SOURCE), value=now.loss, bar=0.0)
 
 
 def _where(now: StepSample) -> str:
@@ -75,34 +90,44 @@ def _where(now: StepSample) -> str:
     first = now.first
     if first is not None and first.cause != samples.RULED_OUT:
         return _begins(first)
-    attentions = "q, k and logits of every attention that was measured"
     if not now.modules:
-        return f"{attentions} are finite" if now.measured else "nothing was measured"
+        return Message("alarms.nonfinite.where.attentions" if now.measured else "alarms.nonfinite.where.nothing")
     if first is not None:
-        outputs = f"no output of {now.modules} modules holds NaN or plus infinity"
-        return f"{outputs}, what the model returns holds minus infinity"
-    outputs = f"the outputs of all {now.modules} modules"
-    known = f"{outputs} and {attentions} are finite" if now.measured else f"{outputs} are finite"
-    return f"{known}, the loss is the first tensor that is not"
+        return Message("alarms.nonfinite.where.returned_minus", modules=now.modules)
+    if now.measured:
+        return Message("alarms.nonfinite.where.modules_and_attentions", modules=now.modules)
+    return Message("alarms.nonfinite.where.modules", modules=now.modules)
 
 
-def _earlier(now: StepSample, call: CallSample) -> str:
-    """Say where it begins, or "" unless that is before this attention."""
+def _earlier(now: StepSample, call: CallSample) -> Iterator[str]:
+    """Say where it begins, if that is before this attention."""
     first, places = now.first, [one.place for one in now.calls]
-    if first is None or first.before not in places or places.index(first.before) > places.index(call.place):
-        return ""
-    return f"; {_begins(first)}"
+    if first is not None and first.before in places and places.index(first.before) <= places.index(call.place):
+        yield _begins(first)
 
 
 def _begins(first: FirstNonfinite) -> str:
     """Say which output is the first that is not finite, and the known cause."""
-    module = f"{first.site} ({first.kind})" if first.site else f"the model ({first.kind})"
-    output = f"{first.tensor} of {module}" if first.tensor else f"that of {module}"
-    at_once = first.cause == samples.BETWEEN and not first.detail
-    cause = _AT_ONCE if at_once else _CAUSES[first.cause].format(first.detail)
-    passed = "" if first.returned else "; what the model returns is finite all the same"
-    rank = "" if first.rank is None else f" on rank {first.rank}"
-    return f"the first output that is not finite{rank} is {output}; {cause}{passed}"
+    module = f"{first.site} ({first.kind})" if first.site else Message("alarms.nonfinite.first.model", kind=first.kind)
+    values: dict[str, str | int] = {"module": module}
+    if first.tensor:
+        values["tensor"] = first.tensor
+    if first.rank is not None:
+        values["rank"] = first.rank
+    passed = [] if first.returned else [Message("alarms.nonfinite.first.returned_finite")]
+    return joined([Message(_OUTPUTS[bool(first.tensor), first.rank is not None], **values), _cause(first), *passed])
+
+
+def _cause(first: FirstNonfinite) -> str:
+    if first.cause in (samples.WEIGHT, samples.AROUND):  # "parameter bias" or "buffer h.0.running_var"
+        kind, _, name = first.detail.partition(" ")
+        weight = "alarms.nonfinite.first.parameter" if kind == "parameter" else "alarms.nonfinite.first.buffer"
+        return Message(_CAUSES[first.cause], weight=Message(weight, name=name))
+    if first.cause == samples.BETWEEN and not first.detail:
+        return Message("alarms.nonfinite.first.at_once")
+    if first.cause in (samples.BETWEEN, samples.WITHIN):
+        return Message(_CAUSES[first.cause], module=first.detail)
+    return Message(_CAUSES[first.cause])
 
 
 def _backward(now: StepSample) -> Alarm | None:
@@ -116,17 +141,29 @@ def _backward(now: StepSample) -> Alarm | None:
             continue
         name = next(name for name in GRADIENTS if counts[name])
         head = next(head for head, value in enumerate(_column(call, name)) if value > 0)
-        known = " and ".join(f"{counts[name]:.0f} {what}" for name, what in GRADIENTS.items() if counts[name])
         searching = now.scaled or call.dtype == "float16"
-        text = (
-            f"{call.name}: {known} hold NaN or infinity at step {now.step}, first in head {head}; "
-            f"{'the forward pass is finite' if now.loss is None else 'the forward pass and the loss are finite'}"
-            f"{', so it may be the loss scale, and a scaler skips the step' if searching else ''}"
+        text = Message(
+            "alarms.nonfinite.gradients",
+            call=call.name,
+            which=_gradients(*(f"{counts[name]:.0f}" if counts[name] else "" for name in GRADIENTS)),
+            step=now.step,
+            head=head,
+            forward=Message(_FORWARD[now.loss is not None, searching]),
         )
         severity = "note" if searching else "critical"
-        source = Message(SOURCE)
-        return Alarm("nonfinite", severity, now.step, text, source, call.site, call.index, head, counts[name], 0.0)
+        return Alarm(
+            "nonfinite", severity, now.step, text, Message(SOURCE), call.site, call.index, head, counts[name], 0.0
+        )
     return None
+
+
+def _gradients(queries: str, keys: str) -> str:
+    """Say how many rows of dL/dq and keys of dL/dk are not finite; "" stands for none."""
+    if queries and keys:
+        return Message("alarms.nonfinite.gradient.both", rows=queries, keys=keys)
+    if queries:
+        return Message("alarms.nonfinite.gradient.queries", count=queries)
+    return Message("alarms.nonfinite.gradient.keys", count=keys)
 
 
 def _column(call: CallSample, name: str) -> Sequence[float]:
@@ -136,9 +173,12 @@ def _column(call: CallSample, name: str) -> Sequence[float]:
 def _blame(call: CallSample) -> str:
     """Say which tensor it came from: q and k, or their product."""
     bad = {name: max(_column(call, f"{name}_nonfinite"), default=math.nan) for name in ("query", "key")}
-    known = [f"{count:.0f} numbers of {name[0]}" for name, count in bad.items() if count > 0]
+    known = {name: f"{count:.0f}" for name, count in bad.items() if count > 0}
     if known:
-        return f"not finite before the product: {' and '.join(known)}"
+        both = "alarms.nonfinite.blame.numbers_of_both"
+        which = [Message("alarms.nonfinite.blame.numbers", count=n, name=name[0]) for name, n in known.items()]
+        numbers = which[0] if len(which) < 2 else Message(both, queries=known["query"], keys=known["key"])
+        return Message("alarms.nonfinite.blame.before", which=numbers)
     if any(math.isnan(count) for count in bad.values()):
-        return "whether q or k is finite was not measured"
-    return "q and k are finite, the logits are the first tensor that is not"
+        return Message("alarms.nonfinite.blame.unknown")
+    return Message("alarms.nonfinite.blame.product")

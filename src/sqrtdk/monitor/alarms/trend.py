@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import NormalDist, median
 
+from sqrtdk.messages import Message
 from sqrtdk.monitor.samples import CallSample, StepSample
 
 WINDOW = 24  # newest samples that a line is fitted to
@@ -40,8 +41,10 @@ class Passing:
     earliest: float
     latest: float
 
-    def __str__(self) -> str:
-        return f"step {self.step:.0f} ({self.earliest:.0f} to {self.latest:.0f})"
+    def message(self) -> str:
+        """Say when."""
+        ends = {"earliest": f"{self.earliest:.0f}", "latest": f"{self.latest:.0f}"}
+        return Message("alarms.place.when", step=f"{self.step:.0f}", **ends)
 
 
 def passing(steps: Sequence[int], values: Sequence[float], bar: float) -> Passing | None:
@@ -53,8 +56,8 @@ def passing(steps: Sequence[int], values: Sequence[float], bar: float) -> Passin
         bar: in the unit of the values.
 
     Example:
-        >>> print(passing(range(0, 100, 10), [0.1 * step for step in range(0, 100, 10)], 15.0))
-        step 150 (150 to 150)
+        >>> passing(range(0, 100, 10), [0.1 * step for step in range(0, 100, 10)], 15.0).message()
+        'step 150 (150 to 150)'
         >>> passing(range(0, 100, 10), [5.0, 4.0] * 5, 15.0) is None
         True
     """

@@ -48,13 +48,19 @@ def saturation(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]
         return
     call = max(now.calls, key=lambda call: largest(call, COLUMN))
     value, head = largest(call, COLUMN)
-    text = (
-        f"{many} of {len(fractions)} heads put over 0.99 on one key in most rows at step {now.step}; "
-        f"worst: {call.name} head {head}, {100 * value:.0f}% of rows"
+    text = Message(
+        "alarms.saturation.one_key",
+        count=many,
+        heads=len(fractions),
+        step=now.step,
+        call=call.name,
+        head=head,
+        share=f"{100 * value:.0f}",
     )
     severity = "warn" if many > SATURATED_HEADS * len(fractions) else "note"
-    source = Message(PEAK_SOURCE)
-    yield Alarm("saturation", severity, now.step, text, source, call.site, call.index, head, value, SATURATED_ROWS)
+    yield Alarm(
+        "saturation", severity, now.step, text, Message(PEAK_SOURCE), call.site, call.index, head, value, SATURATED_ROWS
+    )
 
 
 def entropy(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
@@ -65,12 +71,17 @@ def entropy(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
         return
     _, entropy, bar, call, head = min(low, key=lambda one: one[0])
     severity = "warn" if len(low) >= WARN_FRACTION * len(heads) else "note"
-    text = (
-        f"{len(low)} of {len(heads)} heads spread their weight over too few keys at step {now.step} (low entropy); "
-        f"lowest: {call.name} head {head} with {entropy:.3g} nats, where at least {bar:.3g} is healthy"
+    text = Message(
+        "alarms.entropy.low",
+        count=len(low),
+        heads=len(heads),
+        step=now.step,
+        call=call.name,
+        head=head,
+        entropy=f"{entropy:.3g}",
+        bar=f"{bar:.3g}",
     )
-    source = Message(ENTROPY_SOURCE)
-    yield Alarm("entropy", severity, now.step, text, source, call.site, call.index, head, entropy, bar)
+    yield Alarm("entropy", severity, now.step, text, Message(ENTROPY_SOURCE), call.site, call.index, head, entropy, bar)
 
 
 def entropy_trend(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
@@ -82,9 +93,8 @@ def entropy_trend(before: Sequence[StepSample], now: StepSample) -> Iterator[Ala
     points.append((now.step, newest))
     found = passing([step for step, _ in points], [depth for _, depth in points], 0.0)
     if found is not None:
-        text = f"entropy falls: at {found} half of the heads spread their weight over too few keys"
-        source = Message(ENTROPY_SOURCE)
-        yield Alarm("entropy_trend", "note", now.step, text, source, value=newest, bar=0.0)
+        text = Message("alarms.entropy_trend.falls", when=found.message())
+        yield Alarm("entropy_trend", "note", now.step, text, Message(ENTROPY_SOURCE), value=newest, bar=0.0)
 
 
 def _depth(sample: StepSample) -> float | None:
@@ -113,27 +123,29 @@ def collapsed(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     for call in now.calls:
         suspects = [(head, kind) for head in range(call.heads) if (kind := _kind(call, head)) is not None]
         old = list(same_place(looked_at, call)) if suspects else []
-        for head, (word, column, bar, source) in suspects:
+        for head, (id, column, bar, source) in suspects:
             value, clear = call.columns[column][head], 1.0 - CLEARLY * (1.0 - bar)
             step = next((step for step, one in old if _value(one, column, head) < clear), None)
             if step is None:
                 continue
-            text = f"{call.name}: head {head} went {word} by step {now.step} ({column} {value:.4g}), not so at {step}"
+            size = f"{value:.4g}"
+            text = Message(id, call=call.name, head=head, step=now.step, column=column, value=size, before=step)
             notes.append(Alarm("collapsed", "note", now.step, text, source, call.site, call.index, head, value, bar))
     yield from notes
     heads = sum(call.heads for call in now.calls)
     if len(notes) > SATURATED_HEADS * heads:
-        text = f"{len(notes)} of {heads} heads went flat or one-hot by step {now.step}; first: {notes[0].text}"
+        text = Message("alarms.collapsed.most", count=len(notes), heads=heads, step=now.step, first=notes[0].text)
         yield Alarm("collapsed", "warn", now.step, text, notes[0].source, value=len(notes) / heads, bar=SATURATED_HEADS)
 
 
 def _kind(call: CallSample, head: int) -> tuple[str, str, float, str] | None:
-    """Return kind, column, bar and source of a collapsed head; None if it is neither flat nor one-hot."""
+    """Return the alarm's id, column, bar and source for a collapsed head; None if it is neither flat nor one-hot."""
     if not _value(call, "keys", head) >= LEAST_KEYS:
         return None
     if _value(call, "entropy_fraction", head) > FLAT_FRACTION and _value(call, "std_logit", head) < FLAT_STD:
-        return "flat", "entropy_fraction", FLAT_FRACTION, Message(FLAT_SOURCE)
-    return ("one-hot", "peak", SATURATED, Message(PEAK_SOURCE)) if _value(call, "peak", head) > SATURATED else None
+        return "alarms.collapsed.flat", "entropy_fraction", FLAT_FRACTION, Message(FLAT_SOURCE)
+    one_hot = _value(call, "peak", head) > SATURATED
+    return ("alarms.collapsed.one_hot", "peak", SATURATED, Message(PEAK_SOURCE)) if one_hot else None
 
 
 def _value(call: CallSample, column: str, head: int) -> float:

@@ -178,7 +178,7 @@ def loss_at(directory: Path, step: int) -> tuple[float | None, str]:
     except (OSError, ModelError) as error:
         return None, short_text(error, 200)
     if not isinstance(history, list):
-        return None, f"{TRAINER_STATE} has no list log_history"
+        return None, Message("alarms.checkpoint.no_history", file=TRAINER_STATE)
     losses = [(entry["step"], float(entry["loss"])) for entry in history if _is_loss(entry) and entry["step"] <= step]
     return max(losses, key=lambda one: one[0], default=(0, None))[1], ""
 

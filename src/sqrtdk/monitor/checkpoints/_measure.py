@@ -30,7 +30,7 @@ from sqrtdk.audit.model_run import run_model
 from sqrtdk.audit.records import SEVERITIES, Finding
 from sqrtdk.engines import Cell
 from sqrtdk.errors import INTERRUPTS, ModelError, RunFolderError, SqrtdkError, kind_and_text, short_text
-from sqrtdk.messages import fields, recorded
+from sqrtdk.messages import Message, said_again, table_of
 from sqrtdk.models.checkpoint import CONFIG, weight_files
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
@@ -54,19 +54,30 @@ def measure(cell: Cell) -> dict[str, Any]:
         `loss` that was logged (a list of at most one), `state` (what is wrong with trainer_state.json), `transformers`
         (the version), and either `reason` (why nothing was measured) or all of these: `sample` (a `StepSample` as JSON
         data), `findings` of the audit, worst first, `model` (class and parameters), `inputs` (a hash of them) and
-        `notes` on the loading.
+        `notes` on the loading. Besides, `messages`: ids and values of the sentences in it.
     """
     loss, state = loss_at(Path(cell["path"]), cell["step"])
     told = {"loss": [] if loss is None else [loss], "state": state, "transformers": transformers_version()}
     try:
-        return told | _measured(cell["path"], cell["step"], LoadOptions(**cell["options"]), cell["rows"])
+        measured = _measured(cell["path"], cell["step"], LoadOptions(**cell["options"]), cell["rows"])
+        told |= measured
     except INTERRUPTS:
         raise
     except BaseException as error:  # untrusted files, or a model's own code, may raise anything
         text = short_text if isinstance(error, SqrtdkError) else kind_and_text
-        return told | {"reason": text(error)}
+        told["reason"] = text(error)
     finally:
         gc.collect()  # models are freed by the cycle collector only, and two large ones must not be in memory at once
+    return {**_plain(told), "messages": table_of(told)}
+
+
+def _plain(value: Any) -> Any:
+    """Return JSON data with each `Message` as a plain text."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Message) else value
 
 
 def _measured(path: str, step: int, options: LoadOptions, rows: int | None) -> dict[str, Any]:
@@ -82,7 +93,7 @@ def _measured(path: str, step: int, options: LoadOptions, rows: int | None) -> d
         "findings": [asdict(finding) for finding in findings],
         "model": {"class": run.model.cls, "parameters": run.model.parameters},
         "inputs": _digest(loaded),
-        "notes": [{"note": str(note)} | fields(note) for note in loaded.notes],
+        "notes": list(loaded.notes),
     }
 
 
@@ -218,7 +229,7 @@ def read_result(document: dict[str, Any]) -> Result:
         KeyError, TypeError, ValueError: The data are no result.
     """
     sample = document.get("sample")
-    return Result(
+    result = Result(
         loss=next(map(_number, document["loss"]), None),
         state=str(document["state"]),
         reason=document.get("reason"),
@@ -226,10 +237,10 @@ def read_result(document: dict[str, Any]) -> Result:
         findings=tuple(_read_finding(finding) for finding in document.get("findings", ())),
         model=document.get("model"),
         inputs=str(document.get("inputs", "")),
-        notes=tuple(
-            recorded(str(entry["note"]), entry["message_id"], entry["values"]) for entry in document.get("notes", ())
-        ),
+        notes=tuple(map(str, document.get("notes", ()))),
     )
+    again: Result = said_again(result, document.get("messages"))
+    return again
 
 
 def _read_sample(document: dict[str, Any]) -> StepSample:

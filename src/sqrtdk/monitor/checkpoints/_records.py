@@ -15,21 +15,23 @@ from typing import Any
 
 from sqrtdk.audit.records import SEVERITIES, Finding
 from sqrtdk.errors import OutputError
+from sqrtdk.messages import Message
 from sqrtdk.models.build import lacks_weights
 from sqrtdk.monitor import disk
 from sqrtdk.monitor.alarms import ALARMS, fresh, holding
 from sqrtdk.monitor.checkpoints._find import Checkpoint
 from sqrtdk.monitor.checkpoints._measure import Result
 from sqrtdk.monitor.folder import RunWriter, refuse_strange
-from sqrtdk.monitor.journal import alarm_row, head_table, kept_text
+from sqrtdk.monitor.journal import head_table
 from sqrtdk.monitor.manifest import OF_CHECKPOINTS, RUN, of_checkpoints, plain_json, read_manifest
 from sqrtdk.monitor.names import PARTS, Part
 from sqrtdk.monitor.reading import read_run
+from sqrtdk.monitor.rows import alarm_row, how_row
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
 from sqrtdk.monitor.tables import Table, Tables, from_rows, stacked
 
 NAME = "checkpoint"  # name of the alarms that belong to no rule of a watch or of the audit
-_SOURCE = "what is not measured may not look fine"
+_SOURCE = "alarms.source.unmeasured"
 _PART_ROWS = 2**16  # heads in one part file; a single checkpoint may have more
 
 
@@ -72,7 +74,7 @@ def rows_of(points: Sequence[Point]) -> Iterator[StepRows]:
         alarms, how, calls, unmeasured, heads = list(_told(point, series)), "", 0, 1, stacked("heads", [])
         sample = point.result.sample
         if sample is None:
-            how = not_measured(point.result.reason or "no reason is known")
+            how = not_measured(point.result.reason or Message("alarms.checkpoint.no_reason"))
         else:
             how, calls, unmeasured, heads = sample.how, len(sample.measured), sample.unmeasured, head_table(sample)
         step: dict[str, Any] = {
@@ -81,7 +83,7 @@ def rows_of(points: Sequence[Point]) -> Iterator[StepRows]:
             "loss": point.result.loss,
             "time": point.time,
         }
-        step |= {"how": kept_text(how), "calls": calls, "unmeasured": unmeasured}
+        step |= how_row(how) | {"calls": calls, "unmeasured": unmeasured}
         yield StepRows(step, heads, [alarm_row(alarm) for alarm in alarms])
 
 
@@ -101,15 +103,18 @@ def _told(point: Point, series: _Series) -> Iterator[Alarm]:
     result, step = point.result, point.checkpoint.step
     name = point.checkpoint.path.name
     if result.state:
-        yield Alarm(NAME, "note", step, f"the losses of {name} could not be read: {result.state}", _SOURCE)
+        text = Message("alarms.checkpoint.losses", name=name, why=result.state)
+        yield Alarm(NAME, "note", step, text, Message(_SOURCE))
     if result.sample is None:
-        yield Alarm(NAME, "fail", step, f"{name} could not be measured: {result.reason}", _SOURCE)
+        why = result.reason or Message("alarms.checkpoint.no_reason")
+        yield Alarm(NAME, "fail", step, Message("alarms.checkpoint.failed", name=name, why=why), Message(_SOURCE))
         return
     for note in result.notes:
         if lacks_weights(note):
-            yield Alarm(NAME, "warn", step, f"{name} lacks weights, which falsifies its figures: {note}", _SOURCE)
+            text = Message("alarms.checkpoint.absent", name=name, note=note)
+            yield Alarm(NAME, "warn", step, text, Message(_SOURCE))
     if series.newest is not None and (other := _difference(series.newest, point)):
-        yield Alarm(NAME, "warn", step, other, "figures of one model on the same inputs can be compared")
+        yield Alarm(NAME, "warn", step, other, Message("alarms.source.comparable"))
     holds = holding(series.samples, result.sample)
     found = fresh(holds, series.told)
     series.samples.append(result.sample)
@@ -130,22 +135,30 @@ def _told(point: Point, series: _Series) -> Iterator[Alarm]:
 
 def _alarm(finding: Finding, step: int) -> Alarm:
     value, bar = (one if isinstance(one, float | int) else None for one in (finding.value, finding.threshold))
-    text = f"{finding.site or 'the model'}: {finding.message}, at step {step}"
-    text += f"; {finding.fix}" if finding.fix else ""
+    site, said = finding.site or Message("alarms.place.model"), finding.message
+    text = Message("alarms.checkpoint.finding", site=site, text=said, step=step)
+    if finding.fix:
+        text = Message("alarms.checkpoint.finding_and_fix", site=site, text=said, step=step, fix=finding.fix)
     return Alarm(finding.rule, finding.severity, step, text, finding.source, finding.site or None, value=value, bar=bar)
 
 
 def _difference(before: Point, now: Point) -> str:
     """Return why the numbers of two checkpoints can't be compared; "" if they can."""
-    names = f"{now.checkpoint.path.name} of step {now.checkpoint.step}", f"{before.checkpoint.path.name}"
+    here, step, there = now.checkpoint.path.name, now.checkpoint.step, before.checkpoint.path.name
     if before.result.model != now.result.model:
-        one, other = (
-            f"{model.get('class')} of {model.get('parameters')} parameters"
-            for model in (now.result.model, before.result.model)
+        one, other = now.result.model, before.result.model
+        return Message(
+            "alarms.checkpoint.other_model",
+            name=here,
+            step=step,
+            cls=str(one.get("class")),
+            number=str(one.get("parameters")),
+            other=there,
+            other_cls=str(other.get("class")),
+            other_number=str(other.get("parameters")),
         )
-        return f"{names[0]} is {one}, {names[1]} is {other}"
     if before.result.inputs != now.result.inputs:
-        return f"{names[0]} ran on other inputs than {names[1]}: its config, or its tokenizer, is another"
+        return Message("alarms.checkpoint.other_inputs", name=here, step=step, other=there)
     return ""
 
 

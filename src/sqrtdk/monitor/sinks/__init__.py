@@ -14,6 +14,7 @@ from zlib import crc32
 from torch import distributed
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, kind_and_text
+from sqrtdk.messages import Message
 from sqrtdk.monitor.metrics import metrics_of
 from sqrtdk.monitor.samples import Alarm, StepSample
 
@@ -150,8 +151,9 @@ class Sinks:
             except Exception as error:  # a logger is no reason to end a training run
                 if number not in self._told:
                     self._told.add(number)
-                    text = f"the sink {type(sink).__name__} failed at step {step}: {kind_and_text(error, TEXT)}"
-                    failed.append(Alarm("sink", "warn", step, text, "the logger"))
+                    name, why = type(sink).__name__, kind_and_text(error, TEXT)
+                    text = Message("alarms.failed.sink", sink=name, step=step, error=why)
+                    failed.append(Alarm("sink", "warn", step, text, Message("alarms.source.logger")))
         return failed
 
 

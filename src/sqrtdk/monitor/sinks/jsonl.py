@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sqrtdk.errors import OutputError
+from sqrtdk.messages import fields
 from sqrtdk.monitor.samples import Alarm
 
 _BEGINS = b'{"step": '
@@ -45,7 +46,8 @@ class JsonLines:
 
     def alarm(self, alarm: Alarm) -> None:
         """Add a line."""
-        self._add(alarm.step, "alarm", {name: value for name, value in asdict(alarm).items() if name != "step"})
+        content = {name: value for name, value in asdict(alarm).items() if name != "step"}
+        self._add(alarm.step, "alarm", content | fields(alarm.text))
 
     def close(self) -> None:
         """Close the file."""

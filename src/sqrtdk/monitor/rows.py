@@ -1,0 +1,80 @@
+"""Alarms, and how a step ran, as rows of the records and back.
+
+The records hold sentences in English, beside each the id and the values of its `Message`, so that a reader can say it
+in another language. Records of older versions hold the sentence alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sqrtdk._stranger import parse_json
+from sqrtdk.errors import RunFolderError
+from sqrtdk.messages import fields, recorded
+from sqrtdk.monitor.samples import Alarm, not_measured
+
+TEXT = 2000  # most characters of a recorded text
+VALUES = 8000  # most bytes of the values of a sentence; one with more is recorded in English only
+_AS_THEY_ARE = ("step", "site", "index", "head", "name", "severity", "value", "bar", "source", "text")
+_BEGINS = "not measured: "  # `how` in records of older versions
+
+
+def kept_text(text: str) -> str:
+    """Return a text as a column stores it: shortened, and valid UTF-8."""
+    return text[:TEXT].encode("utf-8", "replace").decode()
+
+
+def alarm_row(alarm: Alarm) -> dict[str, Any]:
+    """Return an alarm's row of `columns.ALARMS`."""
+    values = {name: getattr(alarm, name) for name in _AS_THEY_ARE}
+    row = {name: kept_text(value) if isinstance(value, str) else value for name, value in values.items()}
+    return row | _message(alarm.text) | {"source_id": _message(alarm.source)["message_id"]}
+
+
+def alarm_of(row: Mapping[str, Any]) -> Alarm:
+    """Return the alarm of a row.
+
+    Example:
+        >>> alarm = Alarm("idle", "warn", 1, not_measured("x"), "a report")
+        >>> alarm_of(alarm_row(alarm)) == alarm, alarm_of(alarm_row(alarm)).text.said("zh")
+        (True, '未测量：x')
+    """
+    text = _sentence(row["text"], row)
+    source = recorded(row["source"], row["source_id"], {})  # the sources of bars have no values
+    return Alarm(**{name: row[name] for name in _AS_THEY_ARE} | {"text": text, "source": source})
+
+
+def how_row(how: str) -> dict[str, Any]:
+    """Return the columns of `columns.STEPS` that say how a step ran."""
+    return {"how": kept_text(how)} | _message(how)
+
+
+def how_of(row: Mapping[str, Any]) -> str | None:
+    """Return how the step of a row ran; None if that is not recorded."""
+    text = row["how"]
+    if text is None:
+        return None
+    how = _sentence(text, row)
+    return not_measured(text.removeprefix(_BEGINS)) if how is text and text.startswith(_BEGINS) else how
+
+
+def _message(sentence: str) -> dict[str, str | None]:
+    """Return the columns `message_id` and `values`, the latter as JSON."""
+    made = fields(sentence)
+    values = None if made["values"] is None else json.dumps(made["values"], ensure_ascii=False)
+    kept = None if values is None else values.encode("utf-8", "replace")
+    if kept is None or len(kept) > VALUES:
+        return {"message_id": None, "values": None}
+    return {"message_id": made["message_id"], "values": kept.decode()}
+
+
+def _sentence(text: str, row: Mapping[str, Any]) -> str:
+    if row["message_id"] is None or row["values"] is None:
+        return text
+    try:
+        values = parse_json(row["values"], "the values of a sentence", RunFolderError, "")
+    except RunFolderError:  # an untrusted record: what it says in English stays
+        return text
+    return recorded(text, row["message_id"], values)
