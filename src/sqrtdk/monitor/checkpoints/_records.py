@@ -16,17 +16,17 @@ from typing import Any
 from sqrtdk.audit.records import SEVERITIES, Finding
 from sqrtdk.errors import OutputError
 from sqrtdk.models.build import ABSENT
-from sqrtdk.monitor import disk
 from sqrtdk.monitor.alarms import ALARMS, fresh, holding
 from sqrtdk.monitor.checkpoints._find import Checkpoint
 from sqrtdk.monitor.checkpoints._measure import Result
 from sqrtdk.monitor.folder import RunWriter, refuse_strange
 from sqrtdk.monitor.journal import alarm_row, head_table, kept_text
-from sqrtdk.monitor.manifest import OF_CHECKPOINTS, RUN, of_checkpoints, plain_json, read_manifest
 from sqrtdk.monitor.names import PARTS, Part
-from sqrtdk.monitor.reading import read_run
+from sqrtdk.monitor.reading import OF_CHECKPOINTS, of_checkpoints, read_run
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
 from sqrtdk.monitor.tables import Table, Tables, from_rows, stacked
+from sqrtdk.store import disk
+from sqrtdk.store.manifest import RUN, plain_json, read_manifest
 
 NAME = "checkpoint"  # name of the alarms that belong to no rule of a watch or of the audit
 _SOURCE = "what is not measured may not look fine"
