@@ -23,7 +23,8 @@ from sqrtdk.errors import SqrtdkError
 
 Record = TypeVar("Record")
 _UNIONS = (types.UnionType, typing.Union)
-_RULE = re.compile(r"(?P<rule>.*?)(?: - at `(?P<at>[^`]*)`.*)?", re.DOTALL)  # of an error of msgspec
+# an error of msgspec: "Expected `str`, got `int` - at `$.calls[0].site`", "... - at `key` in `$.packages`"
+_RULE = re.compile(r"(?P<rule>.*?)(?: - at (?P<key>`key` in )?`\$(?P<at>[^`]*)`)?", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 MAX_BRACKETS = 2**19  # containers in one document; parsed, each takes 30 times its size in the text
 MAX_DEPTH = 16
@@ -148,8 +149,8 @@ def record_from_json(
         return msgspec.convert(ready, kind)
     except msgspec.ValidationError as broken:
         refuse(_told(str(broken), ready, what))
-    except UnicodeEncodeError:  # msgspec's own message would have named a text with half of a surrogate pair
-        refuse(f"{what} has a text that is no Unicode where a text does not belong")
+    except UnicodeEncodeError:  # msgspec fails to say what is wrong with "\\ud800", half of a surrogate pair
+        refuse(f"{what} has a text that is not Unicode, where no text belongs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +167,7 @@ class _Reader:
             return self.ready(value, inner[0], at)
         if origin in _UNIONS:
             return value if value is None and types.NoneType in inner else self._one_of(value, inner, at)
-        if origin is typing.Literal and not any(value is one or value == one for one in inner):
+        if origin is typing.Literal and value not in inner:
             self.refuse(f"{at} {_received(value)}; one of {', '.join(map(str, inner))} belongs there")
         if hint is float:
             if isinstance(value, int) and abs(value) > sys.float_info.max:  # JSON's integers have no end
@@ -209,12 +210,15 @@ def _told(text: str, document: Any, what: str) -> str:
     """Return an error of msgspec as one of ours: where it is, what was received, and the rule."""
     match = _RULE.fullmatch(text)
     assert match is not None
-    rule, at = match["rule"].replace("`", "'"), (match["at"] or "$").removeprefix("$")
+    rule, at = match["rule"].replace("`", ""), match["at"] or ""
     if (name := rule.removeprefix("Object missing required field ")) != rule:
-        return f"{what}{at} lacks {name}"
+        return f"{what}{at} lacks {name!r}"
+    rule = rule[0].lower() + rule[1:]
+    if match["key"] or "[...]" in at:  # a name of a mapping, or what stands below one: msgspec does not say which
+        return f"{what}{at} has a wrong {'name' if match['key'] else 'value'}; {rule}"
     for name, number in _STEP.findall(at):
         document = document[int(number)] if number else document[name]
-    return f"{what}{at} {_received(document)}; {rule[0].lower()}{rule[1:].replace(chr(39), '')}"
+    return f"{what}{at} {_received(document)}; {rule}"
 
 
 def _received(value: Any) -> str:

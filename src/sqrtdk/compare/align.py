@@ -5,7 +5,6 @@ Paired calls are made comparable: the same rows and heads, query heads in the or
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sqrtdk._records import parse_json
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.recording.cut import cut_call
 from sqrtdk.recording.records import Cut
@@ -241,21 +241,9 @@ def read_map(mapping: Mapping[str, str] | str | Path | None) -> dict[str, str]:
         try:
             if path.stat().st_size > _LARGEST:
                 raise InvalidValueError(f"the map {path} has more than {_LARGEST} bytes", hint=hint)
-            mapping = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
+            mapping = parse_json(path.read_bytes(), f"the map {path}", InvalidValueError, hint)
         except OSError as error:
             raise InvalidValueError(f"the map {path} can't be read: {error.strerror}", hint=hint) from error
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-            raise InvalidValueError(f"the map {path} is no JSON", hint=hint) from error
     if not isinstance(mapping, Mapping) or not all(isinstance(x, str) for pair in mapping.items() for x in pair):
         raise InvalidValueError("the map is no object of names", hint=hint)
     return dict(mapping)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns a JSON object; refuses a repeated name, since json.loads would silently keep the last partner."""
-    once: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in once:
-            raise InvalidValueError(f"the map names {name[:200]!r} of A twice", hint="A call has one partner.")
-        once[name] = value
-    return once
