@@ -1,8 +1,10 @@
 """How large the package is, how much of it is comments, and which names mean several things.
 
-    python scripts/house.py            one table: files, lines, comments, docstrings, circles, names
-    python scripts/house.py --names    every name with several meanings, and where it stands
-    python scripts/house.py --check    ends with 1 if there are more such names than `MOST`
+    python scripts/house.py              one table: files, lines, comments, docstrings, circles, names, and what is
+                                         done in several places
+    python scripts/house.py OLD/src src  the same of two checkouts side by side
+    python scripts/house.py --names      every name with several meanings, and where it stands
+    python scripts/house.py --check      ends with 1 if there are more such names than `MOST`
 
 A reader who meets `Part` in two files takes it for one thing. So a class or function without a leading underscore has
 one definition in the package, and a constant, with or without one, has one value. Functions of one folder with one
@@ -13,7 +15,10 @@ from __future__ import annotations
 
 import ast
 import io
+import json
+import re
 import statistics
+import subprocess
 import sys
 import tokenize
 from collections import defaultdict
@@ -22,9 +27,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "src" / "sqrtdk"
 SHORT = 60  # lines: a file below is likely one jump of the reader for nothing
 MOST = {"classes and functions": 216, "constants": 270}  # lower it with each name that goes; it never rises
+
+
+# What one file should do for all others.
+PLACES = {
+    "read JSON": re.compile(r"json\.loads?\("),
+    "read TOML": re.compile(r"tomllib\.loads?\("),
+    "put a file in place": re.compile(r"os\.(replace|link|rename)\("),
+    "take a lock": re.compile(r"\b(flock|lockf|locking)\("),
+    "hash": re.compile(r"hashlib\.\w+\("),
+}
+CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
 
 class Sizes(NamedTuple):
@@ -77,10 +92,10 @@ def definitions(file: Path) -> Iterator[tuple[str, str, Definition]]:
                     yield "constants", target.id.lstrip("_"), Definition(file, ast.unparse(node.value))
 
 
-def several() -> dict[str, dict[str, list[Definition]]]:
+def several(source: Path) -> dict[str, dict[str, list[Definition]]]:
     """By kind, the names with several meanings and their definitions."""
     known: dict[str, dict[str, list[Definition]]] = {kind: defaultdict(list) for kind in MOST}
-    for file in sorted(SOURCE.rglob("*.py")):
+    for file in sorted(source.rglob("*.py")):
         for kind, name, definition in definitions(file):
             known[kind][name].append(definition)
     return {
@@ -89,11 +104,12 @@ def several() -> dict[str, dict[str, list[Definition]]]:
     }
 
 
-def circles() -> int:
+def circles(source: Path) -> int:
     """Sets of files that import one another, late and type-only imports included."""
     import grimp
     import networkx
 
+    sys.path.insert(0, str(source.parent))
     imports = grimp.build_graph("sqrtdk", cache_dir=None)
     graph = networkx.DiGraph()
     for module in imports.modules - {"sqrtdk"}:
@@ -101,12 +117,21 @@ def circles() -> int:
     return sum(len(circle) > 1 for circle in networkx.strongly_connected_components(graph))
 
 
-def table() -> str:
-    """The figures, one a line."""
-    every = [sizes(file.read_text(encoding="utf-8")) for file in sorted(SOURCE.rglob("*.py"))]
+def says_chinese(text: str) -> bool:
+    """Whether code holds a Chinese sentence: a string that is no docstring."""
+    tree = ast.parse(text)
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    strings = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return any(CHINESE.search(str(node.value)) for node in strings if id(node) not in alone)
+
+
+def figures(source: Path) -> dict[str, str]:
+    """The figures of one checkout, by what they are of."""
+    texts = [file.read_text(encoding="utf-8") for file in sorted(source.rglob("*.py"))]
+    every = list(map(sizes, texts))
     lines = [one.lines for one in every]
     total = sum(lines)
-    figures = {
+    found = {
         "files": f"{len(every):,}",
         f"files under {SHORT} lines": f"{sum(count < SHORT for count in lines):,}",
         "lines": f"{total:,}",
@@ -115,26 +140,43 @@ def table() -> str:
         "docstrings": f"{sum(one.docstrings for one in every) / total:.1%} of the lines",
         "longest file": f"{max(lines):,}",
         "median file": f"{statistics.median(lines):g}",
-        "circles of imports": f"{circles()}",
+        "circles of imports": f"{circles(source)}",
     }
-    figures |= {f"{kind} with several meanings": f"{len(names)}" for kind, names in several().items()}
-    width = max(map(len, figures))
-    return "\n".join(f"{name:<{width}}  {figure}" for name, figure in figures.items())
+    found |= {f"{kind} with several meanings": f"{len(names)}" for kind, names in several(source).items()}
+    found["files that hold Chinese sentences"] = f"{sum(map(says_chinese, texts))}"
+    return found | {
+        f"files that {what}": f"{sum(bool(call.search(text)) for text in texts)}" for what, call in PLACES.items()
+    }
 
 
-def main(argument: str) -> int:
+def table(sources: list[Path]) -> str:
+    """The figures, one a line, with a column for each checkout."""
+    columns = []
+    for source in sources:  # each in its own process, as one process imports one package of a name
+        run = [sys.executable, __file__, "--json", str(source.parent)]
+        columns.append(json.loads(subprocess.run(run, capture_output=True, text=True, check=True).stdout))
+    width = max(map(len, columns[0]))
+    return "\n".join(f"{name:<{width}}" + "".join(f"  {one[name]:>18}" for one in columns) for name in columns[0])
+
+
+def main(arguments: list[str]) -> int:
     """Print what is asked for; the exit code."""
-    if argument not in ("--names", "--check"):
-        print(table())
+    option = next((one for one in arguments if one.startswith("--")), "")
+    sources = [Path(one).resolve() / "sqrtdk" for one in arguments if one != option] or [ROOT / "src" / "sqrtdk"]
+    if option == "--json":
+        print(json.dumps(figures(sources[0])))
         return 0
-    found = several()
+    if option not in ("--names", "--check"):
+        print(table(sources))
+        return 0
+    found = several(sources[0])
     for kind, names in found.items():
-        if argument == "--names" or len(names) > MOST[kind]:
+        if option == "--names" or len(names) > MOST[kind]:
             print(f"{len(names)} {kind} with several meanings, {MOST[kind]} allowed:")
             for name, those in names.items():
-                print(f"  {name}: {', '.join(str(one.file.relative_to(SOURCE)) for one in those)}")
-    return int(argument == "--check" and any(len(names) > MOST[kind] for kind, names in found.items()))
+                print(f"  {name}: {', '.join(str(one.file.relative_to(sources[0])) for one in those)}")
+    return int(option == "--check" and any(len(names) > MOST[kind] for kind, names in found.items()))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else ""))
+    sys.exit(main(sys.argv[1:]))

@@ -36,7 +36,7 @@ def open_engine(name: str, workers: int | None = None, address: str | None = Non
         InvalidValueError: unknown engine, fewer than one worker, more than one for "local", or an address for an engine
             other than "ray".
         LabError: on entering: no Ray at the address, or its workers have another Python, torch or sqrtdk.
-        MissingExtraError: ray is not installed.
+        MissingExtraError: ray or joblib, which has the pool, is not installed.
 
     Example:
         >>> with open_engine("local") as engine:

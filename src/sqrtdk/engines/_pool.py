@@ -1,4 +1,8 @@
-"""The engine `pool`: new (spawned) processes of this machine, because torch's threads do not survive a fork."""
+"""The engine `pool`: processes of this machine by loky, which joblib brings.
+
+loky notices a killed worker wherever it was, and ends workers with what they started. It gives up all cells then, so
+those without a result are handed out anew here.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,13 @@ import signal
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
+from typing import Any
 
 import torch
 
+from sqrtdk import _extras
 from sqrtdk.engines._engine import AHEAD, RETRIES, Cell, Engine, Failure, Result, compute, failed, failure, named
 from sqrtdk.errors import LabError
 
@@ -24,9 +30,10 @@ _Flying = dict["Future[Result | Failure]", _Entry]
 class Pool:
     """The engine `pool`; its processes start with the first cell, as many as there is work for."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, loky: Any) -> None:
         self.workers = workers
-        self._executor: ProcessPoolExecutor | None = None
+        self._loky = loky
+        self._executor: Any = None
 
     def results(self, function: Callable[[Cell], Result], items: Iterable[Cell]) -> Iterator[tuple[int, Result]]:
         """Yield each result when it is ready; cells of killed processes are given to new processes."""
@@ -70,8 +77,9 @@ class Pool:
                 return
             # created before _interrupts_held: it starts Python's resource tracker, which unblocks Ctrl-C
             if self._executor is None:
+                # loky's own way to start a process would not tell it when its parent ends
                 context = multiprocessing.get_context("spawn")
-                self._executor = ProcessPoolExecutor(self.workers, context, _begin)
+                self._executor = self._loky.ProcessPoolExecutor(self.workers, context=context, initializer=_begin)
             with _interrupts_held():
                 try:
                     flying[self._executor.submit(compute, function, entry[1])] = entry
@@ -102,13 +110,8 @@ class Pool:
     def close(self, kill: bool = False) -> None:
         """End the processes; with `kill`, without waiting for the cells in progress."""
         executor, self._executor = self._executor, None
-        if executor is None:
-            return
-        if kill:
-            # the executor's own kill_workers() needs Python 3.14
-            for process in list((executor._processes or {}).values()):
-                process.kill()
-        executor.shutdown(wait=True, cancel_futures=True)
+        if executor is not None:
+            executor.shutdown(wait=True, kill_workers=kill)
 
 
 def _died(cell: Cell, times: int) -> LabError:
@@ -146,10 +149,17 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
+def pool(workers: int | None = None, address: str | None = None) -> contextlib.AbstractContextManager[Engine]:
+    """Return an engine of processes of this machine: by default one for each CPU that this process may use.
+
+    Raises:
+        MissingExtraError: at once, if joblib is not installed.
+    """
+    return _opened(Pool(workers or cpus(), _extras.load("joblib.externals.loky", extra="watch")))
+
+
 @contextlib.contextmanager
-def pool(workers: int | None = None, address: str | None = None) -> Iterator[Engine]:
-    """Yield an engine of processes of this machine: by default one for each CPU that this process may use."""
-    engine = Pool(workers or cpus())
+def _opened(engine: Pool) -> Iterator[Engine]:
     try:
         yield engine
     except BaseException:
