@@ -110,7 +110,12 @@ class Record(Saved, Shown):
 def to_json(record: Record) -> str:
     """Return the record as one JSON document."""
     derived = {"schema_version": SCHEMA_VERSION, "sound": record.sound, "decided": record.decided}
-    return _json.document(derived | dataclasses.asdict(record))
+    return _json.document(derived | dataclasses.asdict(record, dict_factory=_written))
+
+
+def _written(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a record, of a text without those that it lacks: `Text.one` is of few."""
+    return {name: value for name, value in fields if (name, value) != ("one", None)}
 
 
 def read(path: Path) -> Record:
