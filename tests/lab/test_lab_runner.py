@@ -194,9 +194,9 @@ def test_a_record_of_another_schema_version_is_named(tmp_path: Path) -> None:
     _run(tmp_path, ["params-single"])
     path = tmp_path / "params-single.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 7}))
-    with pytest.raises(InvalidValueError, match="schema version '7'"):
+    with pytest.raises(InvalidValueError, match="schema version 7"):
         _run(tmp_path, ["params-single"])
-    with pytest.raises(InvalidValueError, match="schema version '7'"):
+    with pytest.raises(InvalidValueError, match="schema version 7"):
         records(tmp_path)
 
 

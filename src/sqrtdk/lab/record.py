@@ -134,10 +134,10 @@ def read(path: Path) -> Record:
         raise InvalidValueError(f"{path} is not a record of a claim: {kind_and_text(error)}", hint=hint) from error
     if not isinstance(data, dict) or "schema_version" not in data:
         raise InvalidValueError(f"{what} has no schema_version", hint=hint)
-    if data["schema_version"] != SCHEMA_VERSION:
+    if (version := data["schema_version"]) != SCHEMA_VERSION:
+        version = version if type(version) is int else shown(version)
         raise InvalidValueError(
-            f"{path} is a record of schema version {shown(data['schema_version'])}; "
-            f"this version of sqrtdk reads {SCHEMA_VERSION}",
+            f"{path} is a record of schema version {version}; this version of sqrtdk reads {SCHEMA_VERSION}",
             hint="Run the claim again into another directory, or use the version of sqrtdk that wrote it.",
         )
     # a record without an entry that has a default would look as if it had said so
