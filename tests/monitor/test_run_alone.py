@@ -17,6 +17,7 @@ import pytest
 
 from sqrtdk.errors import OutputError, RunFolderError
 from sqrtdk.monitor.reading import read_run
+from sqrtdk.store.lock import Lock, locked
 from tests.monitor.run_records import MODEL, parts, rows, whole, writer, written
 from tests.support.paths import with_tests
 
@@ -66,6 +67,27 @@ def test_a_killed_writer_lets_go_though_a_worker_of_it_lives_on(tmp_path: Path) 
         finally:
             os.kill(worker, 9)
     assert whole(read_run(tmp_path), 8)
+
+
+def test_a_lock_that_its_owner_removes_while_another_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other would hold a file that no third writer opens."""
+    take, path = Lock._take, tmp_path / "lock"
+    removed: list[Path] = []
+
+    def late(lock: Lock, folder: Path) -> str:
+        note = take(lock, folder)
+        if not removed:
+            path.unlink()
+            removed.append(path)
+        return note
+
+    monkeypatch.setattr(Lock, "_take", late)
+    with locked(tmp_path) as lock:
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+        lock.check()
+        with pytest.raises(OutputError, match="another writer has"):
+            Lock(tmp_path)
+    assert not path.exists()
 
 
 def test_a_forked_child_does_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,7 @@ def read(path: Path) -> Record:
     if missing := [one.name for one in dataclasses.fields(Record) if one.name not in data]:
         raise InvalidValueError(f"{what} lacks {missing[0]!r}", hint=hint)
     record = record_from_json(Record, data, what, InvalidValueError, hint, others=True)
-    for wrong in _unsound(record):
+    if (wrong := next(_impossible(record), None)) is not None:
         raise InvalidValueError(f"{what} has {wrong}", hint=hint)
     return record
 
@@ -154,7 +154,7 @@ def figure_of(data: Mapping[str, Any]) -> Figure:
     return record_from_json(Figure, data, "a figure", InvalidValueError, "", others=True)
 
 
-def _unsound(record: Record) -> Iterator[str]:
+def _impossible(record: Record) -> Iterator[str]:
     """Yield what no record has, though its types allow it."""
     if not 0 < record.level < 1:
         yield f"the level {record.level}, which is between 0 and 1"
