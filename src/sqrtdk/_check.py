@@ -21,6 +21,7 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.laws import table
 from sqrtdk.laws.answers import not_asked
 from sqrtdk.laws.table import FINDINGS, answers_of, is_large, names_of
+from sqrtdk.messages import Message
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import iter_attn, resolve
 from sqrtdk.models.names import graph_kind
@@ -29,8 +30,6 @@ from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
 from sqrtdk.models.run import by_default_of
 from sqrtdk.tracing import hint_for
 from sqrtdk.tracing.records import NotMeasured
-
-_OF_A_GRAPH = "an exported graph is not run on changed inputs"
 
 
 def check(
@@ -138,7 +137,9 @@ def check_with(
         if inputs is not None:
             raise InvalidValueError("inputs given with a graph, which is not run", hint="Leave them out.")
         run, lost, told = audit_graph(model, options, like=like, run_it=run_graph)
-        run = dataclasses.replace(run, laws=tuple(not_asked(name, "", _OF_A_GRAPH) for name in names))
+        run = dataclasses.replace(
+            run, laws=tuple(not_asked(name, "", Message("laws.asking.exported_graph")) for name in names)
+        )
         return _report([run], lost, told, seed=options.seed, command=command, fail_on=fail_on)
     if like is not None or run_graph:
         raise InvalidValueError("--like and --run are for exported graphs", hint="Compare two models with sqrtdk diff.")
@@ -148,7 +149,7 @@ def check_with(
     tell("loading")
     for build in _builds(model, None if inputs is None else as_inputs(inputs), options):
         if build.reason is not None:
-            missing.append(NotMeasured("", f"attention {attn} was asked for: {build.reason}"))
+            missing.append(NotMeasured("", Message("premises.attention.asked", attn=str(attn), why=build.reason)))
         if build.loaded is not None:
             with by_default_of(build.loaded.module):
                 keep = not runs and bool(names) and is_large(build.loaded.module)
@@ -220,7 +221,8 @@ def _worst_first(runs: Sequence[ModelRun], others: Iterable[Finding] = ()) -> tu
         for finding in run.findings:
             alone = len(runs) > 1 and sum(kind(finding) in kinds for kinds in kinds_of_runs) == 1
             if alone and finding.rule not in ("eager_vs_sdpa", *FINDINGS):  # laws are tested in the first run only
-                finding = dataclasses.replace(finding, message=f"{finding.message} (only with {run.attn} attention)")
+                message = Message("premises.attention.only_with", text=finding.message, attn=run.attn)
+                finding = dataclasses.replace(finding, message=message)
             kept.setdefault(kind(finding), finding)
     order = {name: place for place, name in enumerate((*RULES, *FINDINGS))}
 

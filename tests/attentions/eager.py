@@ -253,10 +253,10 @@ EAGER: dict[str, Style] = {
     "twice": Style(attend(lambda m, q, k: product(q * ROOT, k) * ROOT), "softmax(0.0625 * q.k)", scale=1 / E),
     "negative": Style(attend(lambda m, q, k: -product(q, k) * ROOT), "softmax(-0.25 * q.k)", scale=-ROOT),
     "causal_fill": Style(
-        CAUSAL.filled(-math.inf), "softmax(0.25 * q.k + causal)", mask="causal", form="bool", visible=CAUSAL
+        filled(CAUSAL, -math.inf), "softmax(0.25 * q.k + causal)", mask="causal", form="bool", visible=CAUSAL
     ),
     "causal_finfo": Style(
-        CAUSAL.filled(LOW), "softmax(0.25 * q.k + causal)", mask="causal", form="bool", visible=CAUSAL
+        filled(CAUSAL, LOW), "softmax(0.25 * q.k + causal)", mask="causal", form="bool", visible=CAUSAL
     ),
     "causal_added": Style(
         added(CAUSAL, -math.inf), "softmax(0.25 * q.k + causal)", mask="causal", form="float", visible=CAUSAL
@@ -273,7 +273,9 @@ EAGER: dict[str, Style] = {
     "padding_ten_thousand": Style(
         added(PADDING, -1e4), "softmax(0.25 * q.k + padding)", mask="padding", form="float", visible=PADDING
     ),
-    "spots_fill": Style(SPOTS.filled(-math.inf), "softmax(0.25 * q.k + mask)", mask="mask", form="bool", visible=SPOTS),
+    "spots_fill": Style(
+        filled(SPOTS, -math.inf), "softmax(0.25 * q.k + mask)", mask="mask", form="bool", visible=SPOTS
+    ),
     "causal_and_padding": Style(
         two_masks, "softmax(0.25 * q.k + causal + padding)", mask="causal", form="bool", visible=CAUSAL & PADDING
     ),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sqrtdk._check import check
 from sqrtdk.audit.records import CheckReport, Finding
 from sqrtdk.errors import ModelError
+from sqrtdk.messages import id_of
 from sqrtdk.report.html import to_html
 from sqrtdk.report.json import to_json
 from sqrtdk.report.terminal import to_text
@@ -172,7 +173,7 @@ def test_an_attention_module_that_was_lost_names_its_softmax(port: Callable[...,
     (finding,) = report.findings
     assert (finding.site, finding.severity, finding.at) == ("1", "warn", lines("lost", "lost"))
     assert finding.message.endswith("no attention was found in it; seen up to there: softmax(0.3536 * q.k)")
-    assert [entry.reason for entry in report.not_attention] == [LOST_SIGHT]
+    assert [id_of(entry.reason) for entry in report.not_attention] == [LOST_SIGHT]
 
 
 def test_where_nothing_could_be_read_the_error_says_where(port: Callable[..., CheckReport]) -> None:

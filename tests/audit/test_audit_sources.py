@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqrtdk._check import check
+from sqrtdk.audit.multipliers import by_config
 from sqrtdk.audit.records import Source
 from sqrtdk.audit.sources import declared_at, each, field_lines
+from sqrtdk.messages import Message
 from tests.report.sample_report import judged
 
 GEMMA = {
@@ -122,7 +124,9 @@ def test_a_field_that_has_its_default_is_at_the_model_type(tmp_path: Path, monke
 @pytest.mark.parametrize(("site", "line"), [("vision_tower.layers.0", 2), ("text.layers.0", 3), ("other.layers.0", 1)])
 def test_a_part_of_a_composite_has_its_own_lines(site: str, line: int) -> None:
     lines = {("x",): 1, ("vision_config", "x"): 2, ("text_config", "x"): 3, ("model_type",): 4}
-    call = judged(site, verdict="declared", declared_by="config.x = 3 and config.y = 2")
+    first, second = (by_config(name, value, "sources.field.scale") for name, value in (("x", "3"), ("y", "2")))
+    by = Message("sources.declared.and", first=first, second=second)
+    call = judged(site, verdict="declared", declared_by=by)
     assert declared_at(call, Path("m"), lines) == f"m/config.json:{line}, m/config.json:4"
     assert declared_at(judged(site, declared_by="attribute scale = 1"), Path("m"), lines) is None
 

@@ -13,7 +13,7 @@ from sqrtdk._check import check
 from sqrtdk.audit.cache import COARSE, CUT_OFF, OTHER_HEAD, OUTLIERS, PRECISION, ROWS, VALUES, CacheCall
 from sqrtdk.kv import forecast_calls, kv_forecast
 from sqrtdk.kv.findings import KL_BARS, with_forecast
-from sqrtdk.report.said import said
+from sqrtdk.messages import said
 from sqrtdk.tracing import CallTensors, Trace
 from tests.kv.quantised_caches import CONFIGS, SMALL, Cast, build, fp8, int8, measured, scale_channels, tokens
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from sqrtdk import check
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, LawAnswer
-from sqrtdk.report.said import said
+from sqrtdk.messages import said
 from tests.hf.small import build, inputs_of, needs, small_config
 from tests.laws.models_of_modes import (
     Chance,
@@ -41,7 +41,7 @@ WRONG = ("causal", "scale", "mask", "norm", "rotation", "rate")
 def asked(model: nn.Module, given: Any = None, about: str = "train mode") -> LawAnswer:
     (answer,) = (a for a in check(model, inputs() if given is None else given, laws="modes").laws if a.about == about)
     finding = answer.finding
-    for text in (about, answer.reason, *((finding.message, finding.fix, finding.source) if finding else ())):
+    for text in (answer.about, answer.reason, *((finding.message, finding.fix, finding.source) if finding else ())):
         assert not text or HAN.search(said(text, "zh")), text
     return answer
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sqrtdk._check import check
-from sqrtdk.models.attentions import IDLE, silent_attentions
+from sqrtdk.messages import Message
+from sqrtdk.models.attentions import is_idle, silent_attentions
 
 
 class Attention(nn.Module):
@@ -85,7 +86,7 @@ def x() -> Tensor:
 
 
 def idle(model: nn.Module, *inputs: Tensor, **options: Any) -> list[str]:
-    return [entry.site for entry in check(model, inputs, **options).not_measured if entry.reason == IDLE]
+    return [entry.site for entry in check(model, inputs, **options).not_measured if is_idle(entry.reason)]
 
 
 @pytest.mark.parametrize("static", [False, True])
@@ -119,7 +120,7 @@ def test_what_ran_is_not_named(name: str) -> None:
 
 def test_a_lazy_module_has_projections_of_no_shape_yet() -> None:
     model = nn.ModuleDict({"lazy": LazyAttention(), "core": AttentionCore()})
-    assert list(silent_attentions(model, (), ())) == [("lazy", IDLE)]
+    assert list(silent_attentions(model, (), ())) == [("lazy", Message("trace.silent.idle"))]
 
 
 def test_both_implementations_name_it_once(tmp_path: Path) -> None:
@@ -133,7 +134,9 @@ def test_both_implementations_name_it_once(tmp_path: Path) -> None:
     report = check(str(tmp_path), attn="both", seq_len=9)
     # older releases of transformers have one module more in the path
     named = [(entry.site.replace(".vision_model.", "."), entry.reason) for entry in report.not_measured]
-    assert named == [(f"vision_tower.encoder.layers.{layer}.self_attn", IDLE) for layer in range(2)]
+    assert named == [
+        (f"vision_tower.encoder.layers.{layer}.self_attn", Message("trace.silent.idle")) for layer in range(2)
+    ]
     assert "no pixel_values" in " ".join(report.environment["notes"])
 
 

@@ -18,6 +18,7 @@ from sqrtdk.audit.records import (
     ModelInfo,
     health,
 )
+from sqrtdk.messages import Message
 from sqrtdk.stats.heads import HeadStats, Histogram
 from sqrtdk.tracing.records import AttentionCall, Factor, Mask, NotAttention, NotMeasured, Scale, Stage
 
@@ -278,7 +279,7 @@ def lawless() -> CheckReport:
         LawAnswer("causal", "input_ids", BROKEN, leak, "h.1.attn", moved, findings[0]),
         LawAnswer("padding", "attention_mask", KEPT),
         LawAnswer("padding", "encoder_attention_mask", BROKEN, idle, finding=findings[1]),
-        LawAnswer("documents", "", NOT_ASKED, "every row is one document: no position_ids restart"),
+        LawAnswer("documents", "", NOT_ASKED, Message("laws.documents.one_document")),
     )
     report = _report("org/lawless", "GPT", 1000, _with_health(calls, findings))
     return dataclasses.replace(report, findings=findings, laws=laws)

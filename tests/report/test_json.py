@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+import sqrtdk
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import FAIL_ON, HEALTH, OUTCOMES, STATES, CheckReport, LawAnswer
 from sqrtdk.compare.records import FAIL_ON as DIFF_FAIL_ON
 from sqrtdk.compare.records import Cause, DiffReport, PairDiff, SideInfo, StageDiff, Unpaired
 from sqrtdk.compare.suspect import STAGES
+from sqrtdk.messages import recorded, said
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report import diff_json, terminal, watch_json
 from sqrtdk.report import json as check_json
@@ -128,6 +130,21 @@ def test_the_schema_refuses(kind: str, path: str, value: object, told: dict[str,
         jsonschema.Draft202012Validator(SCHEMAS[kind]).validate(document)
 
 
+SAID = {"message_id", "values"}  # of the sentence in a record
+
+
+def test_a_sentence_of_a_document_can_be_said_in_chinese() -> None:
+    report = sqrtdk.check("demo:unscaled", seq_len=16)
+    for finding, record in zip(report.findings, of_check(report)["findings"], strict=True):
+        again = recorded(record["message"], record["message_id"], record["values"])
+        assert (again, said(again, "zh")) == (finding.message, said(finding.message, "zh"))
+        assert said(again, "zh") != again
+    first = of_check(report)["findings"][0]
+    assert (first["message_id"], first["values"]["why"]["values"]["mistake"]) == (
+        "rules.scale_ledger.unexplained", "missing",
+    )  # fmt: skip
+
+
 def test_names_of_the_contract() -> None:
     check = of_check(sick())
     assert {"id", "class", "parameters"} == set(check["model"])
@@ -136,7 +153,7 @@ def test_names_of_the_contract() -> None:
     wanted += " declared_by softcap bias mask stats"
     assert set(wanted.split()) <= set(check["calls"][0])
     assert {"effective", "ratio", "r_squared", "factors"} <= set(check["calls"][0]["scale"])
-    assert set(check["findings"][0]) == {f.name for f in dataclasses.fields(sick().findings[0])}
+    assert set(check["findings"][0]) == {f.name for f in dataclasses.fields(sick().findings[0])} | SAID
     diff = of_diff(sample_diff.two_causes())
     assert {"schema_version", "same", "pairs", "unpaired_a", "unpaired_b", "exit_code"} <= set(diff)
     wanted = "site_a site_b same first_stage follows_from causes residue allowed"
@@ -160,7 +177,7 @@ def test_the_words_of_the_records_are_those_of_the_schemas_and_of_the_reports() 
     assert call["mistake"]["enum"] == [None, *MISTAKES]
     law = SCHEMAS["check"]["$defs"]["law"]["properties"]
     assert tuple(law["state"]["enum"]) == STATES
-    assert set(law) == {field.name for field in dataclasses.fields(LawAnswer)} - {"finding"}
+    assert set(law) == {field.name for field in dataclasses.fields(LawAnswer)} - {"finding"} | SAID
     assert set(SCHEMAS["check"]["properties"]["fail_on"]["enum"]) == set(FAIL_ON)
     assert set(terminal._OUTCOME_STYLE) == set(RESULTS) == set(OUTCOMES)
     assert tuple(SCHEMAS["diff"]["properties"]["fail_on"]["enum"]) == DIFF_FAIL_ON

@@ -9,8 +9,8 @@ import pytest
 
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import CheckReport, Finding, JudgedCall
+from sqrtdk.messages import Message, said
 from sqrtdk.report.headline import consequences, headline
-from sqrtdk.report.said import said
 from sqrtdk.tracing.records import BLOCKS, Factor
 from tests.report.sample_report import head_stats, healthy, judged, leaking, sick, static, unjudged
 
@@ -121,7 +121,7 @@ def test_every_mistake_has_its_chinese(mistake: str) -> None:
 
 
 def test_a_finding_beside_the_scale_is_told_in_chinese() -> None:
-    message = "the causal mask is off by one: every row sees the key after its own"
+    message = Message("rules.mask_audit.ahead_by_one")
     told = headline(report(judged("h.0"), findings=(finding("mask_audit", "critical", "h.0", message=message),)))
     assert told.en.endswith(f"something else is wrong: {message} (h.0)")
     assert told.zh.endswith("但另有错误：" + said(message, "zh") + "（h.0）")

@@ -8,6 +8,7 @@ import pytest
 from sqrtdk._language import Choice
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.errors import InvalidValueError
+from sqrtdk.messages import Message
 from sqrtdk.report.check_words import STATISTICS
 from sqrtdk.report.html import to_html
 from sqrtdk.report.payload import payload
@@ -146,9 +147,8 @@ def test_five_thousand_heads_fit() -> None:
 
 
 def test_findings_are_told_in_both_languages() -> None:
-    finding = dataclasses.replace(
-        leaking().findings[0], message="head 3 has a logit 61.5 above the mean of its row", fix="use tril"
-    )
+    message = Message("rules.max_logit.above_mean", head=3, value="61.5")
+    finding = dataclasses.replace(leaking().findings[0], message=message, fix="use tril")
     text = to_html(dataclasses.replace(leaking(), findings=(finding,)))
     chinese = "头 3 的最大 logit 比该行均值高 61.5"
     assert f'<span class="en" lang="en">{finding.message}</span><span class="zh" lang="zh-CN">{chinese}</span>' in text

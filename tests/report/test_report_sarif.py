@@ -6,9 +6,9 @@ import pytest
 
 from sqrtdk.audit.records import SEVERITIES, CheckReport, Finding, Source
 from sqrtdk.audit.rules import RULES
-from sqrtdk.report import rule_words
-from sqrtdk.report.laws import NAMES
-from sqrtdk.report.sarif import FINGERPRINT, LEVELS, to_sarif
+from sqrtdk.laws import LAWS
+from sqrtdk.messages import Message
+from sqrtdk.report.sarif import DESCRIBED, FINGERPRINT, LEVELS, NOT_MEASURED, to_sarif
 from tests.report import sarif_rules
 from tests.report.sample_report import EVIL, healthy, hostile, lawless, leaking, sick, static, unjudged
 from tests.support.optional import jsonschema
@@ -64,12 +64,13 @@ def test_the_rules_of_the_log_refuse() -> None:
 
 
 def test_every_rule_has_words_and_every_severity_a_level() -> None:
-    laws = {f"law_{name}" for name in NAMES} - {"law_finite"}  # whose finding is that of the rule nonfinite
-    assert set(rule_words.RULES) == {*RULES, *laws, "kv_cache", rule_words.NOT_MEASURED}
+    laws = {f"law_{name}" for name in LAWS} - {"law_finite"}  # whose finding is that of the rule nonfinite
+    assert set(DESCRIBED) == {*RULES, *laws, "kv_cache", NOT_MEASURED}
     assert set(LEVELS) == set(SEVERITIES)
-    for said in rule_words.RULES.values():
-        assert len(said.title) < 80
-        assert said.help.endswith(".")
+    for rule in DESCRIBED:
+        assert len(Message(f"help.{rule}.title")) < 80
+        assert Message(f"help.{rule}.text").endswith(".")
+        assert Message(f"help.{rule}.text").said("zh").endswith("。")
 
 
 def test_a_finding_lies_in_the_repository_first() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sqrtdk
+from sqrtdk.messages import id_of
 from sqrtdk.tracing import NotAttention, NotMeasured, Trace
 from sqrtdk.tracing.records import LOST_ADDITIVE, LOST_SIGHT, NEVER_USED, NOT_SEEN, SEPARABLE
 from sqrtdk.tracing.spine import chain, kernels
@@ -104,7 +105,7 @@ def hard(self, q, k, v):
 @each("middle", [distances, dropped, kept, hard])
 def test_a_lost_softmax_has_its_formula_and_its_line(middle: Callable[..., Tensor], device: str) -> None:
     (entry,) = run(middle, device).not_attention
-    assert (entry.reason, at(entry)) == (LOST_SIGHT, line(middle, "lost"))
+    assert (id_of(entry.reason), at(entry)) == (LOST_SIGHT, line(middle, "lost"))
     assert entry.formula == "softmax(0.25 * q.k + causal)"
 
 
@@ -153,7 +154,7 @@ def additive(self, q, k, v):
 )
 def test_never_is_said_only_where_it_was_seen(middle: Callable[..., Tensor], reason: str, formula: str | None) -> None:
     (entry,) = run(middle).not_attention
-    assert (entry.reason, entry.formula, at(entry)) == (reason, formula, line(middle, "seen"))
+    assert (id_of(entry.reason), entry.formula, at(entry)) == (reason, formula, line(middle, "seen"))
 
 
 def test_a_pooling_keeps_its_own_reason_and_line() -> None:
@@ -253,7 +254,7 @@ def test_weights_that_meet_tensors_of_another_kind() -> None:
 
     for middle, reason, formula in ((foreign, LOST_SIGHT, "softmax(0.25 * q.k)"), (routed, NOT_SEEN, None)):
         (entry,) = run(middle).not_attention
-        assert (entry.reason, entry.formula, at(entry)) == (reason, formula, line(middle, "lost"))
+        assert (id_of(entry.reason), entry.formula, at(entry)) == (reason, formula, line(middle, "lost"))
 
 
 # -- logits that go through what is not followed, before their softmax -------------------------------------------------

@@ -6,6 +6,7 @@ multiplier (`multipliers.py`). Module attributes, which are weak declarations, a
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from typing import Any
 from torch import nn
 
 from sqrtdk.audit.configs import field, held, is_transformers, model_type, module_at, number, present
-from sqrtdk.audit.families import family
-from sqrtdk.audit.multipliers import BASE_LENGTHS, FIXED, GROWING, LAYER_SWITCH, ROPE_FIELDS, multipliers
+from sqrtdk.audit.families import by_family, family
+from sqrtdk.audit.multipliers import BASE_LENGTHS, FIXED, GROWING, LAYER_SWITCH, ROPE_FIELDS, by_config, multipliers
 from sqrtdk.audit.tolerance import close, inverse_root
+from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall
 
 # Attribute names of a config in released code: transformers, litgpt; Hydra, fairseq, TransformerLens; argparse,
@@ -126,30 +128,30 @@ class Declaration:
     layer_factor: float = 1.0
 
 
-# --- base: field -> scale. The value read is a number; (path, formula, function of (value, call), source).
+# --- base: field -> scale. The value read is a number; (path, function of (value, call), id of the source).
 BaseReader = tuple[str, Callable[[float, AttentionCall], float], str]
 BASE_FIELDS: tuple[BaseReader, ...] = (
-    ("query_pre_attn_scalar", lambda v, call: v**-0.5, "Gemma 2 and 3: scale is its inverse root"),
-    ("attention_scores_scalar", lambda v, call: v**-0.5, "litgpt: scale is its inverse root"),
-    ("attention_multiplier", lambda v, call: v, "Granite: the scale itself"),
-    ("attn_config.softmax_scale", lambda v, call: v, "MPT: the scale itself"),
-    ("softmax_scale", lambda v, call: v, "the scale itself"),
-    ("attention_scale", lambda v, call: v, "the scale itself"),
-    ("qk_scale", lambda v, call: v, "Swin, BEiT, timm: the scale itself"),
+    ("query_pre_attn_scalar", lambda v, call: v**-0.5, "sources.field.gemma"),
+    ("attention_scores_scalar", lambda v, call: v**-0.5, "sources.field.litgpt"),
+    ("attention_multiplier", lambda v, call: v, "sources.field.granite"),
+    ("attn_config.softmax_scale", lambda v, call: v, "sources.field.mpt"),
+    ("softmax_scale", lambda v, call: v, "sources.field.scale"),
+    ("attention_scale", lambda v, call: v, "sources.field.scale"),
+    ("qk_scale", lambda v, call: v, "sources.field.swin"),
 )
 
-# --- base: switches; (path, value that switches, scale, source)
+# --- base: switches; (path, value that switches, scale, id of the source)
 BASE_SWITCHES: tuple[tuple[str, bool, Callable[[AttentionCall, Any], float], str], ...] = (
-    ("scale_attn_weights", False, lambda call, config: 1.0, "GPT-2: no scale"),
-    ("use_scale", False, lambda call, config: 1.0, "Keras: no scale"),
-    ("use_attn_scale", False, lambda call, config: 1.0, "TransformerLens: no scale"),
-    ("mup_scale_qk_dot_by_d", True, lambda call, config: 1.0 / call.head_dim, "muP, Yang et al. 2022: 1/d"),
-    ("scale_qk_dot_by_d", True, lambda call, config: 1.0 / call.head_dim, "muP, Yang et al. 2022: 1/d"),
+    ("scale_attn_weights", False, lambda call, config: 1.0, "sources.field.gpt2"),
+    ("use_scale", False, lambda call, config: 1.0, "sources.field.keras"),
+    ("use_attn_scale", False, lambda call, config: 1.0, "sources.field.transformer_lens"),
+    ("mup_scale_qk_dot_by_d", True, lambda call, config: 1.0 / call.head_dim, "sources.field.mup"),
+    ("scale_qk_dot_by_d", True, lambda call, config: 1.0 / call.head_dim, "sources.field.mup"),
     (
         "mup_use_scaling",
         True,
         lambda call, config: (number(config, "mup_attn_multiplier") or 1.0) / call.head_dim,
-        "Phi-3-small: mup_attn_multiplier/d",
+        "sources.field.phi3_small",
     ),
 )
 
@@ -169,20 +171,20 @@ def _base(call: AttentionCall, config: Any) -> tuple[tuple[float, ...], str] | N
     for path, function, source in BASE_FIELDS:
         value = number(config, path)
         if value is not None and value > 0:
-            return (function(value, call),), f"config.{path} = {value:g} ({source})"
+            return (function(value, call),), by_config(path, f"{value:g}", source)
     for path, switch, scale, source in BASE_SWITCHES:
         if field(config, path) is switch:
-            return (scale(call, config),), f"config.{path} = {switch} ({source})"
+            return (scale(call, config),), by_config(path, str(switch), source)
     divisor = number(config, "attn_scale")
     if field(config, "use_attn_scale") is True and divisor is not None and divisor > 0:
-        return (1.0 / divisor,), f"config.attn_scale = {divisor:g} (TransformerLens: divides)"
+        return (1.0 / divisor,), by_config("attn_scale", f"{divisor:g}", "sources.field.transformer_lens_divisor")
     rule = family(call, config)
     if rule is not None:
-        return rule.values(call, config), f"family {model_type(config)}: {rule.rule} ({rule.source})"
+        return rule.values(call, config), by_family(model_type(config), rule)
     for path in LOOSE_SWITCHES:
         unscaled = call.scale.effective is not None and close(call.scale.effective, 1.0)
         if field(config, path) is False and unscaled and not is_transformers(config):
-            return (1.0,), f"config.{path} = False (no scale)"
+            return (1.0,), by_config(path, "False", "sources.field.no_scale")
     return None
 
 
@@ -200,13 +202,14 @@ def declared(
         base, factors = _base(call, config), list(multipliers(call, module, config, layer))
     except (ArithmeticError, ValueError):  # the config's numbers overflow, divide by zero, or have no logarithm
         return None
-    values, by = base if base is not None else ((inverse_root(call.head_dim),), "")
+    values = base[0] if base is not None else (inverse_root(call.head_dim),)
     for factor in factors:
         values = tuple(value * multiple for value in values for multiple in factor.values)
     if (base is None and not factors) or not all(map(math.isfinite, values)):
         return None
-    texts = ([by] if by else []) + [factor.by for factor in factors]
+    texts = ([base[1]] if base is not None else []) + [factor.by for factor in factors]
     length = next((factor.values[-1] for factor in factors if factor.kind == "length"), 1.0)
     layered = next((factor.values[0] for factor in factors if factor.kind == "layer"), 1.0)
     interval = any(factor.interval for factor in factors)
-    return Declaration(values, " and ".join(texts), interval, length, layered)
+    by = functools.reduce(lambda first, second: Message("sources.declared.and", first=first, second=second), texts)
+    return Declaration(values, by, interval, length, layered)

@@ -41,6 +41,7 @@ from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN, name_mistake, root_factors
 from sqrtdk.audit.multipliers import by_argument
 from sqrtdk.audit.records import UNMEASURED, JudgedCall
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, heads_agree, inverse_root, matches, scales_of
+from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import WITHOUT_PRODUCT, AttentionCall
 
 Follows = Callable[[ScaleAttribute], bool | None]  # whether the scale changes with the attribute; None if unknown
@@ -112,13 +113,14 @@ def _unreadable(call: AttentionCall) -> str | None:
     scale = call.scale
     if call.head_dim < 1:
         reason = scale.reason if call.unknown or call.score in WITHOUT_PRODUCT else None
-        return reason or "a head of q has no dimensions: there is no q . k to scale"
+        return reason or Message("rules.verdict.no_dimensions")
     if scale.agree is False:
-        return scale.reason or f"the readings disagree: symbolic {scale.symbolic}, numeric {scale.numeric}"
+        readings = {"symbolic": str(scale.symbolic), "numeric": str(scale.numeric)}
+        return scale.reason or Message("rules.verdict.readings_disagree", **readings)
     if scale.effective is None or scale.ratio is None:
-        return scale.reason or "the scale could not be read"
+        return scale.reason or Message("rules.verdict.not_read")
     if not (abs(scale.effective) < float("inf")):  # NaN as well
-        return scale.reason or f"the scale reads as {scale.effective}"
+        return scale.reason or Message("rules.verdict.not_finite", scale=str(scale.effective))
     return None
 
 
@@ -133,19 +135,20 @@ def _data_factor(e: Evidence) -> JudgedCall | None:
     call = e.call
     if not gained_by_inputs(call):
         return None
-    gains = "a factor for each row" if gained_by_rows(call) else "a factor computed from the data"
+    gains = Message("sources.declared.factor_of_rows" if gained_by_rows(call) else "sources.declared.factor_of_data")
     rest = without_input_gains(call)
     if rest is None:
-        why = e.problem or call.scale.reason or ", ".join(call.unknown)
-        return JudgedCall(call, UNMEASURED, reason=f"what stands beside {gains} could not be read: {why}")
+        why = e.problem or call.scale.reason or joined(call.unknown, "comma")
+        return JudgedCall(call, UNMEASURED, reason=Message("rules.verdict.beside_not_read", gains=gains, why=why))
     fixed = judge(rest, e.module, e.config, e.layer, layered=e.layered, follows=e.follows)
     if fixed.verdict in ("exact", "declared"):
-        return JudgedCall(call, "declared", declared_by=f"{gains}, beside {fixed.declared_by or '1/sqrt(head_dim)'}")
+        others = fixed.declared_by or "1/sqrt(head_dim)"
+        return JudgedCall(call, "declared", declared_by=Message("sources.declared.beside", gains=gains, rest=others))
     if fixed.mistake == "missing" and gained_by_rows(call):
-        reason = "a factor for each row may hold the scale: its values are not judged"
-        return JudgedCall(call, UNMEASURED, expected=fixed.expected, reason=reason)
-    reason = "; ".join(filter(None, (fixed.reason, f"in the factors beside {gains}")))
-    return replace(fixed, call=call, reason=reason, attribute=None)
+        hidden = Message("rules.verdict.rows_may_hold_it")
+        return JudgedCall(call, UNMEASURED, expected=fixed.expected, reason=hidden)
+    reasons = [*filter(None, [fixed.reason]), Message("rules.verdict.beside", gains=gains)]
+    return replace(fixed, call=call, reason=joined(reasons), attribute=None)
 
 
 def _learned_gain_without_value(e: Evidence) -> JudgedCall | None:
@@ -155,7 +158,8 @@ def _learned_gain_without_value(e: Evidence) -> JudgedCall | None:
         return None
     if scale.agree is False or scale.numeric is not None or mistake_beside_gain(e.call) is not None:
         return None
-    return JudgedCall(e.call, "declared", declared_by=f"{gain_text(gain)} (learned)", reason="value not read")
+    by, reason = Message("sources.declared.learned", what=gain_text(gain)), Message("rules.verdict.value_not_read")
+    return JudgedCall(e.call, "declared", declared_by=by, reason=reason)
 
 
 def _not_read(e: Evidence) -> JudgedCall | None:
@@ -186,19 +190,21 @@ def _against_declaration(e: Evidence) -> JudgedCall | None:
         return None
     effective, values, length = e.effective, e.declaration.values, e.declaration.length
     expected, factor = values[0], e.declaration.layer_factor
-    mistake, how = UNKNOWN, None
+    numbers = {"declared": f"{expected:.6g}", "applied": f"{effective[0]:.6g}"}
+    mistake = UNKNOWN
+    reason: str = Message("rules.verdict.against_declaration", **numbers)
     if factor != 1.0 and matches(effective, (expected / factor,)):
-        mistake, how = "layer_index", ": no layer factor"
+        mistake, reason = "layer_index", Message("rules.verdict.no_layer_factor", **numbers)
     elif length not in (0.0, 1.0) and any(matches(effective, (value / length,)) for value in values):
-        mistake, how = "length_factor", f": the length factor {length:.4g} is missing"
+        mistake = "length_factor"
+        reason = Message("rules.verdict.no_length_factor", factor=f"{length:.4g}", **numbers)
     elif e.runs_textbook:
-        how = ", which is 1/sqrt(head_dim)"
+        reason = Message("rules.verdict.textbook_instead", **numbers)
     elif not heads_agree(effective):
-        how = "; heads differ"
+        reason = Message("rules.verdict.declared_for_all_heads", **numbers)
     else:
         mistake, evidence = name_mistake(e.call, effective[0], length)
-        how = f"; {evidence}" if evidence else None
-    reason = f"declared {expected:.6g}, the run applied {effective[0]:.6g}{how or ''}"
+        reason = joined([reason, evidence]) if evidence else reason
     return JudgedCall(e.call, "unexplained", mistake, e.declaration.by, expected, reason)
 
 
@@ -210,12 +216,16 @@ def _divided_cosine(e: Evidence) -> JudgedCall | None:
 def _mistake_beside_gain(e: Evidence) -> JudgedCall | None:
     gain = learned_gain(e.call)
     mistake = None if gain is None else mistake_beside_gain(e.call)
-    return e.unexplained(mistake, f"in the factors beside {gain_text(gain)}") if gain and mistake else None
+    if gain is None or mistake is None:
+        return None
+    return e.unexplained(mistake, Message("rules.verdict.beside", gains=gain_text(gain)))
 
 
 def _learned_gain(e: Evidence) -> JudgedCall | None:
     gain = learned_gain(e.call)
-    return None if gain is None else JudgedCall(e.call, "declared", declared_by=f"{gain_text(gain)} (learned)")
+    if gain is None:
+        return None
+    return JudgedCall(e.call, "declared", declared_by=Message("sources.declared.learned", what=gain_text(gain)))
 
 
 def _learned_family(e: Evidence) -> JudgedCall | None:
@@ -245,21 +255,21 @@ def _channels(e: Evidence) -> str | None:
     """
     if e.call.axis != "channels":
         return None
-    bare = "attention over channels: no scale (Fu et al. 2019, DANet)"
     rules = {
-        1.0: bare,
-        -1.0: bare,  # DANet's softmax(max(energy) - energy): the row's maximum minus the product
-        inverse_root(e.call.query_len): "attention over channels: 1/sqrt(channels of a head) (Ding et al. 2022, DaViT)",
-        1.0 / e.call.head_dim: "attention over channels: the mean over positions",
+        1.0: "sources.declared.channels_unscaled",
+        # DANet's softmax(max(energy) - energy): the row's maximum minus the product
+        -1.0: "sources.declared.channels_unscaled",
+        inverse_root(e.call.query_len): "sources.declared.channels_root",
+        1.0 / e.call.head_dim: "sources.declared.channels_mean",
     }
-    return next((rule for value, rule in rules.items() if matches(e.effective, (value,))), None)
+    return next((Message(rule) for value, rule in rules.items() if matches(e.effective, (value,))), None)
 
 
 def _holder(e: Evidence) -> tuple[ScaleAttribute | None, str | None, str | None]:
     """Return the attribute that holds the scale, its reading as text, and a note if the scale does not follow it."""
     holding = list(holders(scale_attributes(e.module, e.call.heads), e.effective, e.call.head_dim))
     held, text = next((pair for pair in holding if e.follows(pair[0]) is not False), (None, None))
-    idle = f"attribute {holding[0][1]} holds that value, but the scale does not follow" if holding else None
+    idle = Message("rules.verdict.idle_attribute", attribute=holding[0][1]) if holding else None
     return held, text, None if held is not None else idle
 
 
@@ -271,15 +281,18 @@ def _named(e: Evidence) -> tuple[str, str | None]:
 def _attribute(e: Evidence) -> JudgedCall | None:
     """Accept an attribute that the run follows, unless its value is a mistake that the attribute does not excuse."""
     held, text, _ = _holder(e)
-    if held is None or min(e.effective) <= 0:
+    if held is None or text is None or min(e.effective) <= 0:
         return None
     if not heads_agree(e.effective):
-        return JudgedCall(e.call, "declared", declared_by=f"attribute {text} (per head)", attribute=text)
+        by = Message("sources.declared.attribute_per_head", name=text)
+        return JudgedCall(e.call, "declared", declared_by=by, attribute=text)
     mistake, how = _named(e)
     if not _excused(e, mistake, held):
         return None
-    by = f"attribute {text}" if held.flag else f"attribute {text} = {e.effective[0]:.6g}"
-    by += " (learned)" if held.learned else ""
+    value = f"{e.effective[0]:.6g}"
+    by = Message("sources.declared.attribute_value", name=text, value=value)
+    by = Message("sources.declared.attribute", name=text) if held.flag else by  # a flag's reading has the value
+    by = Message("sources.declared.learned", what=by) if held.learned else by
     return JudgedCall(e.call, "declared", None, by, e.effective[0], how if mistake == "twice" else None, text)
 
 
@@ -301,7 +314,7 @@ def _cosine_with_gain(e: Evidence) -> str | None:
 def _channels_without_rule(e: Evidence) -> JudgedCall | None:
     if e.call.axis != "channels":
         return None
-    reason = f"attention over channels has no textbook scale, and nothing declares {e.effective[0]:.4g}"
+    reason = Message("rules.verdict.channels", scale=f"{e.effective[0]:.4g}")
     return JudgedCall(e.call, UNMEASURED, reason=reason)
 
 
@@ -310,22 +323,24 @@ def _not_positive(e: Evidence) -> JudgedCall | None:
     if low > 0:
         return None
     if high <= 0 <= low:
-        return e.unexplained(UNKNOWN, "at scale 0 the weights know nothing of q and k")
-    return e.unexplained(UNKNOWN, "a negative scale gives the weight to the keys least alike")
+        return e.unexplained(UNKNOWN, Message("rules.verdict.zero"))
+    return e.unexplained(UNKNOWN, Message("rules.verdict.negative"))
 
 
 def _heads_differ(e: Evidence) -> JudgedCall | None:
-    span = f"from {min(e.effective):.6g} to {max(e.effective):.6g}"
-    reason = f"heads differ, {span}, and nothing declares it"
-    return None if heads_agree(e.effective) else e.unexplained(UNKNOWN, reason)
+    if heads_agree(e.effective):
+        return None
+    low, high = f"{min(e.effective):.6g}", f"{max(e.effective):.6g}"
+    return e.unexplained(UNKNOWN, Message("rules.verdict.heads_differ", low=low, high=high))
 
 
 def _mistake(e: Evidence) -> JudgedCall:
     mistake, how = _named(e)
     held, text, note = _holder(e)
     if held is not None and MISTAKES[mistake].excuse == "nothing":
-        note = f"attribute {text} holds the value of {mistake}"
-    return e.unexplained(mistake, "; ".join(filter(None, (note, how))) or None, text)
+        note = Message("rules.verdict.attribute_holds_mistake", attribute=text or "", mistake=mistake)
+    reasons = [*filter(None, (note, how))]
+    return e.unexplained(mistake, joined(reasons) if reasons else None, text)
 
 
 EXPLANATIONS: dict[str, Explanation] = {

@@ -8,26 +8,28 @@ it gives none, the scale is learned and any value is right. Families that declar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqrtdk.audit.configs import model_type, number
 from sqrtdk.audit.tolerance import inverse_root
+from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall
 
 Values = tuple[float, ...]
-Rule = tuple[str, Callable[[AttentionCall, Any], Values]]  # the rule in words, and the values that it admits
+Rule = tuple[str, Callable[[AttentionCall, Any], Values]]  # a formula or an id, and the values that it admits
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A rule in words, the values that it admits, its source, and the modules that it covers ("" for all)."""
+    """A rule, the values that it admits, its source, and the modules that it covers ("" for all)."""
 
-    rule: str
+    rule: str  # a formula, or the id of a sentence
     values: Callable[[AttentionCall, Any], Values]
-    source: str
+    source: str  # id
     module: str = ""  # part of the module's class name
+    named: Mapping[str, str] = field(default_factory=dict)  # values of the source
 
 
 def _low_rank(call: AttentionCall, config: Any) -> Values:
@@ -37,66 +39,57 @@ def _low_rank(call: AttentionCall, config: Any) -> Values:
     return (math.sqrt(width / rank) * inverse_root(call.head_dim),)
 
 
-_T5 = "the factor is folded into the initialisation of q (Raffel et al. 2019; mesh-tensorflow attention.py)"
-_COSINE = "cosine attention with a learned gain per head (Liu et al. 2021, Swin Transformer V2, section 3.2)"
-_PER_DIM = "learned per-dimension gain, softplus (Das et al. 2023, TimesFM; lingvo PerDimScale)"
-_QK_RMS = "q and k are RMS-normalised, the gain is in the norms' weights"
-
-_UNSCALED: Rule = ("scale 1.0", lambda call, config: (1.0,))
-_PER_DIM_GAIN: Rule = ("learned per-dimension gain", lambda call, config: ())
+_UNSCALED: Rule = ("sources.family.unscaled", lambda call, config: (1.0,))
+_PER_DIM_GAIN: Rule = ("sources.family.per_dim_gain", lambda call, config: ())
 _DOUBLED: Rule = ("(head_dim/2)^-1/2", lambda call, config: (inverse_root(call.head_dim / 2),))
 
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(
         ("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "udop", "pix2struct",
          "pix2struct_text_model", "pix2struct_vision_model"),
-        Family(*_UNSCALED, _T5),
+        Family(*_UNSCALED, "sources.family.t5"),
     ),
-    "gpt_neo": Family(*_UNSCALED, "mesh-tensorflow initialisation (EleutherAI gpt-neo, models/gpt2/gpt2.py)"),
-    **dict.fromkeys(
-        ("dia", "dia_encoder", "dia_decoder"),
-        Family(*_UNSCALED, "nari-labs dia, layers.py: SDPA with scale=1.0"),
-    ),
-    "zamba": Family(*_DOUBLED, "attention on doubled width (Glorioso et al. 2024, Zamba)"),
-    "zamba2": Family(*_DOUBLED, "attention on doubled width (Glorioso et al. 2024, Zamba2)"),
+    "gpt_neo": Family(*_UNSCALED, "sources.family.gpt_neo"),
+    **dict.fromkeys(("dia", "dia_encoder", "dia_decoder"), Family(*_UNSCALED, "sources.family.dia")),
+    "zamba": Family(*_DOUBLED, "sources.family.zamba", named={"model": "Zamba"}),
+    "zamba2": Family(*_DOUBLED, "sources.family.zamba", named={"model": "Zamba2"}),
     "longcat_flash": Family(
-        "sqrt(hidden_size/q_lora_rank)/sqrt(head_dim)", _low_rank,
-        "queries of low rank, brought to full variance (modeling_longcat_flash.py: mla_scale_q_lora)",
+        "sqrt(hidden_size/q_lora_rank)/sqrt(head_dim)", _low_rank, "sources.family.longcat",
     ),
     "cvt": Family(
-        "embed_dim^-1/2", lambda call, config: (inverse_root(call.heads * call.head_dim),),
-        "Wu et al. 2021, microsoft/CvT cls_cvt.py: scale = dim_out ** -0.5",
+        "embed_dim^-1/2", lambda call, config: (inverse_root(call.heads * call.head_dim),), "sources.family.cvt",
     ),
     **dict.fromkeys(
         ("deberta", "deberta-v2", "sew-d"),
         Family(
             "1/sqrt(head_dim * terms)", lambda call, config: (inverse_root(call.head_dim * max(call.terms, 1)),),
-            "c2c, c2p and p2c share the variance (He et al. 2020, section 3.1)",
+            "sources.family.deberta",
         ),
     ),
-    **dict.fromkeys(("swinv2", "swin2sr"), Family("learned gain exp(logit_scale)", lambda call, config: (), _COSINE)),
     **dict.fromkeys(
-        ("timesfm", "timesfm2_5", "gemma3n_audio", "gemma4_audio"), Family(*_PER_DIM_GAIN, _PER_DIM)
+        ("swinv2", "swin2sr"), Family("sources.family.exp_gain", lambda call, config: (), "sources.family.swin2")
     ),
     **dict.fromkeys(
-        ("videoprism_vision_model", "videoprism"), Family(*_PER_DIM_GAIN, _PER_DIM, module="PoolingHead")
+        ("timesfm", "timesfm2_5", "gemma3n_audio", "gemma4_audio"), Family(*_PER_DIM_GAIN, "sources.family.timesfm")
+    ),
+    **dict.fromkeys(
+        ("videoprism_vision_model", "videoprism"),
+        Family(*_PER_DIM_GAIN, "sources.family.timesfm", module="PoolingHead"),
     ),
     "mistral_large4_text": Family(
-        "learned gain in log position", lambda call, config: (),
-        "transformers modeling_mistral_large4.py: SoftmaxScaling",
+        "sources.family.position_gain", lambda call, config: (), "sources.family.mistral_large4",
     ),
     "inkling_text": Family(
-        "1/head_dim", lambda call, config: (inverse_root(call.head_dim) ** 2,),
-        "q and k are RMS-normalised (modeling_inkling.py)",
+        "1/head_dim", lambda call, config: (inverse_root(call.head_dim) ** 2,), "sources.family.inkling",
     ),
-    "gemma3n_text": Family(*_UNSCALED, f"{_QK_RMS} (modeling_gemma3n.py)"),
-    "gemma4_text": Family(*_UNSCALED, f"{_QK_RMS} (modeling_gemma4.py)"),
-    "gemma4_vision": Family(*_UNSCALED, f"{_QK_RMS} (modeling_gemma4.py)"),
-    "gemma4_unified_text": Family(*_UNSCALED, f"{_QK_RMS} (modeling_gemma4_unified.py)"),
-    "diffusion_gemma_text": Family(*_UNSCALED, f"{_QK_RMS} (modeling_diffusion_gemma.py)"),
-    "embedding_gemma2_text": Family(*_UNSCALED, f"{_QK_RMS} (modeling_embedding_gemma2.py)"),
+    "gemma3n_text": Family(*_UNSCALED, "sources.family.gemma", named={"file": "modeling_gemma3n.py"}),
+    "gemma4_text": Family(*_UNSCALED, "sources.family.gemma", named={"file": "modeling_gemma4.py"}),
+    "gemma4_vision": Family(*_UNSCALED, "sources.family.gemma", named={"file": "modeling_gemma4.py"}),
+    "gemma4_unified_text": Family(*_UNSCALED, "sources.family.gemma", named={"file": "modeling_gemma4_unified.py"}),
+    "diffusion_gemma_text": Family(*_UNSCALED, "sources.family.gemma", named={"file": "modeling_diffusion_gemma.py"}),
+    "embedding_gemma2_text": Family(*_UNSCALED, "sources.family.gemma", named={"file": "modeling_embedding_gemma2.py"}),
     "evolla": Family(
-        "heads^-1/2", lambda call, config: (inverse_root(call.heads),), "westlake-repl Evolla, sequence aligner",
+        "heads^-1/2", lambda call, config: (inverse_root(call.heads),), "sources.family.evolla",
         module="SequenceAligner",
     ),
 }  # fmt: skip
@@ -117,3 +110,9 @@ def family(call: AttentionCall, config: Any) -> Family | None:
     """Return the family's rule for this call, or None."""
     rule = FAMILIES.get(model_type(config))
     return rule if rule is not None and rule.module in call.module_class else None
+
+
+def by_family(name: str, family: Family) -> str:
+    """Return that a family declares a scale."""
+    rule = Message(family.rule) if family.rule.startswith("sources.family.") else family.rule
+    return Message("sources.declared.family", type=name, rule=rule, source=Message(family.source, **family.named))

@@ -13,6 +13,7 @@ from dataclasses import replace
 from sqrtdk.audit.attributes import INVERSE, PLAIN, SCALE_ATTRIBUTES, ScaleAttribute
 from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN, name_mistake, root_factors
 from sqrtdk.audit.tolerance import close, heads_agree, inverse_root, matches
+from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import DATA, ROWS, AttentionCall, Factor, Scale
 
 # Classes of released code whose tensor factor is tau, wherever it is computed (Time-Series-Library, PyPOTS).
@@ -70,7 +71,7 @@ def _gains(call: AttentionCall, effective: tuple[float, ...]) -> str | None:
     # `q * head_dim**-0.5` after a norm is a scale that was written on q, and no gain of the norm.
     if len(sides) == 1 and excuse in ("nothing", "one factor"):
         return None
-    return " and ".join(sides)  # an RMS norm with gain d^-1/2 on both sides is the l2 norm
+    return joined(sides, "and")  # an RMS norm with gain d^-1/2 on both sides is the l2 norm
 
 
 def norm_rule(call: AttentionCall, effective: tuple[float, ...], attributes: tuple[ScaleAttribute, ...]) -> str | None:
@@ -79,11 +80,11 @@ def norm_rule(call: AttentionCall, effective: tuple[float, ...], attributes: tup
     if norm is None:
         return None
     if sides := _gains(call, effective):
-        return f"q/k norm ({norm}) with gains on {sides}"
+        return Message("sources.declared.norm_with_gains", norm=norm, sides=sides)
     if matches(effective, (1.0,)) and not _dropped(call, attributes):
-        return f"q/k norm ({norm}): scale 1.0"
+        return Message("sources.declared.norm", norm=norm)
     if norm == "l2" and matches(effective, (math.sqrt(call.head_dim),)):
-        return "q/k norm (l2): sqrt(head_dim) gives logits of variance 1 (Loshchilov et al. 2024, nGPT)"
+        return Message("sources.declared.unit_norm")
     return None
 
 
@@ -100,8 +101,9 @@ def cosine_gain(call: AttentionCall, effective: tuple[float, ...]) -> str | None
     low, high = min(effective), max(effective)
     if normalised(call) != "l2" or low < 1.0:
         return None
-    gain = f"{low:.6g}" if close(high, low) else f"{low:.6g} to {high:.6g}"
-    return f"q/k norm (l2): cosine with fixed gain {gain} (learned in Henry et al. 2020, QKNorm)"
+    gain = f"{low:.6g}"
+    gain = gain if close(high, low) else Message("rules.bound.range", low=gain, high=f"{high:.6g}")
+    return Message("sources.declared.cosine_gain", gain=gain)
 
 
 def _from_inputs(call: AttentionCall, factor: Factor) -> bool:
@@ -166,4 +168,4 @@ def mistake_beside_gain(call: AttentionCall) -> str | None:
 
 def gain_text(gain: Factor) -> str:
     """Return the name of a gain as reports show it."""
-    return gain.source if gain.source.startswith("parameter") else f"parameter {gain.source}"
+    return Message("sources.declared.parameter", name=gain.source.removeprefix("parameter "))

@@ -16,9 +16,9 @@ from sqrtdk.audit.rules.unmeasured import not_read
 from sqrtdk.errors import ModelError
 from sqrtdk.graphs.gguf import Value, read_metadata
 from sqrtdk.graphs.opening import config_beside
+from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import AttentionCall, Factor, NotMeasured, Scale
 
-NOT_SEEN = "the scale that is applied is in the code of the engine that runs the file, and is not seen"
 _SITE = "blk.*.attn"
 _MOST_SIZE = 2**24
 
@@ -39,10 +39,16 @@ def audit_gguf(path: str, model: str) -> tuple[ModelRun, tuple[NotMeasured, ...]
         config |= {"attention_multiplier": call.scale.effective} if family.startswith("granite") else {}
     judged = () if call is None else (judge(call, None, config),)
     findings = tuple(on_scales(nn.Module(), judged, "static"))
-    missing = NotMeasured(_SITE, f"{NOT_SEEN}; the file says: {said}")
+    not_seen = Message("rules.gguf.not_seen")
+    missing = NotMeasured(_SITE, Message("rules.gguf.says", reason=not_seen, what=said))
     finding = not_read(missing)
     calls = with_health(judged, (*findings, finding))
-    environment = {"dtype": "", "attn": "", "device": "", "notes": [*notes, f"metadata alone: {NOT_SEEN}"]}
+    environment = {
+        "dtype": "",
+        "attn": "",
+        "device": "",
+        "notes": [*notes, Message("rules.gguf.metadata", what=not_seen)],
+    }
     info = ModelInfo(model, f"GGUF {family}", 0)
     run = ModelRun("own", info, "static", environment, calls, (), (), findings)
     return run, (missing,), (finding,)
@@ -68,12 +74,13 @@ def _declared(entries: Mapping[str, Value], family: str, model: str) -> tuple[At
     shared = size("attention.head_count_kv") or heads
     value = size("attention.value_length") or key
     scale, cap = read("attention.scale"), read("attn_logit_softcapping")
-    parts = [f"{heads} heads of {key}"]
-    parts += [f"{shared} for keys"] if shared != heads else []
-    parts += [f"attention.scale {scale:.6g}"] if scale else ["no attention.scale"]
+    parts: list[str] = [Message("rules.gguf.heads", number=heads, dims=key)]
+    parts += [Message("rules.gguf.key_heads", number=shared)] if shared != heads else []
+    parts += [f"attention.scale {scale:.6g}"] if scale else [Message("rules.gguf.no_scale")]
     parts += [f"attn_logit_softcapping {cap:g}"] if cap else []
+    said = joined(parts, "comma")
     if not scale:
-        return None, ", ".join(parts)
+        return None, said
     inner = f"{scale:.4g} * q.k"
     formula = f"softmax({cap:g} * tanh({inner} / {cap:g}))" if cap else f"softmax({inner})"
     factor = Factor(scale, "op", f"{family}.attention.scale")
@@ -82,6 +89,6 @@ def _declared(entries: Mapping[str, Value], family: str, model: str) -> tuple[At
         kv_heads=shared, head_dim=key, padded_head_dim=key, value_dim=value, model_dim=width, query_len=1, key_len=1,
         self_attention=True, dtype="", logits_dtype="", device="", stages=(), formula=formula,
         scale=Scale(scale, scale * math.sqrt(key), scale, None, None, (factor,)), softcap=cap,
-        stats_reason="metadata alone",
+        stats_reason=Message("rules.gguf.metadata_alone"),
     )  # fmt: skip
-    return call, ", ".join(parts)
+    return call, said

@@ -17,17 +17,19 @@ from dataclasses import replace
 
 from torch import nn
 
+from sqrtdk.audit.attributes import Key
 from sqrtdk.audit.families import FAMILIES, MLA_YARN, Family
 from sqrtdk.audit.model_run import ModelRun, run_model, without_verdicts
 from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, with_health
 from sqrtdk.audit.rules.scales import SCALE_RULES, on_scales
 from sqrtdk.audit.rules.unmeasured import SOURCE, not_read
 from sqrtdk.audit.tolerance import matches, scales_of
+from sqrtdk.graphs.opening import NOTHING_DECLARED
+from sqrtdk.messages import Message, id_of
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
 
-FIX = "put the model's config.json beside the graph, or name the model with --like"
 # Families whose config always declares a scale. The graph does not say which, so any scale may be right.
 _DECLARING = ("gemma2", "gemma3", "gemma3_text", "t5gemma", "t5gemma2", "vaultgemma", "granite", "granitemoe",
               "granitemoeshared", "granitemoehybrid", "granite4", "hyperclovax", "helium", *MLA_YARN)  # fmt: skip
@@ -60,8 +62,8 @@ def as_like(run: ModelRun, module: nn.Module, model: str, options: LoadOptions) 
     )
     kept = (entry for entry in run.findings if entry.rule not in SCALE_RULES)
     findings = (*kept, *on_scales(module, calls, run.mode), *_others(run.calls, pairs, other.calls, model))
-    note = f"what is declared are the attentions of {model[:200]}"
-    notes = [*(n for n in run.environment["notes"] if "nothing is declared" not in n), note]
+    note = Message("rules.graph.like", model=model[:200])
+    notes = [*(n for n in run.environment["notes"] if id_of(n) != NOTHING_DECLARED), note]
     calls = with_health(calls, findings)
     return replace(run, calls=calls, findings=findings, environment=run.environment | {"notes": notes})
 
@@ -79,17 +81,20 @@ def _pairs(calls: Sequence[JudgedCall], others: Sequence[JudgedCall]) -> list[Ju
 def _judged(judged: JudgedCall, other: JudgedCall, model: str) -> JudgedCall:
     here, there = scales_of(judged.call), scales_of(other.call)
     if not here or not there:
-        reason = judged.reason or other.reason or "its scale, or that of the other model, could not be read"
+        reason = judged.reason or other.reason or Message("rules.verdict.like_not_read")
         return replace(judged, verdict=UNMEASURED, mistake=None, declared_by=None, reason=reason)
     if len(here) == len(there) or len(there) == 1 or len(here) == 1:
         # One value serves for all heads.
         wide = max(len(here), len(there))
         if matches(here * (wide // len(here)), there * (wide // len(there))):
-            by = other.declared_by if other.verdict != "declared" else f"{model[:80]}: {other.declared_by}"
+            by = other.declared_by
+            if other.verdict == "declared" and by is not None:
+                by = Message("sources.declared.by_like", model=model[:80], declaration=by)
             return replace(other, call=judged.call, declared_by=by)
     named = judged.mistake or "unknown"
-    reason = f"it applies {there[0]:.6g}, the graph {here[0]:.6g}"
-    return JudgedCall(judged.call, "unexplained", named, f"the attention of {model[:80]}", there[0], reason)
+    reason = Message("rules.verdict.unlike_model", model=f"{there[0]:.6g}", graph=f"{here[0]:.6g}")
+    by = Message("sources.declared.like", model=model[:80])
+    return JudgedCall(judged.call, "unexplained", named, by, there[0], reason)
 
 
 def _others(
@@ -99,21 +104,26 @@ def _others(
     for judged, pair in zip(calls, pairs, strict=True):
         call = judged.call
         if pair is None:
-            yield not_read(NotMeasured(call.site, f"no attention of {model[:80]} belongs to it", call.formula))
+            reason = Message("rules.declared_vs_actual.no_partner", model=model[:80])
+            yield not_read(NotMeasured(call.site, reason, call.formula))
             continue
         for part in _PARTS:
             here, there = getattr(call, part), getattr(pair.call, part)
             if here != there:
-                message = f"{part} is {here}, and {there} in {model[:80]}: {call.formula} against {pair.call.formula}"
+                message = Message(
+                    "rules.declared_vs_actual.unlike_part", part=part, here=str(here), there=str(there),
+                    model=model[:80], formula=call.formula, other=pair.call.formula,
+                )  # fmt: skip
+                fix, source = Message("rules.declared_vs_actual.fix_unlike_part"), Message("sources.threshold.like")
                 yield Finding(
-                    "declared_vs_actual", "fail", call.site, str(here), str(there), message,
-                    "export the model again, and run sqrtdk diff on the two", "the model that was named",
+                    "declared_vs_actual", "fail", call.site, str(here), str(there), message, fix, source,
                     call.product_at,
                 )  # fmt: skip
     met = {id(pair) for pair in pairs}
     for other in others:
         if id(other) not in met:
-            yield not_read(NotMeasured(other.call.site, f"of {model[:80]}, is not in the graph", other.call.formula))
+            reason = Message("rules.declared_vs_actual.not_in_graph", model=model[:80])
+            yield not_read(NotMeasured(other.call.site, reason, other.call.formula))
 
 
 def ask_for_config(run: ModelRun, model: nn.Module) -> ModelRun:
@@ -125,15 +135,15 @@ def ask_for_config(run: ModelRun, model: nn.Module) -> ModelRun:
     if found is None:
         return run
     name, rule = found
-    looks = f"the graph looks like {name}, whose config says what its scale is"
-    reasons = {
-        judged.key: f"{looks}: {judged.call.scale.effective:.4g} here"
+    reasons: dict[Key, str] = {
+        judged.key: Message("rules.graph.looks_like", family=name, scale=f"{judged.call.scale.effective:.4g}")
         for judged in run.calls
         if judged.verdict == "unexplained" and _is_right(judged.call, rule)
     }
 
     def asks(judged: JudgedCall) -> Finding:
-        return Finding(UNMEASURED, "warn", judged.call.site, None, None, judged.reason or "", FIX, SOURCE)
+        fix, source = Message("rules.graph.fix_config"), Message(SOURCE)
+        return Finding(UNMEASURED, "warn", judged.call.site, None, None, judged.reason or "", fix, source)
 
     return without_verdicts(run, reasons, asks) if reasons else run
 

@@ -24,6 +24,7 @@ from sqrtdk.audit.tolerance import close
 from sqrtdk.errors import InvalidValueError, ModelError
 from sqrtdk.graphs.opening import config_beside, open_graph
 from sqrtdk.graphs.places import Walked
+from sqrtdk.messages import Message
 from sqrtdk.models.input_file import read_tensors
 from sqrtdk.models.names import graph_kind
 from sqrtdk.models.options import LoadOptions
@@ -37,10 +38,6 @@ _SETTLED = ("text", "input_file", "batch", "seq_len", "device", "dtype", "device
             "attn")  # fmt: skip
 _OPTIONS = {"input_file": "input", "seq_len": "seq-len", "device_map": "device-map", "offload_folder": "offload-folder"}
 _ON_FIGURES = (max_logit, range_forecast, saturation, entropy, flat)  # rules on the logits of a run
-_FOLDED = (
-    "a scale that was folded into a weight when the graph was exported can't be told from a trained weight: "
-    "where one is missing, look at how it was exported"
-)
 
 
 def audit_graph(
@@ -102,7 +99,7 @@ def audit_graph(
     if like is not None:
         run = as_like(run, loaded.module, like, options)
     elif any(judged.mistake == "missing" for judged in run.calls):
-        run = _noted(run, _FOLDED)
+        run = _noted(run, Message("rules.graph.folded"))
     return _at_file(run, path), missing, tuple(map(not_read, missing))
 
 
@@ -154,16 +151,14 @@ def _again(path: str, config: Any, options: LoadOptions) -> tuple[AttentionCall,
 def _without_sizes(run: ModelRun, walked: Walked, again: tuple[AttentionCall, ...] | None) -> ModelRun:
     """Withdraw the verdicts on scales that change with a size which the graph leaves free."""
     if again is None:
-        names = ", ".join(walked.sizes)[:200]
-        note = f"read at one size of {names} alone: whether a scale follows one of them is not known"
-        return _noted(run, note)
+        return _noted(run, Message("rules.graph.one_size", names=", ".join(walked.sizes)[:200]))
     others = {(call.site, call.index): call.scale.effective for call in again}
     reasons: dict[Key, str] = {}
     for judged in run.calls:
         here, other = judged.call.scale.effective, others.get(judged.key)
         if here is not None and other is not None and not close(here, other):
-            sizes = f"{here:.4g} at one, {other:.4g} at another"
-            reasons[judged.key] = f"the scale follows a size that the graph leaves free: {sizes}"
+            sizes = {"scale": f"{here:.4g}", "other": f"{other:.4g}"}
+            reasons[judged.key] = Message("rules.graph.follows_size", **sizes)
 
     def follows_a_size(judged: JudgedCall) -> Finding:
         call = judged.call
@@ -180,7 +175,7 @@ def _run_program(path: str, config: Any, options: LoadOptions) -> ModelRun:
     loaded = read_exported(path, inputs, trust_remote_code=options.trust_remote_code)
     if config is not None and not hasattr(loaded.module, "config"):
         loaded.module.config = config
-    notes = ("the inputs are those that the program was exported with",) if inputs is None else ()
+    notes = (Message("rules.graph.exported_inputs"),) if inputs is None else ()
     return run_model(replace(loaded, config=config, notes=notes), "own", seed=options.seed, compare="never")
 
 
@@ -199,8 +194,8 @@ def _run_onnx(run: ModelRun, module: nn.Module, path: str, options: LoadOptions)
         inputs = dict(read_tensors(options.input_file))
     else:
         inputs = made_up(load_graph(path), options.seed)
-        made = f"with seed {options.seed}: {told_inputs(inputs)}"
-        run = _noted(run, f"the graph was run with inputs that are made up, {made}", first=True)
+        note = Message("rules.graph.made_up_inputs", seed=options.seed, inputs=told_inputs(inputs))
+        run = _noted(run, note, first=True)
     ran = read_onnx(path, inputs)
     reasons = {entry.site: entry.reason for entry in ran.missing}
     by_site = {(call.site, call.index): call for call in ran.calls}
@@ -209,7 +204,7 @@ def _run_onnx(run: ModelRun, module: nn.Module, path: str, options: LoadOptions)
         _measured(
             judged,
             ran.calls[place] if in_order else by_site.get(judged.key),
-            reasons.get(judged.call.site, "its tensors were not read from the run"),
+            reasons.get(judged.call.site, Message("rules.graph.no_tensors")),
         )
         for place, judged in enumerate(run.calls)
     )

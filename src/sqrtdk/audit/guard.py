@@ -13,6 +13,7 @@ from torch import nn
 
 from sqrtdk.audit.configs import field, held, present
 from sqrtdk.errors import ModelError, UnsupportedError, kind_and_text
+from sqrtdk.messages import Message
 from sqrtdk.models.extras import quiet_transformers
 
 _INTERNAL = "_attn_implementation_internal"
@@ -143,7 +144,7 @@ def _switch(model: Any, name: str) -> None:
 def refusal(model: nn.Module, name: str) -> str | None:
     """Return why the model can't be switched to an implementation, or None if it can."""
     if not offers_choice(model):
-        return f"{type(model).__name__} offers no choice of attention"
+        return Message("premises.attention.no_choice", model=type(model).__name__)
     try:
         with implementation(model, name):
             return None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sqrtdk.audit.tolerance import close, inverse_root
+from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import AttentionCall
 
 PAD_MULTIPLES = (8, 16, 32, 64, 128)  # head sizes that kernels pad to
@@ -22,13 +23,10 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """The name, texts and values of one mistake."""
+    """The name and values of one mistake; the catalogue has its texts."""
 
     name: str  # as in records, reports and docs/en/check.md
     table: tuple[str, str, str] | None = None  # row of docs/en/check.md: scale, ratio to the textbook, cause
-    happened: str  # clause for a finding
-    fix: str  # one sentence
-    fix_declared: str | None = None  # replaces `fix` if the run contradicts a declaration
     # The scales that it can give a call. Empty if it is recognised by other evidence than its value.
     values: Callable[[AttentionCall], tuple[float, ...]] = lambda call: ()
     rank: int = 0  # among mistakes that give the same scale, the lowest rank is named
@@ -36,6 +34,21 @@ class Mistake:
     # name": the same, but the attribute's name can mean nothing else. "one factor": any attribute, if the value is one
     # factor and not two. "the config": no attribute does. "nothing": an attribute with that value holds the mistake.
     excuse: Excuse
+
+    @property
+    def happened(self) -> str:
+        """What was done, a clause for a finding."""
+        return Message(f"rules.mistakes.{self.name}.happened")
+
+    @property
+    def fix(self) -> str:
+        """What to do, one sentence."""
+        return Message(f"rules.mistakes.{self.name}.fix")
+
+    @property
+    def fix_declared(self) -> str:
+        """What to do if the run contradicts a declaration."""
+        return self.fix if self.known else Message("rules.mistakes.unknown.fix_declared")
 
     @property
     def known(self) -> bool:
@@ -61,8 +74,6 @@ MISTAKES: dict[str, Mistake] = {
         Mistake(
             name="missing",
             table=("1", "sqrt(d)", "no scale at all"),
-            happened="no 1/sqrt(head_dim) was applied",
-            fix="multiply the logits by 1/sqrt(head_dim), or declare 1.0 in the config if it is meant",
             values=lambda call: (1.0,),
             rank=1,
             excuse="its name",
@@ -70,8 +81,6 @@ MISTAKES: dict[str, Mistake] = {
         Mistake(
             name="twice",
             table=("1/d", "1/sqrt(d)", "q was scaled, and the fused call scaled again"),
-            happened="it is 1/head_dim, 1/sqrt(head_dim) applied twice",
-            fix="apply 1/sqrt(head_dim) once: scale q or pass scale=, not both (SDPA scales by default)",
             values=lambda call: (inverse_root(call.head_dim) ** 2,),
             rank=5,
             excuse="one factor",
@@ -79,8 +88,6 @@ MISTAKES: dict[str, Mistake] = {
         Mistake(
             name="inverted",
             table=("sqrt(d)", "d", "multiplied instead of divided"),
-            happened="multiplied by sqrt(head_dim) instead of divided",
-            fix="divide by sqrt(head_dim) instead of multiplying by it",
             values=lambda call: (math.sqrt(call.head_dim),),
             rank=2,
             excuse="nothing",
@@ -88,8 +95,6 @@ MISTAKES: dict[str, Mistake] = {
         Mistake(
             name="model_dim",
             table=("1/sqrt(h d)", "1/sqrt(h)", "the root of the model's width was taken"),
-            happened="the root of the model dimension was taken",
-            fix="take the square root of the head dimension, not of the model dimension",
             values=lambda call: tuple(map(inverse_root, _model_dims(call))),
             rank=3,
             excuse="nothing",
@@ -97,8 +102,6 @@ MISTAKES: dict[str, Mistake] = {
         Mistake(
             name="head_count",
             table=("1/sqrt(h)", "sqrt(d/h)", "the root of the number of heads was taken"),
-            happened="the root of the number of heads was taken",
-            fix="take the square root of the head dimension, not of the number of heads",
             values=lambda call: tuple(map(inverse_root, {call.heads, call.kv_heads} - {0, 1})),
             rank=4,
             excuse="nothing",
@@ -106,8 +109,6 @@ MISTAKES: dict[str, Mistake] = {
         Mistake(
             name="padded_head",
             table=("1/sqrt(d_pad)", "sqrt(d/d_pad)", "the head was padded, and the padded size used"),
-            happened="the root of the padded head dimension was taken",
-            fix="pass scale=head_dim**-0.5 of the head before padding",
             values=lambda call: tuple(map(inverse_root, _padded_sizes(call))),
             rank=6,
             excuse="nothing",
@@ -119,29 +120,20 @@ MISTAKES: dict[str, Mistake] = {
                 "1/mscale^2 of the declared",
                 "a declared factor for long contexts (YaRN) was dropped",
             ),
-            happened="the declared length factor was dropped",
-            fix="multiply the softmax scale by the square of the declared length factor",
             excuse="any attribute",
         ),
         Mistake(
             name="layer_index",
             table=("1/((l+1) sqrt(d))", "1/(l+1)", "a factor of the layer's number, or its loss where it is declared"),
-            happened="it follows the number of the layer",
-            fix="scale every layer by 1/sqrt(head_dim) alone, unless the config declares the factor 1/(layer + 1)",
             excuse="the config",
         ),
         Mistake(
             name="cosine",
             table=("1/sqrt(d)", "1", "q and k have unit length, and were divided all the same"),
-            happened="a cosine, at most 1 already, was divided by sqrt(head_dim): the softmax is nearly uniform",
-            fix="multiply the cosine by a learned gain or by sqrt(head_dim), or drop the normalisation of q and k",
             excuse="the config",
         ),
         Mistake(
             name=UNKNOWN,
-            happened="nothing declares or explains it",
-            fix="compare the factors along the lineage with what the model's paper or config says",
-            fix_declared="apply the declared scale, or correct the declaration",
             excuse="any attribute",
         ),
     )
@@ -172,10 +164,7 @@ def name_mistake(
     targets = (effective,) if length in (0.0, 1.0) else (effective, effective / length)
     padded = call.padded_head_dim
     if padded > call.head_dim and any(close(target, inverse_root(padded)) for target in targets):
-        return (
-            "padded_head",
-            f"the product saw {call.head_dim} dimensions padded to {padded}, and the scale is {padded}^-1/2",
-        )
+        return "padded_head", Message("rules.alike.padded", dims=call.head_dim, padded=padded)
     alike = [
         mistake.name
         for mistake in _BY_RANK
@@ -185,10 +174,10 @@ def name_mistake(
     if "twice" in alike:
         roots = root_factors(call)
         if roots >= 2:
-            return "twice", f"{roots} factors of {call.head_dim}^-1/2 along the lineage"
+            return "twice", Message("rules.alike.factors", number=roots, dims=call.head_dim)
         if alike[0] == "twice":
-            return "twice", "one factor of 1/head_dim: muP's rule, if a config or an attribute declares it"
+            return "twice", Message("rules.alike.one_factor")
     if not alike:
         return UNKNOWN, None
-    others = ", ".join(alike[1:])
-    return alike[0], f"by value; the same number fits {others}" if others else None
+    others = alike[1:]
+    return alike[0], Message("rules.alike.by_value", others=joined(others, "comma")) if others else None

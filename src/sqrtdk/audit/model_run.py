@@ -31,7 +31,8 @@ from sqrtdk.audit.rules.unused import watch_norms
 from sqrtdk.audit.sources import declared_at, named_at, read_lines, sources
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text
-from sqrtdk.models.attentions import IDLE, watch_modules
+from sqrtdk.messages import Message
+from sqrtdk.models.attentions import is_idle, watch_modules
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.modules import frozen_hint
 from sqrtdk.models.options import ATTN
@@ -40,7 +41,7 @@ from sqrtdk.models.returned import tensors_of, walk
 from sqrtdk.models.run import call as forward
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.records import NotAttention, NotMeasured
-from sqrtdk.tracing.tape.nonfinite import PARAMETER, Origin, find_origin
+from sqrtdk.tracing.tape.nonfinite import Origin, find_origin
 from sqrtdk.tracing.trace import trace
 
 
@@ -114,7 +115,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: 
         findings = tuple(entry for entry in entries if isinstance(entry, Finding))
     missed = (
         *lost,
-        *(entry for entry in idle_or_doubtful if entry.reason == IDLE),
+        *(entry for entry in idle_or_doubtful if is_idle(entry.reason)),
         *(entry for entry in entries if isinstance(entry, NotMeasured)),
     )
     lines = read_lines(loaded.home)
@@ -183,9 +184,11 @@ def _origin(loaded: LoadedModel, seed: int) -> Origin | None:
         ModelError: This run raises, though the first did not.
     """
     inputs = loaded.inputs.items() if isinstance(loaded.inputs, dict) else enumerate(loaded.inputs)
-    held: dict[str, Tensor] = {f"input {name}": value for name, value in inputs if isinstance(value, Tensor)}
-    held |= {f"buffer {name}": buffer for name, buffer in loaded.module.named_buffers()}
-    held |= {f"{PARAMETER}{name}": parameter for name, parameter in loaded.module.named_parameters()}
+    held: dict[str, Tensor] = {
+        Message("rules.nonfinite.input", name=str(name)): value for name, value in inputs if isinstance(value, Tensor)
+    }
+    held |= {Message("rules.nonfinite.buffer", name=name): buffer for name, buffer in loaded.module.named_buffers()}
+    held |= {Message("rules.nonfinite.parameter", name=name): p for name, p in loaded.module.named_parameters()}
 
     def run() -> None:
         torch.manual_seed(seed)

@@ -18,6 +18,7 @@ from sqrtdk.audit.configs import field, held, is_transformers, mapping, model_ty
 from sqrtdk.audit.families import MLA_YARN
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.tolerance import close, inverse_root, matches, scales_of
+from sqrtdk.messages import Message
 from sqrtdk.scales import yarn_mscale
 from sqrtdk.tracing.records import AttentionCall
 
@@ -33,9 +34,9 @@ class Multiplier:
 
 
 LAYER_SWITCH = "scale_attn_by_inverse_layer_idx"  # of GPT-2
-FIXED = {  # field -> source
-    "key_multiplier": "Falcon-H1: on the keys, muP",
-    "qk_scale_factor": "gain on the normalised queries",
+FIXED = {  # field -> id of its source
+    "key_multiplier": "sources.field.falcon_h1",
+    "qk_scale_factor": "sources.field.query_gain",
 }
 
 
@@ -44,26 +45,26 @@ def _steps(strength: float, original: float, keys: int) -> float:
 
 
 # Factors that grow with the position, from 1 at the first rows. The field that switches a factor on -> the field of its
-# strength, the field of the length from which it grows, its value at the last of n keys, and its name.
-GROWING: dict[str, tuple[str, str, Callable[[float, float, int], float], str]] = {
-    "attn_temperature_tuning": ("attn_scale", "floor_scale", _steps, "attn_temperature_tuning (Llama 4)"),
+# strength, the field of the length from which it grows, its value at the last of n keys, and the id of its source.
+GROWING: dict[str, tuple[str, str, Callable[[float, float, int], float], str | None]] = {
+    "attn_temperature_tuning": ("attn_scale", "floor_scale", _steps, "sources.field.llama4"),
     "rope_parameters.llama_4_scaling_beta": (
         "rope_parameters.llama_4_scaling_beta",
         "rope_parameters.original_max_position_embeddings",
         _steps,
-        "rope_parameters.llama_4_scaling_beta",
+        None,
     ),
     "log_scaling_alpha": (
         "log_scaling_alpha",
         "log_scaling_n_floor",
         lambda alpha, floor, keys: 1.0 + alpha * math.log(max(keys / floor, 1.0)),
-        "log_scaling_alpha",
+        None,
     ),
     "use_logn_attn": (
         "seq_length",
         "seq_length",
         lambda _, trained, keys: math.log(keys) / math.log(trained) if 1 < trained < keys else 1.0,
-        "use_logn_attn (Qwen: log_seq_length of the position)",
+        "sources.field.qwen",
     ),
 }
 
@@ -77,19 +78,27 @@ def multipliers(call: AttentionCall, module: nn.Module | None, config: Any, laye
         by_rope = _by_transformers(block, call, config) if is_transformers(config) else others
         yield from filter(None, (by_rope,))
     if layer is not None and field(config, LAYER_SWITCH) is True:
-        yield Multiplier((1.0 / (layer + 1),), f"config.{LAYER_SWITCH}: 1/{layer + 1}", "layer")
+        by = Message("sources.declared.layer", field=LAYER_SWITCH, number=layer + 1)
+        yield Multiplier((1.0 / (layer + 1),), by, "layer")
     if (proportional := by_base_length(call, module, config)) is not None:
         yield proportional
     for path, source in FIXED.items():
         value = number(config, path)
         if value is not None and value not in (0.0, 1.0):
-            yield Multiplier((value,), f"config.{path} = {value:g} ({source})")
-    for switch, (strength_field, original_field, grown, text) in GROWING.items():
+            yield Multiplier((value,), by_config(path, f"{value:g}", source))
+    for switch, (strength_field, original_field, grown, origin) in GROWING.items():
         strength, original = number(config, strength_field), number(config, original_field)
         if field(config, switch) and strength is not None and original:
             high = grown(strength, original, call.key_len)
             if high != 1.0:
-                yield Multiplier((1.0, high), f"config.{text}", interval=True)
+                by = Message("sources.declared.growing", field=switch)
+                by = Message("sources.declared.growing_by", field=switch, source=Message(origin)) if origin else by
+                yield Multiplier((1.0, high), by, interval=True)
+
+
+def by_config(path: str, value: str, source: str) -> str:
+    """Return that a field of the config declares a scale; `source` is an id."""
+    return Message("sources.declared.config", field=path, value=value, source=Message(source))
 
 
 # Fields of a config that hold the rotary embedding's parameters; the last is litgpt's.
@@ -200,20 +209,27 @@ def _by_transformers(block: RopeBlock, call: AttentionCall, config: Any) -> Mult
     sides = _lengthened(call) if call.rope else 0
     gain = _on_logits(block, states=False) ** (sides / 2)
     if block.short and block.long and sides:
-        text = f"config.{block.name}: short_mscale {block.short:g}, long_mscale {block.long:g}"
-        return Multiplier((block.short**sides, block.long**sides), text, "length")
+        mscales = {"short": f"{block.short:g}", "long": f"{block.long:g}"}
+        stated = Message("sources.declared.mscales", field=block.name, **mscales)
+        return Multiplier((block.short**sides, block.long**sides), stated, "length")
     whole = softmax * gain
     if softmax == whole == 1.0:
         return None
-    text = f"config.{block.name}: {block.rope_type}"
-    text += f", factor {block.factor:g}" if block.factor is not None else ""
     if block.all_dim and softmax != 1.0:
-        text += f", mscale_all_dim {block.all_dim:g}: x{softmax:.4g}"
-    elif gain != 1.0:
-        text += f", {_attention_factor(gain, sides)}"
+        mscale, square = f"{block.all_dim:g}", f"{softmax:.4g}"
+        by = _by_rope(block, Message("sources.declared.mscale_all_dim", mscale=mscale, square=square))
+    else:
+        by = _by_rope(block, _attention_factor(gain, sides))
     # Channels that are not rotated lack the factor, so the scale lies between the two values.
     between = block.partial and gain != 1.0
-    return Multiplier((softmax, whole) if between else (whole,), text, "length", between)
+    return Multiplier((softmax, whole) if between else (whole,), by, "length", between)
+
+
+def _by_rope(block: RopeBlock, gain: str) -> str:
+    block_type = {"field": block.name, "type": str(block.rope_type)}
+    if block.factor is None:
+        return Message("sources.declared.rope", gain=gain, **block_type)
+    return Message("sources.declared.rope_factor", factor=f"{block.factor:g}", gain=gain, **block_type)
 
 
 def _lengthened(call: AttentionCall) -> int:
@@ -224,7 +240,10 @@ def _lengthened(call: AttentionCall) -> int:
 
 def _attention_factor(gain: float, sides: int) -> str:
     """Return the text for the factor on cos and sin that multiplies the logits by this gain."""
-    return f"attention factor {gain ** (1 / sides):.4g}{' squared' if sides == 2 else ''}"
+    factor = f"{gain ** (1 / sides):.4g}"
+    if sides == 2:
+        return Message("sources.declared.attention_factor_squared", factor=factor)
+    return Message("sources.declared.attention_factor", factor=factor)
 
 
 def _by_mscale(block: RopeBlock) -> Multiplier | None:
@@ -235,7 +254,8 @@ def _by_mscale(block: RopeBlock) -> Multiplier | None:
     if not squares:
         return None
     stated = block.mscale if block.mscale is not None else block.all_dim
-    return Multiplier(tuple(squares), f"config.{block.name}: mscale {stated:g}: x{squares[0]:.4g}", "length")
+    by = Message("sources.declared.mscale", field=block.name, mscale=f"{stated:g}", square=f"{squares[0]:.4g}")
+    return Multiplier(tuple(squares), by, "length")
 
 
 def _by_rotation(block: RopeBlock, call: AttentionCall) -> Multiplier | None:
@@ -244,8 +264,10 @@ def _by_rotation(block: RopeBlock, call: AttentionCall) -> Multiplier | None:
     gain = _on_logits(block, states=True) ** (sides / 2)
     if gain == 1.0:
         return None
-    text = f"config.{block.name}: {block.rope_type}, {_attention_factor(gain, sides)}"
-    return Multiplier((1.0, gain) if block.partial else (gain,), text, "length", interval=block.partial)
+    by = Message(
+        "sources.declared.rope", field=block.name, type=str(block.rope_type), gain=_attention_factor(gain, sides)
+    )
+    return Multiplier((1.0, gain) if block.partial else (gain,), by, "length", interval=block.partial)
 
 
 BASE_LENGTHS = ("base_sequence_length", "base_seqlen")  # names for b in diffusers and Lumina-T2X
@@ -261,7 +283,7 @@ def by_base_length(call: AttentionCall, module: nn.Module | None, config: Any) -
     Jin et al. 2023, "Training-free Diffusion Model Adaptation for Variable-Sized Text-to-Image Synthesis"; Lumina-T2X.
     `proportional_attn` switches it on for self-attention. If the field is missing, the textbook's scale is right too.
     """
-    for holder, kind in ((config, "config."), (module, "attribute ")):
+    for holder in (config, module):
         for name in BASE_LENGTHS:
             base = number(holder, name)
             if base is None or base <= 1 or call.query_len < 2:  # log 1 = 0
@@ -270,9 +292,13 @@ def by_base_length(call: AttentionCall, module: nn.Module | None, config: Any) -
             if switch is False:
                 return None
             factor = math.sqrt(math.log(call.query_len) / math.log(base))
-            text = f"{kind}{name} = {base:g} (proportional attention: sqrt(log_{base:g}({call.query_len})))"
+            of = {"value": f"{base:g}", "formula": f"sqrt(log_{base:g}({call.query_len}))"}
+            if holder is config:
+                by = Message("sources.declared.proportional_config", field=name, **of)
+            else:
+                by = Message("sources.declared.proportional_attribute", name=name, **of)
             sure = switch is True and call.self_attention is not False
-            return Multiplier((factor,) if sure else (factor, 1.0), text)
+            return Multiplier((factor,) if sure else (factor, 1.0), by)
     return None
 
 
@@ -295,7 +321,8 @@ def by_argument(call: AttentionCall, module: nn.Module | None) -> str | None:
     base = _whole_base(applied / inverse_root(call.head_dim), call.query_len)
     if base is None:
         return None
-    return f"argument {name} = {base} (proportional attention: sqrt(log_{base}({call.query_len})/head_dim))"
+    formula = f"sqrt(log_{base}({call.query_len})/head_dim)"
+    return Message("sources.declared.proportional_argument", name=name, value=base, formula=formula)
 
 
 def _whole_base(ratio: float, length: int) -> int | None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sqrtdk.audit.configs import field, held
 from sqrtdk.audit.guard import current, offers_choice, random_state, refusal
 from sqrtdk.errors import INTERRUPTS, InvalidTypeError, InvalidValueError, ModelError, kind_and_text
+from sqrtdk.messages import Message
 from sqrtdk.models.inputs import guess_inputs, without_numbers
 from sqrtdk.models.modules import refuse_odd
 from sqrtdk.models.options import ATTN, LoadOptions
@@ -161,8 +162,8 @@ def from_module(model: nn.Module, inputs: Inputs | None, options: LoadOptions) -
 def choices(loaded: LoadedModel, attn: str | None) -> Iterator[AttnBuild]:
     """Yield what to run of a module: its own attention, the one asked for, or both; or why one of them can't run."""
     if attn is None or not offers_choice(loaded.module):
-        reason = None if attn is None else f"{type(loaded.module).__name__} offers no choice of attention"
-        yield AttnBuild("own", loaded, reason)
+        name = type(loaded.module).__name__
+        yield AttnBuild("own", loaded, None if attn is None else Message("premises.attention.no_choice", model=name))
     elif attn != "both":
         yield AttnBuild(attn, loaded)
     else:

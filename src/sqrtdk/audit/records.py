@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import Any
 
 from sqrtdk._shown import Saved, Shown
 from sqrtdk.audit.cache import CacheForecast
+from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
 
 SCHEMA_VERSION = 1
@@ -25,8 +25,8 @@ FAILING = ("fail", "critical")
 OUTCOMES = ("failed", "findings", "incomplete", "warnings", "scales", "passed")
 BASES = ("root", "packages", "elsewhere")
 KEPT, BROKEN, NOT_ASKED = STATES = ("kept", "broken", "not asked")  # of a law
-_WHICH = re.compile(r"\(call (\d{1,9}) of \d+ here\)$")  # written by `Context.which`
 VERDICTS = ("exact", "declared", "unexplained", UNMEASURED)
+ONE_OF_SEVERAL = "rules.joined.call"  # message that names one of several calls at a site
 
 
 def at_bar(fail_on: str, severity: str, rule: str) -> bool:
@@ -190,7 +190,7 @@ class CheckReport(Saved, Shown):
 
     def repeated(self, entry: NotAttention | NotMeasured) -> bool:
         """Return whether a finding at the same site already says this, and more."""
-        return any(entry.site == f.site and f.message.startswith(entry.reason) for f in self.unjudged)
+        return any(entry.site == f.site and _says(f.message, entry.reason) for f in self.unjudged)
 
     def fails(self, finding: Finding) -> bool:
         """Return whether a finding is at `fail_on` or above.
@@ -203,6 +203,13 @@ class CheckReport(Saved, Shown):
     def exit_code(self) -> int:
         """1 if a finding fails, else 0; always 0 if `fail_on` is "never"."""
         return int(any(map(self.fails, self.findings)))
+
+
+def _says(message: object, reason: str) -> bool:
+    """Return whether a message is a reason, or the reason with something behind it, such as the formula."""
+    while message != reason and isinstance(message, Message):
+        message = message.values.get("text", message.values.get("first"))
+    return message == reason
 
 
 def broken(call: AttentionCall) -> bool:
@@ -228,8 +235,9 @@ def health(judged: JudgedCall, findings: Iterable[Finding]) -> str:
         return "critical"
     severities = []
     for finding in at_site(judged.call.site, findings):
-        named = _WHICH.search(finding.message)  # the message names one of several calls at the site
-        if named is None or int(named[1]) == judged.call.index + 1:
+        message = finding.message
+        call = message.values["number"] if isinstance(message, Message) and message.id == ONE_OF_SEVERAL else None
+        if call in (None, judged.call.index + 1):
             severities.append(finding.severity)
     worst = max(severities, key=SEVERITIES.index, default=OK)
     known = judged.call.stats is not None and judged.verdict != UNMEASURED

@@ -21,18 +21,19 @@ from typing import Any
 from torch import nn
 
 from sqrtdk.audit.configs import as_number, contexts, field, model_type, number
+from sqrtdk.messages import Message
 from sqrtdk.tracing.records import BY_DATA, AttentionCall, Mask
 
 WEIGHT = 1e-4
-ALIGNED = "torch scaled_dot_product_attention, ONNX Attention: is_causal is aligned with the first key (upper left)"
+_ALIGNED = "sources.threshold.corner"
 _SLOTS = {"cache", "pad"}  # steps that place keys in a larger tensor: `cache[:, :, pos] = k`
 LEAST_ROWS = 4  # with fewer rows, a few visible keys fit many shapes
-SOURCE = "Vaswani et al. 2017, section 3.2.3: an illegal connection has weight 0"
+SOURCE = "sources.threshold.illegal_connection"
 
 _CAUSAL = ("is_causal", "causal")
 _BY_CALL = ("blip_text_model",)  # its config says "decoder", but an argument of forward decides
 
-Fault = tuple[str, float, float, str, str, str]  # severity, value, threshold, message, fix, source
+Fault = tuple[str, float, float, str, str, str]  # severity, value, threshold, message, fix, id of the source
 _AHEAD = {"bi", "bidirectional", "non_causal", "noncausal", "prefix", "prefix_lm", "block_causal", "blockwise_causal"}
 # Fields that declare that rows see later keys, and the values that declare it.
 _DECLARES: tuple[tuple[tuple[str, ...], Callable[[Any], bool]], ...] = (
@@ -115,18 +116,18 @@ def leak(call: AttentionCall, declared: float, static: bool) -> Iterable[Fault]:
     If there are more keys than rows, the last row belongs to the last key at the earliest.
     """
     mask, before = call.mask, call.key_len - call.query_len
-    message, value = None, call.future_weight
+    message: str | None = None
+    value = call.future_weight
     merged = bool(call.blocks) and call.stats is None  # blocks that were merged have no softmax as a whole
     if mask is not None and mask.least is not None and -mask.least - before > max(declared, 0.0):
-        message = f"rows of a causal module see up to {-mask.least - before} keys after their own"
+        message = Message("rules.mask_audit.sees_later", number=-mask.least - before)
         value = float(-mask.least - before) if value is None else value
     elif value is not None and value > WEIGHT and not declared:
-        message = f"a causal module gives {value:.3g} of its weight to future keys"
+        message = Message("rules.mask_audit.weight_on_later", weight=f"{value:.3g}")
     elif mask is None and (before or static or merged) and value is None and not declared:
-        message, value = "a causal module has no mask: rows see the keys after their own", float(call.query_len - 1)
+        message, value = Message("rules.mask_audit.no_mask"), float(call.query_len - 1)
     if message is not None and value is not None:
-        fix = "pass the causal mask to this call (a custom attention function must register its mask function too)"
-        yield "critical", value, WEIGHT, message, fix, SOURCE
+        yield "critical", value, WEIGHT, message, Message("rules.mask_audit.fix_leak"), SOURCE
 
 
 def shape(call: AttentionCall, declared: float, tokens: int) -> Fault | None:
@@ -161,24 +162,18 @@ def corner(call: AttentionCall) -> Fault | None:
         return None
     if mask.kind != "causal" and rows > 1:
         return None
-    message = (
-        f"the causal mask is aligned with the first key (upper left): rows do not see their own key, "
-        f"and {keys - rows} of {keys} keys are seen by no row"
-    )
-    fix = (
-        "align it with the last key: tril(diagonal=keys - rows) or causal_lower_right; a step of one row needs no mask"
-    )
-    return "critical", float(keys - rows), 0.0, message, fix, ALIGNED
+    message = Message("rules.mask_audit.corner", hidden=keys - rows, keys=keys)
+    fix = Message("rules.mask_audit.fix_corner")
+    return "critical", float(keys - rows), 0.0, message, fix, _ALIGNED
 
 
 def _inverted(mask: Mask, least: int, greatest: int, tokens: int) -> Fault | None:
     if greatest < 0:
-        message = "the mask looks inverted: rows see the future and not the past"
-        fix = "negate the mask: True lets a key take part in SDPA, and hides it in nn.MultiheadAttention"
+        message, fix = Message("rules.mask_audit.inverted"), Message("rules.mask_audit.fix_inverted")
         return "critical", float(least), 0.0, message, fix, SOURCE
     if mask.band and greatest == 0 and least <= 1 - tokens:
-        message = "the mask looks inverted: rows see themselves and the future, not the past"
-        fix = "use tril, or negate and shift the mask, if the model is meant to be causal"
+        message = Message("rules.mask_audit.inverted_with_own")
+        fix = Message("rules.mask_audit.fix_inverted_with_own")
         return "critical", float(least), 0.0, message, fix, SOURCE
     return None
 
@@ -186,15 +181,11 @@ def _inverted(mask: Mask, least: int, greatest: int, tokens: int) -> Fault | Non
 def _ahead(mask: Mask, least: int, rows: int, ends: tuple[int, int], declared: float) -> Fault | None:
     """Return the fault that every row sees a few keys after its own, and all before, or None."""
     if mask.ahead_by_one and declared < 1:
-        where = "" if mask.band else " in some heads or sequences"
-        message = f"the causal mask is off by one{where}: every row sees the key after its own"
-        return "critical", -1.0, 0.0, message, "hide the key after the row's own: tril(diagonal=0)", SOURCE
+        message = Message("rules.mask_audit.ahead_by_one" if mask.band else "rules.mask_audit.ahead_by_one_in_some")
+        return "critical", -1.0, 0.0, message, Message("rules.mask_audit.fix_ahead_by_one"), SOURCE
     if mask.band and mask.greatest in ends and -rows / 2 < least < -1 and declared < -least:
-        message = f"every row sees the {-least} keys after its own, and all before"
-        fix = (
-            "tril(diagonal=0) if the model is meant to be causal; a lookahead that is meant is declared: "
-            f"right_context = {-least} in the config"
-        )
+        message = Message("rules.mask_audit.ahead", number=-least)
+        fix = Message("rules.mask_audit.fix_ahead", number=-least)
         return "fail", float(least), 0.0, message, fix, SOURCE
     return None
 
@@ -203,11 +194,9 @@ def _behind(mask: Mask, least: int, ends: tuple[int, int]) -> Fault | None:
     """Return the fault that no row sees its own key, nor perhaps a few before, but all before these; or None."""
     if not mask.band or mask.greatest not in ends or least <= 0:
         return None
-    count, hidden, first = str(least), f"the {least} keys up to its own", f"the first {least} rows see"
-    if least == 1:
-        count, hidden, first = "one", "its own key", "the first row sees"
-    message = f"the causal mask is off by {count}: no row sees {hidden}, and {first} nothing"
-    return "warn", float(least), 0.0, message, "let each row see its own key: tril(diagonal=0)", SOURCE
+    message = Message("rules.mask_audit.behind", number=least)
+    message = Message("rules.mask_audit.behind_by_one") if least == 1 else message
+    return "warn", float(least), 0.0, message, Message("rules.mask_audit.fix_behind"), SOURCE
 
 
 def unordered(call: AttentionCall, module: nn.Module | None, config: Any) -> Fault | None:
@@ -216,8 +205,7 @@ def unordered(call: AttentionCall, module: nn.Module | None, config: Any) -> Fau
         return None
     if call.mask is None and not says_causal(call, module, config):
         return None
-    message = f"q or k was gathered {BY_DATA}: which keys the mask must hide is not known"
-    fix = "test the model itself: a change of later tokens must not change earlier outputs, if it is causal"
+    message, fix = Message("rules.mask_audit.gathered"), Message("rules.mask_audit.fix_gathered")
     return "note", float(call.query_len), 0.0, message, fix, SOURCE
 
 
@@ -232,6 +220,5 @@ def own_key(call: AttentionCall) -> Fault | None:
         return None
     if not mask.band or mask.least != 1 or mask.greatest != rows - 1:
         return None
-    seen = f"{groups} of {groups * rows} rows see no key but their own, which is hidden"
-    fix = "hide a row's own key less than the others, so that the first row sees itself"
-    return "note", float(groups), 0.0, f"{seen}: q and k are one projection", fix, SOURCE
+    message = Message("rules.mask_audit.own_key", blind=groups, rows=groups * rows)
+    return "note", float(groups), 0.0, message, Message("rules.mask_audit.fix_own_key"), SOURCE

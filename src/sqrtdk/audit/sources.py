@@ -8,13 +8,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType
 
 from sqrtdk.audit.configs import field
 from sqrtdk.audit.records import Finding, JudgedCall, Source
 from sqrtdk.errors import ModelError
+from sqrtdk.messages import Message
 from sqrtdk.models.checkpoint import config_path
 from sqrtdk.models.config import MAX_CONFIG_BYTES
 from sqrtdk.models.limits import read_bytes
@@ -48,7 +49,6 @@ KeyPath = tuple[str, ...]  # keys from the outermost object inwards
 Lines = Mapping[KeyPath, int]
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}:,\n]|[^][{}:,"\s]+')
-_FIELD = re.compile(r"\bconfig\.(\w+(?:\.\w+)*)")
 
 
 def field_lines(text: str) -> dict[KeyPath, int]:
@@ -103,12 +103,21 @@ def declared_at(judged: JudgedCall, home: Path | None, lines: Lines) -> str | No
     """
     if judged.declared_by is None or home is None:
         return None
-    fields = _FIELD.findall(judged.declared_by)
-    if not fields and not judged.declared_by.startswith("family "):
+    declarations = tuple(_sentences(judged.declared_by))
+    fields = [str(sentence.values["field"]) for sentence in declarations if "field" in sentence.values]
+    if not fields and not any(sentence.id == "sources.declared.family" for sentence in declarations):
         return None  # an attribute or a norm declares it
     parts = judged.call.site.replace("_", ".").split(".")
     found = (_line(lines, tuple(field.split(".")), parts) or model_type_line(lines, parts) for field in fields or [""])
     return listed(f"{config_file(home)}:{line}" for line in found if line)
+
+
+def _sentences(text: object) -> Iterator[Message]:
+    """Yield a sentence of the catalogue and those inside it."""
+    if isinstance(text, Message):
+        yield text
+        for value in text.values.values():
+            yield from _sentences(value)
 
 
 def model_type_line(lines: Lines, parts: list[str] | None = None) -> int | None:

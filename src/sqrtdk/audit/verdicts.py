@@ -13,6 +13,7 @@ from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.explanations import judge
 from sqrtdk.audit.records import JudgedCall
 from sqrtdk.audit.tolerance import close, inverse_root, scales_of
+from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall
 
 LEAST_LAYERS = 3  # two ratios fit c / (layer + 1) or c * (layer + 1) by chance
@@ -51,10 +52,10 @@ def layer_pattern(calls: Sequence[AttentionCall], layers: Mapping[str, int]) -> 
     for sites in groups.values():
         if len({layers[site] for site in sites}) < LEAST_LAYERS:
             continue
-        for power, text in ((1, "falls as 1/(layer + 1)"), (-1, "rises as layer + 1")):
+        for power, pattern in ((1, "rules.alike.falls_by_layer"), (-1, "rules.alike.rises_by_layer")):
             levels = [ratio * (layers[site] + 1) ** power for site, ratio in sites.items()]
             if all(close(level, levels[0]) for level in levels):
-                patterns.update(dict.fromkeys(sites, f"r {text} over the layers"))
+                patterns.update(dict.fromkeys(sites, Message(pattern)))
     return patterns
 
 
@@ -90,7 +91,7 @@ def by_attribute(judged: JudgedCall) -> bool:
 
 def siblings_text(number: int) -> str:
     """Return the count of siblings in words."""
-    return "1 sibling" if number == 1 else f"{number} siblings"
+    return Message("rules.scale_ledger.siblings", count=number)
 
 
 # Runs that ask which attribute a call follows. Each run tries one more attribute with the same value: `scale`,
@@ -152,7 +153,9 @@ def _alone(judged: Sequence[JudgedCall]) -> list[JudgedCall]:
     for place, siblings in strangers(judged).items():
         entry = judged[place]
         if entry.expected is not None and close(entry.expected, 1.0):
-            reason = f"attribute {entry.attribute} differs from its {siblings_text(siblings)}"
+            reason = Message(
+                "rules.verdict.unlike_siblings", attribute=entry.attribute or "", siblings=siblings_text(siblings)
+            )
             verdicts[place] = JudgedCall(
                 entry.call, "unexplained", "missing", None, inverse_root(entry.call.head_dim), reason, entry.attribute
             )

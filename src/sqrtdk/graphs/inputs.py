@@ -16,6 +16,7 @@ from sqrtdk.errors import ModelError
 from sqrtdk.graphs.graph import Graph, load_graph
 from sqrtdk.graphs.model_file import EXTRA
 from sqrtdk.graphs.onnx_step import dtype_of
+from sqrtdk.messages import Message
 
 MASK = re.compile(r"(^|_)(attention|padding|pixel|input)_mask$")  # names of padding masks
 MOST_INPUT = 2**28  # largest invented input, in elements
@@ -161,8 +162,9 @@ def _fit(value: Any, tensor: Any) -> np.ndarray[Any, Any]:
 def shown_sizes(sizes: Mapping[str, int]) -> str:
     """Returns a sentence that lists the free sizes and the numbers chosen for them."""
     names, numbers = ", ".join(name[:40] for name in [*sizes][:8]), ", ".join(map(str, [*sizes.values()][:8]))
-    more = f" and {len(sizes) - 8} more" if len(sizes) > 8 else ""
-    return f"sizes that the graph leaves free: {names}{more} (read at {numbers})"
+    if len(sizes) > 8:
+        names = Message("graphs.and_count", names=names, count=len(sizes) - 8)
+    return Message("graphs.free_sizes", names=names, values=numbers)
 
 
 def number_for(axis: int, sizes: Mapping[str, int], larger: bool) -> int:

@@ -23,6 +23,7 @@ from sqrtdk.graphs.inputs import feeds
 from sqrtdk.graphs.model_file import EXTRA
 from sqrtdk.graphs.onnx_walk import Walk, attends, walkable
 from sqrtdk.graphs.places import GraphRoot, class_of
+from sqrtdk.messages import Message
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
 
@@ -181,8 +182,8 @@ def _difference(walk: Walk, ran: Arrays, names: tuple[str, ...]) -> str | None:
     for name, right in rights.items():
         off = _beyond_rounding(right, walk.made[name], walk.exact[name])
         if off is not None:
-            return f"the walk gives other outputs than onnxruntime (largest difference {off:.3g}, of {name[:60]})"
-    return None if rights else "no output of it could be compared with onnxruntime's"
+            return Message("graphs.other_outputs", gap=f"{off:.3g}", name=name[:60])
+    return None if rights else Message("graphs.no_output")
 
 
 def _beyond_rounding(theirs: Tensor, ours: Tensor, exact: Tensor) -> float | None:

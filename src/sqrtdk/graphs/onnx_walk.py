@@ -25,6 +25,7 @@ from sqrtdk.graphs.onnx_ops import OPERATIONS, operate
 from sqrtdk.graphs.onnx_step import DTYPES, Step, dtype_of
 from sqrtdk.graphs.onnx_weights import find_weights
 from sqrtdk.graphs.quantised import without_quantisation
+from sqrtdk.messages import Message
 from sqrtdk.models.modules import is_finite
 from sqrtdk.models.records import LoadedModel
 
@@ -59,13 +60,13 @@ def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> places
     root = places.class_of(walk.graph.root_class, places.GraphRoot)(walk.again, config)
     values = walk.place(root)
     notes: tuple[str, ...] = (shown_sizes(walk.sizes),) if walk.sizes else ()
-    notes += tuple(f"the input {name} is taken as ones: no padding" for name in walk.masks)
+    notes += tuple(Message("graphs.mask_of_ones", name=name) for name in walk.masks)
     if walk.unread:
         ops = ", ".join(sorted(walk.unread)[:5])
-        notes += (f"not read: {ops}{' and more' if len(walk.unread) > 5 else ''}; nor what comes after",)
+        what = Message("graphs.and_more", names=ops) if len(walk.unread) > 5 else ops
+        notes += (Message("graphs.unread", what=what),)
     if walk.folded:
-        lack = "queries are constants that the exporter worked out: their projections are not in it"
-        notes += (f"{len(walk.folded)} {lack}",)
+        notes += (Message("graphs.folded", count=len(walk.folded)),)
     loaded = LoadedModel(root, tuple(walk.inputs.values()), str(path), "onnx", config, notes=notes, masks=values)
     unread = tuple(sorted(walk.unread))
     return places.Walked(loaded, tuple(walk.missing), walk.sizes, walk.operators(), unread, walk.sick)
@@ -134,7 +135,7 @@ class Walk:
         Returns None, and notes the tensor as lost, if torch has no such dtype.
         """
         if data_type not in DTYPES:
-            self._lost[name] = f"tensors of ONNX's type {data_type}"
+            self._lost[name] = Message("graphs.input_type", type=data_type)
             return None
         if math.prod(shape) > MOST_ELEMENTS or any(size < 0 for size in shape):
             raise ModelError(f"the {what} {name[:100]!r} has the shape {shape[:8]}", hint="Export it again.")
@@ -146,7 +147,7 @@ class Walk:
             self.inputs[name], self._env[name] = self.values[name], _wide(self.values[name])
             return
         if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
-            self._lost[name] = "an input that says no shape, or is no tensor"
+            self._lost[name] = Message("graphs.input_shape")
             return
         tensor = self._declared("input", name, shape_of(value, self.sizes, self.larger), int(kind.elem_type))
         if tensor is not None:
@@ -173,9 +174,9 @@ class Walk:
         self._lost |= dict.fromkeys(filter(None, node.outputs), why)
         inner = next((op for domain, op in node.inner if attends(domain, op)), None)
         if inner is not None:
-            self.missing.append(Missing(node.site, f"{inner} inside of {node.op}: branches and loops are not read"))
+            self.missing.append(Missing(node.site, Message("graphs.inside", name=inner, other=node.op)))
         elif attends(node.domain, node.op):
-            self.missing.append(Missing(node.site, f"{node.op} comes after what is not read: {why}"))
+            self.missing.append(Missing(node.site, Message("graphs.after_unread", name=node.op, what=why)))
 
     def _fold(self, node: Node) -> None:
         """Adds the outputs of an operation to `_known` if it has only known inputs, or reads only a shape."""

@@ -10,9 +10,12 @@ from sqrtdk.graphs.model_file import file_beside, folder_of
 from sqrtdk.graphs.onnx_walk import walk_onnx
 from sqrtdk.graphs.places import Walked
 from sqrtdk.graphs.program import walk_program
+from sqrtdk.messages import Message
 from sqrtdk.models.checkpoint import CONFIG
 from sqrtdk.models.config import clean_config_dict, load_config, read_config_dict
 from sqrtdk.models.names import graph_kind
+
+NOTHING_DECLARED = "graphs.no_config"
 
 
 def open_graph(
@@ -49,7 +52,7 @@ def config_beside(path: str | os.PathLike[str]) -> tuple[Any, tuple[str, ...]]:
     """
     folder = folder_of(path)
     if not os.path.lexists(folder / CONFIG):
-        return None, (f"no {CONFIG} beside the graph: nothing is declared, 1/sqrt(head_dim) is expected",)
+        return None, (Message(NOTHING_DECLARED, name=CONFIG),)
     file_beside(folder, CONFIG)
     raw = read_config_dict(folder)
     try:
@@ -57,5 +60,5 @@ def config_beside(path: str | os.PathLike[str]) -> tuple[Any, tuple[str, ...]]:
     except MissingExtraError:
         config, notes = clean_config_dict(raw)[0], ()
     except ModelError as error:
-        config, notes = clean_config_dict(raw)[0], (f"{CONFIG} is read field by field: {error}",)
+        config, notes = clean_config_dict(raw)[0], (Message("graphs.by_fields", name=CONFIG, what=str(error)),)
     return config, tuple(notes)

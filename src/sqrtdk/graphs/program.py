@@ -25,6 +25,7 @@ from sqrtdk.graphs.graph import refuse_many
 from sqrtdk.graphs.guards import Bounds, Guards, meet, read_guards
 from sqrtdk.graphs.inputs import MASK, by_name, number_for, shown_sizes
 from sqrtdk.graphs.program_file import refuse_code
+from sqrtdk.messages import Message
 from sqrtdk.models.alone import alone
 from sqrtdk.models.modules import is_finite
 from sqrtdk.models.records import Inputs, LoadedModel
@@ -176,8 +177,7 @@ def walk_program(
     inputs, sizes = _inputs(program, module, guards, larger)
     notes: tuple[str, ...] = (shown_sizes(sizes),) if sizes else ()
     if guards.unread:
-        what = "1 condition" if guards.unread == 1 else f"{guards.unread} conditions"
-        notes += (f"{what} on sizes could not be read, so the program may refuse the sizes used here",)
+        notes += (Message("graphs.conditions", count=guards.unread),)
     scopes = {node: _scope(node) for node in nodes}
     classes = {place: kind for stack in scopes.values() for place, kind in stack}
     walker = _Walker(module, {node: stack[-1][0] if stack else "" for node, stack in scopes.items()})
@@ -199,7 +199,7 @@ def walk_program(
     for name, tensor in inputs.items():
         if isinstance(tensor, Tensor) and MASK.search(name) and tensor.dim() == 2:
             values[places.place_tensor(walker.modules, name, tensor)] = torch.ones_like(tensor, device="cpu")
-            notes += (f"the input {name} is taken as ones: no padding",)
+            notes += (Message("graphs.mask_of_ones", name=name),)
     loaded = LoadedModel(root, tuple(inputs.values()), str(path), "exported", config, notes=notes, masks=values)
     return places.Walked(loaded, sizes=sizes, sick=tuple(sick))
 

@@ -20,6 +20,7 @@ from sqrtdk.audit.cache import (
 )
 from sqrtdk.audit.records import SEVERITIES
 from sqrtdk.kv.findings import HELPS, OUTLIER, kl_level, level
+from sqrtdk.messages import Message, joined
 
 _NAMED = 4  # channels that one sentence names
 
@@ -155,31 +156,39 @@ def _blame(
 
 
 def _text(head: KeyHead, cause: str, limit: float | None = None) -> str:
+    at = head.head
     if cause == CUT_OFF:
-        shares = ((head.cut_off, "k"), (head.cut_off_values, "v"))
-        of = " and ".join(f"{100 * share:.2g}% of {name}" for share, name in shares if share)
-        return f"in key head {head.head}, {of} beyond {limit:.4g} were cut off"
+        beyond, k, v = f"{limit:.4g}", f"{100 * head.cut_off:.2g}%", f"{100 * head.cut_off_values:.2g}%"
+        if not head.cut_off_values:
+            return Message("cache.why.k_cut_off", head=at, share=k, limit=beyond)
+        if not head.cut_off:
+            return Message("cache.why.v_cut_off", head=at, share=v, limit=beyond)
+        return Message("cache.why.k_and_v_cut_off", head=at, share=k, other=v, limit=beyond)
     if cause == COARSE:
-        reach = f"k of key head {head.head} reaches {head.largest:.3g}"
-        return f"the fixed scale is made for numbers up to {limit:.4g}, and {reach}"
+        return Message("cache.why.coarse_scale", limit=f"{limit:.4g}", head=at, largest=f"{head.largest:.3g}")
     if cause == OUTLIERS:
-        some = ", ".join(str(channel) for channel in head.outliers[:_NAMED])
-        more = f" and {len(head.outliers) - _NAMED} more" if len(head.outliers) > _NAMED else ""
-        several = "s" if len(head.outliers) > 1 else ""
-        return (
-            f"channel{several} {some}{more} of key head {head.head}, up to {head.channel_ratio:.3g} times as large as "
-            f"the median channel; channel {head.channel} holds {head.channel_share:.0%} of the squared norm"
-        )
+        return _outliers(head)
     if cause == ROWS:
-        return f"key {head.row} of key head {head.head} is {head.row_ratio:.3g} times as large as the median key"
+        return Message("cache.why.large_rows", key=head.row, head=at, ratio=f"{head.row_ratio:.3g}")
     if cause == OTHER_HEAD:
-        return (
-            f"key head {head.head}, {head.head_ratio:.3g} times as large as the median head, sets the scale of all"
-            + (f"; {_text(head, OUTLIERS)}" if head.outliers else "")
-        )
-    if cause == VALUES:
-        return "the weights hold, the values do not"
-    return "no channel, key or head stands out: too few digits for logits of this size"
+        sets = Message("cache.why.other_head", head=at, ratio=f"{head.head_ratio:.3g}")
+        return joined([sets, _outliers(head)]) if head.outliers else sets
+    return Message("cache.why.values" if cause == VALUES else "cache.why.precision")
+
+
+def _outliers(head: KeyHead) -> Message:
+    some = ", ".join(str(channel) for channel in head.outliers[:_NAMED])
+    if len(head.outliers) > _NAMED:
+        some = Message("cache.why.and_more", some=some, count=len(head.outliers) - _NAMED)
+    several = len(head.outliers) > 1
+    return Message(
+        "cache.why.outlier_channels",
+        channels=Message("cache.why.channels" if several else "cache.why.channel", channels=some),
+        head=head.head,
+        ratio=f"{head.channel_ratio:.3g}",
+        channel=head.channel,
+        share=f"{head.channel_share:.0%}",
+    )
 
 
 def _kl(ways: Sequence[StoredWay], name: str, heads: Sequence[int]) -> float | None:

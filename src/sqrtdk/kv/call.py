@@ -20,6 +20,7 @@ from sqrtdk.compare.fit import fit_rotation
 from sqrtdk.kv.blame import blamed, key_heads
 from sqrtdk.kv.formats import BLOCK, FORMATS, ORDER, SHARED, bounds, limit_of, wide
 from sqrtdk.kv.rows import Place, Sums, Weighed, add, weigh
+from sqrtdk.messages import Message, joined
 from sqrtdk.tracing import CallTensors, Term
 
 OneHead = Callable[[int, int], Tensor]  # (sequence, key head) -> (S, E) in float64
@@ -151,19 +152,20 @@ class Request:
 def unfit(call: CallTensors, request: Request) -> str | None:
     """Return why there is no forecast for a call; None if there is one."""
     if call.missing is not None or call.terms is None:
-        return call.missing or "its formula is not known"
+        return call.missing or Message("cache.reason.no_formula")
     k, v = call.key.values, call.value.values
     if k.dim() != 4 or not call.query.values.numel() or not k.numel() or not v.numel():
-        return "it has no numbers"
+        return Message("cache.reason.no_numbers")
     if call.dropout:
-        return "its weights were dropped at random"
-    odd = [f"{name} has {x.shape[-1]}" for name, x in (("k", k), ("v", v)) if x.shape[-1] % BLOCK]
+        return Message("cache.reason.dropped")
     if k.shape[-2] <= request.residual:
-        return f"all of its {k.shape[-2]} keys are among the newest {request.residual}, in full precision"
+        return Message("cache.reason.all_newest", keys=k.shape[-2], newest=request.residual)
+    odd = [(name, x.shape[-1]) for name, x in (("k", k), ("v", v)) if x.shape[-1] % BLOCK]
     if request.dtype == "q8_0" and odd:
-        return f"q8_0 stores blocks of {BLOCK} channels, {' and '.join(odd)}: llama.cpp refuses such heads"
+        dims = joined([Message("cache.reason.dim", name=name, size=size) for name, size in odd], "and")
+        return Message("cache.reason.no_blocks", block=BLOCK, dims=dims)
     if not all(bool(x.isfinite().all()) for x in (call.query.values, k, v)):
-        return "q, k or v holds NaN or infinity"
+        return Message("cache.reason.not_finite")
     return None
 
 

@@ -9,19 +9,33 @@ the median or more.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
 
-from sqrtdk.audit.cache import FOLD, PRECISION, QK_NORM, VALUES, Blame, CacheCall, CacheForecast, HeadError
-from sqrtdk.audit.records import SEVERITIES, UNMEASURED, CheckReport, Finding
+from sqrtdk.audit.cache import (
+    COARSE,
+    CUT_OFF,
+    FOLD,
+    OTHER_HEAD,
+    OUTLIERS,
+    PRECISION,
+    QK_NORM,
+    ROWS,
+    VALUES,
+    Blame,
+    CacheCall,
+    CacheForecast,
+    HeadError,
+)
+from sqrtdk.audit.records import ONE_OF_SEVERAL, SEVERITIES, UNMEASURED, CheckReport, Finding
 from sqrtdk.kv.formats import fixed
+from sqrtdk.messages import Message, joined
 
 KL_BARS = (("fail", 0.5), ("warn", 0.1), ("note", 0.02))  # worst first
 OUTPUT_BARS = (("fail", 0.5), ("warn", 0.25), ("note", 0.15))
 OUTLIER = 5.0
 HELPS = 0.5  # of the largest mean KL: a storage helps if it at least halves the loss
-KL_SOURCE = "chosen; Pinsker: at most sqrt(KL / 2) of the weight moves"
-OUTPUT_SOURCE = "chosen: share of the output's size"
 
 
 def kl_level(error: HeadError) -> tuple[str, float] | None:
@@ -47,12 +61,16 @@ def level(error: HeadError) -> str | None:
 
 
 RULE = "kv_cache"
-UNJUDGED = "what was not judged is not known to hold"
-_FIXES = {
-    "group": "groups of 64 (no --kv-scale)",
-    FOLD: "folding a channel scale of k into q",
-    QK_NORM: "q/k norm (by training)",
+_CAUSES = {
+    OUTLIERS: "cache.cause.outlier_channels",
+    ROWS: "cache.cause.large_rows",
+    OTHER_HEAD: "cache.cause.other_head",
+    PRECISION: "cache.cause.precision",
+    VALUES: "cache.cause.values",
+    CUT_OFF: "cache.cause.cut_off",
+    COARSE: "cache.cause.coarse_scale",
 }
+_FIXES = {"group": "cache.fix.group", FOLD: "cache.fix.fold", QK_NORM: "cache.fix.qk_norm"}
 
 
 def with_forecast(report: CheckReport, forecast: CacheForecast) -> CheckReport:
@@ -66,13 +84,12 @@ def findings(forecast: CacheForecast) -> Iterator[Finding]:
     """Yield one finding for each key head at fault, and one for each attention that could not be forecast."""
     counts = Counter(call.site for call in forecast.calls)
     for call in forecast.calls:
-        place = f" (call {call.index + 1} of {counts[call.site]} here)" if counts[call.site] > 1 else ""
         for blame in _together(call.blame):
-            yield _finding(forecast, call, blame, place)
+            yield _finding(forecast, call, blame, counts[call.site])
     for entry in forecast.not_measured:
-        message = f"no forecast of its cache: {entry.reason}"
-        fix = "judge it by a run with the cache quantised"
-        yield Finding(UNMEASURED, "warn", entry.site, None, None, message, fix, UNJUDGED, entry.at)
+        message = Message("cache.finding.not_forecast", reason=entry.reason)
+        fix, source = Message("cache.finding.fix_not_forecast"), Message("cache.finding.source_not_forecast")
+        yield Finding(UNMEASURED, "warn", entry.site, None, None, message, fix, source, entry.at)
 
 
 def _together(every: Iterable[Blame]) -> Iterator[Blame]:
@@ -99,7 +116,7 @@ def _together(every: Iterable[Blame]) -> Iterator[Blame]:
         )
 
 
-def _finding(forecast: CacheForecast, call: CacheCall, blame: Blame, place: str) -> Finding:
+def _finding(forecast: CacheForecast, call: CacheCall, blame: Blame, calls_here: int) -> Finding:
     errors = call.stored.heads
     by_kl = blame.cause != VALUES
     head = max(blame.heads, key=lambda i: errors[i].kl_mean_nats if by_kl else errors[i].output_error)
@@ -107,13 +124,9 @@ def _finding(forecast: CacheForecast, call: CacheCall, blame: Blame, place: str)
     found = kl_level(worst) if by_kl else None
     bar = found[1] if found is not None and level(worst) == found[0] else dict(OUTPUT_BARS)[blame.severity]
     on_kl = bar == dict(KL_BARS)[blame.severity] and found is not None
-    several = "" if len(blame.heads) == 1 else f", the worst of {len(blame.heads)} query heads"
-    message = (
-        f"a cache in {forecast.dtype}, {scale_text(forecast.scale)}: head {head}{several}: KL of its weights "
-        f"{worst.kl_mean_nats:.3g} nats on average, {worst.kl_max_nats:.3g} at most, the largest key changes in "
-        f"{worst.changed_rows} of {call.seeing_rows[head]} rows, the output is off by {worst.output_error:.0%}; "
-        f"{blame.cause}: {blame.text}{place}"
-    )
+    message = joined([_errors(forecast, call, blame, head), blamed_text(blame)])
+    if calls_here > 1:
+        message = Message(ONE_OF_SEVERAL, text=message, number=call.index + 1, total=calls_here)
     return Finding(
         rule=RULE,
         severity=blame.severity,
@@ -122,8 +135,30 @@ def _finding(forecast: CacheForecast, call: CacheCall, blame: Blame, place: str)
         threshold=bar,
         message=message,
         fix=fix_text(blame),
-        source=KL_SOURCE if on_kl else OUTPUT_SOURCE,
+        source=Message("cache.finding.source_kl" if on_kl else "cache.finding.source_output"),
     )
+
+
+def _errors(forecast: CacheForecast, call: CacheCall, blame: Blame, head: int) -> Message:
+    worst, heads = call.stored.heads[head], len(blame.heads)
+    values: dict[str, str | int] = {
+        "dtype": forecast.dtype,
+        "grain": scale_text(forecast.scale),
+        "head": head,
+        "mean": f"{worst.kl_mean_nats:.3g}",
+        "most": f"{worst.kl_max_nats:.3g}",
+        "changed": worst.changed_rows,
+        "rows": call.seeing_rows[head],
+        "off": f"{worst.output_error:.0%}",
+    }
+    if heads == 1:
+        return Message("cache.finding.head", **values)
+    return Message("cache.finding.worst_head", heads=heads, **values)
+
+
+def blamed_text(blame: Blame) -> str:
+    """Return the cause in words and numbers."""
+    return joined([Message(_CAUSES[blame.cause]), blame.text], "colon")
 
 
 def scale_text(scale: str) -> str:
@@ -133,15 +168,19 @@ def scale_text(scale: str) -> str:
         >>> scale_text("head"), scale_text("group"), scale_text("1")
         ('one scale a head', 'one scale for 64 numbers', 'a fixed scale of 1')
     """
-    own = {"group": "one scale for 64 numbers", "block": "one scale for 32 channels"}
-    return own.get(scale, f"one scale a {scale}" if fixed(scale) is None else f"a fixed scale of {scale}")
+    return Message(f"cache.grain.{scale}") if fixed(scale) is None else Message("cache.grain.fixed", number=scale)
 
 
 def fix_text(blame: Blame) -> str:
     """Return what removes the errors, or helps, in one sentence."""
-    names = [_FIXES.get(name, f"--kv-scale {name}") for name in blame.mended_by]
-    if names:
-        return f"mended by {', or '.join(names)}"
-    helped = [_FIXES.get(name, f"--kv-scale {name}") for name in blame.helped_by]
-    helps = f"; it gets better with {', or '.join(helped)}" if helped else ""
-    return f"nothing here mends it: keep this cache in 16 bits, or take a format with more digits{helps}"
+    if blame.mended_by:
+        return Message("cache.fix.mended", how=_either(blame.mended_by))
+    not_mended = Message("cache.fix.not_mended")
+    if not blame.helped_by:
+        return not_mended
+    return joined([not_mended, Message("cache.fix.better", how=_either(blame.helped_by))])
+
+
+def _either(names: Sequence[str]) -> str:
+    ways = [Message(_FIXES[name]) if name in _FIXES else f"--kv-scale {name}" for name in names]
+    return reduce(lambda first, second: Message("cache.fix.either", first=first, second=second), ways)

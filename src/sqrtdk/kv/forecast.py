@@ -20,6 +20,7 @@ from sqrtdk.audit.own_module import as_inputs, from_module, refuse_empty
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 from sqrtdk.kv.call import Request, forecast_of, unfit
 from sqrtdk.kv.formats import FORMATS, SCALE_BITS, fixed
+from sqrtdk.messages import Message
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import resolve
@@ -29,8 +30,6 @@ from sqrtdk.models.run import by_default_of
 from sqrtdk.models.run import call as forward
 from sqrtdk.tracing import CallTensors, NotMeasured, Trace, hint_for
 from sqrtdk.tracing.tape.stance import steps_seen
-
-NO_CACHE = "every row sees every key: it keeps no cache"
 
 
 def kv_forecast(
@@ -194,13 +193,13 @@ def _forecast(calls: Sequence[CallTensors], request: Request) -> CacheForecast:
             if reason is not None:
                 missed.append(NotMeasured(call.site, reason))
             elif _sees_all(call):
-                without.append(NotMeasured(call.site, NO_CACHE))
+                without.append(NotMeasured(call.site, Message("cache.reason.sees_all")))
             else:
                 told.append(forecast_of(call, request))
     form = FORMATS[request.dtype]
     bits = form.bits + SCALE_BITS.get(form.grains.get(request.scale, ""), 0.0)
     found = (tuple(told), tuple(missed), tuple(without))
-    return CacheForecast(request.dtype, request.scale, bits, form.source, *found)
+    return CacheForecast(request.dtype, request.scale, bits, Message(form.source), *found)
 
 
 def _sees_all(call: CallTensors) -> bool:

@@ -83,7 +83,6 @@ def _runs(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 MOST_E4M3, MOST_E5M2 = (torch.finfo(dtype).max for dtype in (torch.float8_e4m3fn, torch.float8_e5m2))
-FP8_SOURCE = "FP8 (Micikevicius et al. 2022); scale max|x| / largest as in transformers' Fp8QuantizedLayer"
 
 
 def store_e4m3(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -116,7 +115,6 @@ def _store(x: Tensor, low: Tensor, high: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 MOST_INT8 = 127
-INT8_SOURCE = "symmetric int8, scale max|x| / 127 (Jacob et al. 2018, zero point 0; TensorRT-LLM's INT8 cache)"
 
 
 def store_int8(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -131,9 +129,6 @@ def store_int8(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     largest = torch.maximum(low.abs(), high.abs()).to(x.dtype)
     scale = (largest / MOST_INT8).clamp(min=torch.finfo(torch.float32).tiny)
     return ((x / scale).round().clamp(-MOST_INT8, MOST_INT8) * scale).double()
-
-
-Q8_0_SOURCE = "ggml q8_0: blocks of 32, scale max|x| / 127 stored in float16 (quantize_row_q8_0_ref)"
 
 
 def store_q8_0(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -152,7 +147,6 @@ def store_q8_0(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 INT4_LEVELS = 15
-INT4_SOURCE = "asymmetric int4 in groups of 64 (transformers' QuantizedCache with quanto: MaxOptimizer)"
 
 
 def store_int4(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -178,7 +172,7 @@ class Format:
         bits: of one number, without its share of a scale.
         scale: the default grain.
         grains: from requested names to names of ``bounds``.
-        source: reference of the definition.
+        source: id of the message that names the definition.
         most: the largest stored number, in units of the scale; None if the scale can't be fixed, because a smallest
             number is stored beside it, or the format has its own.
     """
@@ -192,12 +186,13 @@ class Format:
 
 
 _ANY = {"tensor": "tensor", "head": "head", "token": "token", "channel": "channel"}
+_INT4 = _ANY | {"group": "group", "channel": "tokens64"}
 FORMATS: dict[str, Format] = {
-    "fp8_e4m3": Format(store_e4m3, 8.0, "tensor", _ANY, FP8_SOURCE, MOST_E4M3),
-    "fp8_e5m2": Format(store_e5m2, 8.0, "tensor", _ANY, FP8_SOURCE, MOST_E5M2),
-    "int8": Format(store_int8, 8.0, "tensor", _ANY, INT8_SOURCE, MOST_INT8),
-    "q8_0": Format(store_q8_0, 8.0, "block", {"block": "block"}, Q8_0_SOURCE),
-    "int4": Format(store_int4, 4.0, "group", _ANY | {"group": "group", "channel": "tokens64"}, INT4_SOURCE),
+    "fp8_e4m3": Format(store_e4m3, 8.0, "tensor", _ANY, "cache.source.fp8", MOST_E4M3),
+    "fp8_e5m2": Format(store_e5m2, 8.0, "tensor", _ANY, "cache.source.fp8", MOST_E5M2),
+    "int8": Format(store_int8, 8.0, "tensor", _ANY, "cache.source.int8", MOST_INT8),
+    "q8_0": Format(store_q8_0, 8.0, "block", {"block": "block"}, "cache.source.q8_0"),
+    "int4": Format(store_int4, 4.0, "group", _INT4, "cache.source.int4"),
 }
 
 

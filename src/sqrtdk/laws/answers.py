@@ -10,7 +10,7 @@ from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, Finding, LawAnswer
 from sqrtdk.laws.subject import Subject
 from sqrtdk.tracing.records import AttentionCall
 
-NO_VALUES = "without values nothing can be changed"
+NO_VALUES = "laws.asking.no_values"
 
 
 def kept(law: str, about: str = "", reason: str = "") -> LawAnswer:
@@ -18,9 +18,9 @@ def kept(law: str, about: str = "", reason: str = "") -> LawAnswer:
     return LawAnswer(law, about, KEPT, reason)
 
 
-def not_asked(law: str, about: str, reason: object) -> LawAnswer:
+def not_asked(law: str, about: str, reason: str) -> LawAnswer:
     """Return the answer that the law does not apply or could not be asked."""
-    return LawAnswer(law, about, NOT_ASKED, str(reason))
+    return LawAnswer(law, about, NOT_ASKED, reason)
 
 
 def broken(
@@ -51,11 +51,6 @@ def calls_at(subject: Subject, site: str | None) -> Iterator[AttentionCall]:
         inside = site is None or site == "" or judged.call.site == site or judged.call.site.startswith(f"{site}.")
         if inside:
             yield judged.call
-
-
-def plural(count: int, noun: str) -> str:
-    """Return a number with its noun: "1 position", "3 positions"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def state_of(answers: Iterable[LawAnswer]) -> str:

@@ -12,8 +12,8 @@ from torch import nn
 from sqrtdk.audit.model_run import ModelRun, run_model
 from sqrtdk.audit.own_module import as_inputs, from_module
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, Finding, LawAnswer, ModelInfo
-from sqrtdk.audit.rules.numbers import REACHES
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.laws import declared_masks, finite
 from sqrtdk.laws.answers import state_of
 from sqrtdk.laws.table import answers_of, is_large, names_of
 from sqrtdk.models.limits import check_seed
@@ -24,7 +24,8 @@ from sqrtdk.models.records import Inputs
 from sqrtdk.models.run import by_default_of
 from sqrtdk.tracing import hint_for
 
-_NONFINITE = "nonfinite"  # the rule that locates what breaks the law `finite`
+# Rules that find, at a site, what breaks a law whose answer has no finding of its own.
+_RULES = {finite.LAW: ("nonfinite",), declared_masks.LAW: declared_masks.REPEATED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +130,10 @@ def _with_finding(answer: LawAnswer, run: ModelRun) -> LawAnswer:
     """Return the answer with the finding of the rule that says where and why the law is broken, if there is one."""
     if answer.state != BROKEN or answer.finding is not None:
         return answer
-    # An answer that repeats a rule's words names its site; `finite` has no site.
+    found = [one for one in run.findings if one.rule in _RULES[answer.law]]
+    # An answer that repeats a rule's words names its site. `finite` has none: the rule's first finding is the cause,
+    # and what it reaches comes behind.
     if answer.site:
-        found = [one for one in run.findings if (one.site, one.message) == (answer.site, answer.reason)]
-    else:
-        found = [one for one in run.findings if one.rule == _NONFINITE]
-    # The cause comes before its consequence.
-    finding = next((one for one in found if not one.message.startswith(REACHES)), next(iter(found), None))
+        found = [one for one in found if (one.site, one.message) == (answer.site, answer.reason)]
+    finding = next(iter(found), None)
     return dataclasses.replace(answer, finding=finding, site=finding.site if finding is not None else "")

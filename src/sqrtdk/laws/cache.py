@@ -29,7 +29,7 @@ from torch import Tensor
 
 from sqrtdk.audit.configs import field
 from sqrtdk.audit.records import BROKEN, LawAnswer
-from sqrtdk.laws.answers import broken, kept, not_asked, plural
+from sqrtdk.laws.answers import broken, kept, not_asked
 from sqrtdk.laws.causal import tokens_of_decoder
 from sqrtdk.laws.decoding import Step, cache_arguments, decoded, filled_caches, misaligned, offset_argument, switches
 from sqrtdk.laws.first_place import Protected, first_unlike
@@ -38,10 +38,12 @@ from sqrtdk.laws.inputs import Content, lengths
 from sqrtdk.laws.moved import moved_positions, position_axis
 from sqrtdk.laws.padded import in_a_band, mask_name, padded, self_attentions, with_positions
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
+from sqrtdk.messages import Message, joined
 from sqrtdk.models.signature import forward_arguments
 
 LAW = "cache"
-SOURCE = "Pope et al. 2022: decoding with cached keys and values is the forward of one pass, in steps"
+# Kinds of caches, each named by the end of an id.
+_DYNAMIC, _STATIC, _LEFT_PADDING = _KINDS = "dynamic", "static", "left_padding"
 _STEPS = (1, 2)  # tokens of each step after the prefill
 _SPARE = 7  # slots of a static cache beyond the number of tokens
 _LEAST = 6  # tokens needed: three for the prefill, three for the steps
@@ -62,51 +64,55 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
 
 def _of_steps(named: Subject) -> Iterator[LawAnswer]:
     if not cache_arguments(named):
-        raise NotAsked("forward takes no cache")
+        raise NotAsked(Message("laws.cache.no_argument"))
     content = tokens_of_decoder(named)
     length = int(content.tensor.shape[1])
     if next(lengths(named), None) is not None:
-        raise NotAsked("it takes lengths of the samples, which may count cached tokens or not")
+        raise NotAsked(Message("laws.cache.lengths"))
     own = filled_caches(cache_arguments(named), named.returned(switches(named)))
     # It returns no cache, and has no cache object among its inputs that it could fill.
     if not own and not any(not isinstance(value, Tensor | tuple) for value in _given_caches(named).values()):
         if not _given_caches(named):
-            raise NotAsked("it returns no cache")
+            raise NotAsked(Message("laws.cache.returns_none"))
         yield from given_keys(named, content)
         return
     if length < _LEAST:
-        raise NotAsked(f"{plural(length, 'token')} are too few for a prefill and two steps: {_LEAST} are needed")
-    for about in ("dynamic", "static", "left padding"):
+        raise NotAsked(Message("laws.cache.few_tokens", count=length, least=_LEAST))
+    for kind in _KINDS:
         try:
-            yield _asked(named, content, about, own)
-        except NotAsked as reason:
-            yield not_asked(LAW, about, reason)
+            yield _asked(named, content, kind, own)
+        except NotAsked as error:
+            yield not_asked(LAW, _about(kind), error.reason)
 
 
-def _asked(subject: Subject, content: Content, about: str, own: dict[str, Any]) -> LawAnswer:
+def _about(kind: str) -> Message:
+    return Message(f"laws.cache.about.{kind}")
+
+
+def _asked(subject: Subject, content: Content, kind: str, own: dict[str, Any]) -> LawAnswer:
     whole, tokens = subject, content
-    if about == "left padding":
+    if kind == _LEFT_PADDING:
         if mask_name(subject, content) is None:
-            raise NotAsked("forward takes no attention_mask of the tokens")
+            raise NotAsked(Message("laws.asking.no_attention_mask"))
         whole = padded(subject, content, last_sample=True).left
         tokens = Content(content.name, whole.inputs[content.name])
     caches = _given_caches(subject)
-    if about == "static":
+    if kind == _STATIC:
         if caches:
-            raise NotAsked("the inputs have a cache of their own")
+            raise NotAsked(Message("laws.cache.own_cache"))
         caches = _static(subject, tokens, own)
-    answer = _compared(whole, tokens, caches, about)
+    answer = _compared(whole, tokens, caches, kind)
     # Forwards differ in what a step takes: each form is tried, and one that works is enough.
-    if answer.state == BROKEN and about == "dynamic" and _takes_the_whole(subject, tokens, caches):
-        return kept(LAW, about, "each step takes the tokens before it as well, and cuts them off")
+    if answer.state == BROKEN and kind == _DYNAMIC and _takes_the_whole(subject, tokens, caches):
+        return kept(LAW, _about(kind), Message("laws.cache.takes_the_whole"))
     if answer.state == BROKEN and (offset := offset_argument(subject)) is not None:
-        answer = _compared(whole, tokens, caches, about, offset)
-    if answer.state == BROKEN and about != "left padding" and _can_take_positions(subject):
-        again = _compared(with_positions(whole, tokens), tokens, caches, about)
+        answer = _compared(whole, tokens, caches, kind, offset)
+    if answer.state == BROKEN and kind != _LEFT_PADDING and _can_take_positions(subject):
+        again = _compared(with_positions(whole, tokens), tokens, caches, kind)
         if again.state != BROKEN:
-            return kept(LAW, about, "with position_ids; without them steps begin at position 0")
-    if answer.state == BROKEN and about == "static" and not all(map(in_a_band, self_attentions(subject, content))):
-        raise NotAsked("the data picks keys: among equal scores, as an indexer's zeros, slots change the pick")
+            return kept(LAW, _about(kind), Message("laws.cache.with_position_ids"))
+    if answer.state == BROKEN and kind == _STATIC and not all(map(in_a_band, self_attentions(subject, content))):
+        raise NotAsked(Message("laws.cache.data_picks_keys"))
     return answer
 
 
@@ -144,9 +150,9 @@ def _static(subject: Subject, content: Content, own: dict[str, Any]) -> dict[str
     base = getattr(library, "Cache", None)
     name = next((name for name, cache in own.items() if base is not None and isinstance(cache, base)), None)
     if library is None or name is None:
-        raise NotAsked("its cache is none of transformers")
+        raise NotAsked(Message("laws.cache.not_of_transformers"))
     if field(subject.module, "_can_compile_fullgraph") is False:
-        raise NotAsked("the model says that it takes no static cache: _can_compile_fullgraph = False")
+        raise NotAsked(Message("laws.cache.no_static"))
     try:
         config = subject.config.get_text_config(decoder=True)
         cache = library.StaticCache(config=config, max_cache_len=content.tensor.shape[1] + _SPARE)
@@ -154,12 +160,12 @@ def _static(subject: Subject, content: Content, own: dict[str, Any]) -> dict[str
             # The encoder's keys are all written at once: no slots, and no window (T5Gemma's is the decoder's alone).
             cache = library.EncoderDecoderCache(cache, library.DynamicCache())
     except (AttributeError, TypeError, ValueError) as error:
-        raise NotAsked(f"no StaticCache can be made for its config: {error}") from error
+        raise NotAsked(Message("laws.cache.static_failed", error=str(error))) from error
     return {name: cache}
 
 
 def _compared(
-    subject: Subject, content: Content, caches: dict[str, Any], about: str, offset: str | None = None
+    subject: Subject, content: Content, caches: dict[str, Any], kind: str, offset: str | None = None
 ) -> LawAnswer:
     """Compare one pass with a prefill and two steps, which are given their offset if it is named."""
     batch, length = content.tensor.shape[:2]
@@ -170,19 +176,19 @@ def _compared(
     base, steps = subject.base, list(decoded(subject, content, tuple(ends), caches, offset=offset))
     rows = [_unlike(base, step, batch, length) for step in steps]
     if all(row is None for row in rows[1:]):
-        raise NotAsked("no output has a position for each token")
+        raise NotAsked(Message("laws.asking.no_output_per_token"))
     # In a static cache, a prefill that differs may see empty slots, which is a fault.
-    if rows[0] is not None and bool(_real(subject, content, rows[0]).any()) and about != "static":
-        raise NotAsked("the prefill alone gives other outputs: later tokens move earlier outputs, which no cache can")
+    if rows[0] is not None and bool(_real(subject, content, rows[0]).any()) and kind != _STATIC:
+        raise NotAsked(Message("laws.cache.later_tokens_move"))
     moved = [None if row is None else _real(subject, content, row) for row in rows]
     faulty = [step for step, row in zip(steps, moved, strict=True) if row is not None and bool(row.any())]
     if not faulty:
-        return kept(LAW, about)
+        return kept(LAW, _about(kind))
     marks = torch.zeros(batch, length, dtype=torch.bool)
     for step, row in zip(steps, moved, strict=True):
         if row is not None:
             marks[:, step.first : step.last] |= row.cpu()
-    return _broken(subject, content, faulty, marks, about)
+    return _broken(subject, content, faulty, marks, kind)
 
 
 def _unlike(base: Outputs, step: Step, batch: int, length: int) -> Tensor | None:
@@ -208,7 +214,7 @@ def _real(subject: Subject, content: Content, rows: Tensor) -> Tensor:
     return rows
 
 
-def _broken(subject: Subject, content: Content, faulty: list[Step], marks: Tensor, about: str) -> LawAnswer:
+def _broken(subject: Subject, content: Content, faulty: list[Step], marks: Tensor, kind: str) -> LawAnswer:
     step, batch = faulty[0], marks.shape[0]
     protected = torch.zeros_like(marks)
     protected[:, step.first : step.last] = True
@@ -219,18 +225,25 @@ def _broken(subject: Subject, content: Content, faulty: list[Step], marks: Tenso
         decoder=content.name.startswith("decoder"),
     )
     count, worst = int(marks.any(0).sum()), marks[int(marks.sum(1).argmax())]
-    tokens = step.last - step.first
-    what = f"a chunk of {tokens} tokens" if tokens > 1 else "a step of one token"
-    message = f"{what} behind {step.first} cached ones gives other outputs than one pass"
-    if step.first == 0:
-        message = f"the prefill of {tokens} tokens gives other outputs than one pass"
-    message += {"static": "; it is a static cache", "left padding": "; the batch has left padding"}.get(about, "")
+    sentences = [_differs(step)]
+    if kind == _STATIC:
+        sentences.append(Message("laws.cache.of_static"))
+    elif kind == _LEFT_PADDING:
+        sentences.append(Message("laws.cache.of_left_padding"))
     for behind in faulty:
         if behind.first and (seen := misaligned(behind.subject, behind.last - behind.first, behind.first)) is not None:
-            message += f"; {seen[1]}"
+            sentences.append(seen[1])
             site = site or seen[0]
             break
-    fix = "count positions from the cached tokens on, and align masks with the last key: tril(diagonal=keys - rows)"
-    if about == "static":
-        fix = "hide slots after the last written one from every row, and count positions from the cached tokens on"
-    return broken(LAW, about, "fail", site, message, fix, SOURCE, value=float(count), positions=worst)
+    message, source = joined(sentences), Message("laws.cache.source")
+    fix = Message("laws.cache.fix_static" if kind == _STATIC else "laws.cache.fix")
+    return broken(LAW, _about(kind), "fail", site, message, fix, source, value=float(count), positions=worst)
+
+
+def _differs(step: Step) -> Message:
+    tokens = step.last - step.first
+    if step.first == 0:
+        return Message("laws.cache.prefill_differs", tokens=tokens)
+    if tokens > 1:
+        return Message("laws.cache.chunk_differs", tokens=tokens, first=step.first)
+    return Message("laws.cache.step_differs", first=step.first)

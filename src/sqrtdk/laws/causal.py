@@ -20,17 +20,16 @@ from sqrtdk.audit.configs import field, module_at
 from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.records import LawAnswer
 from sqrtdk.audit.sight import lookahead, may_see_ahead, says_causal
-from sqrtdk.laws.answers import broken, calls_at, kept, plural
+from sqrtdk.laws.answers import broken, calls_at, kept
 from sqrtdk.laws.first_place import Protected, first_place
 from sqrtdk.laws.inputs import DECODER, ENCODER, Content, contents, other
 from sqrtdk.laws.moved import moved_positions, position_axes, position_axis
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
+from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall
 
 LAW = "causal"
-SOURCE = "Vaswani et al. 2017, section 3.2.3: a position attends to those up to its own"
 _CACHE = re.compile(r"past|cache|mems|present")
-_FIX = "pass the causal mask to this attention"
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
@@ -41,36 +40,37 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     later = (torch.arange(length) >= cut).expand(batch, length)
     changes = {content.name: other(subject, content, later)}
     if torch.equal(changes[content.name], content.tensor):
-        raise NotAsked("its tokens can't be changed: all are special")
+        raise NotAsked(Message("laws.causal.all_special"))
     before, after = subject.base, subject.run(changes)
     axes = position_axes(before, batch, length)
     axes = {name: axis for name, axis in axes.items() if name in after and after[name].shape == before[name].shape}
     if not axes:
-        raise NotAsked("no output has a position for each token")
+        raise NotAsked(Message("laws.asking.no_output_per_token"))
     rows = torch.stack([moved_positions(before[name], after[name], axis).cpu() for name, axis in axes.items()]).any(0)
     leaked = int(rows[:, :cut].any(0).sum())
     if not rows.any():
-        raise NotAsked("no output moves with the tokens at all")
+        raise NotAsked(Message("laws.causal.nothing_moves"))
     owned = [call for call in calls_at(subject, None) if call.query_len == length and call.self_attention is not False]
     if not leaked:
         yield kept(LAW, content.name)
         return
-    said = _said(subject, owned, before, batch, length)
-    if said is None and not _language_model(subject, content, before):
-        yield kept(LAW, content.name, "every position sees later ones, and nothing says otherwise")
+    why = _why_causal(subject, owned, before, batch, length)
+    if why is None and not _language_model(subject, content, before):
+        yield kept(LAW, content.name, Message("laws.causal.undeclared"))
         return
     if any(_ahead(subject, call) for call in owned):
-        yield kept(LAW, content.name, "positions see later ones, as declared")
+        yield kept(LAW, content.name, Message("laws.causal.declared_otherwise"))
         return
     site = first_place(subject, {}, changes, Protected(~later))
     shown = rows[int(rows[:, :cut].sum(1).argmax())] & (torch.arange(length) < cut)
-    if said is None:
-        message = "ids in, logits over their vocabulary out, and every row sees later keys: is it meant to be causal?"
-        fix = "pass a causal mask if it predicts the next token, or declare is_causal = False in the config"
-        yield broken(LAW, content.name, "note", site, message, fix, SOURCE, value=float(leaked), positions=shown)
-        return
-    message = f"outputs of {plural(leaked, 'earlier position')} of {cut} move with later tokens, though {said}"
-    yield broken(LAW, content.name, "critical", site, message, _FIX, SOURCE, value=float(leaked), positions=shown)
+    severity = "note" if why is None else "critical"
+    if why is None:
+        message, fix = Message("laws.causal.sees_later"), Message("laws.causal.fix_sees_later")
+    else:
+        message = Message("laws.causal.earlier_moves", count=leaked, cut=cut, why=why)
+        fix = Message("laws.causal.fix")
+    source = Message("laws.causal.source")
+    yield broken(LAW, content.name, severity, site, message, fix, source, value=float(leaked), positions=shown)
 
 
 def tokens_of_decoder(subject: Subject) -> Content:
@@ -83,21 +83,23 @@ def tokens_of_decoder(subject: Subject) -> Content:
     decoder = [content for content in found if DECODER.search(content.name)]
     plain = [content for content in found if not ENCODER.search(content.name)]
     if not (decoder or plain):
-        raise NotAsked("no input is a sequence of tokens or features")
+        raise NotAsked(Message("laws.asking.no_tokens"))
     return (decoder or plain)[0]
 
 
-def _said(subject: Subject, calls: list[AttentionCall], outputs: Outputs, batch: int, length: int) -> str | None:
+def _why_causal(
+    subject: Subject, calls: list[AttentionCall], outputs: Outputs, batch: int, length: int
+) -> Message | None:
     """Return what says that the model is causal, or None if nothing does."""
     for call in calls:
         if says_causal(call, module_at(subject.module, call.site), config_at(subject.module, call.site)):
-            return "the model says that it is causal"
+            return Message("laws.causal.declared")
     for owner in (subject.module, subject.config):
         if field(owner, "is_causal") is True or field(owner, "causal") is True:
-            return "the model says that it is causal"
+            return Message("laws.causal.declared")
     # Keys of a cache are (B, H, n, E): positions are axis 2.
     keys = (x for name, x in outputs.items() if _CACHE.search(name) and position_axis(x, batch, length) == 2)
-    return None if next(keys, None) is None else "the keys of every position are cached"
+    return None if next(keys, None) is None else Message("laws.causal.keys_cached")
 
 
 def _ahead(subject: Subject, call: AttentionCall) -> bool:

@@ -28,17 +28,18 @@ from sqrtdk.laws.moved import ROUNDINGS
 from sqrtdk.laws.rotations import Declared, declared, plain
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.traced import traced
+from sqrtdk.messages import Message
 from sqrtdk.tracing.probe.rotation import RotationFit, fit_rotation
 from sqrtdk.tracing.probe.tables import LOOSE_LAW, Law, frequencies, law_of
 from sqrtdk.tracing.tensors import CallTensors, Vector
 
-CHANNELS, FREQUENCIES = "channels that turn", "frequencies"
-SOURCE = "the config of the model; Su et al. 2021, section 3.2.2: channel pair i turns by base^(-2i/R) a position"
+CHANNELS, FREQUENCIES = "laws.configured.about.channels", "laws.configured.about.frequencies"
+SOURCE = "laws.configured.source"
 LEAST_ROWS = 3
 STILL = 8.0  # times the noise: a pair that should turn by more, and does not, stands still
 ANEW = 0.2  # radians by which a step is off if positions jump; in half precision it is off by less
 NEAR = 0.01  # relative error of a frequency; tables in half precision are off by 0.4%
-_FIX = "build the rotary embedding from this field of the config"
+_FIX = "laws.configured.fix"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +73,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     for turning in turned:
         answers += _judged(subject, turning)
     if not answers:
-        raise NotAsked("no rotation of q or k could be read" if not turned else "the config states nothing of it")
+        raise NotAsked(Message("laws.configured.nothing_stated" if turned else "laws.configured.no_rotation"))
     yield from by_field(answers)
 
 
@@ -84,7 +85,7 @@ def without_values(subject: Subject) -> Iterator[LawAnswer]:
     """
     answers = [*of_masks(subject, static=True)]
     if not answers:
-        raise NotAsked(NO_VALUES)
+        raise NotAsked(Message(NO_VALUES))
     yield from by_field(answers)
 
 
@@ -135,7 +136,7 @@ def _judged(subject: Subject, turning: _Turning) -> Iterator[LawAnswer]:
     if said.width is None and said.base is None:
         return
     if not _in_order(turning):
-        yield not_asked(LAW, FREQUENCIES, "positions do not go up one by one")
+        yield not_asked(LAW, Message(FREQUENCIES), Message("laws.configured.jumps"))
         return
     yield from _channels(turning, said, head_dim)
     if said.base is not None:
@@ -160,13 +161,16 @@ def _channels(turning: _Turning, said: Declared, head_dim: int) -> Iterator[LawA
     width = turning.fit.rotation.width
     # An odd number of channels rotates one pair more: 5 channels make 3 pairs.
     if any(width == wanted + wanted % 2 for wanted in said.widths) or _would_not_show(turning, said, head_dim):
-        yield kept(LAW, CHANNELS)
+        yield kept(LAW, Message(CHANNELS))
         return
     still = _still(turning, None, said.scaled)
-    pairs = len(turning.steps) - still
-    turns = f"rotates {width}" if not still else f"rotates {pairs} pairs, of channels {width // 2} apart,"
-    message = f"{turns} of {head_dim} channels, {said.width}"
-    yield broken(LAW, CHANNELS, "fail", turning.call.site, message, _FIX, SOURCE, value=float(width))
+    field = str(said.width)
+    message = Message("laws.configured.channels", width=width, dims=head_dim, field=field)
+    if still:
+        pairs = len(turning.steps) - still
+        message = Message("laws.configured.pairs", pairs=pairs, apart=width // 2, dims=head_dim, field=field)
+    site, fix, source = turning.call.site, Message(_FIX), Message(SOURCE)
+    yield broken(LAW, Message(CHANNELS), "fail", site, message, fix, source, value=float(width))
 
 
 def _still(turning: _Turning, table: Tensor | None, scaled: bool) -> int:
@@ -196,20 +200,21 @@ def _would_not_show(turning: _Turning, said: Declared, head_dim: int) -> bool:
 
 def _frequencies(turning: _Turning, said: Declared, head_dim: int, longest: float | None) -> LawAnswer:
     width, length = turning.fit.rotation.width, turning.fit.rotation.table.shape[1]
+    about = Message(FREQUENCIES)
     tables = said.tables(width, head_dim, length, longest)
     if not tables:
-        return not_asked(LAW, FREQUENCIES, f"what {said.law} makes of them is not known")
+        return not_asked(LAW, about, Message("laws.configured.unknown_law", law=said.law))
     if any(_same(turning, table) for table in _and_of_widths(said, tables, width, head_dim, length, longest)):
-        return kept(LAW, FREQUENCIES)
+        return kept(LAW, about)
     # Frequencies of one axis fall from pair to pair.
     if not bool((turning.steps[1:] <= turning.steps[:-1] + turning.noise).all()) or _still(
         turning, tables[0], said.scaled
     ):
-        return not_asked(LAW, FREQUENCIES, "its pairs have positions of several axes")
+        return not_asked(LAW, about, Message("laws.configured.several_axes"))
     if said.unknown is not None:
-        return not_asked(LAW, FREQUENCIES, f"what {said.unknown} makes of them is not known")
+        return not_asked(LAW, about, Message("laws.configured.unknown_law", law=said.unknown))
     message = _message(turning, said, tables[0], width)
-    return broken(LAW, FREQUENCIES, "fail", turning.call.site, message, _FIX, SOURCE)
+    return broken(LAW, about, "fail", turning.call.site, message, Message(_FIX), Message(SOURCE))
 
 
 def _and_of_widths(
@@ -229,21 +234,24 @@ def _same(turning: _Turning, table: Tensor) -> bool:
     )
 
 
-def _message(turning: _Turning, said: Declared, table: Tensor, width: int) -> str:
+def _message(turning: _Turning, said: Declared, table: Tensor, width: int) -> Message:
     """Return the message, which names the field that is wrong."""
     assert said.base is not None
-    law = turning.law
+    law, field = turning.law, str(said.base)
     if said.scaled:
         # If the plain frequencies of the base fit, the law was not applied.
         unscaled = Declared(said.base, said.bases, None, (), "default", {}).tables(width, width, 1, None)
         if unscaled and any(_same(turning, one) for one in unscaled):
-            return f"rotates with unscaled frequencies, the config says {said}"
+            return Message("laws.configured.unscaled", law=said.named_law)
     elif law is not None and abs(law.factor - 1) <= NEAR:
-        return f"rotates with base {plain(law.base)}, {said.base}"
+        return Message("laws.configured.base", base=plain(law.base), field=field)
     elif law is not None:
-        return f"rotates with base {plain(law.base)} and positions times {law.factor:.4g}, {said.base}, no scaling"
+        stretch = f"{law.factor:.4g}"
+        return Message("laws.configured.stretched", base=plain(law.base), stretch=stretch, field=field)
     # The pair that is off by most.
     pair = int(((turning.steps - table).abs() / (NEAR * table + turning.noise)).argmax())
-    told = f"{float(turning.steps[pair]):.4g} a position"
-    by = f"by {said} of {said.base} " if said.law != "default" else f"by {said.base} "
-    return f"pair {pair} turns by {told}, {by}it is {float(table[pair]):.4g}"
+    turns, wanted = f"{float(turning.steps[pair]):.4g}", f"{float(table[pair]):.4g}"
+    if said.law == "default":
+        return Message("laws.configured.pair", pair=pair, turns=turns, field=field, wanted=wanted)
+    named = said.named_law
+    return Message("laws.configured.pair_of_law", pair=pair, turns=turns, law=named, field=field, wanted=wanted)

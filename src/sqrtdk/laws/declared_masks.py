@@ -19,13 +19,13 @@ from sqrtdk.audit.rules.windows import declared_window
 from sqrtdk.audit.sight import leak, lookahead, may_see_ahead, says_causal
 from sqrtdk.laws.answers import broken, kept
 from sqrtdk.laws.subject import Subject
+from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall
 
 LAW = "configured"
-WINDOW, DIRECTION = "window", "direction"
+WINDOW, DIRECTION = "laws.configured.about.window", "laws.configured.about.direction"
+REPEATED = ("sliding_window", "mask_audit")  # rules that find the same faults: their words are repeated
 CAUSAL_KINDS = ("causal", "causal_lower_right")
-SOURCE = "the config of the model"
-_RULE = "sliding_window"
 
 
 def of_masks(subject: Subject, *, static: bool = False) -> Iterator[LawAnswer]:
@@ -38,20 +38,20 @@ def of_masks(subject: Subject, *, static: bool = False) -> Iterator[LawAnswer]:
 
 
 def _window(subject: Subject, call: AttentionCall, module: nn.Module | None, config: object) -> Iterator[LawAnswer]:
-    finding = next((one for one in subject.findings if (one.rule, one.site) == (_RULE, call.site)), None)
+    finding = next((one for one in subject.findings if (one.rule, one.site) == (REPEATED[0], call.site)), None)
     if finding is not None:
-        yield LawAnswer(LAW, WINDOW, BROKEN, finding.message, call.site)
+        yield LawAnswer(LAW, Message(WINDOW), BROKEN, finding.message, call.site)
         return
     window, mask = declared_window(call.site, module, config), call.mask
     if window is None or mask is None or mask.greatest is None or mask.least is None:
         return
     # Rows that are not longer than the window do not show it.
     if window.keys and call.key_len > window.keys and mask.greatest + 1 in window.sides(mask.least < 0):
-        yield kept(LAW, WINDOW)
+        yield kept(LAW, Message(WINDOW))
     elif not window.keys and mask.kind == "window" and mask.band and call.self_attention is not False:
-        message = f"rows see up to {mask.greatest + 1} keys, their own included, though {window.by} is of other layers"
-        fix = "pass this layer the mask of full attention: layer_types says which layers have a window"
-        yield broken(LAW, WINDOW, "fail", call.site, message, fix, SOURCE)
+        message = Message("laws.configured.window_of_others", seen=mask.greatest + 1, by=window.by)
+        fix, source = Message("laws.configured.fix_window"), Message("laws.configured.source_masks")
+        yield broken(LAW, Message(WINDOW), "fail", call.site, message, fix, source)
 
 
 def _direction(
@@ -63,19 +63,19 @@ def _direction(
             return  # with values, the law `causal` tests the outputs instead
         fault = next(iter(leak(call, lookahead(owners), static)), None)
         if fault is not None:
-            yield LawAnswer(LAW, DIRECTION, BROKEN, fault[3], call.site)
+            yield LawAnswer(LAW, Message(DIRECTION), BROKEN, fault[3], call.site)
         elif mask is not None and (mask.kind in CAUSAL_KINDS or mask.least == 0):
-            yield kept(LAW, DIRECTION)
+            yield kept(LAW, Message(DIRECTION))
         return
     words = _bidirectional(config)
     if words is None or call.self_attention is False or call.query_len < 2:
         return
     if mask is not None and mask.kind in CAUSAL_KINDS:
-        message = f"attention runs causally, though {words}"
-        fix = "pass no causal mask: is_causal=False for every layer of an encoder"
-        yield broken(LAW, DIRECTION, "fail", call.site, message, fix, SOURCE)
+        message = Message("laws.configured.runs_causally", why=words)
+        fix, source = Message("laws.configured.fix_runs_causally"), Message("laws.configured.source_masks")
+        yield broken(LAW, Message(DIRECTION), "fail", call.site, message, fix, source)
     elif mask is None or (mask.least is not None and mask.least < 0):
-        yield kept(LAW, DIRECTION)
+        yield kept(LAW, Message(DIRECTION))
 
 
 def _bidirectional(config: object) -> str | None:

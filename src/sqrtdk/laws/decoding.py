@@ -16,9 +16,9 @@ from typing import Any
 from torch import Tensor
 
 from sqrtdk.errors import INTERRUPTS
-from sqrtdk.laws.answers import plural
 from sqrtdk.laws.inputs import MASK, Content, contents, goes_with
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
+from sqrtdk.messages import Message
 from sqrtdk.models.returned import tensors_of, walk
 from sqrtdk.models.signature import forward_arguments
 from sqrtdk.tracing.trace import trace
@@ -98,7 +98,7 @@ def decoded(
         filled = filled_caches(arguments, returned)
         objects = {name: value for name, value in given.items() if _is_object(value)}
         if not filled and not objects and last != ends[-1]:
-            raise NotAsked("it returns no cache")
+            raise NotAsked(Message("laws.cache.returns_none"))
         first, held = last, filled or objects
 
 
@@ -160,7 +160,7 @@ def _copy(value: Any) -> Any:
     except INTERRUPTS:
         raise
     except BaseException as error:  # a user's __deepcopy__ may raise anything
-        raise NotAsked(f"a cache of type {type(value).__name__} can't be copied") from error
+        raise NotAsked(Message("laws.cache.not_copied", type=type(value).__name__)) from error
 
 
 def _inputs(subject: Subject, content: Content, first: int, last: int) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def _cut(name: str, value: Any, content: Content, first: int, last: int) -> Any:
     return value[:, first:last] if value.shape[:2] == (batch, length) else value
 
 
-def misaligned(step: Subject, rows: int, cached: int) -> tuple[str, str] | None:
+def misaligned(step: Subject, rows: int, cached: int) -> tuple[str, Message] | None:
     """Return site and message of the first attention of a step that can't see its cached keys, or None.
 
     Either its causal mask begins at the first key although cached keys come before the rows, or it has no cached keys.
@@ -205,8 +205,9 @@ def misaligned(step: Subject, rows: int, cached: int) -> tuple[str, str] | None:
         if call.self_attention is False or call.axis != "positions" or call.query_len != rows:
             continue
         if keys == rows:
-            return call.site, f"{plural(rows, 'row')} there see {plural(keys, 'key')}, and none of {cached} cached ones"
+            return call.site, Message("laws.cache.sees_no_cached", count=rows, keys=keys, cached=cached)
         if mask is not None and rows < keys and (mask.least, mask.greatest, mask.band) == (0, rows - 1, True):
-            what = "is_causal" if mask.form == "implicit" else "the causal mask"
-            return call.site, f"{what} with {plural(rows, 'row')} and {keys} keys: aligned to the upper left"
+            if mask.form == "implicit":
+                return call.site, Message("laws.cache.is_causal_upper_left", count=rows, keys=keys)
+            return call.site, Message("laws.cache.mask_upper_left", count=rows, keys=keys)
     return None

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.records import LawAnswer
-from sqrtdk.laws.answers import broken, calls_at, kept, plural
+from sqrtdk.laws.answers import broken, calls_at, kept
 from sqrtdk.laws.first_place import Protected, first_place
 from sqrtdk.laws.inputs import contents, other, restarts
 from sqrtdk.laws.moved import moved_positions, position_axes
 from sqrtdk.laws.subject import NotAsked, Subject
+from sqrtdk.messages import Message, joined
 
 LAW = "documents"
-SOURCE = "transformers: position ids that restart mark packed sequences, which do not see one another"
 _OFFSETS = ("cu_seqlens", "cu_seqlens_q", "cu_seq_lens_q")
 
 
@@ -28,7 +28,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     document = _documents(subject)
     found = [content for content in contents(subject) if content.tensor.shape[:2] == document.shape]
     if not found:
-        raise NotAsked("no content has the shape of position_ids")
+        raise NotAsked(Message("laws.documents.no_content"))
     first = document == 0
     changes = {content.name: other(subject, content, first, specials=True) for content in found}
     before, after = subject.base, subject.run(changes)
@@ -44,21 +44,18 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
             yield _broken(subject, changes, document, rows[worst], int((~first[worst]).sum()))
             return
     if not judged:
-        raise NotAsked("no output has a position for each token")
+        raise NotAsked(Message("laws.asking.no_output_per_token"))
     yield kept(LAW)
 
 
 def _broken(subject: Subject, changes: dict[str, Tensor], document: Tensor, rows: Tensor, of: int) -> LawAnswer:
     site = first_place(subject, {}, changes, Protected(document > 0))
     count = int(rows.sum())
-    message = (
-        f"tokens see another document: position_ids restart, and the first document moves "
-        f"{plural(count, 'position')} of {of} behind it"
-    )
+    message: str = Message("laws.documents.seen", count=count, of=of)
     if any(call.mask is not None and call.mask.kind == "causal" for call in calls_at(subject, site)):
-        message += "; the mask there is plainly causal"
-    fix = "hide keys of other documents: document[:, :, None] == document[:, None, :] beside the causal mask"
-    return broken(LAW, "position_ids", "fail", site, message, fix, SOURCE, value=float(count), positions=rows)
+        message = joined([message, Message("laws.documents.only_causal")])
+    fix, source = Message("laws.documents.fix"), Message("laws.documents.source")
+    return broken(LAW, "position_ids", "fail", site, message, fix, source, value=float(count), positions=rows)
 
 
 def _documents(subject: Subject) -> Tensor:
@@ -81,4 +78,4 @@ def _documents(subject: Subject) -> Tensor:
     if offsets is not None and offsets.dim() == 1 and offsets.numel() > 2:
         sizes = offsets.diff().long()  # cu_seqlens = [0, 3, 8]: documents of 3 and 5 tokens
         return torch.repeat_interleave(torch.arange(len(sizes), device=offsets.device), sizes)[None]
-    raise NotAsked("every row is one document: no position_ids restart")
+    raise NotAsked(Message("laws.documents.one_document"))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from sqrtdk.audit.records import BROKEN, LawAnswer
 from sqrtdk.laws.answers import kept
 from sqrtdk.laws.subject import Subject
+from sqrtdk.messages import Message
 
 LAW = "finite"
 
@@ -19,6 +20,6 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     """Yield one answer; its finding is made by the rule `nonfinite`."""
     bad = [name for name, x in subject.base.items() if bool((x.isnan() | x.isposinf()).any())]
     if bad:
-        yield LawAnswer(LAW, "", BROKEN, f"NaN or infinity in the outputs: {', '.join(bad[:3])}")
+        yield LawAnswer(LAW, "", BROKEN, Message("laws.finite.outputs", names=", ".join(bad[:3])))
     else:
         yield kept(LAW)

@@ -13,27 +13,26 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.records import LawAnswer
-from sqrtdk.laws.answers import broken, kept, not_asked, plural
+from sqrtdk.laws.answers import broken, kept, not_asked
 from sqrtdk.laws.decoding import cache_arguments, misaligned
 from sqrtdk.laws.inputs import Content, other
 from sqrtdk.laws.moved import moved, moved_positions, position_axis
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
+from sqrtdk.messages import Message, joined
 from sqrtdk.models.returned import tensors_of
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import trace
 
 LAW = "cache"
-GIVEN, EMPTY = "given keys", "empty slots"
-_SOURCE = "Pope et al. 2022: decoding with cached keys and values is the forward of one pass, in steps"
-_SLOTS = "transformers StaticCache: slots after the last written one are masked"
+GIVEN, EMPTY = "laws.cache.about.given_keys", "laws.cache.about.empty_slots"
 
 
 def given_keys(subject: Subject, content: Content) -> Iterator[LawAnswer]:
     """Yield one answer for a module that takes cached keys and values as two tensors and returns none."""
     try:
         yield _given(subject, content)
-    except NotAsked as reason:
-        yield not_asked(LAW, GIVEN, reason)
+    except NotAsked as error:
+        yield not_asked(LAW, Message(GIVEN), error.reason)
 
 
 def _given(subject: Subject, content: Content) -> LawAnswer:
@@ -43,9 +42,9 @@ def _given(subject: Subject, content: Content) -> LawAnswer:
         given = list(given[0])
     pair = [part for part in given if isinstance(part, Tensor) and part.dim() == 4]
     if len(pair) != 2 or len(given) != 2:
-        raise NotAsked("it returns no cache, and takes no two tensors of keys and values")
+        raise NotAsked(Message("laws.cache.no_given_keys"))
     if others := [name for name in subject.tensors if name not in (*names, content.name)]:
-        raise NotAsked(f"it returns no cache, and what {others[0]} must be behind another is not known")
+        raise NotAsked(Message("laws.cache.unknown_input", name=others[0]))
     _, step = _traced(subject)
     new = int(content.tensor.shape[1])
     axis, keys = _as_cached(step, pair, step.key.values.shape[2] - new)
@@ -68,34 +67,33 @@ def _given(subject: Subject, content: Content) -> LawAnswer:
     full, seen = _traced(subject.over(whole))
     all_keys = seen.key.values if keys == "rotated" else seen.key.projected
     if all_keys is None or seen.key.values.shape[2] != cached + new:
-        raise NotAsked("the keys of one pass could not be read")
+        raise NotAsked(Message("laws.cache.keys_unread"))
     behind = subject.over({**subject.inputs, **caches(all_keys[:, :, :cached], seen.value.values[:, :, :cached])})
     rows = _unlike(full, behind.base, content, cached)
     if not bool(rows.any()):
-        return kept(LAW, GIVEN)
+        return kept(LAW, Message(GIVEN))
     return _broken(behind, rows, cached, seen, subject.over({**subject.inputs, **empty}))
 
 
 def _broken(behind: Subject, rows: Tensor, cached: int, seen: CallTensors, alone: Subject) -> LawAnswer:
     count, worst = int(rows.any(0).sum()), rows[int(rows.sum(1).argmax())]
-    site = seen.site
+    site, about, source = seen.site, Message(GIVEN), Message("laws.cache.source")
+    message: str = Message("laws.cache.given_differ", count=count, cached=cached)
     if (corner := misaligned(behind, rows.shape[1], cached)) is not None:
-        message = f"{plural(count, 'new row')} behind {cached} given keys differ from those of one pass; {corner[1]}"
-        fix = "align the mask with the last key: tril(diagonal=keys - rows)"
-        return broken(LAW, GIVEN, "fail", corner[0], message, fix, _SOURCE, value=float(count), positions=worst)
+        message, fix = joined([message, corner[1]]), Message("laws.cache.fix_align")
+        return broken(LAW, about, "fail", corner[0], message, fix, source, value=float(count), positions=worst)
     keys, first = (_traced(run)[1].key.values for run in (behind, alone))
     before, whole = (part[:, :, :cached] for part in (keys, seen.key.values))
     new, whole_new = keys[:, :, cached:], seen.key.values[:, :, cached:]
-    message = f"{plural(count, 'new row')} behind {cached} given keys differ from those of one pass"
-    fix = "compute positions and masks of new rows from the number of keys before them"
+    fix = Message("laws.cache.fix_count")
     # New keys that are the same without a cache were rotated by positions from 0 on.
     if _equal(new, first) and not _equal(new, whole_new):
-        message = f"new rows are turned from position 0 behind {cached} cached keys"
-        fix = "give the rotation of new rows an offset: the number of cached keys"
+        message = Message("laws.cache.turned_from_zero", cached=cached)
+        fix = Message("laws.cache.fix_offset")
     elif _equal(new, whole_new) and not _equal(before, whole):
-        message += "; the cached keys meet q otherwise, as ones that are turned again"
-        fix = "turn each key once: before it is cached, or as it comes from the cache"
-    return broken(LAW, GIVEN, "warn", site, message, fix, _SOURCE, value=float(count), positions=worst)
+        message = joined([message, Message("laws.cache.turned_again")])
+        fix = Message("laws.cache.fix_turn_once")
+    return broken(LAW, about, "warn", site, message, fix, source, value=float(count), positions=worst)
 
 
 def _traced(subject: Subject) -> tuple[Outputs, CallTensors]:
@@ -103,7 +101,7 @@ def _traced(subject: Subject) -> tuple[Outputs, CallTensors]:
     with trace(subject.module, stats=False, numeric=False, keep=True) as traced:
         outputs = tensors_of(subject.returned({}))
     if len(traced.tensors) != 1:
-        raise NotAsked(f"it returns no cache, and has {plural(len(traced.tensors), 'attention')}")
+        raise NotAsked(Message("laws.cache.several_attentions", count=len(traced.tensors)))
     return outputs, traced.tensors[0]
 
 
@@ -121,7 +119,7 @@ def _as_cached(step: CallTensors, pair: list[Tensor], cached: int) -> tuple[int,
             return axis, "rotated"
         if step.key.projected is not None and _equal(key, step.key.projected[:, :, :cached]):
             return axis, "projected"
-    raise NotAsked("the given keys are changed before they meet q")
+    raise NotAsked(Message("laws.cache.keys_changed"))
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
@@ -136,7 +134,7 @@ def _unlike(full: Outputs, step: Outputs, content: Content, cached: int) -> Tens
             part = one.narrow(axis, cached, new)
             if part.shape == step[name].shape:
                 return moved_positions(part, step[name], axis).cpu()
-    raise NotAsked("no output has a position for each token")
+    raise NotAsked(Message("laws.asking.no_output_per_token"))
 
 
 def empty_slots(subject: Subject) -> LawAnswer | None:
@@ -150,10 +148,10 @@ def empty_slots(subject: Subject) -> LawAnswer | None:
             continue
         seen = _empty_and_visible(tensors)
         if seen:
-            message = f"rows see {plural(seen, 'key')} that are exactly zero in k and v: empty slots of a cache"
-            fix = "hide slots after the last written one from every row: slots <= position of the row"
-            return broken(LAW, EMPTY, "warn", tensors.site, message, fix, _SLOTS, value=float(seen))
-    return kept(LAW, EMPTY)
+            message = Message("laws.cache.empty_slots_seen", count=seen)
+            fix, source = Message("laws.cache.fix_empty_slots"), Message("laws.cache.source_empty_slots")
+            return broken(LAW, Message(EMPTY), "warn", tensors.site, message, fix, source, value=float(seen))
+    return kept(LAW, Message(EMPTY))
 
 
 def _has_slots(call: Any) -> bool:

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.records import LawAnswer
-from sqrtdk.laws.answers import broken, kept, plural
+from sqrtdk.laws.answers import broken, kept
 from sqrtdk.laws.causal import tokens_of_decoder
 from sqrtdk.laws.first_place import Protected, first_unlike, in_encoder, taken_by
 from sqrtdk.laws.inputs import Content
 from sqrtdk.laws.moved import any_moved, moved, position_axis
 from sqrtdk.laws.padded import Padded, mask_name, padded, self_attentions, takes_positions
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
+from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall
 
 LAW = "left_padding"
-SOURCE = "transformers: decoders pad on the left for generation, with position_ids of cumsum(attention_mask) - 1"
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
@@ -38,20 +38,20 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     name = mask_name(named, content) or ""
     calls = self_attentions(named, content)
     if not calls:
-        raise NotAsked("no self-attention has a row for each token")
+        raise NotAsked(Message("laws.left_padding.no_rows"))
     if not all(_plain(call) for call in calls):
-        raise NotAsked("its self-attention is not plainly causal: what a row sees depends on its slot or on later ones")
+        raise NotAsked(Message("laws.left_padding.not_causal"))
     if not all(bool(x.isfinite().all()) for x in named.base.values()):
-        raise NotAsked("its outputs are not finite")
+        raise NotAsked(Message("laws.left_padding.not_finite"))
     unlike = _unlike(both, both.right.base, both.left.base)
     if not bool(unlike.any()):
         yield kept(LAW, name)
         return
     if not takes_positions(named, content) and _absolute(both, calls[0].site, content):
-        raise NotAsked("positions are absolute, and forward takes none: tokens move with the padding before them")
+        raise NotAsked(Message("laws.left_padding.absolute_positions"))
     open_mask = {name: torch.ones_like(both.left.inputs[name])}
     if not any_moved(both.left.base, both.left.run(open_mask)):
-        raise NotAsked(f"{name} changes nothing")
+        raise NotAsked(Message("laws.asking.changes_nothing", name=name))
     site = first_unlike(
         (both.right, Protected(~both.hidden_right, rest="nothing")),
         (both.left, Protected(~both.hidden_left, rest="nothing")),
@@ -59,9 +59,9 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     )
     worst = int(unlike.sum(1).argmax())
     count, of = int(unlike[worst].sum()), int((~both.hidden_left[worst]).sum())
-    message = f"padding on the left gives other outputs than on the right, at {plural(count, 'position')} of {of}"
-    fix = f"hide padding by {name} in every attention, and count positions by it: cumsum(attention_mask) - 1"
-    yield broken(LAW, name, "fail", site, message, fix, SOURCE, value=float(count), positions=unlike[worst])
+    message = Message("laws.left_padding.differs", count=count, of=of)
+    fix, source = Message("laws.left_padding.fix", mask=name), Message("laws.left_padding.source")
+    yield broken(LAW, name, "fail", site, message, fix, source, value=float(count), positions=unlike[worst])
 
 
 def _plain(call: AttentionCall) -> bool:
@@ -87,7 +87,7 @@ def _unlike(both: Padded, right: Outputs, left: Outputs) -> Tensor:
         found[shown_left] = entries.reshape(len(entries), -1).any(1)
         rows = found if rows is None else rows | found
     if rows is None:
-        raise NotAsked("no output has a position for each token")
+        raise NotAsked(Message("laws.asking.no_output_per_token"))
     return rows
 
 

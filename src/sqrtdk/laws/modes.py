@@ -33,18 +33,14 @@ from sqrtdk.laws.moved import any_moved, moved
 from sqrtdk.laws.samples import batches
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject, unchanged
 from sqrtdk.laws.training import draws, rates_off, seed_all, without_dropout
+from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.trace import trace
 
 LAW = "modes"
-ONE, TRAIN = "batch of one", "train mode"
-SOURCE = "samples of a batch are independent"
-SOURCE_OF_TRAIN = "Srivastava et al. 2014: without dropout, training and test run one network"
+ONE, TRAIN = "laws.modes.about.batch_of_one", "laws.modes.about.train_mode"
 MOST_SEEDS = 6  # a branch taken at random half the time escapes with probability 2^-5
 _LOSS = re.compile(r"loss|(^|_)aux")
-_RANDOM = "in train mode its outputs are random beside dropout"
-_OTHER = "it returns other outputs in train mode"
-_FIX = "compute the same whether self.training is set or not; dropout alone may ask for it"
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
@@ -52,22 +48,20 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     for about, answer in ((ONE, _of_one), (TRAIN, _of_train)):
         try:
             yield answer(subject)
-        except NotAsked as reason:
-            yield not_asked(LAW, about, reason)
+        except NotAsked as error:
+            yield not_asked(LAW, Message(about), error.reason)
 
 
 def _of_one(subject: Subject) -> LawAnswer:
     """Return the answer for a batch of one: a sample must have the same outputs alone as in a batch."""
     found = batches(subject)
     if found.mixed:
-        raise NotAsked("its samples see one another")
+        raise NotAsked(Message("laws.modes.samples_mix"))
     single, before = found.single.base, found.many.base
     if any(bool(moved(single[name][0], before[name][found.stays]).any()) for name in found.names):
-        return broken(
-            LAW, ONE, "warn", None, "a sample gives other outputs alone than in a batch",
-            "look for what counts over the whole batch: a capacity of experts, a mean, a longest length", SOURCE,
-        )  # fmt: skip
-    return kept(LAW, ONE)
+        message, fix = Message("laws.modes.alone"), Message("laws.modes.fix_alone")
+        return broken(LAW, Message(ONE), "warn", None, message, fix, Message("laws.modes.source_alone"))
+    return kept(LAW, Message(ONE))
 
 
 # -- train mode --------------------------------------------------------------------------------------------------------
@@ -132,38 +126,38 @@ def _of_train(subject: Subject) -> LawAnswer:
     module = subject.module
     runs = _runs(subject)
     if subject.steady_in_train_mode:
-        return kept(LAW, TRAIN)
+        return kept(LAW, Message(TRAIN))
     trained = _trained(runs)
     if not _differ(subject.base, trained):
-        return kept(LAW, TRAIN)
+        return kept(LAW, Message(TRAIN))
     drew, updated = runs.drew, runs.updated
     plain = runs.run(False)
     if not _differ(plain, trained):
-        return kept(LAW, TRAIN)
+        return kept(LAW, Message(TRAIN))
     if updated:
         runs.resting |= {module.get_submodule(path.rpartition(".")[0]) for path in updated}
         trained = _trained(runs)
         if not _differ(plain, trained):
-            raise NotAsked(f"in train mode it updates {updated[0]}, and its outputs follow")
+            raise NotAsked(Message("laws.modes.updates_buffer", buffer=updated[0]))
         drew = runs.drew
     with ExitStack() as stack:
         if drew:
             stack.enter_context(rates_off(module))
             plain, trained = runs.run(False), _trained(runs)
             if not _differ(plain, trained):
-                return kept(LAW, TRAIN)
+                return kept(LAW, Message(TRAIN))
         # A generator that the model owns advances without `draws` seeing it, so one more run is needed.
         others = (runs.run(True, subject.seed + turn) for turn in range(1, MOST_SEEDS if runs.drew else 2))
         if any(_differ(trained, other) for other in others):
-            raise NotAsked(_RANDOM)
+            raise NotAsked(Message("laws.modes.random"))
         return _broken(runs)
 
 
 def _trained(runs: _Runs) -> Outputs:
     try:
         return runs.run(True)
-    except NotAsked as reason:
-        raise NotAsked(f"in train mode {reason}") from reason
+    except NotAsked as error:
+        raise NotAsked(Message("laws.modes.not_run", error=error.reason)) from error
 
 
 def _differ(one: Outputs, other: Outputs) -> bool:
@@ -179,7 +173,7 @@ def _differ(one: Outputs, other: Outputs) -> bool:
     both = (name for name in one if name in other and one[name].shape == other[name].shape)
     names = [name for name in both if one[name].dim() and not _LOSS.search(name)]
     if not names or places[0] != places[1]:
-        raise NotAsked(_OTHER)
+        raise NotAsked(Message("laws.modes.other_outputs"))
     return any(bool(moved(one[name], other[name]).any()) for name in names)
 
 
@@ -190,13 +184,14 @@ def _broken(runs: _Runs) -> LawAnswer:
     twins = {(call.site, call.index): call for call in trained}
     pairs = [(call, twins[call.site, call.index]) for call in evaluated if (call.site, call.index) in twins]
     found = next(((one.site, what) for one, two in pairs if (what := _what(one, two)) is not None), None)
-    message = "eval mode and train mode give other outputs, with every dropout off"
+    message = Message("laws.modes.train")
     at_attention = any(site == call.site or (site or "").startswith(f"{call.site}.") for call in evaluated if call.site)
     if found is not None:
-        message += f": {found[1]}"
+        message = Message("laws.modes.train_at", what=found[1])
         site = found[0] if site is None else site
     severity = "fail" if found is not None or at_attention else "warn"
-    return broken(LAW, TRAIN, severity, site, message, _FIX, SOURCE_OF_TRAIN)
+    fix, source = Message("laws.modes.fix_train"), Message("laws.modes.source_train")
+    return broken(LAW, Message(TRAIN), severity, site, message, fix, source)
 
 
 def _calls(runs: _Runs, training: bool) -> tuple[AttentionCall, ...]:
@@ -212,4 +207,4 @@ def _what(one: AttentionCall, other: AttentionCall) -> str | None:
         return found[0]
     if one.mask is None or other.mask is None or one.mask.kind == other.mask.kind:
         return None
-    return f"mask {one.mask.kind} against {other.mask.kind}"
+    return Message("rules.eager_vs_sdpa.mask", eager=one.mask.kind, other=other.mask.kind)

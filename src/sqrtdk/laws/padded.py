@@ -13,6 +13,7 @@ from sqrtdk.laws.answers import calls_at
 from sqrtdk.laws.first_place import in_encoder
 from sqrtdk.laws.inputs import Content, MaskInput, content_of, goes_with, masks, restarts
 from sqrtdk.laws.subject import NotAsked, Subject
+from sqrtdk.messages import Message
 from sqrtdk.models.signature import forward_arguments
 from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.trace import trace
@@ -74,7 +75,7 @@ def padded(subject: Subject, content: Content, *, last_sample: bool = False) -> 
     """
     name = mask_name(subject, content)
     if name is None:
-        raise NotAsked("forward takes no attention_mask of the tokens")
+        raise NotAsked(Message("laws.asking.no_attention_mask"))
     batch, length = content.tensor.shape[:2]
     device = content.tensor.device
     given = next((mask for mask in masks(subject) if mask.name == name), None)
@@ -82,15 +83,15 @@ def padded(subject: Subject, content: Content, *, last_sample: bool = False) -> 
     hidden = mask.hidden
     positions = subject.tensors.get(_POSITIONS)
     if positions is not None and positions.dim() == 2 and bool(restarts(positions).any()):
-        raise NotAsked("position_ids restart: they tell documents")
+        raise NotAsked(Message("laws.left_padding.restarts"))
     for other, value in subject.tensors.items():
         if other != name and value.shape[-2:] == (length, length) and goes_with(other, content):
-            raise NotAsked(f"{other} is a mask of every row and key")
+            raise NotAsked(Message("laws.left_padding.mask_of_pairs", name=other))
     if hidden is None or not bool(hidden.any()):
         hidden = torch.zeros(batch, length, dtype=torch.bool, device=device)
         hidden[batch - 1 if last_sample else 0 :, length - max(length // _SHARE, 1) :] = True
     if bool(hidden.all(1).any()):
-        raise NotAsked("a sample is nothing but padding")
+        raise NotAsked(Message("laws.left_padding.only_padding"))
     filled = dict(subject.inputs)
     pad = _pad_id(subject)
     if content.ids and pad is not None:

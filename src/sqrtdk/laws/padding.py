@@ -18,14 +18,15 @@ from torch import Tensor, nn
 
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.records import LawAnswer
-from sqrtdk.laws.answers import broken, calls_at, kept, not_asked, plural
+from sqrtdk.laws.answers import broken, calls_at, kept, not_asked
 from sqrtdk.laws.first_place import Protected, first_place
 from sqrtdk.laws.inputs import Content, MaskInput, content_of, contents, lengths, masks, other, restarts, special_ids
 from sqrtdk.laws.moved import any_moved, is_logits, moved, moved_positions, position_axis
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
+from sqrtdk.messages import Message, joined
 
 LAW = "padding"
-SOURCE = "transformers: attention_mask is 1 at tokens and 0 at padding; torch: key_padding_mask is True at padding"
+SOURCE = "laws.padding.source"
 _SHARE = 3  # one in so many positions is hidden if the mask hides none
 _CAUSAL_KINDS = ("causal", "causal_lower_right", "window")
 
@@ -34,22 +35,22 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     """Yield an answer for each mask, and for each argument of lengths."""
     found, sizes = list(masks(subject)), list(lengths(subject))
     if not (found or sizes):
-        raise NotAsked("no input is a mask")
+        raise NotAsked(Message("laws.padding.no_mask"))
     for mask in found:
         try:
             yield _of_mask(subject, mask)
-        except NotAsked as reason:
-            yield not_asked(LAW, mask.name, reason)
+        except NotAsked as error:
+            yield not_asked(LAW, mask.name, error.reason)
     for name in sizes:
         try:
             yield _of_lengths(subject, name)
-        except NotAsked as reason:
-            yield not_asked(LAW, name, reason)
+        except NotAsked as error:
+            yield not_asked(LAW, name, error.reason)
 
 
 def _of_mask(subject: Subject, mask: MaskInput) -> LawAnswer:
     if mask.name.startswith("pixel") and not any(content.length is None for content in contents(subject)):
-        raise NotAsked("the pixels that it speaks of are not given")
+        raise NotAsked(Message("laws.padding.no_pixels"))
     if mask.hidden is None:
         return _effect(subject, mask.name, _flipped(mask.tensor))
     content = next(iter(content_of(subject, mask)), None)
@@ -57,14 +58,14 @@ def _of_mask(subject: Subject, mask: MaskInput) -> LawAnswer:
         return _effect(subject, mask.name, _flipped(mask.tensor))
     hidden = mask.hidden
     if not hidden.any() and _restarts(subject):
-        raise NotAsked("it hides nothing, and position_ids that restart tell the documents")
+        raise NotAsked(Message("laws.padding.restarts"))
     causal = _causal_rows(subject, content)
     # Rows that are causal anyway only show a hidden token if a shown one follows it.
     tells = hidden[:, :-1] & ~hidden[:, 1:] if causal else hidden
     if not tells.any() or bool(hidden.all()):
         hidden = _some(subject, content, mask.tensor)
     if not hidden.any():
-        raise NotAsked("all of its tokens are special")
+        raise NotAsked(Message("laws.padding.all_special"))
     hides, shows = mask.hiding(hidden), mask.hiding(torch.zeros_like(hidden))
     # Two contents for the hidden positions: the outputs must not tell them apart.
     changes = [
@@ -86,12 +87,15 @@ def _of_mask(subject: Subject, mask: MaskInput) -> LawAnswer:
     severity = "fail"
     if arrives and of and site and _mixes_neighbours(subject, site):
         severity = "note"
-    what = "its content moves" if of == 0 else f"its content moves {plural(seen, 'position')} of {of}"
-    message = f"padding is seen: {mask.name} hides {_share(hidden)}, and {what} that must not move"
+    what = Message("laws.padding.content_moves")
+    if of:
+        what = Message("laws.padding.content_moves_positions", count=seen, of=of)
+    share = Message("laws.padding.share", count=int(hidden.sum(1).max()), length=hidden.shape[1])
+    message: str = Message("laws.padding.seen", mask=mask.name, share=share, what=what)
     if not arrives:
-        message += f"; {mask.name} changes nothing at all"
-    fix = f"pass {mask.name} to this attention, as -inf over the keys that it hides"
-    return broken(LAW, mask.name, severity, site, message, fix, SOURCE, value=float(max(seen, 1)), positions=positions)
+        message = joined([message, Message("laws.padding.without_effect", mask=mask.name)])
+    fix, source, value = Message("laws.padding.fix_seen", mask=mask.name), Message(SOURCE), float(max(seen, 1))
+    return broken(LAW, mask.name, severity, site, message, fix, source, value=value, positions=positions)
 
 
 def _mixes_neighbours(subject: Subject, site: str) -> bool:
@@ -107,10 +111,6 @@ def _mixes_neighbours(subject: Subject, site: str) -> bool:
     order = {path: number for number, (path, _) in enumerate(subject.module.named_modules())}
     first = min((order.get(call.site, 0) for call in calls_at(subject, None)), default=0)
     return next(calls_at(subject, site), None) is None and order[site] < first
-
-
-def _share(hidden: Tensor) -> str:
-    return f"{int(hidden.sum(1).max())} of {hidden.shape[1]} positions"
 
 
 def _hidden_elsewhere(subject: Subject, mask: MaskInput) -> dict[int, Tensor]:
@@ -215,5 +215,5 @@ def _effect(subject: Subject, name: str, changed: Tensor) -> LawAnswer:
 
 
 def _no_effect(name: str) -> LawAnswer:
-    message = f"{name} changes nothing: the outputs are the same whatever it hides"
-    return broken(LAW, name, "warn", None, message, f"pass {name} down to the attention, or do not take it", SOURCE)
+    message, fix = Message("laws.padding.no_effect", mask=name), Message("laws.padding.fix_no_effect", mask=name)
+    return broken(LAW, name, "warn", None, message, fix, Message(SOURCE))

@@ -27,14 +27,12 @@ from sqrtdk.laws.answers import broken, kept
 from sqrtdk.laws.moved import moved
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.traced import Traced, exchanged, restored, traced, upwards
+from sqrtdk.messages import Message
 from sqrtdk.models.returned import walk
 from sqrtdk.tracing.tensors import CallTensors
 
 LAW = "parameters"
-SOURCE = "softmax(z + c) = softmax(z); Xiao et al. 2023 and gpt-oss: a sink is one more logit, without a value"
 MOST_ROUNDS = 4  # runs; each changes one parameter of every class of module
-_FIX_UNREAD = "pass it to the attention, or remove it"
-_FIX_ADDED = "append it to the logits as one more key, and drop its weight after the softmax"
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +63,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     run = traced(subject)
     rounds = _rounds(subject, run)
     if not rounds:
-        raise NotAsked("no attention holds a parameter beside its projections")
+        raise NotAsked(Message("laws.parameters.none"))
     for held in rounds:
         with ExitStack() as stack:
             for one in held:
@@ -73,24 +71,25 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
             subject.run({})
     asked = [one for held in rounds for one in held if one.moves is not None]
     if not asked:
-        raise NotAsked("no output of these modules is other than zero")
+        raise NotAsked(Message("laws.parameters.zero_outputs"))
     idle = [one for one in asked if not one.moves]
     if not idle:
         yield kept(LAW, ", ".join(dict.fromkeys(one.name for one in asked)))
     for one in idle:
-        count = one.parameter.numel()
+        value = float(one.parameter.numel())
         why, fix = _why(one)
-        message = f"parameter {one.name} has no part in the attention: {why}"
+        message, source = Message("laws.parameters.idle", name=one.name, why=why), Message("laws.parameters.source")
         # XLNet's segment parameters, with several numbers for each head, are only read if token types are given.
         severity = "note" if one.unread and not one.per_head else "warn"
-        yield broken(LAW, one.name, severity, one.path, message, fix, SOURCE, value=float(count))
+        yield broken(LAW, one.name, severity, one.path, message, fix, source, value=value)
 
 
-def _why(one: _Held) -> tuple[str, str]:
+def _why(one: _Held) -> tuple[Message, Message]:
     """Return why the parameter has no part, and the fix."""
     if one.added:
-        return "a bias that is one number a head does nothing", _FIX_ADDED
-    return ("nothing reads it" if one.unread else "its numbers do not reach the output"), _FIX_UNREAD
+        return Message("laws.parameters.bias_of_head"), Message("laws.parameters.fix_bias")
+    why = "laws.parameters.unread" if one.unread else "laws.parameters.not_at_output"
+    return Message(why), Message("laws.parameters.fix")
 
 
 def _rounds(subject: Subject, run: Traced) -> list[list[_Held]]:

@@ -24,24 +24,21 @@ from torch import Tensor
 
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.records import KEPT, LawAnswer
-from sqrtdk.laws.answers import broken, kept, not_asked, plural
+from sqrtdk.laws.answers import broken, kept, not_asked
 from sqrtdk.laws.inputs import contents, other
 from sqrtdk.laws.moved import moved
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.traced import exchanged, first_tensor, restored, run_traced, traced, upwards
 from sqrtdk.laws.views import merged_by_view, merged_right, split_by_view
+from sqrtdk.messages import Message
 from sqrtdk.tracing.tape.stance import Disturbed, steps_seen
 from sqrtdk.tracing.tensors import CallTensors
 
 LAW = "place"
-SPLIT, MERGE = "split", "merge"
-SOURCE = "Vaswani et al. 2017, section 3.2.2: each head is a projection of its own of every position"
+SPLIT, MERGE = "split", "merge"  # each the end of ids
 MOST_SITES = 8  # attentions that are asked, each of another class or layout
 LEAST_ROWS = 4  # with fewer rows a view and a transpose may give the same
 NOISE = 3.0  # times the root mean square of the changed tensor
-_SPLIT_FIX = "x.view(B, L, H, E).transpose(1, 2): tokens first, then heads"
-_NO_MODULE = {SPLIT: "no module takes tokens that split heads", MERGE: "no module gives rows that merge heads"}
-_MERGE_FIX = "o.transpose(1, 2).reshape(B, L, H * E): rows to the front of heads first"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,8 +56,8 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     run = traced(subject)
     calls = _distinct(subject, list(run.calls.values()))
     if not calls:
-        raise NotAsked("no attention whose tensors are known has several heads and rows")
-    for about, answers in ((SPLIT, _split(subject, calls)), (MERGE, _merged(subject, calls))):
+        raise NotAsked(Message("laws.place.no_attention"))
+    for part, answers in ((SPLIT, _split(subject, calls)), (MERGE, _merged(subject, calls))):
         told = list(answers)
         found: dict[str, LawAnswer] = {}  # each message once, at the first module that has it
         for answer in told:
@@ -68,7 +65,11 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
                 found.setdefault(answer.reason, answer)
         yield from found.values() or sorted(told, key=lambda answer: answer.state != KEPT)[:1]
         if not told:
-            yield not_asked(LAW, about, _NO_MODULE[about])
+            yield not_asked(LAW, _about(part), Message(f"laws.place.no_module.{part}"))
+
+
+def _about(part: str) -> Message:
+    return Message(f"laws.place.about.{part}")
 
 
 def _distinct(subject: Subject, calls: list[CallTensors]) -> list[CallTensors]:
@@ -202,9 +203,9 @@ def _judged_split(before: CallTensors, after: CallTensors, entrance: _Entrance) 
         apart |= by_view is None
         judged = True
     if apart:
-        yield not_asked(LAW, SPLIT, "each head has tokens at rows of its own, and by no view")
+        yield not_asked(LAW, _about(SPLIT), Message("laws.place.own_rows"))
     elif judged:
-        yield kept(LAW, SPLIT)
+        yield kept(LAW, _about(SPLIT))
 
 
 def _own_heads(values: Tensor) -> list[int]:
@@ -216,10 +217,16 @@ def _own_heads(values: Tensor) -> list[int]:
 def _broken_split(site: str, name: str, cells: Tensor, where: tuple[int, int]) -> LawAnswer:
     reached = cells.any(2).any(0).nonzero()[:, 0].tolist()
     rows = cells.any(1).any(0).nonzero()[:, 0].tolist()
-    heads = f"head {reached[0]} alone" if len(reached) == 1 else f"{len(reached)} of {cells.shape[1]} heads"
-    span = f"row {rows[0]}" if len(rows) == 1 else f"rows {rows[0]} to {rows[-1]}"
-    message = f"heads are split by a view: token {where[1]} reaches {heads}, in {span} of the {name}"
-    return broken(LAW, SPLIT, "warn", site, message, _SPLIT_FIX, SOURCE, value=float(len(rows)))
+    heads = Message("laws.place.some_heads", count=len(reached), heads=cells.shape[1])
+    if len(reached) == 1:
+        heads = Message("laws.place.one_head", head=reached[0])
+    span = Message("laws.place.rows", first=rows[0], last=rows[-1])
+    if len(rows) == 1:
+        span = Message("laws.place.one_row", row=rows[0])
+    side = Message(f"laws.place.side.{name}")
+    message = Message("laws.place.split", token=where[1], heads=heads, rows=span, side=side)
+    fix, source = Message("laws.place.fix_split"), Message("laws.place.source")
+    return broken(LAW, _about(SPLIT), "warn", site, message, fix, source, value=float(len(rows)))
 
 
 # -- merge -------------------------------------------------------------------------------------------------------------
@@ -292,7 +299,7 @@ def _judged_merge(one: _Merging, before: Tensor | None, after: Tensor | None) ->
     layouts = [differ, differ.movedim(1, -1)] if differ.dim() > 2 else [differ]
     rows = [layout.flatten(0, -2).any(1) for layout in layouts]  # channels last, or first as in (B, C, h, w)
     if any(merged_right(moved_rows, one.cells) for moved_rows in rows):
-        return kept(LAW, MERGE)
+        return kept(LAW, _about(MERGE))
     counts = (
         merged_by_view(layout, one.call.output.shape, one.cells, channels_first=bool(place))
         for place, layout in enumerate(rows)
@@ -300,7 +307,6 @@ def _judged_merge(one: _Merging, before: Tensor | None, after: Tensor | None) ->
     count = next((number for number in counts if number is not None), None)
     if count is None:
         return None
-    message = (
-        f"heads are merged by a view: row {length // 2} of the attention reaches {plural(count, 'row')} of the output"
-    )
-    return broken(LAW, MERGE, "warn", one.call.site, message, _MERGE_FIX, SOURCE, value=float(count))
+    message = Message("laws.place.merged", row=length // 2, count=count)
+    fix, source = Message("laws.place.fix_merge"), Message("laws.place.source")
+    return broken(LAW, _about(MERGE), "warn", one.call.site, message, fix, source, value=float(count))

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from sqrtdk.audit.configs import as_number, field, held, number
 from sqrtdk.audit.multipliers import ROPE_BLOCKS, rope_parameters
+from sqrtdk.messages import Message
 from sqrtdk.positions import yarn_frequencies
 
 BASES = ("rope_theta", "rotary_emb_base", "rotary_base", "rope_base", "rope_freq_base")
@@ -98,9 +99,13 @@ class Declared:
             tables += [_Asked(base, width, head_dim, length, longest, {}).plain for base in others]
         return [table for table in tables if table is not None] if all(x is not None for x in tables) else None
 
-    def __str__(self) -> str:
+    @property
+    def named_law(self) -> str:
+        """The law with its factor, if it has one."""
         factor = as_number(self.block.get("factor"))
-        return self.law if factor is None else f"{self.law} with factor {plain(factor)}"
+        if factor is None:
+            return self.law
+        return Message("laws.configured.with_factor", law=self.law, factor=plain(factor))
 
 
 @dataclass(frozen=True, slots=True)

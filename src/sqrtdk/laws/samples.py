@@ -25,10 +25,10 @@ from sqrtdk.laws.first_place import Protected, first_place
 from sqrtdk.laws.inputs import Content, contents, masks, other
 from sqrtdk.laws.moved import moved
 from sqrtdk.laws.subject import NotAsked, Subject
+from sqrtdk.messages import Message
 
 LAW = "samples"
-SOURCE = "samples of a batch are independent; torch nn.MultiheadAttention: batch_first=False means (L, B, E)"
-_UNKNOWN = "the first axis may be that of positions: no name, mask or output tells"
+_UNKNOWN = "laws.samples.unknown_axis"
 WIDE = 3  # number of samples to run if the inputs have one
 # Inputs whose first axis is the batch in all models of Hugging Face.
 _BATCH_FIRST = re.compile(r"^(decoder_)?(input_ids|inputs_embeds|pixel_values|input_features|input_values)$")
@@ -65,7 +65,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     after = wide.run(changes)
     count = sum(bool(moved(before[name][stays], after[name][stays]).any()) for name in found.names)
     if count and not found.known:
-        raise NotAsked(_UNKNOWN)
+        raise NotAsked(Message(_UNKNOWN))
     found.mixed = count > 0
     yield _broken(wide, changes, stays, count) if count else kept(LAW)
 
@@ -90,12 +90,12 @@ def batches(subject: Subject) -> Batches:
 def _batches(subject: Subject) -> Batches:
     found = contents(subject)
     if not found:
-        raise NotAsked("no input is ids, features or pixels")
+        raise NotAsked(Message("laws.samples.no_content"))
     batch = found[0].tensor.shape[0]
     if any(content.tensor.shape[0] != batch for content in found):
-        raise NotAsked("the first axes of the inputs differ")
+        raise NotAsked(Message("laws.samples.first_axes_differ"))
     if any(not isinstance(value, Tensor | bool | int | float | str | None) for value in subject.inputs.values()):
-        raise NotAsked("an input is no tensor, and can't be cut into samples")
+        raise NotAsked(Message("laws.samples.no_tensor"))
     stays = 0 if batch == 1 else _most_hidden(subject, batch)
     wide = _widened(subject) if batch == 1 else subject
     alone = subject if batch == 1 else _sliced(subject, batch, stays)
@@ -103,11 +103,11 @@ def _batches(subject: Subject) -> Batches:
     single, before = alone.base, wide.base
     names = [name for name in single if name in before and _one_a_sample(single[name], before[name], batch)]
     if not names:
-        raise NotAsked("no output has one entry a sample")
+        raise NotAsked(Message("laws.samples.no_output_per_sample"))
     known = _first_axis_is_samples(wide, batch, [before[name] for name in names])
     if not known:
         if wide is not subject:
-            raise NotAsked(_UNKNOWN)
+            raise NotAsked(Message(_UNKNOWN))
         stays = batch - 1  # if the axis is positions, this is the one that causal attention moves too
         alone = _sliced(subject, batch, stays)
     return Batches(wide, alone, batch, stays, names, known)
@@ -175,9 +175,8 @@ def _broken(subject: Subject, changes: dict[str, Tensor], stays: int, count: int
     marked = torch.zeros(batch, length, dtype=torch.bool)
     marked[stays] = True
     site = first_place(subject, {}, changes, Protected(marked))
-    message = "outputs of one sample move when the other samples of the batch change"
-    fix = "look there for a view, a repeat or a mean that mixes the batch with heads or positions"
+    message, fix = Message("laws.samples.mix"), Message("laws.samples.fix")
     if any(call.query_len == batch != length and call.batch == length for call in calls_at(subject, site)):
-        message += f": attention runs over the batch axis, {batch} rows in each of {length} sequences"
-        fix = "batch_first=True, or transpose (B, L, E) to (L, B, E) on the way in and back on the way out"
-    return broken(LAW, content.name, "fail", site, message, fix, SOURCE, value=float(count))
+        message = Message("laws.samples.mix_over_batch_axis", rows=batch, length=length)
+        fix = Message("laws.samples.fix_batch_first")
+    return broken(LAW, content.name, "fail", site, message, fix, Message("laws.samples.source"), value=float(count))

@@ -26,12 +26,12 @@ from sqrtdk.laws.inputs import restarts
 from sqrtdk.laws.moved import ROUNDINGS, moved
 from sqrtdk.laws.padded import in_a_band, self_attentions
 from sqrtdk.laws.subject import NotAsked, Subject
+from sqrtdk.messages import Message
 from sqrtdk.models.signature import forward_arguments
 from sqrtdk.tracing.records import DATA, ROWS, AttentionCall
 from sqrtdk.tracing.trace import trace
 
 LAW = "shift"
-SOURCE = "Su et al. 2021, RoFormer: the product of a rotated q and k depends on the difference of their positions"
 SHIFT = 7
 ENLARGED = 10.0  # by layers, see `laws.moved`
 _NAMES = ("position_ids", "positions", "pos_ids", "pos")
@@ -46,13 +46,13 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     calls = self_attentions(named, content)
     rotated = [call for call in calls if any(stage.name == "rope" for stage in call.stages)]
     if not rotated:
-        raise NotAsked("no self-attention rotates q or k")
+        raise NotAsked(Message("laws.shift.no_rotation"))
     if any(_normed_after(call, where) for call in rotated for where in ("q", "k")):
-        raise NotAsked("q or k is normalised after its rotation, with gains that do not turn with it")
+        raise NotAsked(Message("laws.shift.normalised_after"))
     if not all(map(in_a_band, calls)):
-        raise NotAsked("what a row sees may depend on its position: blocks, or keys that the data picks")
+        raise NotAsked(Message("laws.shift.keys_of_position"))
     if any(factor.source in (ROWS, DATA) for call in rotated for factor in call.scale.factors):
-        raise NotAsked("its scale differs from row to row, as one of log n does")
+        raise NotAsked(Message("laws.shift.scale_of_row"))
     one = named.over({**named.inputs, name: positions})
     other = named.over({**named.inputs, name: positions + SHIFT})
     roundings = ROUNDINGS + ENLARGED * float(positions.max() + SHIFT) / 2
@@ -65,21 +65,21 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         # Stretched positions must move something, or the argument does nothing.
         apart = named.run({name: positions * 2})
         if not any(path in apart and bool(moved(x, apart[path]).any()) for path, x in one.base.items()):
-            raise NotAsked(f"{name} changes nothing")
+            raise NotAsked(Message("laws.asking.changes_nothing", name=name))
         yield kept(LAW, name)
         return
     before = [taken_by(run, calls[0].site, batch, length) for run in (one, other)]
     if before[0] is None or before[1] is None:
-        raise NotAsked("what enters the first attention is not known")
+        raise NotAsked(Message("laws.shift.unknown_states"))
     if bool(moved(before[0], before[1], roundings).any()):
-        raise NotAsked("positions are learned, or added, before the first attention")
+        raise NotAsked(Message("laws.shift.added_positions"))
     everything = Protected(torch.ones(batch, length, dtype=torch.bool))
     site = first_unlike((one, everything), (other, everything), among={call.site for call in calls})
-    message = f"outputs move when all positions are shifted by {SHIFT}: q and k are not turned alike"
+    message = Message("laws.shift.moves", shift=SHIFT)
     if turned := _turned(one, other, site):
-        message += f" ({turned})"
-    fix = "rotate q and k once each, by the same positions and frequencies"
-    yield broken(LAW, name, "fail", site, message, fix, SOURCE, value=float(len(unlike)))
+        message = Message("laws.shift.moves_one", shift=SHIFT, which=Message(turned))
+    fix, source = Message("laws.shift.fix"), Message("laws.shift.source")
+    yield broken(LAW, name, "fail", site, message, fix, source, value=float(len(unlike)))
 
 
 def _normed_after(call: AttentionCall, where: str) -> bool:
@@ -94,10 +94,10 @@ def _positions(subject: Subject, batch: int, length: int) -> tuple[str, Tensor]:
         value = subject.tensors.get(name)
         if value is not None and not value.is_floating_point() and value.dim() and value.shape[-1] == length:
             if value.dim() == 2 and bool(restarts(value).any()):
-                raise NotAsked("positions restart")
+                raise NotAsked(Message("laws.shift.restart"))
             return name, value
     if _NAMES[0] not in forward_arguments(subject.module) or _NAMES[0] in subject.inputs:
-        raise NotAsked("forward takes no position_ids")
+        raise NotAsked(Message("laws.shift.no_argument"))
     return _NAMES[0], torch.arange(length, device=next(iter(subject.tensors.values())).device).repeat(batch, 1)
 
 
@@ -106,16 +106,16 @@ def _of_cache(path: str, output: Tensor) -> bool:
     return output.dim() == 4 or any(word in path.split(".")[0] for word in ("past", "cache", "present"))
 
 
-def _turned(one: Subject, other: Subject, site: str | None) -> str:
-    """Return which of q and k moved with the positions, if only one did; else an empty text."""
+def _turned(one: Subject, other: Subject, site: str | None) -> str | None:
+    """Return the message's id that says which of q and k moved with the positions; None if both or none did."""
     runs = []
     for subject in (one, other):
         with trace(subject.module, stats=False, numeric=False, keep=True) as traced:
             subject.run({})
         runs.append(next((tensors for tensors in traced.tensors if tensors.site == site), None))
     if runs[0] is None or runs[1] is None:
-        return ""
+        return None
     q, k = (
         bool(moved(getattr(runs[0], name).values, getattr(runs[1], name).values).any()) for name in ("query", "key")
     )
-    return {(True, False): "q is, k is not", (False, True): "k is, q is not"}.get((q, k), "")
+    return {(True, False): "laws.shift.q_turns", (False, True): "laws.shift.k_turns"}.get((q, k))

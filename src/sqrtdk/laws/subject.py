@@ -16,18 +16,29 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.audit.records import Finding, JudgedCall
-from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text, short_text
+from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.laws.moved import HALF
+from sqrtdk.messages import Message
 from sqrtdk.models.records import Inputs
 from sqrtdk.models.returned import tensors_of
 from sqrtdk.models.run import call
 from sqrtdk.models.signature import forward_arguments
 
 Outputs = dict[str, Tensor]
+_LONGEST = 160  # characters of a reason that quotes the model's own error
+_SHORTEST = 20  # characters of that error, whatever the length of the names before it
 
 
 class NotAsked(Exception):
-    """A law does not apply to this model or these inputs, or can't be asked of them; the text gives the reason."""
+    """A law does not apply to this model or these inputs, or can't be asked of them.
+
+    Args:
+        reason: Why.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 @dataclass(slots=True)
@@ -108,7 +119,12 @@ class Subject:
         try:
             return call(self.module, inputs)
         except ModelError as error:
-            raise NotAsked(short_text(error, 160)) from error
+            raise NotAsked(self._raised(error.__cause__ or error)) from error
+
+    def _raised(self, error: BaseException) -> Message:
+        model = type(self.module).__name__
+        room = _LONGEST - len(f"{model} raised {type(error).__name__}: ")
+        return Message("laws.asking.model_raised", model=model, error=kind_and_text(error, max(room, _SHORTEST)))
 
     def over(self, inputs: Mapping[str, Any]) -> Subject:
         """Return the same model with other inputs."""
@@ -126,7 +142,7 @@ class Subject:
             return self
         takes = forward_arguments(self.module)
         if unnamed := [name for name in self.positional if name not in takes]:
-            raise NotAsked(f"forward does not name its {unnamed[0]}")
+            raise NotAsked(Message("laws.asking.unnamed_argument", name=unnamed[0]))
         named = self.over(self.inputs)
         # The outputs are the same, so they are not run again.
         named.positional, named._base = (), self._base
@@ -173,7 +189,7 @@ def _in_float32(module: nn.Module) -> nn.Module:
     except INTERRUPTS:
         raise
     except BaseException as error:  # a user's __deepcopy__ may raise anything
-        raise NotAsked(f"it computes in half precision and can't be copied: {kind_and_text(error, 120)}") from error
+        raise NotAsked(Message("laws.asking.half_precision", error=kind_and_text(error, 120))) from error
 
 
 def _float32(value: Any) -> Any:
@@ -189,7 +205,7 @@ def _own(value: Any) -> Any:
     except INTERRUPTS:
         raise
     except BaseException as error:
-        raise NotAsked(f"an input of type {type(value).__name__} can't be copied") from error
+        raise NotAsked(Message("laws.asking.input_not_copied", type=type(value).__name__)) from error
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from sqrtdk.laws import (
 from sqrtdk.laws.answers import NO_VALUES, not_asked
 from sqrtdk.laws.moved import any_moved
 from sqrtdk.laws.subject import NotAsked, Subject, subject_of, unchanged
+from sqrtdk.messages import Message
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.modules import is_spread
 from sqrtdk.models.records import LoadedModel
@@ -99,17 +100,17 @@ def answers_of(loaded: LoadedModel, run: ModelRun, names: Sequence[str], seed: i
             if large:
                 subject.take(run.outputs)
             if not subject.base:
-                raise NotAsked("the model returns no floating tensor")
+                raise NotAsked(Message("laws.asking.no_floating_output"))
             # A steady run in train mode shows as well that the outputs are not random.
             random = not (large or (modes.LAW in names and modes.steady(subject))) and _random(subject)
-        except NotAsked as reason:
-            return tuple(not_asked(name, "", reason) for name in names)
+        except NotAsked as error:
+            return tuple(not_asked(name, "", error.reason) for name in names)
         answers: list[LawAnswer] = []
         for name in names:
             if random and name != "finite":
-                answers.append(not_asked(name, "", "its outputs differ from run to run of the same inputs"))
+                answers.append(not_asked(name, "", Message("laws.asking.random_outputs")))
             elif large and name not in CHEAP and len(names) == len(LAWS):  # all were asked by default
-                answers.append(not_asked(name, "", "a run is costly: name it to have it asked"))
+                answers.append(not_asked(name, "", Message("laws.asking.costly")))
             else:
                 told = _asked(name, subject)
                 if subject.taken and any(answer.state == BROKEN for answer in told):
@@ -127,18 +128,18 @@ def is_large(module: nn.Module) -> bool:
 def _without_values(name: str, subject: Subject) -> list[LawAnswer]:
     if name in WITHOUT_VALUES:
         return _asked(name, subject, WITHOUT_VALUES)
-    return [not_asked(name, "", NO_VALUES)]
+    return [not_asked(name, "", Message(NO_VALUES))]
 
 
 def _asked(name: str, subject: Subject, laws: Mapping[str, Law] = LAWS) -> list[LawAnswer]:
     try:
         return list(laws[name](subject))
-    except NotAsked as reason:
-        return [not_asked(name, "", reason)]
+    except NotAsked as error:
+        return [not_asked(name, "", error.reason)]
     except INTERRUPTS:
         raise
     except Exception as error:  # outputs may be tensors of a kind that lacks an operation
-        return [not_asked(name, "", f"asking it raised {kind_and_text(error, 120)}")]
+        return [not_asked(name, "", Message("laws.asking.raised", error=kind_and_text(error, 120)))]
 
 
 def _random(subject: Subject) -> bool:

@@ -71,6 +71,28 @@ def said(sentence: str, language: Language) -> str:
     return sentence.said(language) if isinstance(sentence, Message) else sentence
 
 
+def id_of(sentence: object) -> str | None:
+    """Return the id of a sentence, by which code decides; None for a plain text.
+
+    Example:
+        >>> id_of(Message("joins.same")), id_of("the same")
+        ('joins.same', None)
+    """
+    return sentence.id if isinstance(sentence, Message) else None
+
+
+def mentions(sentence: object, id: str) -> bool:
+    """Return whether a sentence is the message of an id, or has it inside.
+
+    Example:
+        >>> mentions(joined([Message("joins.same"), "h.0"]), "joins.same"), mentions("the same", "joins.same")
+        (True, False)
+    """
+    if not isinstance(sentence, Message):
+        return False
+    return sentence.id == id or any(mentions(value, id) for value in sentence.values.values())
+
+
 def text(value: object) -> Text:
     """Return a value in all languages: a message in its own words, anything else as it is written."""
     if isinstance(value, Text):

@@ -11,8 +11,9 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
-IDLE = "did not run with these inputs"
-UNFOUND = "an attention module ran, and no attention was found in it"
+from sqrtdk.messages import Message, id_of
+
+_IDLE = "trace.silent.idle"
 _NAMES = re.compile("[Aa]ttention|ATTENTION|Attn|attn|ATTN|MHA|Mha|MLA|Mla")
 LEAST_PROJECTIONS = 2  # one fused for q, k and v, and one for the output
 
@@ -31,7 +32,7 @@ def watch_modules() -> Iterator[set[int]]:
 def silent_attentions(
     model: nn.Module, ran: Collection[int], accounted_for: Collection[str], unused: Collection[str] = ()
 ) -> Iterator[tuple[str, str]]:
-    """Yield the paths of the attentions in which nothing was recorded, each with `IDLE` or `UNFOUND`.
+    """Yield the paths of the attentions in which nothing was recorded, each with the reason.
 
     A module is an attention if its class is named like one and it holds projections, but no other attention. It is idle
     if neither it nor a part of it was called, and nothing was recorded inside it or in its parent: fused paths and
@@ -60,11 +61,16 @@ def silent_attentions(
             continue
         if id(module) in ran:
             if not _inside(path, accounted_for):
-                yield path, UNFOUND
+                yield path, Message("trace.silent.unfound")
         elif not any(id(part) in ran for part in module.modules()):
             sites = (*accounted_for, *unused)
             if path.rpartition(".")[0] not in sites and not _inside(path, sites):
-                yield path, IDLE
+                yield path, Message(_IDLE)
+
+
+def is_idle(reason: str) -> bool:
+    """Return whether a reason of `silent_attentions` says that the attention did not run."""
+    return id_of(reason) == _IDLE
 
 
 def _inside(path: str, sites: Collection[str]) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text, short_text, text_of
+from sqrtdk.messages import Message, id_of
 from sqrtdk.models.checkpoint import weight_files
 from sqrtdk.models.config import DTYPE_NAMES, DTYPES, load_config, read_config_dict, read_json
 from sqrtdk.models.extras import import_accelerate, import_transformers, quiet_transformers
@@ -17,7 +18,7 @@ from sqrtdk.models.links import refuse_stray_files
 from sqrtdk.models.memory import available_memory, model_bytes, require_memory
 
 GENERATION = "generation_config.json"
-ABSENT = "not in the checkpoint and"  # part of a note on random weights
+_ABSENT = "premises.weights.absent"
 
 # transformers' auto classes in the order in which they are searched for an architecture; AutoModel is the fallback.
 AUTO_CLASSES = (
@@ -117,8 +118,9 @@ def auto_class(config: Any, *, trust_remote_code: bool = False) -> tuple[Any, st
             hint="Write a factory that builds it: package.module:factory.",
         )
     auto = next((a for a in known if a.__name__ == "AutoModel"), known[0])
-    note = f"config.architectures = {wanted[:3]!r} is not known for this model type: {auto.__name__} was used"
-    return auto, note if wanted else None
+    if not wanted:
+        return auto, None
+    return auto, Message("premises.config.architectures", names=repr(wanted[:3]), used=auto.__name__)
 
 
 def build_model(
@@ -161,7 +163,7 @@ def build_model(
     if not alone:
         refuse_stray_files(home, trust_remote_code=trust_remote_code)
     config, config_notes = load_config(home, trust_remote_code=trust_remote_code)
-    notes = [*config_notes, *([f"{str(home)!r} is a config alone: no other file is read"] if alone else [])]
+    notes = [*config_notes, *([Message("premises.config.alone", path=repr(str(home)))] if alone else [])]
     auto, note = auto_class(config, trust_remote_code=trust_remote_code)
     notes += [note] if note else []
     if (home / GENERATION).is_file():
@@ -196,7 +198,7 @@ def build_model(
                     module, missing = _load_weights(auto, home, config, common, device_map, offload_folder, mapped)
                     notes += missing
                 else:
-                    notes.append(f"there are no weights: they are random, with seed {seed}")
+                    notes.append(Message("premises.weights.random", seed=seed))
                     module = auto.from_config(copy.deepcopy(config), **common)
                 if device_map is None:
                     module = module.to(device)
@@ -227,7 +229,7 @@ def _run_dtype(config: Any, dtype: torch.dtype | None, device: str) -> tuple[tor
     if stored is None:
         return torch.float32, None
     if stored == torch.float16 and device == "cpu":
-        return torch.float32, "the config says float16, which is slow on a CPU: float32 was used"
+        return torch.float32, Message("premises.weights.float32")
     return stored, None
 
 
@@ -257,15 +259,17 @@ def _load_weights(
     )
     missing = sorted(loading_report.get("missing_keys") or ())
     unused = sorted(loading_report.get("unexpected_keys") or ())
-    notes = []
+    notes: list[str] = []
     if missing:
-        are = "tensor is" if len(missing) == 1 else "tensors are"
-        what = "is random" if len(missing) == 1 else "are random"
-        notes.append(f"{len(missing)} {are} {ABSENT} {what}, first {missing[0]!r}")
+        notes.append(Message(_ABSENT, count=len(missing), name=repr(missing[0])))
     if unused:
-        are = "tensor of the checkpoint is" if len(unused) == 1 else "tensors of the checkpoint are"
-        notes.append(f"{len(unused)} {are} not used, first {unused[0][:200]!r}")
+        notes.append(Message("premises.weights.unused", count=len(unused), name=repr(unused[0][:200])))
     return module, notes
+
+
+def lacks_weights(note: str) -> bool:
+    """Return whether a note of `build_model` says that some weights are random because the checkpoint lacks them."""
+    return id_of(note) == _ABSENT
 
 
 def _max_memory(accelerate: Any, mapped: int) -> dict[Any, int]:

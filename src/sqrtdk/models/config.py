@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
+from sqrtdk.messages import Message
 from sqrtdk.models.checkpoint import config_path
 from sqrtdk.models.extras import import_transformers
 from sqrtdk.models.limits import read_bytes
@@ -22,6 +23,7 @@ MAX_DEPTH = 20
 MAX_ENTRIES = 1_000_000
 MAX_LAYERS_TIMES_EXPERTS = 100_000
 JSON = (dict, list)
+IGNORED = "premises.config.ignored"
 _WHOSE = "Is this a model's config?"
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 DTYPE_NAMES = {  # common aliases
@@ -145,7 +147,7 @@ def clean_config_dict(raw: dict[str, Any], *, trust_remote_code: bool = False) -
     def keep(name: str, item: Any, path: str) -> bool:
         if any(word in name for word in DROPPED_ALOUD):
             if item is not None:
-                notes.append(f"{path[:200]} = {_short(item)} was ignored")
+                notes.append(Message(IGNORED, name=path[:200], value=_short(item)))
             return False
         if name in ("dtype", "torch_dtype"):
             return item in DTYPES
@@ -193,7 +195,7 @@ def load_config(home: Path, *, trust_remote_code: bool = False) -> tuple[Any, tu
     trust_remote_code &= file != home  # a config file alone has no directory with code
     clean, notes = clean_config_dict(raw, trust_remote_code=trust_remote_code)
     if raw.get("quantization_config"):
-        notes.append("quantization_config was ignored: the model is built in plain precision")
+        notes.append(Message("premises.config.quantization"))
     model_type = clean.pop("model_type", None)
     try:
         if clean.get("auto_map"):  # only with trust_remote_code

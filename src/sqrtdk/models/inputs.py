@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidValueError, ModelError, SqrtdkError, kind_and_text
+from sqrtdk.messages import Message
 from sqrtdk.models.config import text_config
 from sqrtdk.models.demo import CONTEXT, DemoModel
 from sqrtdk.models.limits import check_elements, check_seed, check_sizes
@@ -58,7 +59,7 @@ def make_inputs(
     check_seed(seed)
     length, notes = _length(batch, seq_len, position_limit(module, config), _beyond_window(config))
     if (only := _only_length(config)) is not None and length != only:
-        notes = [*notes, f"seq_len is {only}: the model takes no other"]
+        notes = [*notes, Message("premises.inputs.only_length", length=only)]
         length = only
     request = Request(module, config, batch, length, seed, directory, read_text(text) if text else None, notes)
     accepted = forward_arguments(module)
@@ -141,7 +142,7 @@ def _length(
     length = seq_len if seq_len is not None else min(default, limit or default)
     if limit is None or length <= limit:
         return length, []
-    return limit, [f"seq_len {length} was cut to {limit}: the model has no more positions"]
+    return limit, [Message("premises.inputs.cut", length=length, most=limit)]
 
 
 def _only_length(config: Any) -> int | None:
@@ -224,7 +225,7 @@ def _wants(name: str, request: Request, accepted: dict[str, bool]) -> bool:
         return _places_tokens(request.config)
     if name in ("pixel_values", "input_features", "input_values"):
         if _places_tokens(request.config):
-            request.notes.append(f"no {name}: the model's own processor must place their tokens; only text was run")
+            request.notes.append(Message("premises.inputs.text_only", names=name))
             return False
         parts = ("vision_config", "image_config", "image_size") if name == "pixel_values" else ("audio_config",)
         return any(hasattr(request.config, part) for part in parts)

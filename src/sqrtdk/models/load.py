@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sqrtdk.errors import INTERRUPTS, InvalidValueError, ModelError, kind_and_text
+from sqrtdk.messages import Message, id_of
 from sqrtdk.models.alone import alone
 from sqrtdk.models.build import AttnRefusedError, build_model, parse_dtype, raise_if_attn_refused
 from sqrtdk.models.demo import DemoModel, load_demo
@@ -25,6 +26,7 @@ from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
 from sqrtdk.models.run import on_cpu_by_default
 
 _DEFAULTS = LoadOptions()
+_ATTN_IGNORED = "premises.attention.ignored"
 
 
 @alone()
@@ -98,7 +100,7 @@ def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Input
         module, extra = _settle(module, static, dtype, device, options.attn)
         notes += extra
     if options.revision is not None and kind != "hub":
-        notes += (f"--revision {options.revision} was ignored: {model!r} is not of the hub",)
+        notes += (Message("premises.config.revision", revision=options.revision, model=repr(model)),)
     if inputs is not None:
         ready = inputs
     elif options.input_file is not None:
@@ -148,12 +150,12 @@ def iter_attn(
             yield AttnBuild(attn, None, str(error))
             continue
         if loaded.attn is None:
-            notes = tuple(note for note in loaded.notes if not note.startswith("--attn "))  # the user did not ask
-            reason = f"{type(loaded.module).__name__} offers no choice of attention"
+            notes = tuple(note for note in loaded.notes if id_of(note) != _ATTN_IGNORED)  # the user did not ask
+            reason = Message("premises.attention.no_choice", model=type(loaded.module).__name__)
             yield AttnBuild("own", replace(loaded, notes=notes), reason)
             return
         if loaded.attn != attn:
-            yield AttnBuild(attn, None, f"the model was asked for {attn} attention and runs {loaded.attn}")
+            yield AttnBuild(attn, None, Message("premises.attention.runs_other", asked=attn, runs=loaded.attn))
             continue
         yield AttnBuild(attn, loaded)
         del loaded  # free its memory before the next one is built
@@ -188,7 +190,7 @@ def _settle(
         if attn is not None and callable(choose):
             choose(attn)
         elif attn is not None:
-            notes = (f"--attn {attn} was ignored: {type(module).__name__} offers no choice of attention",)
+            notes = (Message(_ATTN_IGNORED, attn=attn, model=type(module).__name__),)
         module = module.to("meta" if static else device, dtype)
         module.eval()  # not chained: a user's own eval() may return None
         return module, notes

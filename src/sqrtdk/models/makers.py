@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import ModelError
+from sqrtdk.messages import Message
 from sqrtdk.models.config import text_config
 from sqrtdk.models.limits import check_elements
 from sqrtdk.models.signature import file_hint, forward_arguments
@@ -59,7 +60,7 @@ def _ids(request: Request, salt: int = 0) -> Tensor:
         return ids
     if request.text is not None:
         raise ModelError(f"--text can't be used: {reason}", hint="Leave it out: random ids are used then.")
-    _note(request, f"the ids are random, with seed {request.seed}: {reason}")
+    _note(request, Message("premises.inputs.random_ids", seed=request.seed, why=reason))
     part, seed = text_config(request.config), (request.seed + salt) % 2**64
     return random_ids(part, batch=request.batch, length=request.seq_len, vocab=vocab, seed=seed)
 
@@ -185,7 +186,7 @@ def _timesteps(request: Request) -> Tensor:
 
 def _normal(name: str, request: Request, shape: tuple[int, ...]) -> Tensor:
     check_elements(name, shape)
-    _note(request, f"{name} are made up, random numbers with seed {request.seed}: give --input for real figures")
+    _note(request, Message("premises.inputs.random", name=name, seed=request.seed))
     return torch.randn(shape, generator=torch.Generator().manual_seed(request.seed))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from sqrtdk.errors import ModelError
+from sqrtdk.messages import Message
 from sqrtdk.models.build import build_model
 from sqrtdk.models.demo import load_demo
 from sqrtdk.models.factory import call_factory
@@ -113,7 +114,7 @@ def _built(target: str, revision: str | None, trust_remote_code: bool, seed: int
         try:
             return call_factory(target, static=True, seed=seed)[0], ()
         except ModelError:
-            return call_factory(target, seed=seed)[0], ("the factory can't run on the meta device: built with weights",)
+            return call_factory(target, seed=seed)[0], (Message("premises.weights.not_on_meta"),)
     try:
         _, home = locate(target, revision, weights=False, trust_remote_code=trust_remote_code)
     except ModelError as error:

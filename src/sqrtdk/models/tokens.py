@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.errors import ModelError
+from sqrtdk.messages import Message
 from sqrtdk.models.limits import read_bytes
 from sqrtdk.models.tokenizer import TokenizerError, tokenize
 
@@ -73,18 +74,19 @@ def text_ids(directory: Path | None, text: str, *, batch: int, length: int, voca
     The tokenizer is read from local files only and never runs code of the directory.
     """
     if directory is None or not any((directory / name).is_file() for name in TOKENIZER_FILES):
-        return None, "there is no tokenizer"
+        return None, Message("premises.tokenizer.none")
     try:
         tokens = tokenize(directory, text, most=batch * length)
     except TokenizerError as error:
-        return None, f"the tokenizer can't be used ({error})"
+        return None, Message("premises.tokenizer.unusable", why=str(error))
     if not tokens.body:
-        return None, "the tokenizer gives no tokens for the text"
+        return None, Message("premises.tokenizer.no_tokens")
     if tokens.largest >= vocab:
-        return None, f"the tokenizer gives ids up to {tokens.largest}, and the model has {vocab}"
+        return None, Message("premises.tokenizer.too_large", most=tokens.largest, size=vocab)
     note = ""
     if tokens.share > MOST_UNKNOWN:
-        note = f"the tokens of the text are {tokens.share:.0%} {tokens.token[:40]}: give --text of the model's own kind"
+        share, token = f"{tokens.share:.0%}", tokens.token[:40]
+        note = Message("premises.inputs.unknown_tokens", share=share, token=token)
     return tile(tokens.body, batch, length, tokens.head, tokens.tail), note
 
 

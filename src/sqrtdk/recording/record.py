@@ -32,7 +32,7 @@ from sqrtdk.recording.limits import MAX_NAME
 from sqrtdk.recording.records import Cut, Recording, TraceMetadata
 from sqrtdk.recording.write import fits, write_trace_file
 from sqrtdk.tracing import Trace, hint_for
-from sqrtdk.tracing.records import DOUBTFUL, NotMeasured
+from sqrtdk.tracing.records import NotMeasured
 from sqrtdk.tracing.tape.stance import steps_seen
 from sqrtdk.tracing.tensors import CallTensors, Vector
 
@@ -242,7 +242,7 @@ def _written(call: CallTensors, projections: bool) -> CallTensors:
 def _metadata(loaded: LoadedModel, run: Trace, attn: str | None) -> TraceMetadata:
     first = next((p for p in loaded.module.parameters() if p.is_floating_point()), None)
     # a softmax that may have been an attention counts as lost, not as "no attention"
-    lost = [NotMeasured(e.site, e.reason, e.formula, e.at) for e in run.not_attention if e.reason in DOUBTFUL]
+    lost = [NotMeasured(e.site, e.reason, e.formula, e.at) for e in run.not_attention if e.doubtful]
     return TraceMetadata(
         writer=f"sqrtdk {_version('sqrtdk')}",
         model=loaded.id,

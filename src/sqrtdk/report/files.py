@@ -36,7 +36,7 @@ WRITERS: Mapping[str, Mapping[str, Draw]] = {
         ".json": _drawn("report.watch_json.to_json"),
         ".html": lambda run: _drawn("report.watch_html.to_html")([run]),
     },
-    "CacheForecast": {".json": _drawn("_json.document")},
+    "CacheForecast": {".json": _drawn("report.json.forecast_to_json")},
     "Record": {
         ".json": _drawn("lab.record.to_json"),
         ".html": lambda record: _drawn("report.lab_page.to_html")([record]),

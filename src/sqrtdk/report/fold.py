@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sqrtdk._sites import fold, site_name
 from sqrtdk.audit.records import Finding, JudgedCall, broken
-from sqrtdk.messages import Text
+from sqrtdk.messages import Message, Text, text
 from sqrtdk.report.figures import number, ratio
 from sqrtdk.report.places import in_files, places_text
 
@@ -104,9 +104,9 @@ def values(folded: FoldedFinding) -> Text:
     numbers = [value for value in all_values if isinstance(value, (int, float))]
     if len(numbers) < len(all_values):
         shown = " / ".join(dict.fromkeys(value if isinstance(value, str) else number(value) for value in all_values))
-        return Text(shown, shown)
+        return text(shown)
     low, high = (_figure(folded, value) for value in (min(numbers), max(numbers)))
-    return Text(low, low) if low == high else Text(f"{low} to {high}", f"{low} 到 {high}")
+    return text(low if low == high else Message("rules.bound.range", low=low, high=high))
 
 
 def expected(folded: FoldedFinding) -> Text:
@@ -122,14 +122,14 @@ def expected(folded: FoldedFinding) -> Text:
     finding = folded.first
     value, threshold = finding.value, finding.threshold
     if threshold is None or isinstance(threshold, str):
-        return Text(threshold or "", threshold or "")
+        return text(threshold or "")
     shown = _figure(folded, threshold)
     exact = finding.rule in _EXACT or finding.rule.startswith(_OF_LAWS)
     if exact or not isinstance(value, (int, float)) or math.isnan(value) or value == threshold:
-        return Text(shown, shown)
+        return text(shown)
     if value > threshold:  # the finding breaks its bound, so the side tells which kind of bound it is
-        return Text(f"at most {shown}", f"不超过 {shown}")
-    return Text(f"at least {shown}", f"不低于 {shown}")
+        return Message("rules.bound.at_most", value=shown).text
+    return Message("rules.bound.at_least", value=shown).text
 
 
 def _figure(folded: FoldedFinding, figure: float) -> str:

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 
 from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN
 from sqrtdk.audit.records import FAILING, SEVERITIES, UNMEASURED, CheckReport, Finding, JudgedCall
-from sqrtdk.audit.rules.numbers import REACHES
+from sqrtdk.audit.rules.numbers import is_consequence
 from sqrtdk.audit.tolerance import close
-from sqrtdk.messages import Text
-from sqrtdk.report.figures import count, number
+from sqrtdk.messages import Message, Text, joined, text
+from sqrtdk.report.figures import number
 from sqrtdk.report.fold import FoldedFinding, fold_findings
-from sqrtdk.report.headline_words import HEADLINE, joined, phrase
-from sqrtdk.report.said import said
 
 SCALE_RULES = ("scale_ledger", "declared_vs_actual", "blocks")
 TOO_LARGE = ("max_logit", "entropy", "saturation", "range_forecast")  # consequences of a scale that is too large
@@ -89,21 +87,22 @@ def headline(report: CheckReport) -> Text:
     """
     wrong = [judged for judged in report.calls if judged.verdict == "unexplained"]
     parts = _wrong(wrong, len(report.calls)) if wrong else [_right(report)]
-    told = joined(parts + _unjudged(report), HEADLINE["joint"])
+    told = joined(parts + _unjudged(report))
     if nan := _not_finite(report):
         rest = (parts if wrong else []) + _unjudged(report)
-        told = joined([nan, joined(rest, HEADLINE["joint"])] if rest else [nan], HEADLINE["also"])
+        told = Message("headline.also", first=nan, second=joined(rest)) if rest else nan
     if others := _others(report):
         failing = any(folded.first.severity in FAILING for folded in others)
         shown = [_named(folded) for folded in others[:_MOST]]
         if len(others) > _MOST:
-            shown.append(phrase("more", count=len(others) - _MOST))
-        between = HEADLINE[("also" if wrong or nan else "but") if failing else "warned"]
+            shown.append(Message("headline.more", number=len(others) - _MOST))
         if not (wrong or nan) and _broken_law(report):  # a broken law must not hide behind praise for the scale
-            told = joined([*shown, *_unjudged(report)], HEADLINE["joint"])
+            told = joined([*shown, *_unjudged(report)])
         else:
-            told = joined([told, joined(shown, HEADLINE["joint"])], between)
-    return Text(told.en[0].upper() + told.en[1:], told.zh)
+            beside = "headline.also" if wrong or nan else "headline.but"
+            told = Message(beside if failing else "headline.warned", first=told, second=joined(shown))
+    both = text(told)
+    return Text(both.en[0].upper() + both.en[1:], both.zh)
 
 
 def _all(one: Caused) -> list[Finding]:
@@ -114,7 +113,7 @@ def _leads_to(finding: Finding) -> tuple[str, ...]:
     """Return the rules whose findings are consequences of this finding."""
     if finding.rule == NOT_FINITE:
         # NaN that arrives from another site is itself a consequence
-        return () if finding.message.startswith(REACHES) else (NOT_FINITE,)
+        return () if is_consequence(finding) else (NOT_FINITE,)
     if finding.rule == "softmax_axis":
         return (UNMEASURED,)
     if finding.rule in _LAWS_OF_MASKS and finding.severity in FAILING:
@@ -133,18 +132,19 @@ def _broken_law(report: CheckReport) -> bool:
     return any(finding.rule.startswith("law_") and finding.severity in FAILING for finding in report.findings)
 
 
-def _not_finite(report: CheckReport) -> Text | None:
+def _not_finite(report: CheckReport) -> str | None:
     """Return where numbers stop being finite, why, and the consequences. Return None if all are finite."""
     caused = next((one for one in consequences(report.findings) if one.cause.first.rule == NOT_FINITE), None)
     if caused is None:
         return None
     why = _message(caused.cause)
     site = caused.cause.first.site if caused.consequences else ""
-    told = phrase("not finite", site=site, why=why) if site else phrase("not finite, all", why=why)
-    return joined([told, *map(_message, caused.consequences)], HEADLINE["joint"])
+    told = Message("headline.not_finite", why=why)
+    told = Message("headline.not_finite_from", site=site, why=why) if site else told
+    return joined([told, *map(_message, caused.consequences)])
 
 
-def _wrong(wrong: Sequence[JudgedCall], total: int) -> list[Text]:
+def _wrong(wrong: Sequence[JudgedCall], total: int) -> list[str]:
     """Return one phrase for each mistake, in the order of the calls."""
     groups: dict[tuple[str, bool, bool], list[JudgedCall]] = {}
     for judged in wrong:
@@ -155,28 +155,24 @@ def _wrong(wrong: Sequence[JudgedCall], total: int) -> list[Text]:
     return [_mistake(name, calls, total) for (name, *_), calls in groups.items()]
 
 
-def _mistake(name: str, calls: Sequence[JudgedCall], total: int) -> Text:
-    where = _where(len(calls), total)
+def _mistake(name: str, calls: Sequence[JudgedCall], total: int) -> str:
+    where = _which("in", len(calls), total)
     if calls[0].call.unlike_blocks:
-        return phrase("blocks", where=where)
-    happened = _happened(name)
+        return Message("headline.blocks", where=where)
+    happened = MISTAKES[name].happened
     if name == UNKNOWN and any(judged.declared_by for judged in calls):
-        happened = HEADLINE["not as declared"]
-    return phrase("wrong", size=_sizes([_size(judged) for judged in calls]), where=where, happened=happened)
+        happened = Message("headline.not_as_declared")
+    size = _sizes([_size(judged) for judged in calls])
+    return Message("headline.wrong", size=size, where=where, happened=happened)
 
 
-def _where(some: int, total: int) -> Text:
-    """Return a phrase such as "in 3 of 12 attentions"."""
-    words = "in the one" if total == 1 else "in all" if some == total else "in some"
-    return phrase(words, count=some, number=total, total=count(total, "attention"))
-
-
-def _happened(name: str) -> Text:
-    """Return what a mistake does. The Chinese catalogue holds it only behind the mistake's name, which is cut off."""
-    english = MISTAKES[name].happened
-    if name == UNKNOWN:
-        return Text(english, said(english, "zh"))
-    return Text(english, said(f"{name}, {english}", "zh").removeprefix(f"{name}，"))
+def _which(phrase: str, some: int, total: int) -> str:
+    """Return a phrase such as "in 3 of 12 attentions"; `phrase` is "in", "have" or "lost"."""
+    if total == 1:
+        return Message(f"headline.{phrase}.the_one")
+    if some == total:
+        return Message(f"headline.{phrase}.all", count=f"{total:,}")
+    return Message(f"headline.{phrase}.some", number=f"{some:,}", count=f"{total:,}")
 
 
 def _size(judged: JudgedCall) -> float | None:
@@ -189,48 +185,50 @@ def _size(judged: JudgedCall) -> float | None:
     return size if 0 < size < math.inf and not close(size, 1.0) else None
 
 
-def _sizes(sizes: Sequence[float | None]) -> Text:
+def _sizes(sizes: Sequence[float | None]) -> str:
     """Return how far off the scales are; all of them are too large, or all too small."""
     known = [size for size in sizes if size is not None]
     if not known or len(known) < len(sizes):
-        return HEADLINE["size unknown"]
+        return Message("headline.size.unknown")
     large = known[0] > 1
     far = sorted(size if large else 1 / size for size in known)
-    shown = list(dict.fromkeys(number(size, 3) for size in (far[0], far[-1])))
-    shares = [f"1/{size}" for size in shown]  # Chinese says "1/8 of the right value", not "8 times too small"
-    times, parts = (joined((Text(one, one) for one in span), HEADLINE["from to"]) for span in (shown, shares))
-    return phrase("too large" if large else "too small", times=times, parts=parts)
+    low, high = number(far[0], 3), number(far[-1], 3)
+    if large:
+        times = low if low == high else Message("rules.bound.range", low=low, high=high)
+        return Message("headline.size.too_large", times=times)
+    if low == high:
+        return Message("headline.size.too_small", times=low)
+    return Message("headline.size.too_small_range", low=low, high=high)
 
 
-def _right(report: CheckReport) -> Text:
+def _right(report: CheckReport) -> str:
     """Return the phrase on the scales of a report in which none is wrong."""
     total = len(report.calls)
     if not total:
-        return HEADLINE["no attention"]
+        return Message("headline.no_attention")
     verdicts = Counter(judged.verdict for judged in report.calls)
     exact, declared = verdicts["exact"], verdicts["declared"]
     some = exact + declared
     if not some:
-        return HEADLINE["none judged"]
-    words = "the one" if total == 1 else "all" if some == total else "some"
-    who = phrase(words, count=some, number=total, total=count(total, "attention"))
-    which = HEADLINE[("as declared" if declared else "textbook") + (", the one" if total == 1 else "")]
+        return Message("headline.none_judged")
+    who, scale = _which("have", some, total), "declared" if declared else "textbook"
+    which = Message(f"headline.{scale}.the_one" if total == 1 else f"headline.{scale}.all")
     if exact and declared:
-        which = phrase("either", exact=exact, declared=declared)
-    return phrase("right alone" if report.outcome == "scales" else "right", who=who, which=which)
+        which = Message("headline.either", exact=exact, declared=declared)
+    return Message("headline.right_alone" if report.outcome == "scales" else "headline.right", who=who, which=which)
 
 
-def _unjudged(report: CheckReport) -> list[Text]:
+def _unjudged(report: CheckReport) -> list[str]:
     """Return phrases on attentions that could not be judged, and on attentions that did not run."""
     total = len(report.calls)
     lost = sum(judged.verdict == UNMEASURED for judged in report.calls)
     # findings at sites without a call are about attentions that did not run
     more = sum(finding.site not in {judged.call.site for judged in report.calls} for finding in report.unjudged)
-    parts = []
+    parts: list[str] = []
     if lost:
-        parts.append(phrase("lost", count=lost, total=count(total, "attention"), where=_where(lost, total)))
+        parts.append(_which("lost", lost, total))
     if more:
-        parts.append(phrase("not run", count=more, total=count(more, "attention")))
+        parts.append(Message("headline.not_run", count=f"{more:,}"))
     return parts
 
 
@@ -250,13 +248,23 @@ def _others(report: CheckReport) -> list[FoldedFinding]:
     return [folded for folded in others if folded.first.severity == "warn"]
 
 
-def _named(folded: FoldedFinding) -> Text:
+def _named(folded: FoldedFinding) -> str:
     """Return a finding's message up to its details, with the site."""
     told = _message(folded)
-    return phrase("at site", told=told, site=folded.site) if folded.site else told
+    return Message("joins.brackets", first=told, second=folded.site) if folded.site else told
 
 
-def _message(folded: FoldedFinding) -> Text:
-    """Return a finding's message up to the first semicolon, where its details begin."""
-    message = folded.first.message
-    return Text(message.partition("; ")[0], said(message, "zh").partition("；")[0].partition("; ")[0])
+def _message(folded: FoldedFinding) -> str:
+    return _without_details(folded.first.message)
+
+
+def _without_details(message: str) -> str:
+    """Return a message up to the first semicolon, where its details begin."""
+    if not isinstance(message, Message):
+        return message.partition("; ")[0]
+    inner = message.values.get("first" if message.id == "joins.semicolon" else "text")
+    if not isinstance(inner, str):
+        return message
+    short = _without_details(inner)
+    # what "(call 2 of 3 here)" adds stays at the end of a short message
+    return short if short != inner or message.id in ("joins.semicolon", "rules.joined.seen") else message

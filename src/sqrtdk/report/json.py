@@ -9,7 +9,10 @@ import dataclasses
 from typing import Any
 
 from sqrtdk._json import document
+from sqrtdk.audit.cache import CacheForecast
 from sqrtdk.audit.records import CheckReport, JudgedCall, LawAnswer
+from sqrtdk.messages import fields
+from sqrtdk.tracing.records import NotAttention, NotMeasured
 
 _BULKY = ("logit_histogram", "entropy_histogram")  # only the HTML report draws them
 
@@ -35,6 +38,11 @@ def to_json(report: CheckReport) -> str:
     return document(to_document(report))
 
 
+def forecast_to_json(forecast: CacheForecast) -> str:
+    """Return the forecast of a quantised cache as one JSON document, as the report of a check holds it."""
+    return document(_forecast(forecast))
+
+
 def to_document(report: CheckReport) -> dict[str, Any]:
     """Return the document of `to_json` before conversion to JSON types: it may hold NaN, infinities and records."""
     return {
@@ -46,14 +54,14 @@ def to_document(report: CheckReport) -> dict[str, Any]:
         "model": {"id": report.model.id, "class": report.model.cls, "parameters": report.model.parameters},
         "mode": report.mode,
         "calls": [_call(judged) for judged in report.calls],
-        "not_attention": [_fields(item) for item in report.not_attention],
-        "not_measured": [_fields(item) for item in report.not_measured],
-        "findings": [_fields(item) for item in report.findings],
+        "not_attention": [_with_reason(entry) for entry in report.not_attention],
+        "not_measured": [_with_reason(entry) for entry in report.not_measured],
+        "findings": [_fields(finding) | fields(finding.message) for finding in report.findings],
         "laws": [_law(answer) for answer in report.laws],
         "sources": [_fields(item) for item in report.sources],
         "fail_on": report.fail_on,
         "exit_code": report.exit_code,
-    } | ({} if report.kv_cache is None else {"kv_cache": report.kv_cache})
+    } | ({} if report.kv_cache is None else {"kv_cache": _forecast(report.kv_cache)})
 
 
 def _call(judged: JudgedCall) -> dict[str, Any]:
@@ -75,7 +83,23 @@ def _call(judged: JudgedCall) -> dict[str, Any]:
 
 def _law(answer: LawAnswer) -> dict[str, Any]:
     """Return the fields of an answer without its finding, which is listed in `findings`."""
-    return {name: value for name, value in _fields(answer).items() if name != "finding"}
+    return {name: value for name, value in _fields(answer).items() if name != "finding"} | fields(answer.reason)
+
+
+def _forecast(forecast: CacheForecast) -> dict[str, Any]:
+    silent = {
+        name: list(map(_with_reason, entries))
+        for name, entries in (("not_measured", forecast.not_measured), ("without_cache", forecast.without_cache))
+    }
+    calls = [
+        _fields(call) | {"blame": [_fields(blame) | fields(blame.text) for blame in call.blame]}
+        for call in forecast.calls
+    ]
+    return _fields(forecast) | {"calls": calls} | silent
+
+
+def _with_reason(entry: NotAttention | NotMeasured) -> dict[str, Any]:
+    return _fields(entry) | fields(entry.reason)
 
 
 def _fields(record: Any) -> dict[str, Any]:

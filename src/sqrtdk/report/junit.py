@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 from sqrtdk._sites import fold_sites, site_name
 from sqrtdk.audit.records import BROKEN, NOT_ASKED, UNMEASURED, CheckReport, Finding, JudgedCall
+from sqrtdk.messages import Message
 from sqrtdk.report.figures import ratio
 from sqrtdk.report.headline import NOT_FINITE
 from sqrtdk.report.plain import plain
@@ -74,7 +75,7 @@ def _of_calls(report: CheckReport) -> Iterable[_Case]:
         findings = about(report, judged)
         lost = [finding.message for finding in findings if finding.rule == UNMEASURED]
         if judged.verdict == UNMEASURED and not lost:
-            lost = [judged.reason or call.scale.reason or "no reason given"]
+            lost = [judged.reason or call.scale.reason or Message("rules.joined.no_reason")]
         name = site_name(call.site, call.index)
         yield _Case(f"{name} ({call.kind})" if several_kinds else name, findings, "; ".join(lost) or None, judged)
 

@@ -11,25 +11,17 @@ from rich.text import Text as Line
 
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT
-from sqrtdk.audit.cache import Blame, CacheCall, CacheForecast
-from sqrtdk.kv.findings import fix_text, scale_text
-from sqrtdk.messages import Text
+from sqrtdk.audit.cache import QK_NORM, CacheCall, CacheForecast
+from sqrtdk.kv.findings import blamed_text, fix_text, scale_text
+from sqrtdk.messages import Message, joined, said, text
 from sqrtdk.report.console import Column, listed, paragraph, print_table
 from sqrtdk.report.figures import number, percent
 from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import TITLES, said
 from sqrtdk.report.terminal_words import bracketed, counted, word
 
-COLUMNS = ("worst", "KL nats", "median", "max", "key changes", "output off")
-NAMES = {"qk_norm": "q/k norm"}
+COLUMNS = ("site", "worst", "kl", "median", "max", "key_changes", "output_off")
 MOST = 40
-LEGEND = (
-    "KL of its weights (mean, median, largest), rows whose largest key changes, error of the output; then its mean KL "
-    "by other scales, with a channel scale folded into q, and with q and k normalised. Each layer by itself: what "
-    "errors of one do to the next is not in it."
-)
-_BLAME = Text("{cause}: {why}; {fix}", "{cause}：{why}；{fix}")
 _STYLES = {"note": "cyan", "warn": "yellow", "fail": "red"}
 
 
@@ -37,7 +29,7 @@ def draw_cache(console: Console, forecast: CacheForecast | None, language: Langu
     """Print the forecast, or nothing if the check made none."""
     if forecast is None:
         return
-    title = Line(_title(forecast, language), style="bold")
+    title = Line(said(_title(forecast), language), style="bold")
     title.append(f"  {_counted(forecast, language)}", style="not bold dim")
     paragraph(console, title, 0)
     if forecast.calls:
@@ -57,28 +49,23 @@ def section(forecast: CacheForecast | None) -> dict[str, Any] | None:
     if forecast is None:
         return None
     names, rows = _cells(forecast.calls)
-    at_fault = [(call.site, _blamed(one)) for call in forecast.calls for one in call.blame]
-    others = [(one.site, _told(one.reason)) for one in (*forecast.not_measured, *forecast.without_cache)]
+    at_fault = [
+        (call.site, _both(joined([blamed_text(one), fix_text(one)]))) for call in forecast.calls for one in call.blame
+    ]
+    others = [(one.site, _both(one.reason)) for one in (*forecast.not_measured, *forecast.without_cache)]
     return {
-        "title": both(Text(_title(forecast, "en"), _title(forecast, "zh"))),
-        "legend": both(Text(legend(forecast, "en"), legend(forecast, "zh"))),
-        "titles": [both(Text(name, said(name, "zh", TITLES))) for name in names],
+        "title": _both(_title(forecast)),
+        "legend": _both(legend(forecast)),
+        "titles": [_both(name) for name in names],
         "rows": rows,
         "notes": [*at_fault, *others],
-        "source": _told(forecast.source),
+        "source": _both(forecast.source),
     }
 
 
-def _told(text: str) -> Markup:
+def _both(sentence: str) -> Markup:
     """Return a sentence in both languages."""
-    return both(Text(text, said(text, "zh")))
-
-
-def _blamed(one: Blame) -> Markup:
-    """Return the cause of an error and its fix, in both languages."""
-    cause = Text(one.cause, said(one.cause, "zh", TITLES))
-    why, fix = (Text(text, said(text, "zh")) for text in (one.text, fix_text(one)))
-    return both(_BLAME.filled(cause=cause, why=why, fix=fix))
+    return both(text(sentence))
 
 
 def row_of(call: CacheCall) -> tuple[str, ...]:
@@ -99,28 +86,31 @@ def row_of(call: CacheCall) -> tuple[str, ...]:
 
 def titles(call: CacheCall) -> tuple[str, ...]:
     """Return the column titles for `row_of`."""
-    return ("site", *COLUMNS, *(NAMES.get(way.name, way.name) for way in call.others))
+    columns = [Message(f"cache.table.column.{name}") for name in COLUMNS]
+    ways = [Message("cache.table.column.qk_norm") if way.name == QK_NORM else way.name for way in call.others]
+    return (*columns, *ways)
 
 
-def legend(forecast: CacheForecast, language: Language) -> str:
+def legend(forecast: CacheForecast) -> str:
     """Return the explanation of the columns."""
     rows = max((call.rows for call in forecast.calls), default=0)
     of = max((call.rows_of for call in forecast.calls), default=0)
-    sampled = "" if rows >= of else f", of {rows} of {of} rows"
-    worst = said(f"Figures of the worst head, by its number{sampled}", language)
-    return word("colon", language).join((worst, said(LEGEND, language)))
+    figures = Message("cache.table.figures")
+    if rows < of:
+        figures = Message("cache.table.figures_of_rows", rows=rows, all=of)
+    return joined([figures, Message("cache.table.legend")], "colon")
 
 
 def _counted(forecast: CacheForecast, language: Language) -> str:
     parts = [counted("attention", "attentions", len(forecast.calls), language)]
     if forecast.not_measured:
-        parts.append(said(f"{len(forecast.not_measured)} not judged", language))
+        parts.append(said(Message("cache.table.not_judged", count=len(forecast.not_measured)), language))
     return word("comma", language).join(parts)
 
 
-def _title(forecast: CacheForecast, language: Language) -> str:
+def _title(forecast: CacheForecast) -> Message:
     grain, bits = scale_text(forecast.scale), number(forecast.bits)
-    return said(f"A cache in {forecast.dtype}, {grain}, {bits} bits a number", language)
+    return Message("cache.table.title", dtype=forecast.dtype, grain=grain, bits=bits)
 
 
 def _cells(calls: Sequence[CacheCall]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -134,10 +124,10 @@ def _cells(calls: Sequence[CacheCall]) -> tuple[tuple[str, ...], list[tuple[str,
 
 def _table(console: Console, forecast: CacheForecast, language: Language) -> None:
     head, rows = _cells(forecast.calls[:MOST])
-    columns = [Column(said(name, language, TITLES), right=at > 0) for at, name in enumerate(head)]
+    columns = [Column(said(name, language), right=at > 0) for at, name in enumerate(head)]
     lines = []
     for row, call in zip(rows, forecast.calls, strict=False):
         worst = max((blame.severity for blame in call.blame), key=list(_STYLES).index, default="")
         lines.append([Line(row[0], style="bold"), *(Line(cell, style=_STYLES.get(worst, "")) for cell in row[1:])])
     print_table(console, columns, lines, language=language)
-    paragraph(console, Line(legend(forecast, language), style="dim"), 0)
+    paragraph(console, Line(said(legend(forecast), language), style="dim"), 0)

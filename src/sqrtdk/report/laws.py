@@ -7,53 +7,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup
 from rich.console import Console
 from rich.text import Text as Line
 
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT, ranges
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, LawAnswer
-from sqrtdk.messages import Text, say
+from sqrtdk.messages import Message, joined, said, text, word
 from sqrtdk.report.console import Column, paragraph, print_table
 from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import said
-from sqrtdk.report.terminal_words import SEVERITIES, word
 
 WIDEST = 64  # squares of a picture; with more positions, several share a square
-NAMES = {
-    "finite": Text("finite", "有限"),
-    "samples": Text("samples", "样本"),
-    "causal": Text("causal", "因果"),
-    "padding": Text("padding", "填充"),
-    "documents": Text("documents", "文档"),
-    "left_padding": Text("left_padding", "左填充"),
-    "cache": Text("cache", "缓存"),
-    "shift": Text("shift", "平移"),
-    "place": Text("place", "位置对应"),
-    "configured": Text("configured", "配置"),
-    "parameters": Text("parameters", "参数"),
-    "modes": Text("modes", "运行方式"),
-}
-STATES = {KEPT: Text(KEPT, "成立"), BROKEN: Text(BROKEN, "不成立"), NOT_ASKED: Text(NOT_ASKED, "未检验")}
-WORDS = {
-    "laws": Text("Laws", "定律"),
-    "counts": Text(
-        "{kept} kept, {broken} broken, {not_asked} not asked", "{kept} 条成立，{broken} 条不成立，{not_asked} 条未检验"
-    ),
-    "law": Text("law", "定律"),
-    "answer": Text("answer", "结果"),
-    "what": Text("what was changed, where it shows, or why it was not asked", "改变了什么、出现在何处，或为何未检验"),
-    "at": Text("{about}, first in {site}", "{about}，最先出现在 {site}"),
-    "of": Text("{about}: {why}", "{about}：{why}"),
-    "moved": Text("{law}: positions {which} of 0-{last} moved", "{law}：位置 0-{last} 中，{which} 发生了变化"),
-    "several": Text("{text}, {count} in one mark", "{text}，每个标记代表 {count} 个"),
-    "mean": Text(
-        "A law changes one thing and looks at what moves: a later token must not move an earlier output.",
-        "每条定律只改变一处，看什么随之变化：后面的词元不应改变前面的输出。",
-    ),
-}
+STATES = {KEPT: "laws.states.kept", BROKEN: "laws.states.broken", NOT_ASKED: "laws.states.not_asked"}
 _STYLES = {
     KEPT: "green", NOT_ASKED: "dim",
     "note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold white on red",
@@ -114,47 +80,50 @@ def each_of(moved: Sequence[bool], most: int = WIDEST) -> int:
     return max(-(-len(moved) // most), 1)  # rounded up
 
 
-def named_law(law: str) -> Text:
-    """Return a law's name in both languages; the Chinese is followed by the identifier."""
-    name = NAMES.get(law)
-    return Text(law, law) if name is None else Text(law, f"{name.zh}（{law}）")
+def named_law(law: str) -> str:
+    """Return a law's name; the Chinese is followed by the identifier."""
+    try:
+        return Message(f"laws.names.{law}")
+    except KeyError:  # a law of the user's own
+        return law
 
 
-def answer_of(row: Row) -> Text:
-    """Return the answer as a text; a broken law has its severity behind it."""
-    state = STATES[row.answer.state]
-    if row.severity is None:
-        return state
-    return Text(f"{state.en}: {SEVERITIES[row.severity].en}", f"{state.zh}：{SEVERITIES[row.severity].zh}")
+def names_of(row: Row) -> str:
+    """Return the names of a row's laws as a list."""
+    return joined([named_law(law) for law in row.laws], "comma")
 
 
-def what_of(row: Row, *, message: bool = False) -> Text:
+def answer_of(row: Row) -> str:
+    """Return the answer in words; a broken law has its severity behind it."""
+    state = Message(STATES[row.answer.state])
+    return state if row.severity is None else joined([state, Message(f"laws.severity.{row.severity}")], "colon")
+
+
+def what_of(row: Row, *, message: bool = False) -> str:
     """Return what was changed and where it first shows, the reason for not asking, or a broken law's message."""
     answer = row.answer
-    reason, about = (Text(text, said(text, "zh")) for text in (answer.reason, answer.about))
     if answer.state != BROKEN or answer.finding is None:
-        if not (about.en and reason.en):
-            return reason if reason.en else about
-        return WORDS["of"].filled(about=about, why=reason)
+        parts = [part for part in (answer.about, answer.reason) if part]
+        return joined(parts, "colon") if parts else ""
     if message:
-        return reason
-    return WORDS["at"].filled(about=about, site=answer.site) if answer.site else about
+        return answer.reason
+    return Message("laws.page.first_in", about=answer.about, site=answer.site) if answer.site else answer.about
 
 
 def draw_laws(console: Console, answers: Sequence[LawAnswer], language: Language = "en") -> None:
     """Print the table and the pictures of broken laws, or nothing if there are no answers."""
     if not answers:
         return
-    title = Line(say(WORDS["laws"], language), style="bold")
-    title.append(f"  {say(counts(answers), language)}", style="not bold dim")
+    title = Line(word("laws.page.title", language), style="bold")
+    title.append(f"  {said(counts(answers), language)}", style="not bold dim")
     paragraph(console, title, 0)
     rows = rows_of(answers)
     columns = [Column("", prose=True), Column(""), Column("", prose=True)]
     cells = [
         (
-            Line(word("list comma", language).join(plain(say(named_law(law), language)) for law in row.laws)),
-            Line(say(answer_of(row), language), style=_STYLES.get(row.severity or row.answer.state, "red")),
-            Line(plain(say(what_of(row), language))),
+            Line(plain(said(names_of(row), language))),
+            Line(said(answer_of(row), language), style=_STYLES.get(row.severity or row.answer.state, "red")),
+            Line(plain(said(what_of(row), language))),
         )
         for row in rows
     ]
@@ -169,28 +138,28 @@ def _pictured(row: Row, most: int, language: Language) -> Iterator[Line]:
     moved = row.answer.moved
     if row.answer.state != BROKEN or not moved:
         return
-    yield Line(plain(say(caption(row, most), language)))
+    yield Line(plain(said(caption(row, most), language)))
     marks = "".join(_MARKS[mark] for mark in picture(moved, most))
     yield Line(f"  {marks}", style=_STYLES.get(row.severity or "", ""))
 
 
-def caption(row: Row, most: int = WIDEST) -> Text:
+def caption(row: Row, most: int = WIDEST) -> Message:
     """Return the caption of a picture."""
     moved = row.answer.moved
     which = ranges([position for position, mark in enumerate(moved) if mark])
-    text = WORDS["moved"].filled(law=named_law(row.answer.law), last=len(moved) - 1, which=which)
+    positions = Message("laws.page.moved", law=named_law(row.answer.law), last=len(moved) - 1, which=which)
     each = each_of(moved, most)
-    return WORDS["several"].filled(text=text, count=each) if each > 1 else text
+    return Message("laws.page.several_in_mark", text=positions, count=each) if each > 1 else positions
 
 
-def counts(answers: Sequence[LawAnswer]) -> Text:
+def counts(answers: Sequence[LawAnswer]) -> Message:
     """Return the number of laws kept, broken and not asked. A law with several answers counts once, by the worst."""
     states: dict[str, str] = {}
     order = (BROKEN, KEPT, NOT_ASKED)
     for answer in answers:
         states[answer.law] = min(states.get(answer.law, NOT_ASKED), answer.state, key=order.index)
     tally = Counter(states.values())
-    return WORDS["counts"].filled(kept=tally[KEPT], broken=tally[BROKEN], not_asked=tally[NOT_ASKED])
+    return Message("laws.page.counts", kept=tally[KEPT], broken=tally[BROKEN], not_asked=tally[NOT_ASKED])
 
 
 def section(answers: Sequence[LawAnswer]) -> dict[str, Any] | None:
@@ -198,29 +167,24 @@ def section(answers: Sequence[LawAnswer]) -> dict[str, Any] | None:
     if not answers:
         return None
     return {
-        "title": both(WORDS["laws"]),
-        "counts": both(counts(answers)),
-        "mean": both(WORDS["mean"]),
-        "titles": [both(WORDS[key]) for key in ("law", "answer", "what")],
+        "title": both(Message("laws.page.title").text),
+        "counts": both(counts(answers).text),
+        "mean": both(Message("laws.page.meaning").text),
+        "titles": [both(Message(f"laws.page.columns.{key}").text) for key in ("law", "answer", "what")],
         "rows": [
             {
-                "laws": [both(named_law(law)) for law in row.laws],
+                "laws": [both(text(named_law(law))) for law in row.laws],
                 "tone": _tone(row),
-                "answer": both(answer_of(row)),
-                "what": both(what_of(row, message=True)),
-                "about": _told(row.answer.about) if row.answer.finding is not None else "",
+                "answer": both(text(answer_of(row))),
+                "what": both(text(what_of(row, message=True))),
+                "about": both(text(row.answer.about)) if row.answer.finding is not None else "",
                 "site": (row.answer.site or ROOT) if row.answer.finding is not None else "",
                 "squares": picture(row.answer.moved),
-                "caption": both(caption(row)) if row.answer.moved else "",
+                "caption": both(caption(row).text) if row.answer.moved else "",
             }
             for row in rows_of(answers)
         ],
     }
-
-
-def _told(text: str) -> Markup:
-    """Return a sentence or the name of an input in both languages."""
-    return both(Text(text, said(text, "zh")))
 
 
 def _tone(row: Row) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT
 from sqrtdk.audit.records import OK, UNMEASURED, CheckReport
-from sqrtdk.messages import say
+from sqrtdk.messages import Message
 from sqrtdk.report import laws
 from sqrtdk.report.check_words import VERDICT_WORDS
 from sqrtdk.report.console import listed
@@ -116,8 +116,8 @@ def _parts(report: CheckReport, language: Language) -> Iterator[str]:
         yield details(counted(*keys, len(rest), language), (_finding(entry, language) for entry in rest[:40]))
     if report.laws:
         yield ""
-        title = say(laws.WORDS["laws"], language) + bracketed(say(laws.counts(report.laws), language), language)
-        yield details(title, _laws(report, language))
+        title, counts = (said(part, language) for part in (Message("laws.page.title"), laws.counts(report.laws)))
+        yield details(title + bracketed(counts, language), _laws(report, language))
     yield from _asides(report, notes, language)
 
 
@@ -157,8 +157,8 @@ def _finding(entry: FoldedFinding, language: Language) -> str:
 def _laws(report: CheckReport, language: Language) -> Iterator[str]:
     """Yield one line for each row of `laws.rows_of`."""
     for row in laws.rows_of(report.laws):
-        names = word("list comma", language).join(say(laws.named_law(law), language) for law in row.laws)
-        parts = (say(laws.answer_of(row), language), say(laws.what_of(row), language))
+        names = said(laws.names_of(row), language)
+        parts = (said(laws.answer_of(row), language), said(laws.what_of(row), language))
         yield f"- **{text(names)}**{word('colon', language)}{text(word('comma', language).join(filter(None, parts)))}"
 
 

@@ -64,10 +64,8 @@ def said(text: str, language: Language, catalogues: Catalogues = CATALOGUES) -> 
         The Chinese sentence, or the English one if no template matches.
 
     Example:
-        >>> said("head 3 has a logit 61.5 above the mean of its row", "zh")
-        '头 3 的最大 logit 比该行均值高 61.5'
-        >>> said("head 3 has a logit 61.5 above the mean of its row", "en"), said("another sentence", "zh")
-        ('head 3 has a logit 61.5 above the mean of its row', 'another sentence')
+        >>> said("no reason given", "zh"), said("no reason given", "en"), said("another sentence", "zh")
+        ('未给出理由', 'no reason given', 'another sentence')
     """
     if language == "en" or isinstance(text, Message):
         return message_said(text, language)

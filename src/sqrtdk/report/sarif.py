@@ -18,14 +18,22 @@ from urllib.parse import quote
 from sqrtdk._json import document
 from sqrtdk._sites import ROOT, site_name
 from sqrtdk.audit.records import CheckReport, Finding, Source
+from sqrtdk.messages import Message
 from sqrtdk.report.plain import plain
-from sqrtdk.report.rule_words import NOT_MEASURED, RULES, words
 from sqrtdk.report.spots import Spot, calls_at, spots
 from sqrtdk.tracing.records import NotMeasured
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 LEVELS = {"note": "note", "warn": "warning", "fail": "error", "critical": "error"}
 FINGERPRINT = "sqrtdkFinding/v1"
+NOT_MEASURED = "not_measured"  # pseudo-rule for sites that no rule could look at and that have no finding
+DESCRIBED = (  # rules with a title and a help text
+    "nonfinite", "scale_ledger", "blocks", "declared_vs_actual", "unmeasured", "softmax_axis", "mask_audit",
+    "sliding_window", "padding", "unused", "dropout", "max_logit", "range_forecast", "saturation", "entropy", "flat",
+    "responsiveness", "eager_vs_sdpa", "kv_cache", "law_causal", "law_samples", "law_padding", "law_documents",
+    "law_left_padding", "law_cache", "law_shift", "law_place", "law_configured", "law_parameters", "law_modes",
+    NOT_MEASURED,
+)  # fmt: skip
 _ROOT, _PACKAGES = "SRCROOT", "PYTHONPATH"  # names of the directories that URIs are relative to
 _MOST_RELATED = 9
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
@@ -55,7 +63,7 @@ def to_sarif(report: CheckReport) -> str:
 
 def _run(report: CheckReport) -> dict[str, Any]:
     missed = [entry for entry in report.not_measured if not report.repeated(entry)]
-    ids = list(dict.fromkeys((*RULES, *(plain(finding.rule) for finding in report.findings))))
+    ids = list(dict.fromkeys((*DESCRIBED, *(plain(finding.rule) for finding in report.findings))))
     results = [
         *(_result(report, finding, ids) for finding in report.findings),
         *(_open(report, entry, ids) for entry in missed),
@@ -101,12 +109,13 @@ def _bases(report: CheckReport) -> dict[str, Any]:
 
 
 def _rule(name: str) -> dict[str, Any]:
-    said = words(name)
+    known = name in DESCRIBED
+    title, text = (str(Message(f"help.{name}.{part}")) if known else name for part in ("title", "text"))
     return {
         "id": name,
-        "shortDescription": {"text": f"{said.title}."},
-        "fullDescription": {"text": said.help},
-        "help": {"text": said.help, "markdown": said.help},
+        "shortDescription": {"text": f"{title}."},
+        "fullDescription": {"text": text},
+        "help": {"text": text, "markdown": text},
         "defaultConfiguration": {"level": "note" if name == NOT_MEASURED else "warning"},
         "properties": {"tags": ["attention"]},
     }

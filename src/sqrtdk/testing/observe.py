@@ -24,6 +24,7 @@ from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.rules.unmeasured import silences
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.errors import kind_and_text
+from sqrtdk.messages import Message, joined
 from sqrtdk.models.attentions import watch_modules
 from sqrtdk.testing.weak import OpenMasks, cannot_fail
 from sqrtdk.tracing.tape.places import Sites
@@ -113,8 +114,8 @@ class Observation:
                 calls, findings = self._judged()
             return AuditedTest(calls, findings, cannot_fail(run.calls, run.tensors, self._masks.count))
         except Exception as error:
-            lost = f"the audit of the test failed: {kind_and_text(error)}"
-            told = Finding(UNMEASURED, "warn", "", None, None, lost, "audit the model by assert_attention", "")
+            lost = Message("check.test.failed", error=kind_and_text(error))
+            told = Finding(UNMEASURED, "warn", "", None, None, lost, Message("check.test.fix_failed"), "")
             return AuditedTest(tuple(JudgedCall(call, UNMEASURED, reason=lost) for call in run.calls), (told,), ())
 
     def _judged(self) -> tuple[tuple[JudgedCall, ...], tuple[Finding, ...]]:
@@ -145,7 +146,7 @@ def _of_test(finding: Finding, calls: Sequence[JudgedCall]) -> Finding:
     of_it = [judged for judged in calls if not judged.call.site and judged.call.scale.ratio == finding.value]
     if any(judged.mistake != UNKNOWN for judged in of_it):
         return finding
-    message = f"{finding.message}; it ran outside any module, where nothing could declare it"
+    message = joined([finding.message, Message("check.test.outside_modules")])
     return replace(finding, severity="note", message=message)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sqrtdk._shown import Shown
+from sqrtdk.messages import id_of
 from sqrtdk.stats.heads import HeadStats
 
 BY_DATA = "by indices of the data"  # detail of a stage "gather": the order of the rows is unknown
@@ -172,14 +173,16 @@ class AttentionCall(Shown):
         return any(factor.source == BLOCKS for factor in self.scale.factors)
 
 
-ONE_PROJECTION = "its logits come from one projection: a router or a pooling"
-SEPARABLE = "a softmax over the positions of one projection, as in separable attention: a pooling, without q and k"
-APART = "a softmax of q, and one of k, apart: efficient attention, without a product of q and k"
-NEVER_USED = "its weights never reach a value product"  # the weights were dropped, or only reduced
-NOT_SEEN = "its weights were not seen to reach a value product"  # they entered an operation that is not followed
-LOST_SIGHT = "its logits are a product of activations, and its weights were not seen to reach values"
-LOST_ADDITIVE = "its logits are an additive score of q and k, and its weights were not seen to reach values"
-DOUBTFUL = (LOST_SIGHT, LOST_ADDITIVE)  # reasons with which a softmax may still be an attention
+# Why a softmax is no attention: ids of messages.
+ONE_PROJECTION = "trace.not_attention.one_projection"
+SEPARABLE = "trace.not_attention.separable"
+APART = "trace.not_attention.apart"
+NEVER_USED = "trace.not_attention.never_used"  # the weights were dropped, or only reduced
+NOT_SEEN = "trace.not_attention.not_seen"  # the weights entered an operation that is not followed
+LOST_SIGHT = "trace.not_attention.lost_sight"
+LOST_ADDITIVE = "trace.not_attention.lost_additive"
+_MAYBE = (LOST_SIGHT, LOST_ADDITIVE)
+_NAMED = ("trace.without_softmax.named", "trace.without_softmax.scaled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,16 @@ class NotAttention:
     formula: str | None = None
     at: str | None = None
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether it may still be an attention: its logits are scores of q and k."""
+        return id_of(self.reason) in _MAYBE
+
+    @property
+    def unused(self) -> bool:
+        """Whether its weights were not seen to reach a value product."""
+        return id_of(self.reason) in (NEVER_USED, NOT_SEEN, *_MAYBE)
+
 
 @dataclass(frozen=True, slots=True)
 class NotMeasured:
@@ -209,3 +222,8 @@ class NotMeasured:
     reason: str
     formula: str | None = None
     at: str | None = None
+
+    @property
+    def without_softmax(self) -> bool:
+        """Whether the reason names an attention that has no softmax, such as linear attention."""
+        return id_of(self.reason) in _NAMED

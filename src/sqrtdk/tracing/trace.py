@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, kind_and_text
+from sqrtdk.messages import Message, id_of
 from sqrtdk.tracing.lower.classifier import Classifier
 from sqrtdk.tracing.lower.online import close
 from sqrtdk.tracing.lower.sums import multiplies
@@ -236,21 +237,21 @@ class Trace:
     def _end(self, weighing: Weighing) -> None:
         """Describes a softmax whose weights met no values. Called when they are freed, and when the trace ends."""
         entry = weighing.entry
-        if entry.attention or entry.told or entry.reason not in (NEVER_USED, LOST_SIGHT) or self._scene is None:
+        if entry.attention or entry.told or id_of(entry.reason) not in (NEVER_USED, LOST_SIGHT) or self._scene is None:
             return
         entry.told = True
-        if entry.lost or entry.reason == LOST_SIGHT:
+        if entry.lost or id_of(entry.reason) == LOST_SIGHT:
             entry.formula = self._formula(weighing)
         # The weights entered an operation that is not followed. What the logits are decides how likely an attention is.
-        if entry.reason == NEVER_USED and entry.lost:
+        if id_of(entry.reason) == NEVER_USED and entry.lost:
             if entry.formula is not None:
-                entry.reason = LOST_ADDITIVE
+                entry.reason = Message(LOST_ADDITIVE)
             elif multiplies(weighing.node):
-                entry.reason = LOST_SIGHT
+                entry.reason = Message(LOST_SIGHT)
             else:
-                entry.reason = NOT_SEEN
+                entry.reason = Message(NOT_SEEN)
                 with contextlib.suppress(Exception), _apart():
-                    entry.reason = SEPARABLE if pools_positions(weighing) else NOT_SEEN
+                    entry.reason = Message(SEPARABLE if pools_positions(weighing) else NOT_SEEN)
 
     def _formula(self, seen: Lost | None) -> str | None:
         """Returns the formula up to the point of loss, or None. It may be called at any time, so modes are disabled."""
@@ -267,7 +268,7 @@ class Trace:
             with torch.no_grad(), on_cpu, unseen():
                 yield
         except Exception as error:
-            reason = f"the reading failed: {kind_and_text(error)}"
+            reason = Message("trace.missed.reading_failed", error=kind_and_text(error))
             self._missed.append(NotMeasured(site, reason, self._formula(seen), places.text(place)))
 
     def _miss(self, site: str, reason: str, seen: Unweighted | Operands | None = None) -> None:
@@ -285,7 +286,7 @@ class Trace:
         )
         record = _Record(call, rows, _serials(reading))
         if self._keeps or self._projects:
-            kept = without(call, ENLARGED) if self._enlarge else keep(reading, used, call)
+            kept = without(call, Message(ENLARGED)) if self._enlarge else keep(reading, used, call)
             tensors = kept if self._keeps else sketch_of(kept)
             record = replace(record, tensors=tensors, projections=projections_of(kept))
         self._records.append(record)
@@ -297,7 +298,7 @@ class Trace:
         if merged is not None:
             for number in numbers:
                 self._records[number] = None
-            tensors = None if blocks[0].tensors is None else without(merged, BLOCKS_OF_KEYS)
+            tensors = None if blocks[0].tensors is None else without(merged, Message(BLOCKS_OF_KEYS))
             rows = merge_rows([block.rows for block in blocks])
             self._records[numbers[0]] = replace(blocks[0], call=merged, rows=rows, tensors=tensors)
 

@@ -24,6 +24,7 @@ from sqrtdk.audit.guard import current, implementation, offers_choice, refusal, 
 from sqrtdk.audit.records import Finding
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, close
 from sqrtdk.errors import kind_and_text
+from sqrtdk.messages import Message
 from sqrtdk.models.options import ATTN
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
 
@@ -31,8 +32,6 @@ TARGET_STD = 4.0
 LEAST_STD = 3.0
 OUTPUT_FACTOR = 4.0
 LARGE = 2_000_000_000  # parameters
-FIX = "use the eager implementation, or one that applies scale, softcap and mask of this model"
-SOURCE = "one formula, two implementations; sqrt(eps) of the dtype"
 
 
 def enlargement(context: Context) -> dict[tuple[str, int], float]:
@@ -57,22 +56,26 @@ def difference(eager: AttentionCall, sdpa: AttentionCall, *, outputs: bool) -> t
     """Return (what differs, value, threshold) for two calls, or None."""
     one, two = eager.scale.effective, sdpa.scale.effective
     if one and two and not close(two, one):
-        return f"effective scale {one:.6g} against {two:.6g}", abs(two / one - 1.0), SCALE_TOLERANCE
+        message = Message("rules.eager_vs_sdpa.scale", eager=f"{one:.6g}", other=f"{two:.6g}")
+        return message, abs(two / one - 1.0), SCALE_TOLERANCE
     # A softcap may be among the steps that were not followed.
     if (eager.softcap is None) != (sdpa.softcap is None) and not eager.unknown and not sdpa.unknown:
-        return f"softcap {eager.softcap} against {sdpa.softcap}", sdpa.softcap, eager.softcap or 0.0
+        message = Message("rules.eager_vs_sdpa.softcap", eager=str(eager.softcap), other=str(sdpa.softcap))
+        return message, sdpa.softcap, eager.softcap or 0.0
     if eager.softcap and sdpa.softcap and not close(sdpa.softcap, eager.softcap):
-        return f"softcap {eager.softcap:g} against {sdpa.softcap:g}", sdpa.softcap, eager.softcap
+        message = Message("rules.eager_vs_sdpa.softcap", eager=f"{eager.softcap:g}", other=f"{sdpa.softcap:g}")
+        return message, sdpa.softcap, eager.softcap
     if (eager.mask is None) != (sdpa.mask is None):
         names = [call.mask.kind if call.mask else "none" for call in (eager, sdpa)]
-        return f"mask {names[0]} against {names[1]}", None, 0.0
+        return Message("rules.eager_vs_sdpa.mask", eager=names[0], other=names[1]), None, 0.0
     tolerance = _tolerance(eager.dtype)
     first, second = eager.output_rms, sdpa.output_rms
     if not outputs or first is None or second is None:
         return None
     relative = abs(first - second) / max(abs(first), abs(second), 1e-30)  # both may be 0
     if relative > tolerance:
-        return f"output root mean square {first:.6g} against {second:.6g}", relative, tolerance
+        message = Message("rules.eager_vs_sdpa.output", eager=f"{first:.6g}", other=f"{second:.6g}")
+        return message, relative, tolerance
     return None
 
 
@@ -85,14 +88,14 @@ def _outputs(eager: Rerun, sdpa: Rerun, dtype: str) -> tuple[float, float] | str
     largest = 0.0
     shapes = [[tuple(tensor.shape) for tensor in run.outputs] for run in (eager, sdpa)]
     if not shapes[0]:
-        return "outputs not compared, there is none of floating point"
+        return Message("rules.eager_vs_sdpa.no_outputs")
     if shapes[0] != shapes[1]:
-        return f"outputs not compared, their shapes are {shapes[0]} and {shapes[1]}"
+        return Message("rules.eager_vs_sdpa.unlike_shapes", eager=str(shapes[0]), other=str(shapes[1]))
     for one, two in zip(eager.outputs, sdpa.outputs, strict=True):
         size = float(one.double().square().mean().sqrt())
         gap = float((one.double() - two.double()).square().mean().sqrt())
         if not math.isfinite(gap) and one.numel():
-            return "outputs not compared, they hold NaN or infinity"
+            return Message("rules.eager_vs_sdpa.outputs_not_finite")
         largest = max(largest, gap / size if size > 0 else gap)
     return (largest, tolerance) if largest > tolerance else None
 
@@ -100,9 +103,9 @@ def _outputs(eager: Rerun, sdpa: Rerun, dtype: str) -> tuple[float, float] | str
 def _costly(model: nn.Module) -> str | None:
     """Return why two more forward passes are not run unasked, or None."""
     if any(parameter.is_meta for parameter in model.parameters()):
-        return "its weights are offloaded"
+        return Message("rules.eager_vs_sdpa.offloaded")
     count = sum(parameter.numel() for parameter in model.parameters())
-    return f"it has {count / 1e9:.3g}e9 parameters" if count > LARGE else None
+    return Message("rules.eager_vs_sdpa.large", billions=f"{count / 1e9:.3g}") if count > LARGE else None
 
 
 def check(context: Context) -> Iterable[Finding | NotMeasured]:
@@ -115,7 +118,10 @@ def check(context: Context) -> Iterable[Finding | NotMeasured]:
     if other == "sdpa" and not supports_sdpa(model):
         return
     for entry in _compared(context, other):
-        yield entry if isinstance(entry, Finding) else NotMeasured("", f"eager against {other}: {entry}")
+        if isinstance(entry, Finding):
+            yield entry
+        else:
+            yield NotMeasured("", Message("rules.eager_vs_sdpa.not_compared", other=other, reason=entry))
 
 
 def _compared(context: Context, other: str) -> Iterator[Finding | str]:
@@ -125,7 +131,7 @@ def _compared(context: Context, other: str) -> Iterator[Finding | str]:
         yield reason
         return
     if context.compare != "always" and (reason := _costly(model)):
-        yield f'left out, as {reason}; ask for it with --attn both (in Python attn="both")'
+        yield Message("rules.eager_vs_sdpa.left_out", reason=reason)
         return
     assert context.rerun is not None
     runs, factors = [], enlargement(context)
@@ -134,7 +140,7 @@ def _compared(context: Context, other: str) -> Iterator[Finding | str]:
             with implementation(model, name):
                 runs.append(context.rerun(factors))
         except Exception as error:  # a user's implementation may raise anything
-            yield f"{name} raised {kind_and_text(error)}"
+            yield Message("rules.eager_vs_sdpa.raised", name=name, error=kind_and_text(error))
             return
     eager, second = runs
     masks = (call.mask for call in (*(judged.call for judged in context.calls), *eager.calls, *second.calls))
@@ -144,16 +150,15 @@ def _compared(context: Context, other: str) -> Iterator[Finding | str]:
         yield finding
         return
     if eager.missed or second.missed:
-        yield f"{eager.missed} attentions of eager could not be read, and {second.missed} of {other}"
+        yield Message("rules.eager_vs_sdpa.lost", eager=eager.missed, number=second.missed, other=other)
     if not comparable:
-        yield "outputs not compared, some rows see no key"
+        yield Message("rules.eager_vs_sdpa.blind_rows")
         return
     gap = _outputs(eager, second, context.dtype or context.calls[0].call.dtype)
     if isinstance(gap, str):
         yield gap
     elif gap is not None:
-        message = f"eager and {other} differ in the model's outputs by {gap[0]:.3g} of their size"
-        yield Finding("eager_vs_sdpa", "fail", "", gap[0], gap[1], message, FIX, SOURCE)
+        yield _finding("", *gap, Message("rules.eager_vs_sdpa.outputs", other=other, gap=f"{gap[0]:.3g}"))
 
 
 def _in_calls(eager: Rerun, second: Rerun, other: str, *, outputs: bool) -> Finding | None:
@@ -165,9 +170,13 @@ def _in_calls(eager: Rerun, second: Rerun, other: str, *, outputs: bool) -> Find
         if twin is not None:
             found = difference(call, twin, outputs=outputs)
         else:
-            found = (f"an attention in eager that {other} does not run", None, 0.0) if whole else None
+            found = (Message("rules.eager_vs_sdpa.alone", other=other), None, 0.0) if whole else None
         if found is not None:
-            message, value, threshold = found
-            message = f"eager and {other} differ: {message}"
-            return Finding("eager_vs_sdpa", "fail", call.site, value, threshold, message, FIX, SOURCE)
+            what, value, threshold = found
+            return _finding(call.site, value, threshold, Message("rules.eager_vs_sdpa.call", other=other, what=what))
     return None
+
+
+def _finding(site: str, value: float | None, threshold: float, message: str) -> Finding:
+    fix, source = Message("rules.eager_vs_sdpa.fix"), Message("sources.threshold.implementations")
+    return Finding("eager_vs_sdpa", "fail", site, value, threshold, message, fix, source)

@@ -41,40 +41,38 @@ from sqrtdk.audit.sight import (
     unordered,
 )
 from sqrtdk.audit.tolerance import close
+from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall, Mask
 
-PADDING_SOURCE = (
-    "transformers: attention_mask is 1 at tokens and 0 at padding; torch: key_padding_mask is True at padding"
-)
+_PADDING_SOURCE = "sources.threshold.padding"
 UNIFORM = 1.0  # share of rows from which on it fails
 ZERO_ONE = "zero-one mask"  # the trace's name for such a bias
 HARMLESS_FILL = 1e30  # still hides after any scale
-SDPA_SOURCE = "torch scaled_dot_product_attention: a float mask is added, a bool mask is True where a key takes part"
-BIAS_SOURCE = "Press et al. 2021 (ALiBi), Raffel et al. 2019 (T5): the bias is added to the scaled product"
+_SDPA_SOURCE = "sources.threshold.kinds_of_mask"
+_BIAS_SOURCE = "sources.threshold.bias"
 
 
 def _blind(mask: Mask, rows: int) -> Fault:
     """Return the fault of rows that see no key: a note, since padding makes them, unless no row sees any."""
-    fix = "expected of padding; leave those rows out of the loss"
-    if (mask.blind_rows or 0) >= rows:
-        fix = "negate the mask: True lets a key take part in SDPA, and hides it in nn.MultiheadAttention"
-        return "fail", float(rows), 0.0, f"all {rows} rows see no key: the mask hides everything", fix, SDPA_SOURCE
-    if mask.kind == "window":
-        fix = "leave rows of padding out of the loss; any other row must see its own key"
-    return "note", float(mask.blind_rows or 0), 0.0, f"{mask.blind_rows} of {rows} rows see no key", fix, SOURCE
+    blind = mask.blind_rows or 0
+    if blind >= rows:
+        message, fix = Message("rules.mask_audit.all_blind", rows=rows), Message("rules.mask_audit.fix_inverted")
+        return "fail", float(rows), 0.0, message, fix, _SDPA_SOURCE
+    fix = Message("rules.mask_audit.fix_blind_window" if mask.kind == "window" else "rules.mask_audit.fix_blind")
+    return "note", float(blind), 0.0, Message("rules.mask_audit.blind", blind=blind, rows=rows), fix, SOURCE
 
 
 def _additions(call: AttentionCall) -> Iterable[Fault]:
     """Yield the faults of masks that do not mask: 0 and 1 added to the logits, or weights masked after the softmax."""
     if call.bias == ZERO_ONE:
-        message = "a float mask of 0 and 1 is added to the logits, not applied: it hides no key"
-        yield "fail", 1.0, 0.0, message, "convert the mask to bool, or to 0 and -inf", SDPA_SOURCE
+        message, fix = Message("rules.mask_audit.zero_one"), Message("rules.mask_audit.fix_zero_one")
+        yield "fail", 1.0, 0.0, message, fix, _SDPA_SOURCE
     after = {stage.name for stage in call.stages if stage.where == "weights"}
     unread = any((stage.where, stage.name) == ("logits", "unknown") for stage in call.stages)
     if "mask" in after and "normalise" not in after:
         severity = "fail" if call.mask is None and not unread else "note"
-        message = "weights are masked after the softmax: rows do not sum to 1, and hidden keys count in their sum"
-        yield severity, 1.0, 0.0, message, "mask the logits with -inf before the softmax", SOURCE
+        message, fix = Message("rules.mask_audit.after_softmax"), Message("rules.mask_audit.fix_after_softmax")
+        yield severity, 1.0, 0.0, message, fix, SOURCE
 
 
 def _of_rows(call: AttentionCall, *, shaped: bool, own: bool) -> Iterable[Fault]:
@@ -91,20 +89,20 @@ def _of_rows(call: AttentionCall, *, shaped: bool, own: bool) -> Iterable[Fault]
         yield _blind(mask, rows)
     if uniform and not own:
         severity = "fail" if uniform >= UNIFORM * rows else "note"
-        message = f"{uniform} of {rows} rows have every key at {mask.fill}: they average masked keys"
-        fix = "mask with -inf and set such rows to 0, or leave them out of the loss"
-        yield severity, float(uniform), 0.0, message, fix, SOURCE
-    fix = "mask with -inf or finfo.min, added after scale and softcap"
+        message = Message("rules.mask_audit.uniform", uniform=uniform, rows=rows, fill=str(mask.fill))
+        yield severity, float(uniform), 0.0, message, Message("rules.mask_audit.fix_uniform"), SOURCE
+    fix = Message("rules.mask_audit.fix_masked_weight")
     if mask.masked_weight is not None:
         if mask.masked_weight > WEIGHT:
-            message = f"masked keys get up to {mask.masked_weight:.3g} of a row's weight (fill {mask.fill})"
+            weight = f"{mask.masked_weight:.3g}"
+            message = Message("rules.mask_audit.masked_weight", weight=weight, fill=str(mask.fill))
             yield "fail", mask.masked_weight, WEIGHT, message, fix, SOURCE
         return
     # `cap * tanh((logits + mask) / cap)` turns a mask of -inf into a logit of -cap.
     order = [stage.name for stage in call.stages if stage.where == "logits" and stage.name in ("mask", "softcap")]
     cap = call.softcap if "mask" in order and "softcap" in order[order.index("mask") :] else None
     if cap is not None and math.exp(-abs(cap)) > WEIGHT:  # weight of logit -cap beside logit 0
-        message = f"the softcap of {cap:.4g} comes after the mask: hidden keys keep a logit of {-cap:.4g}"
+        message = Message("rules.mask_audit.softcap_after_mask", cap=f"{cap:.4g}", logit=f"{-cap:.4g}")
         yield "fail", math.exp(-cap), WEIGHT, message, fix, SOURCE
 
 
@@ -114,14 +112,16 @@ def _scaled(call: AttentionCall, on_purpose: bool) -> Iterable[Fault]:
     if mask is not None and mask.scaled_by is not None and not close(mask.scaled_by, 1.0):
         unread = mask.fill is None and (on_purpose or gained)  # without values a bias looks like a mask
         severity = "note" if mask.fill is None or mask.fill <= -HARMLESS_FILL else "warn"
-        message = f"the mask was multiplied by {mask.scaled_by:.4g}"
-        message += " (fill not known)" if mask.fill is None else ""
+        factor = f"{mask.scaled_by:.4g}"
+        message = Message("rules.mask_audit.scaled_mask", factor=factor)
+        if mask.fill is None:
+            message = Message("rules.mask_audit.scaled_mask_of_unknown_fill", factor=factor)
         if not unread:
-            yield severity, mask.scaled_by, 1.0, message, "add the mask after the scale", SOURCE
+            yield severity, mask.scaled_by, 1.0, message, Message("rules.mask_audit.fix_scaled_mask"), SOURCE
     bias, meant = call.bias_scaled_by, on_purpose or (gained and call.bias == "bias")
     if bias is not None and not close(bias, 1.0) and not meant:
-        message = f"the {call.bias or 'bias'} was multiplied by {bias:.4g}"
-        yield "warn", bias, 1.0, message, "add the bias after the scale", BIAS_SOURCE
+        message = Message("rules.mask_audit.scaled_bias", bias=call.bias or "bias", factor=f"{bias:.4g}")
+        yield "warn", bias, 1.0, message, Message("rules.mask_audit.fix_scaled_bias"), _BIAS_SOURCE
 
 
 def _faults(context: Context, judged: JudgedCall) -> Iterable[Fault]:
@@ -146,7 +146,7 @@ def mask_audit(context: Context) -> Iterable[Finding]:
     """Yield one finding for each call and fault, the largest value first."""
     faults = [(judged.call.site, *fault) for judged in context.calls for fault in _faults(context, judged)]
     for site, severity, value, threshold, message, fix, source in sorted(faults, key=lambda entry: -entry[2]):
-        yield Finding("mask_audit", severity, site, value, threshold, message, fix, source)
+        yield Finding("mask_audit", severity, site, value, threshold, message, fix, Message(source))
 
 
 def padding(context: Context) -> Iterable[Finding]:
@@ -158,7 +158,7 @@ def padding(context: Context) -> Iterable[Finding]:
     """
     faults = [fault for judged in context.calls if (fault := _padding_fault(context, judged.call)) is not None]
     for count, site, message, fix in sorted(faults, key=lambda fault: -fault[0]):
-        yield Finding("padding", "fail", site, float(count), 0.0, message, fix, PADDING_SOURCE)
+        yield Finding("padding", "fail", site, float(count), 0.0, message, fix, Message(_PADDING_SOURCE))
 
 
 def _padding_fault(context: Context, call: AttentionCall) -> tuple[int, str, str, str] | None:
@@ -172,21 +172,15 @@ def _padding_fault(context: Context, call: AttentionCall) -> tuple[int, str, str
     padding, tokens = int((~keys).sum()), int(keys.sum())
     blind = 0 if mask is None else mask.blind_rows or 0
     if seen == padding and blind == padding * call.heads and call.self_attention is not False:
-        message = (
-            f"the padding mask lies on the rows, not on the keys: tokens see {seen} of {padding} keys of padding, "
-            "and the rows of padding see no key"
-        )
-        fix = "lay it on the keys: attention_mask[:, None, None, :], not attention_mask[:, None, :, None]"
+        message = Message("rules.padding.on_rows", seen=seen, padding=padding)
+        fix = Message("rules.padding.fix_on_rows")
     elif seen and hidden:
-        message = (
-            f"the padding mask looks inverted or shifted: tokens see {seen} of {padding} keys of padding, "
-            f"and {hidden} of {tokens} keys of tokens are hidden from all"
-        )
-        fix = "hide the keys where attention_mask is 0: masked_fill wants True there, a bool attn_mask of SDPA False"
+        message = Message("rules.padding.inverted", seen=seen, padding=padding, hidden=hidden, tokens=tokens)
+        fix = Message("rules.padding.fix_inverted")
     elif seen:
-        message = f"padding is not hidden: tokens see {seen} of {padding} keys of padding"
-        fix = "add the padding mask to this call, as -inf over the keys where attention_mask is 0"
+        message = Message("rules.padding.not_hidden", seen=seen, padding=padding)
+        fix = Message("rules.padding.fix_not_hidden")
     else:
-        message = f"{hidden} of {tokens} keys of tokens are hidden from all rows, as if they were padding"
-        fix = "hide the keys where attention_mask is 0, and no others"
+        message = Message("rules.padding.tokens_hidden", hidden=hidden, tokens=tokens)
+        fix = Message("rules.padding.fix_tokens_hidden")
     return seen + hidden, call.site, message, fix

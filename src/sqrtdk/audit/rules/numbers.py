@@ -11,29 +11,33 @@ from sqrtdk._sites import ROOT, fold_sites
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import Finding, JudgedCall, broken
 from sqrtdk.errors import SqrtdkError, short_text
+from sqrtdk.messages import Message, id_of
 from sqrtdk.models.modules import is_finite
 from sqrtdk.theory import spacing
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
-from sqrtdk.tracing.tape.nonfinite import PARAMETER, Origin
+from sqrtdk.tracing.tape.nonfinite import Origin
 
 FP16_MAX = 65504.0
-FP16_SOURCE = "IEEE 754 binary16: largest finite value 65504"
+FP16_SOURCE = "sources.threshold.fp16"
 BF16_OFFSET = 50.0
-BF16_SOURCE = "bfloat16 has 8 significand bits: from 32 on neighbours are 0.25 apart, from 64 on 0.5"
-SOURCE = "IEEE 754: NaN propagates through the softmax to the whole row"
-REACHES = "NaN or infinity reaches "  # start of the message of a consequence, as opposed to its cause
+BF16_SOURCE = "sources.threshold.bf16"
+SOURCE = "sources.threshold.nan"
 _MOST_SITES = 3
-_FIXES = {
-    "held": "give finite inputs, and buffers that are finite",
-    "overflow": "compute this step in float32 or bfloat16, or keep what goes into it smaller",
-    "blind": "set such rows to 0 after the softmax, or mask with a bool mask in scaled_dot_product_attention, "
-    "which gives 0",
-    "infinite": "multiply no mask by infinity, and subtract no infinities: masked_fill(hidden, -inf) after the scale",
-    "undefined": "look at this step: 0 / 0, or the root or logarithm of a negative number",
+_FIXES = {  # kind of an origin -> id
+    "held": "rules.nonfinite.fix_held",
+    "overflow": "rules.nonfinite.fix_overflow",
+    "blind": "rules.nonfinite.fix_blind",
+    "infinite": "rules.nonfinite.fix_infinite",
+    "undefined": "rules.nonfinite.fix_undefined",
 }
-_BAD_WEIGHTS = "go back to a checkpoint whose weights are finite"
-SCALE_FIRST = "scale q before the product, or use a fused kernel, which accumulates in fp32"
-_LOST = "find the first layer with such a row: an overflow in q . k, or non-finite weights or inputs"
+_SCALE_FIRST = "rules.range_forecast.fix_fp16"
+_FIND_FIRST = "rules.nonfinite.fix_first"
+_REACHES = "rules.nonfinite.reaches."
+
+
+def is_consequence(finding: Finding) -> bool:
+    """Return whether a finding says what NaN or infinity reaches, as opposed to where it begins."""
+    return (id_of(finding.message) or "").startswith(_REACHES)
 
 
 def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
@@ -56,7 +60,7 @@ def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
             try:
                 sick += [] if is_finite(parameter) else [name]
             except (RuntimeError, TypeError) as error:  # a tensor subclass that lacks the operation
-                reason = f"nonfinite: {name} can't be looked at: {short_text(error, 120)}"
+                reason = Message("rules.nonfinite.not_looked_at", name=name, error=short_text(error, 120))
                 yield NotMeasured(name.rpartition(".")[0], reason)
     reached = [judged for judged in context.calls if broken(judged.call)]
     wrong = bool(reached or context.spoiled)
@@ -65,12 +69,12 @@ def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
         origin = context.origin() if wrong and context.origin is not None else None
     except SqrtdkError as error:  # a model that can run only once raises in the search
         lost = True
-        yield NotMeasured("", f"nonfinite: where it begins was not searched: {short_text(error, 200)}")
+        yield NotMeasured("", Message("rules.nonfinite.not_searched", error=short_text(error, 200)))
     # Plus infinity may be meant: `distance.masked_fill(~reachable, inf)`, or read from a buffer.
     meant = set(context.infinite) == set(context.spoiled) and (origin is None or origin.kind == "held")
     if meant and not (reached or sick or lost):
         return
-    first = None if origin is None else origin.name.removeprefix(PARAMETER)
+    first = _parameter(origin)
     # The parameter that the run met first is named first.
     if first in sick:
         sick = [first, *(name for name in sick if name != first)]
@@ -87,12 +91,21 @@ def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
         yield _of_reached(reached, context)
 
 
+def _parameter(origin: Origin | None) -> str | None:
+    """Return the name of the parameter that is not finite, or None if it is another tensor, or an operation."""
+    what = None if origin is None else origin.name
+    if isinstance(what, Message) and what.id == "rules.nonfinite.parameter":
+        return str(what.values["name"])
+    return None
+
+
 def of_weights(sick: Sequence[str]) -> Finding:
     """Return the finding on non-finite parameters; the first name is the one reported."""
-    message = f"parameter {sick[0]} holds NaN or infinity"
-    if len(sick) > 1:
-        message = f"{len(sick)} parameters hold NaN or infinity, first {sick[0]}"
-    return _finding(sick[0].rpartition(".")[0], float(len(sick)), message, _BAD_WEIGHTS)
+    message = Message("rules.nonfinite.parameters", number=len(sick), name=sick[0])
+    if len(sick) == 1:
+        message = Message("rules.nonfinite.held", what=Message("rules.nonfinite.parameter", name=sick[0]))
+    fix = "rules.nonfinite.fix_parameters"
+    return _finding(sick[0].rpartition(".")[0], float(len(sick)), message, fix)
 
 
 def _of_origin(origin: Origin, calls: Iterable[JudgedCall]) -> Finding:
@@ -100,21 +113,23 @@ def _of_origin(origin: Origin, calls: Iterable[JudgedCall]) -> Finding:
     value, bar, fix = None, 0.0, _FIXES[origin.kind]
     blind = (origin.rows, origin.of) if origin.kind == "blind" else next(_blind_rows(here), None)
     if origin.kind == "held":
-        message = f"{origin.name} holds NaN or infinity"
+        message = Message("rules.nonfinite.held", what=origin.name)
     elif origin.kind == "overflow":
         what = origin.op
         if origin.contracts and any(call.product_at in (None, origin.at) for call in here):
-            what, fix = "q . k", SCALE_FIRST
+            what, fix = "q . k", _SCALE_FIRST
         value, bar = origin.size, torch.finfo(getattr(torch, origin.dtype)).max
-        reaches = "" if value is None else f"it reaches {value:.4g}, "
-        message = f"{what} overflows {origin.dtype}: {reaches}the largest is {bar:.6g}"
+        over = {"op": what, "dtype": origin.dtype, "largest": f"{bar:.6g}"}
+        message = Message("rules.nonfinite.overflow_of_unknown_size", **over)
+        if value is not None:
+            message = Message("rules.nonfinite.overflow", value=f"{value:.4g}", **over)
     elif blind is not None:
         value, fix = float(blind[0]), _FIXES["blind"]
-        message = f"{blind[0]} of {blind[1]} rows see no key, and become NaN"
+        message = Message("rules.nonfinite.blind", blind=blind[0], rows=blind[1])
     elif origin.kind == "infinite":
-        message = f"{origin.op} of infinite numbers gives NaN: inf - inf, or 0 * inf"
+        message = Message("rules.nonfinite.infinite", op=origin.op)
     else:
-        message = f"{origin.op} of finite numbers gives NaN"
+        message = Message("rules.nonfinite.undefined", op=origin.op)
     return _finding(origin.site, value, message, fix, bar=bar, at=origin.at)
 
 
@@ -128,32 +143,36 @@ def _blind_rows(calls: Iterable[AttentionCall]) -> Iterator[tuple[int, int]]:
 def _of_rows(reached: list[JudgedCall]) -> Finding:
     """Return the finding on the first attention that is reached, for when no operation shows the beginning."""
     if not reached:
-        return _finding("", None, f"{REACHES}the model's output", _LOST)
+        return _finding("", None, Message("rules.nonfinite.reaches.output"), _FIND_FIRST)
     call = reached[0].call
     if call.stats is None or not any(call.stats.nan_rows):
-        return _finding(call.site, None, "the output of the attention holds NaN or infinity", _LOST)
+        return _finding(call.site, None, Message("rules.nonfinite.output"), _FIND_FIRST)
     bad, rows = sum(call.stats.nan_rows), call.stats.rows * call.stats.heads
-    return _finding(call.site, float(bad), f"{bad} of {rows} rows have a NaN or infinite logit", _LOST)
+    return _finding(call.site, float(bad), Message("rules.nonfinite.rows", bad=bad, rows=rows), _FIND_FIRST)
 
 
 def _of_reached(reached: list[JudgedCall], context: Context) -> Finding:
-    parts = []
-    if reached:
-        sites = fold_sites([judged.call.site for judged in reached])
-        more = ", ..." if len(sites) > _MOST_SITES else ""
-        where = ROOT if sites == ("",) else f"({', '.join(site or 'root' for site in sites[:_MOST_SITES])}{more})"
-        total = len(context.calls)
-        parts += [f"the attention {where}" if total == 1 else f"{len(reached)} of {total} attentions {where}"]
-    parts += ["the model's output"] if context.spoiled else []
-    site = reached[0].call.site if reached else ""
-    fix = "fix the cause named above; this goes away with it"
-    return _finding(site, float(len(reached)), REACHES + " and ".join(parts), fix)
+    message, fix = Message("rules.nonfinite.reaches.output"), "rules.nonfinite.fix_reaches"
+    if not reached:
+        return _finding("", 0.0, message, fix)
+    sites = fold_sites([judged.call.site for judged in reached])
+    more = ", ..." if len(sites) > _MOST_SITES else ""
+    where = ROOT if sites == ("",) else f"({', '.join(site or 'root' for site in sites[:_MOST_SITES])}{more})"
+    total = len(context.calls)
+    if total == 1:
+        only = "rules.nonfinite.reaches.only_and_output" if context.spoiled else "rules.nonfinite.reaches.only"
+        message = Message(only, sites=where)
+    else:
+        some = "rules.nonfinite.reaches.some_and_output" if context.spoiled else "rules.nonfinite.reaches.some"
+        message = Message(some, sites=where, number=len(reached), total=total)
+    return _finding(reached[0].call.site, float(len(reached)), message, fix)
 
 
 def _finding(
     site: str, value: float | None, message: str, fix: str, *, bar: float = 0.0, at: str | None = None
 ) -> Finding:
-    return Finding("nonfinite", "critical", site, value, None if value is None else bar, message, fix, SOURCE, at)
+    threshold = None if value is None else bar
+    return Finding("nonfinite", "critical", site, value, threshold, message, Message(fix), Message(SOURCE), at)
 
 
 def _product(judged: JudgedCall) -> float | None:
@@ -195,15 +214,15 @@ def range_forecast(context: Context) -> Iterable[Finding]:
     """
     for value, judged in _above(context.calls, _product, FP16_MAX):
         severity = "fail" if judged.call.logits_dtype == "float16" else "warn"
-        message = f"q . k reaches {value:.4g} before the scale: infinite in fp16{context.which(judged)}"
-        site = judged.call.site
-        yield Finding("range_forecast", severity, site, value, FP16_MAX, message, SCALE_FIRST, FP16_SOURCE)
+        message = context.at_call(judged, Message("rules.range_forecast.fp16", value=f"{value:.4g}"))
+        fix, source, site = Message(_SCALE_FIRST), Message(FP16_SOURCE), judged.call.site
+        yield Finding("range_forecast", severity, site, value, FP16_MAX, message, fix, source)
     for value, judged in _above(context.calls, _offset, BF16_OFFSET):
         now = judged.call.logits_dtype == "bfloat16" and judged.call.kind == "eager"
-        stored = "stored in bf16, it moves" if now else "stored in bf16, it would move"
-        step = spacing(value, "bfloat16")
-        message = f"a row of logits lies about {value:.4g} off zero: {stored} in steps of {step:.3g}"
-        message += context.which(judged)
-        fix = "keep the logits in fp32, or centre the keys (the softmax does not see a row's offset)"
+        moves = {"value": f"{value:.4g}", "step": f"{spacing(value, 'bfloat16'):.3g}"}
+        message = context.at_call(
+            judged, Message("rules.range_forecast.bf16" if now else "rules.range_forecast.bf16_would", **moves)
+        )
+        fix, source = Message("rules.range_forecast.fix_bf16"), Message(BF16_SOURCE)
         severity, site = "warn" if now else "note", judged.call.site
-        yield Finding("range_forecast", severity, site, value, BF16_OFFSET, message, fix, BF16_SOURCE)
+        yield Finding("range_forecast", severity, site, value, BF16_OFFSET, message, fix, source)

@@ -18,15 +18,16 @@ from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.sources import listed, of_scale
 from sqrtdk.audit.tolerance import close, inverse_root
 from sqrtdk.audit.verdicts import by_attribute, siblings_text, strangers
-from sqrtdk.tracing.lower.contract import OTHER_AXIS, QUERIES
+from sqrtdk.messages import Message, id_of, joined, mentions
+from sqrtdk.tracing.lower.contract import OTHER_AXIS, OVER_QUERIES
+from sqrtdk.tracing.lower.weights import OTHER_SUM
 from sqrtdk.tracing.records import AttentionCall
 
 SCALE_RULES = ("scale_ledger", "declared_vs_actual")
-_TEXTBOOK_SOURCE = "Vaswani et al. 2017, section 3.2.1; tolerance 1% for bf16 constants"
-_DECLARED_SOURCE = "the model's own declaration; tolerance 1% for bf16 constants"
-_BLOCKS_SOURCE = "Milakov & Gimelshein 2018, arXiv:1805.02867: blocks under one softmax are parts of one product"
-_SOFTMAX_SOURCE = "Vaswani et al. 2017, section 3.2.1: the weights on the values of a query are a softmax over the keys"
-TRAINED_SO = "if the weights were trained with it, declare softmax_scale ="  # a field that any config may have
+_TEXTBOOK_SOURCE = "sources.threshold.textbook"
+_DECLARED_SOURCE = "sources.threshold.declaration"
+_BLOCKS_SOURCE = "sources.threshold.blocks"
+_SOFTMAX_SOURCE = "sources.threshold.softmax"
 
 _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")  # GroupViTAssign, slot_attention
 _MEANT = frozenset((
@@ -38,8 +39,8 @@ _MEANT_TOGETHER = (  # words that mean something only together: routing also cho
     (frozenset(("dynamic", "agreement")), frozenset(("routing",))),
 )
 _AXES = {
-    QUERIES: "the softmax runs over the rows, not over the keys: the weights of a row do not sum to 1",
-    OTHER_AXIS: "the softmax runs over another axis than the keys, as the heads': the weights of a row do not sum to 1",
+    OVER_QUERIES: "rules.softmax_axis.rows",
+    OTHER_AXIS: "rules.softmax_axis.other",
 }
 
 
@@ -64,27 +65,37 @@ def scale_ledger(context: Context) -> Iterable[Finding]:
         call, mistake, severity = judged.call, None, "fail"
         if call.unlike_blocks:
             continue
+        attribute = judged.attribute or ""
         if judged.verdict == "unexplained" and judged.declared_by is None:
             mistake = MISTAKES[judged.mistake or UNKNOWN]
-            said = f": {mistake.name}, {mistake.happened}" if mistake.known else f": {mistake.happened}"
-            said += f"; {judged.reason}" if judged.reason else ""
+            why = mistake.happened
+            if mistake.known:
+                why = Message("rules.mistakes.named", mistake=mistake.name, happened=why)
+            message: str = Message("rules.scale_ledger.unexplained", size=_size(call), why=why)
+            message = joined([message, judged.reason]) if judged.reason else message
             fix = mistake.fix
             if judged.attribute is not None and mistake.excuse == "nothing":
-                fix += f"; {TRAINED_SO} {call.scale.effective:.6g} in the config"
+                # softmax_scale: a field that any config may have
+                declare = Message("rules.scale_ledger.fix_trained_so", value=f"{call.scale.effective:.6g}")
+                fix = joined([fix, declare])
         elif place in different:
-            said = f", by attribute {judged.attribute}: differs from its {siblings_text(different[place])}"
-            severity, fix = "warn", "give this layer the scale of the others, or declare it in the config"
+            siblings = siblings_text(different[place])
+            message = Message(
+                "rules.scale_ledger.unlike_siblings", size=_size(call), attribute=attribute, siblings=siblings
+            )
+            severity, fix = "warn", Message("rules.scale_ledger.fix_unlike_siblings")
         elif by_attribute(judged) and judged.expected is not None and close(judged.expected, 1.0):
-            said, fix = f": nothing but attribute {judged.attribute} says so", MISTAKES["missing"].fix
-            severity = "note" if judged.attribute is not None and is_flag(judged.attribute) else "warn"
+            message = Message("rules.scale_ledger.attribute_alone", size=_size(call), attribute=attribute)
+            severity, fix = "note" if is_flag(attribute) else "warn", MISTAKES["missing"].fix
         elif by_attribute(judged) and judged.reason is not None:
-            said = f", by attribute {judged.attribute}: {judged.reason}"
+            message = Message(
+                "rules.scale_ledger.by_attribute", size=_size(call), attribute=attribute, why=judged.reason
+            )
             severity, fix = "note", MISTAKES[UNKNOWN].fix
         else:
             continue
-        at = of_scale(call, mistake.name if mistake else None)
-        message = f"{_size(call)}{said}"
-        yield Finding("scale_ledger", severity, call.site, call.scale.ratio, 1.0, message, fix, _TEXTBOOK_SOURCE, at)
+        at, source = of_scale(call, mistake.name if mistake else None), Message(_TEXTBOOK_SOURCE)
+        yield Finding("scale_ledger", severity, call.site, call.scale.ratio, 1.0, message, fix, source, at)
 
 
 def _size(call: AttentionCall) -> str:
@@ -93,11 +104,13 @@ def _size(call: AttentionCall) -> str:
     call = without_input_gains(call) or call
     ratio, textbook = call.scale.ratio, inverse_root(call.head_dim)
     if call.scale.effective is not None and call.scale.per_head is None and close(call.scale.effective, textbook):
-        return f"scale {call.scale.effective:.6g} = 1/sqrt({call.head_dim})"
-    text = f"scale {call.scale.effective:.6g} instead of 1/sqrt({call.head_dim}) = {textbook:.4g}"
+        return Message("rules.scale_ledger.textbook", scale=f"{call.scale.effective:.6g}", d=call.head_dim)
+    of = {"scale": f"{call.scale.effective:.6g}", "d": str(call.head_dim), "textbook": f"{textbook:.4g}"}
     if ratio is None or ratio <= 0:
-        return text
-    return text + (f", {ratio:.4g} times too large" if ratio > 1 else f", {1 / ratio:.4g} times too small")
+        return Message("rules.scale_ledger.other", **of)
+    if ratio > 1:
+        return Message("rules.scale_ledger.too_large", ratio=f"{ratio:.4g}", **of)
+    return Message("rules.scale_ledger.too_small", ratio=f"{1 / ratio:.4g}", **of)
 
 
 def declared_vs_actual(context: Context) -> Iterable[Finding]:
@@ -109,10 +122,13 @@ def declared_vs_actual(context: Context) -> Iterable[Finding]:
     for judged in context.calls:
         if judged.verdict == "unexplained" and judged.declared_by is not None:
             call, mistake = judged.call, MISTAKES[judged.mistake or UNKNOWN]
-            message = f"{judged.declared_by}, but {judged.reason}" + (f" ({mistake.name})" if mistake.known else "")
-            fix, at = mistake.fix_declared or mistake.fix, of_scale(call, judged.mistake)
+            said = {"declaration": judged.declared_by, "why": judged.reason or Message("rules.joined.no_reason")}
+            message = Message("rules.declared_vs_actual.broken", **said)
+            if mistake.known:
+                message = Message("rules.declared_vs_actual.mistake", mistake=mistake.name, **said)
+            at, source = of_scale(call, judged.mistake), Message(_DECLARED_SOURCE)
             values = call.scale.effective, judged.expected
-            yield Finding("declared_vs_actual", "fail", call.site, *values, message, fix, _DECLARED_SOURCE, at)
+            yield Finding("declared_vs_actual", "fail", call.site, *values, message, mistake.fix_declared, source, at)
 
 
 def blocks(context: Context) -> Iterable[Finding]:
@@ -130,10 +146,11 @@ def blocks(context: Context) -> Iterable[Finding]:
         factors = [factor for block in call.blocks for factor in block.scale.factors]
         severity = "warn" if any(factor.learned for factor in factors) else "fail"
         ratio = max(values) / min(values) if min(values) else None
-        message = f"{call.scale.reason}; 1/sqrt({call.head_dim}) is {inverse_root(call.head_dim):.4g}"
-        fix = "scale the logits of every block by the same number, best by scaling q once before the loop"
+        why, textbook = call.scale.reason or Message("rules.joined.no_reason"), f"{inverse_root(call.head_dim):.4g}"
+        message = joined([why, Message("rules.blocks.textbook", d=call.head_dim, textbook=textbook)])
+        fix, source = Message("rules.blocks.fix"), Message(_BLOCKS_SOURCE)
         at = listed(factor.at for factor in factors) or call.product_at
-        yield Finding("blocks", severity, call.site, ratio, 1.01, message, fix, _BLOCKS_SOURCE, at)
+        yield Finding("blocks", severity, call.site, ratio, 1.01, message, fix, source, at)
 
 
 def softmax_axis(context: Context) -> Iterable[Finding]:
@@ -145,13 +162,14 @@ def softmax_axis(context: Context) -> Iterable[Finding]:
     reported if that division was followed, since the weights then sum to 1, or if the module's name says so (slots,
     clusters, a memory that is written to). The rule `unmeasured` reports that its scale was not judged.
     """
-    fix = "softmax(dim=-1), over the keys: the last axis of q @ k.mT"
+    fix, source = Message("rules.softmax_axis.fix"), Message(_SOFTMAX_SOURCE)
     for call in (judged.call for judged in context.calls):
-        if _is_meant(call) or any("sum over the queries" in step for step in call.unknown):
+        if _is_meant(call) or any(mentions(step, OTHER_SUM) for step in call.unknown):
             continue
-        message = next((message for fault, message in _AXES.items() if fault in call.unknown), None)
-        if message is not None:
-            yield Finding("softmax_axis", "fail", call.site, None, None, message, fix, _SOFTMAX_SOURCE, call.softmax_at)
+        faults = {id_of(step) for step in call.unknown}
+        id = next((id for fault, id in _AXES.items() if fault in faults), None)
+        if id is not None:
+            yield Finding("softmax_axis", "fail", call.site, None, None, Message(id), fix, source, call.softmax_at)
 
 
 def _is_meant(call: AttentionCall) -> bool:

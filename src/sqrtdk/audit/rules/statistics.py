@@ -12,32 +12,30 @@ from functools import lru_cache
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.gains import norm_sigma, norm_size, normalised
 from sqrtdk.audit.records import Finding
+from sqrtdk.messages import Message, joined
 from sqrtdk.stats.heads import HeadStats
 from sqrtdk.theory.gaussian import critical_sigma, expected_entropy_nats
 from sqrtdk.tracing.records import AttentionCall
 
 LEAST_KEYS = 16  # in a row; the entropy of shorter rows says little
-NORMALISED = "q and k are normalised: look at the gains of their norms and at the scale after them"
-# A released model may be like this by design. Only somebody who trains it can do something about it.
-CLIP = "check the scale; where the model is still trained, normalise q and k, or clip them (QK-clip)"
-LEVELS: tuple[tuple[str, float, str], ...] = (  # bars for the largest logit, highest first
-    ("critical", 1e4, "Wortsman et al. 2023: all runs with logits beyond 1e4 diverged"),
-    ("fail", 1e3, "Wortsman et al. 2023: the loss degrades from about 1e3"),
-    ("warn", 100.0, "Kimi K2 technical report 2025: QK-clip acts at 100"),
-    ("note", 50.0, "chosen: half of where QK-clip acts (Kimi K2 technical report 2025)"),
+_NORMALISED = "rules.max_logit.fix_normalised"
+LEVELS: tuple[tuple[str, float, str], ...] = (  # bars for the largest logit, highest first, with the source's id
+    ("critical", 1e4, "sources.threshold.logits_diverge"),
+    ("fail", 1e3, "sources.threshold.logits_degrade"),
+    ("warn", 100.0, "sources.threshold.qk_clip"),
+    ("note", 50.0, "sources.threshold.half_of_qk_clip"),
 )
 SATURATED_ROWS = 0.5  # share of a head's rows
 SATURATED_HEADS = 0.5  # share of the model's heads
-PEAK_SOURCE = "p(1 - p) < 0.01 at peak 0.99 (Vaswani et al. 2017, section 3.2.1); sinks: Xiao et al. 2023"
+PEAK_SOURCE = "sources.threshold.peak"
 NOTE_FRACTION = 0.25  # share of the heads whose entropy is low
 WARN_FRACTION = 0.75  # the same
 SLACK = 1.5  # on the declared deviation: directions of q and k are not quite isotropic, and norms have gains
-SPREAD = "check the scale; where the model is still trained, watch the entropy: if it falls, normalise q and k"
-ENTROPY_SOURCE = "Zhai et al. 2023 (entropy collapse); bar: Gaussian logits of deviation sqrt(2 log keys), Derrida 1981"
+ENTROPY_SOURCE = "sources.threshold.entropy"
 FLAT_FRACTION = 0.999  # entropy of a row over log(keys)
 FLAT_STD = 0.1  # standard deviation of a row's logits
 FLAT_SHARE = 0.5  # share of the heads that are flat
-FLAT_SOURCE = "H = log n - sigma^2/2 for Gaussian logits: 0.999 log n at n = 64 is sigma = 0.09"
+FLAT_SOURCE = "sources.threshold.flat"
 
 
 def _measured(context: Context) -> Iterator[tuple[int, AttentionCall, HeadStats]]:
@@ -62,9 +60,11 @@ def max_logit(context: Context) -> Iterable[Finding]:
         if level is not None:
             too_large.append((context.calls[place], level, value, head))
     for judged, (severity, threshold, source), value, head in sorted(too_large, key=lambda entry: -entry[2]):
-        message = f"head {head} has a logit {value:.4g} above the mean of its row{context.which(judged)}"
-        fix = NORMALISED if normalised(judged.call) else CLIP
-        yield Finding("max_logit", severity, judged.call.site, value, threshold, message, fix, source)
+        above = Message("rules.max_logit.above_mean", head=head, value=f"{value:.4g}")
+        # A released model may be like this by design. Only somebody who trains it can do something about it.
+        fix = Message(_NORMALISED if normalised(judged.call) else "rules.max_logit.fix")
+        message, site = context.at_call(judged, above), judged.call.site
+        yield Finding("max_logit", severity, site, value, threshold, message, fix, Message(source))
 
 
 def _above_mean(call: AttentionCall, stats: HeadStats) -> Sequence[float]:
@@ -99,12 +99,11 @@ def saturation(context: Context) -> Iterable[Finding]:
     fraction, place, head = max(saturated)
     worst = context.calls[place]
     severity = "warn" if len(saturated) > SATURATED_HEADS * heads else "note"
-    message = (
-        f"{len(saturated)} of {heads} heads put over 0.99 on one key in most rows; worst: head {head}, "
-        f"{100 * fraction:.0f}% of rows{context.which(worst)}"
-    )
-    fix = "check the scale first; then the growth of the q and k projections"
-    yield Finding("saturation", severity, worst.call.site, fraction, SATURATED_ROWS, message, fix, PEAK_SOURCE)
+    many = Message("rules.saturation.heads", saturated=len(saturated), heads=heads)
+    details = Message("rules.saturation.worst", head=head, share=f"{100 * fraction:.0f}")
+    message = context.at_call(worst, joined([many, details]))
+    fix, source = Message("rules.saturation.fix"), Message(PEAK_SOURCE)
+    yield Finding("saturation", severity, worst.call.site, fraction, SATURATED_ROWS, message, fix, source)
 
 
 @lru_cache(maxsize=256)
@@ -145,12 +144,11 @@ def entropy(context: Context) -> Iterable[Finding]:
     _, nats, bar, place, head = min(low)
     lowest = context.calls[place]
     severity = "warn" if len(low) >= WARN_FRACTION * heads else "note"
-    message = (
-        f"{len(low)} of {heads} heads spread their weight over too few keys (low entropy); lowest: head {head} "
-        f"with {nats:.3g} nats, where at least {bar:.3g} is healthy{context.which(lowest)}"
-    )
-    fix = NORMALISED if normalised(lowest.call) else SPREAD
-    yield Finding("entropy", severity, lowest.call.site, nats, bar, message, fix, ENTROPY_SOURCE)
+    many = Message("rules.entropy.heads", low=len(low), heads=heads)
+    details = Message("rules.entropy.lowest", head=head, entropy=f"{nats:.3g}", bar=f"{bar:.3g}")
+    message = context.at_call(lowest, joined([many, details]))
+    fix = Message(_NORMALISED if normalised(lowest.call) else "rules.entropy.fix")
+    yield Finding("entropy", severity, lowest.call.site, nats, bar, message, fix, Message(ENTROPY_SOURCE))
 
 
 def flat(context: Context) -> Iterable[Finding]:
@@ -170,9 +168,7 @@ def flat(context: Context) -> Iterable[Finding]:
     if not flat_heads or len(flat_heads) < FLAT_SHARE * heads:
         return
     site, fraction, std = flat_heads[0]
-    message = (
-        f"{len(flat_heads)} of {heads} heads average their keys (entropy {fraction:.5f} of log n, "
-        f"logit standard deviation {std:.2g})"
-    )
-    fix = "expected of fresh weights; in a trained model look for a scale applied twice or a dead query projection"
-    yield Finding("flat", "note", site, fraction, FLAT_FRACTION, message, fix, FLAT_SOURCE)
+    spread = {"fraction": f"{fraction:.5f}", "std": f"{std:.2g}"}
+    message = Message("rules.flat.heads", flat=len(flat_heads), heads=heads, **spread)
+    fix, source = Message("rules.flat.fix"), Message(FLAT_SOURCE)
+    yield Finding("flat", "note", site, fraction, FLAT_FRACTION, message, fix, source)

@@ -24,22 +24,18 @@ from torch import nn
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import UNMEASURED, Finding
 from sqrtdk.audit.sources import listed, of_loss
-from sqrtdk.models.attentions import IDLE, silent_attentions
+from sqrtdk.messages import Message, mentions
+from sqrtdk.models.attentions import is_idle, silent_attentions
 from sqrtdk.tracing import Trace
-from sqrtdk.tracing.lower.contract import WITHOUT_SOFTMAX
-from sqrtdk.tracing.records import DOUBTFUL, NEVER_USED, NOT_SEEN, NotMeasured
-from sqrtdk.tracing.spine.rotations import NOT_ROTATED
+from sqrtdk.tracing.records import NotMeasured
+from sqrtdk.tracing.spine.rotations import SKEWED
 
-SOURCE = "what was not judged is not known to be right"
-SEEN = "seen up to there"
-_LOST = "judge it by hand, or write the step that was lost with operations that the trace follows"
-_TO_ROTATE = (
-    "lay out cos and sin as the channels are paired, cat((angles, angles), -1) for halves and "
-    "angles.repeat_interleave(2, -1) for neighbours, and negate the second channel of each pair"
-)
-_TURNS = {(2, 1): "q is rotated twice and k once", (1, 2): "k is rotated twice and q once"}  # how often q, k
-_UNRUN = "give inputs that run it"
-_UNUSED = (NEVER_USED, NOT_SEEN, *DOUBTFUL)
+SOURCE = "sources.threshold.unmeasured"
+_FIX = "rules.unmeasured.fix"
+_TURNS = {  # how often q and k are rotated
+    (2, 1): "rules.unmeasured.q_rotated_twice",
+    (1, 2): "rules.unmeasured.k_rotated_twice",
+}
 
 
 def silences(
@@ -49,21 +45,21 @@ def silences(
 
     `called` are the ids of the modules that ran, from `watch_modules`, and `run` is the trace.
     """
-    unused = [entry.site for entry in run.not_attention if entry.reason in _UNUSED]
-    accounted_for = [entry.site for entry in run.not_attention if entry.reason not in _UNUSED]
+    unused = [entry.site for entry in run.not_attention if entry.unused]
+    accounted_for = [entry.site for entry in run.not_attention if not entry.unused]
     accounted_for += [call.site for call in run.calls] + [entry.site for entry in run.not_measured]
     silent = [
         _with_softmax(NotMeasured(path, reason), run)
         for path, reason in silent_attentions(model, called, accounted_for, unused)
     ]
-    idle = [entry for entry in silent if entry.reason == IDLE]
-    unfound = [entry for entry in silent if entry.reason != IDLE]
+    idle = [entry for entry in silent if is_idle(entry.reason)]
+    unfound = [entry for entry in silent if not is_idle(entry.reason)]
     # The finding on an unfound module shows the softmax inside it already.
     inside_unfound = tuple(f"{entry.site}." for entry in unfound)
     doubtful = [
         NotMeasured(entry.site, entry.reason, entry.formula, entry.at)
         for entry in run.not_attention
-        if entry.reason in DOUBTFUL and not f"{entry.site}.".startswith(inside_unfound)
+        if entry.doubtful and not f"{entry.site}.".startswith(inside_unfound)
     ]
     return (*run.not_measured, *unfound), (*dict.fromkeys(doubtful), *idle)
 
@@ -71,53 +67,51 @@ def silences(
 def _with_softmax(silent: NotMeasured, run: Trace) -> NotMeasured:
     """Return the entry with the first softmax of a product of activations that was lost inside the module."""
     inside = (entry for entry in run.not_attention if f"{entry.site}.".startswith(f"{silent.site}."))
-    lost = next((entry for entry in inside if entry.reason in DOUBTFUL), None)
+    lost = next((entry for entry in inside if entry.doubtful), None)
     return silent if lost is None else replace(silent, formula=lost.formula, at=lost.at)
 
 
 def unmeasured(context: Context) -> Iterable[Finding]:
     """Yield one finding for each attention that was not judged."""
     for judged in context.calls:
-        call, place = judged.call, context.which(judged)
+        call = judged.call
         if call.score == "additive":
-            unseen = ", its mask not looked at" if call.mask is None and call.stats is None else ""
-            message = f"an additive score: no scale to judge{unseen}{place}"
-            yield _finding("note", call.site, message, _LOST, call.softmax_at)
+            unseen = call.mask is None and call.stats is None
+            message = Message("rules.unmeasured.additive_no_mask" if unseen else "rules.unmeasured.additive")
+            yield _finding("note", call.site, context.at_call(judged, message), _FIX, call.softmax_at)
         elif call.score == "distance" and not call.unknown:
-            message = f"a distance score: no scale to judge, its coefficient is the model's own: {call.formula}{place}"
-            yield _finding("note", call.site, message, _LOST, call.softmax_at)
+            message = Message("rules.unmeasured.distance", formula=call.formula)
+            yield _finding("note", call.site, context.at_call(judged, message), _FIX, call.softmax_at)
         elif judged.verdict == UNMEASURED and (call.head_dim > 0 or call.unknown):
-            formula = f"; {SEEN}: {call.formula}" if call.formula else ""
-            reason, fix = judged.reason, _LOST
-            if NOT_ROTATED in call.unknown:
-                reason, fix = "q and k are not rotated (their norms change)", _TO_ROTATE
+            reason, fix = judged.reason or Message("rules.joined.no_reason"), _FIX
+            if any(mentions(name, SKEWED) for name in call.unknown):
+                reason, fix = Message("rules.unmeasured.not_rotated"), "rules.unmeasured.fix_not_rotated"
             turns = tuple(sum((stage.where, stage.name) == (x, "rope") for stage in call.stages) for x in "qk")
             if turns in _TURNS:
-                reason, fix = f"{_TURNS[turns]}: {reason}", "rotate q and k once each"
-            message = f"the scale could not be judged: {reason}{formula}{place}"
-            yield _finding("warn", call.site, message, fix, of_loss(call))
+                reason, fix = Message(_TURNS[turns], reason=reason), "rules.unmeasured.fix_rotated_twice"
+            text = _with_formula(Message("rules.unmeasured.scale", reason=reason), call.formula)
+            yield _finding("warn", call.site, context.at_call(judged, text), fix, of_loss(call))
         elif context.mode == "dynamic" and call.stats is None and call.head_dim > 0:
-            why = call.stats_reason or "no reason given"
-            message = f"the logits could not be measured: {why}{place}"
-            yield _finding("note", call.site, message, _LOST, call.softmax_at)
+            why = call.stats_reason or Message("rules.joined.no_reason")
+            message = Message("rules.unmeasured.logits", reason=why)
+            yield _finding("note", call.site, context.at_call(judged, message), _FIX, call.softmax_at)
     judged_at = {judged.call.site for judged in context.calls if judged.verdict != UNMEASURED}
     for entry in _each_once(context.lost):
-        without = f": {WITHOUT_SOFTMAX}" in entry.reason  # e.g. linear attention, which the reason names
-        severity = "note" if without and entry.site in judged_at else "warn"
-        yield _finding(severity, entry.site, _message(entry), _LOST, entry.at)
+        severity = "note" if entry.without_softmax and entry.site in judged_at else "warn"
+        yield _finding(severity, entry.site, _message(entry), _FIX, entry.at)
     for entry in _each_once(context.idle_or_doubtful):
-        yield _finding("note", entry.site, _message(entry), _UNRUN if entry.reason == IDLE else _LOST, entry.at)
+        fix = "rules.unmeasured.fix_idle" if is_idle(entry.reason) else _FIX
+        yield _finding("note", entry.site, _message(entry), fix, entry.at)
 
 
 def not_read(entry: NotMeasured) -> Finding:
     """Return the finding on a graph's attention that was not read or not judged."""
-    fix = "export it otherwise, or check the model itself"
-    return _finding("warn", entry.site, _message(entry), fix, entry.at)
+    return _finding("warn", entry.site, _message(entry), "rules.unmeasured.fix_graph", entry.at)
 
 
 def not_run(entry: NotMeasured) -> Finding:
     """Return the finding on an implementation that was asked for but that the model does not run."""
-    return _finding("warn", entry.site, entry.reason, "ask for an implementation that the model has, or for none")
+    return _finding("warn", entry.site, entry.reason, "rules.unmeasured.fix_implementation")
 
 
 def _each_once(entries: Iterable[NotMeasured]) -> Iterator[NotMeasured]:
@@ -131,8 +125,12 @@ def _each_once(entries: Iterable[NotMeasured]) -> Iterator[NotMeasured]:
 
 
 def _message(entry: NotMeasured) -> str:
-    return entry.reason + (f"; {SEEN}: {entry.formula}" if entry.formula else "")
+    return _with_formula(entry.reason, entry.formula)
+
+
+def _with_formula(text: str, formula: str | None) -> str:
+    return Message("rules.joined.seen", text=text, formula=formula) if formula else text
 
 
 def _finding(severity: str, site: str, message: str, fix: str, at: str | None = None) -> Finding:
-    return Finding(UNMEASURED, severity, site, None, None, message, fix, SOURCE, at)
+    return Finding(UNMEASURED, severity, site, None, None, message, Message(fix), Message(SOURCE), at)

@@ -16,6 +16,7 @@ from sqrtdk.audit.gains import normalised
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.tolerance import close, inverse_root, matches
 from sqrtdk.errors import kind_and_text
+from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import NotMeasured
 
 NORM_NAMES = (
@@ -33,9 +34,9 @@ GAIN_NAMES = (
     "attn_scale", "qk_scale", "q_scale", "k_scale", "scale_q", "scale_k", "query_scale", "key_scale", "q_gain",
     "k_gain", "qk_gain", "q_norm_weight", "k_norm_weight", "q_norm_scale", "k_norm_scale", "q_gamma", "k_gamma",
 )  # fmt: skip
-SOURCE = "the module or the config says so, the run does not show it"
-DROPOUT_SOURCE = "Srivastava et al. 2014, section 4: at test time the whole network is used, without dropout"
-ATTRIBUTE_SOURCE = "an attention function must honour the scaling that it is given (transformers AttentionInterface)"
+_SOURCE = "sources.threshold.unused"
+_DROPOUT_SOURCE = "sources.threshold.dropout"
+_ATTRIBUTE_SOURCE = "sources.threshold.attribute"
 
 
 @contextmanager
@@ -71,6 +72,7 @@ def unused(context: Context) -> Iterable[Finding]:
 
     Threshold: any. Fail if the config declares it, because the weights were trained with it, else warn.
     """
+    source = Message(_SOURCE)
     for judged in context.calls:
         site, actual = judged.call.site, judged.call.softcap
         norm, unread = _idle_norm(context, judged), _unread_gains(context, judged)
@@ -80,29 +82,30 @@ def unused(context: Context) -> Iterable[Finding]:
         declared = any(x is True or (isinstance(x, str) and x.lower() not in NO_NORM) for x in said)
         severity = "fail" if declared else "warn"
         if norm is not None:
-            message, fix = f"{norm} is built but never runs", "apply it to q and k after the projection, or remove it"
-            yield Finding("unused", severity, site, None, None, message, fix, SOURCE)
+            message, fix = Message("rules.unused.norm", norm=norm), Message("rules.unused.fix_norm")
+            yield Finding("unused", severity, site, None, None, message, fix, source)
         elif unread:
-            message = f"{', '.join(unread)}: stored, but nothing reads {'it' if len(unread) == 1 else 'them'}"
-            fix = "multiply by it where q and k are normalised, or their product scaled; or remove it"
-            yield Finding("unused", severity, site, None, None, message, fix, SOURCE)
+            gains = "rules.unused.gain" if len(unread) == 1 else "rules.unused.gains"
+            message, fix = Message(gains, names=joined(unread, "comma")), Message("rules.unused.fix_gain")
+            yield Finding("unused", severity, site, None, None, message, fix, source)
         cap = _declared_cap(context, judged)
         bent = next((s.detail for s in judged.call.stages if s.name == "softcap" and s.detail[:1] == "z"), "")
         if bent:  # the logits in place of the cap: z * tanh(z / c)
             right = f"{bent.partition('/ ')[2].rstrip(')')} * {bent.removeprefix('z * ')}"
-            message = f"the softcap is {bent}, not {right}: it caps nothing, and no logit stays below 0"
-            fix = f"multiply tanh by the cap, not by the logits: {right}"
-            yield Finding("unused", "warn" if cap is None else cap[2], site, None, None, message, fix, SOURCE)
+            message = Message("rules.unused.bent_cap", wrong=bent, right=right)
+            fix = Message("rules.unused.fix_bent_cap", right=right)
+            yield Finding("unused", "warn" if cap is None else cap[2], site, None, None, message, fix, source)
             continue
         if cap is None or judged.call.unknown or (actual is not None and close(actual, cap[1])):
             continue
         by, value, severity = cap
         if actual is None:
-            message = f"{by} = {value:g}, but the logits are not capped"
-            fix = "use an attention implementation that applies the softcap (eager or flex), or unset it"
+            message = Message("rules.unused.not_capped", cap=by, value=f"{value:g}")
+            fix = Message("rules.unused.fix_not_capped")
         else:
-            message, fix = f"{by} = {value:g}, but the logits are capped at {actual:g}", "apply the declared softcap"
-        yield Finding("unused", severity, site, actual, value, message, fix, SOURCE)
+            message = Message("rules.unused.other_cap", cap=by, value=f"{value:g}", actual=f"{actual:g}")
+            fix = Message("rules.unused.fix_other_cap")
+        yield Finding("unused", severity, site, actual, value, message, fix, source)
 
 
 def _idle_norm(context: Context, judged: JudgedCall) -> str | None:
@@ -132,15 +135,13 @@ def _unread_gains(context: Context, judged: JudgedCall) -> list[str]:
 
 def _declared_cap(context: Context, judged: JudgedCall) -> tuple[str, float, str] | None:
     """Return what declares a softcap, its value, and how severe it is to ignore it."""
-    owners = (
-        ("config.", context.config(judged.call.site), SOFTCAP_FIELDS, "fail"),
-        ("attribute ", context.module(judged.call.site), SOFTCAP_ATTRIBUTES, "warn"),
-    )
-    for kind, owner, names, severity in owners:
+    config, module = context.config(judged.call.site), context.module(judged.call.site)
+    for owner, names, severity in ((config, SOFTCAP_FIELDS, "fail"), (module, SOFTCAP_ATTRIBUTES, "warn")):
         for name in names:
             value = number(owner, name)
             if value is not None and value > 0:
-                return f"{kind}{name}", value, severity
+                by = f"config.{name}" if owner is config else Message("sources.declared.attribute", name=name)
+                return by, value, severity
     return None
 
 
@@ -150,12 +151,12 @@ def dropout(context: Context) -> Iterable[Finding]:
     Formula: the rate that reached the weights of a call. Threshold: 0. `nn.Dropout` is the identity in eval mode, but
     `F.dropout` and SDPA's `dropout_p` are not.
     """
-    fix = "pass dropout_p=rate if self.training else 0.0, or training=self.training to F.dropout"
+    fix, source = Message("rules.dropout.fix"), Message(_DROPOUT_SOURCE)
     for judged in context.calls:
         rate = judged.call.dropout
         if rate > 0 and not context.model.training:
-            message = f"attention dropout of {rate:g} is on in eval mode"
-            yield Finding("dropout", "fail", judged.call.site, rate, 0.0, message, fix, DROPOUT_SOURCE)
+            message = Message("rules.dropout.on", rate=f"{rate:g}")
+            yield Finding("dropout", "fail", judged.call.site, rate, 0.0, message, fix, source)
 
 
 def responsiveness(context: Context) -> Iterable[Finding | NotMeasured]:
@@ -173,20 +174,20 @@ def responsiveness(context: Context) -> Iterable[Finding | NotMeasured]:
         with enlarged(changed):
             moved = moves((judged.call for judged in context.calls), context.rerun(None).calls)
     except Exception as error:  # the attribute has another use too: a size, for instance
-        raised = f"with its scale attributes x{FACTOR} the model raised {kind_and_text(error)}"
-        yield NotMeasured("", f"responsiveness: {raised}")
+        yield NotMeasured("", Message("rules.responsiveness.raised", factor=FACTOR, error=kind_and_text(error)))
         return
     for key, (judged, attribute) in holding.items():
         site, path = judged.call.site, attribute.path
         if key not in moved:
-            yield NotMeasured(site, f"responsiveness: whether its scale follows attribute {path} could not be read")
+            yield NotMeasured(site, Message("rules.responsiveness.not_read", attribute=path))
         elif not moved[key]:
-            stays = f"it stays {judged.call.scale.effective:.6g} when the attribute is multiplied by {FACTOR}"
-            message = f"the scale does not follow attribute {path}: {stays}"
-            severity, fix = "note", "scale by the attribute if it is meant to be the softmax's scale, else leave it"
+            scale = f"{judged.call.scale.effective:.6g}"
+            message = Message("rules.responsiveness.idle", attribute=path, scale=scale, factor=FACTOR)
+            severity, fix = "note", Message("rules.responsiveness.fix_right")
             if judged.verdict == "unexplained":
-                severity, fix = "fail", "pass the attribute to the attention function"
-            yield Finding("responsiveness", severity, site, 1.0, FACTOR, message, fix, ATTRIBUTE_SOURCE)
+                severity, fix = "fail", Message("rules.responsiveness.fix")
+            source = Message(_ATTRIBUTE_SOURCE)
+            yield Finding("responsiveness", severity, site, 1.0, FACTOR, message, fix, source)
 
 
 def _tried(context: Context) -> tuple[dict[Key, tuple[JudgedCall, ScaleAttribute]], list[ScaleAttribute]]:

@@ -19,10 +19,11 @@ from sqrtdk.audit.configs import as_number, contexts, field, is_transformers, mo
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import Finding
 from sqrtdk.audit.verdicts import layer_of
+from sqrtdk.messages import Message
 from sqrtdk.models.inputs import WINDOW_FIELDS
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
 
-SOURCE = "Jiang et al. 2023, figure 1: W tokens; transformers sliding_window_overlay: j > i - sliding_window"
+_SOURCE = "sources.threshold.window"
 # Fields with the kind of each layer, in transformers, GPT-Neo and litgpt (1 for a layer with the window).
 _LISTS = {
     "layer_types": WINDOW_FIELDS,
@@ -75,7 +76,7 @@ def declared_window(site: str, module: nn.Module | None, config: Any) -> Window 
     stated = None if field(config, "use_sliding_window") is False else _positive(config, WINDOW_FIELDS)
     own = _positive(module, WINDOW_FIELDS)
     if own is not None and (stated is None or not known):  # transformers' own may count as its kernels do
-        return Window(own[1], f"attribute {own[0]} = {own[1]}")
+        return Window(own[1], Message("sources.declared.attribute_value", name=own[0], value=own[1]))
     if stated is not None:
         by_layer = any(field(config, name) is not None for name in _BY_LAYER)
         sure = own is not None or not (by_layer or any(present(module, name) for name in WINDOW_FIELDS))
@@ -125,9 +126,9 @@ def sliding_window(context: Context) -> Iterable[Finding | NotMeasured]:
         elif (finding := _judge(call, window)) is not None:
             yield finding
     for by, count in unread.items():
-        yield NotMeasured("", f"{by} was not held against the masks of {count} calls: their values are not known")
+        yield NotMeasured("", Message("rules.sliding_window.masks_not_read", by=by, number=count))
     for by, longest in short.items():
-        yield NotMeasured("", f"the window of {by} is not reached by rows of {longest} tokens: give longer ones")
+        yield NotMeasured("", Message("rules.sliding_window.rows_too_short", by=by, longest=longest))
 
 
 def _judge(call: AttentionCall, window: Window) -> Finding | None:
@@ -148,10 +149,10 @@ def _judge(call: AttentionCall, window: Window) -> Finding | None:
         return None
     seen, expected = off[0], admitted[0]
     if len(sides) > 1:
-        message = f"rows see {seen - 1} keys on one side of their own: {window.by} lets them see {expected - 1}"
+        message = Message("rules.sliding_window.one_side", seen=seen - 1, by=window.by, expected=expected - 1)
     elif seen >= length:
-        message = f"rows see all {length} keys: {window.by} is not applied"
+        message = Message("rules.sliding_window.all", length=length, by=window.by)
     else:
-        message = f"rows see up to {seen} keys, their own included: {window.by} lets them see {expected}"
-    fix = "hide the keys j <= i - sliding_window: a row sees sliding_window keys, its own included"
-    return Finding("sliding_window", "fail", call.site, float(seen), float(expected), message, fix, SOURCE)
+        message = Message("rules.sliding_window.other", seen=seen, by=window.by, expected=expected)
+    fix, source = Message("rules.sliding_window.fix"), Message(_SOURCE)
+    return Finding("sliding_window", "fail", call.site, float(seen), float(expected), message, fix, source)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from sqrtdk.impl.gpu import GPUS, gpu_count
+from sqrtdk.messages import Message
 
 YES = ("1", "true", "yes", "on", "y")  # the values that Triton accepts as true
 
@@ -33,7 +34,7 @@ def state() -> State:
     if interpreted():
         return State(True, unavailable(torch.device("cpu")))
     seen = [torch.device(kind, i) for kind in GPUS for i in range(gpu_count(kind))]
-    reasons = [unavailable(device) for device in seen] or ["torch sees no GPU"]
+    reasons = [unavailable(device) for device in seen] or [Message("machine.triton.no_gpu")]
     return State(False, None if None in reasons else reasons[0])
 
 

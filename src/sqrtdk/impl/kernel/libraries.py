@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from sqrtdk.errors import UnsupportedError
+from sqrtdk.messages import Message
 
 HOME = Path(__file__).parent
 PREBUILT = HOME / "prebuilt"  # shipped in a wheel
@@ -33,14 +34,14 @@ LARGEST = 2**26  # bytes of a library that is read at most; half a MiB is usual
 def unsupported() -> str | None:
     """Return why the kernel can't run on this system; None if it can."""
     if sys.platform != "linux":
-        return f"it is for Linux; this is {sys.platform}"
+        return Message("machine.kernel.system", system=sys.platform)
     if platform.machine() != "x86_64":
-        return f"it is for x86-64; this is {platform.machine() or 'unknown'}"
+        return Message("machine.kernel.architecture", machine=platform.machine() or "unknown")
     features = _features()
     if not features:
-        return "what the CPU can do is not known: /proc/cpuinfo does not tell"
+        return Message("machine.kernel.unknown_cpu")
     lacking = [name for name in NEEDED if name not in features]
-    return f"the CPU has no {', '.join(lacking)}" if lacking else None
+    return Message("machine.kernel.flags", flags=", ".join(lacking)) if lacking else None
 
 
 def unbuildable(reason: str) -> UnsupportedError:

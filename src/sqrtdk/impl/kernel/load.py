@@ -41,7 +41,8 @@ def state() -> State:
     """Return the state, building nothing."""
     paths = [path for path, _ in _candidates() if path is not None]
     built = loaded() or any(libraries.refused(path) is None for path in paths)
-    return State(_path or next(iter(paths), None), built, loaded(), unavailable())
+    reason = None if loaded() else libraries.unsupported() or unavailable()
+    return State(_path or next(iter(paths), None), built, loaded(), reason)
 
 
 def library() -> Path | None:
@@ -84,7 +85,7 @@ def _attempt() -> tuple[Path | None, str | None]:
     """Load the first usable library and return its path, or else the reason against the first one."""
     reason = libraries.unsupported()
     if reason is not None:
-        return None, reason
+        return None, str(reason)  # torch.compile traces plain texts only
     reasons = []
     for path, reason in _candidates():
         reason = _against(path) if path is not None else reason

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 
 from sqrtdk.audit.rules.numbers import BF16_OFFSET, BF16_SOURCE, FP16_MAX, FP16_SOURCE
 from sqrtdk.audit.rules.statistics import LEVELS
+from sqrtdk.messages import Message
 from sqrtdk.monitor.alarms.trend import WINDOW, largest, passing, same_place
 from sqrtdk.monitor.samples import Alarm, CallSample, StepSample
 from sqrtdk.theory import spacing
@@ -37,7 +38,7 @@ def max_logit(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
             continue
         severity, bar, source = level
         text = f"{call.name}: head {head} has a logit of {value:.4g} at step {now.step}, above {bar:g}"
-        yield Alarm("max_logit", severity, now.step, text, source, call.site, call.index, head, value, bar)
+        yield Alarm("max_logit", severity, now.step, text, Message(source), call.site, call.index, head, value, bar)
 
 
 BARS = LEVELS[::-1]  # ascending
@@ -56,7 +57,7 @@ def growth(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
         found = passing([step for step, _ in points], [math.log(size) for _, size in points], math.log(bar))
         if found is not None:
             text = f"{call.name}: logits grow, {value:.4g} at step {now.step}; they pass {bar:g} at {found}"
-            yield Alarm("growth", severity, now.step, text, source, call.site, call.index, head, value, bar)
+            yield Alarm("growth", severity, now.step, text, Message(source), call.site, call.index, head, value, bar)
 
 
 LAST_BINADE = 32768.0
@@ -84,7 +85,8 @@ def fp16_range(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]
                 continue
             what = f"q . k grows, {value:.4g} now; it passes 65504, the end of float16, at {found}"
         text = f"{call.name}: {what} (step {now.step})"
-        yield Alarm("fp16_range", severity, now.step, text, FP16_SOURCE, call.site, call.index, None, value, bar)
+        source = Message(FP16_SOURCE)
+        yield Alarm("fp16_range", severity, now.step, text, source, call.site, call.index, None, value, bar)
 
 
 def _product(call: CallSample) -> float:
@@ -105,6 +107,5 @@ def bf16_offset(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm
             f"{moves} in steps of {spacing(value, 'bfloat16'):.3g}"
         )
         severity = "warn" if half else "note"
-        yield Alarm(
-            "bf16_offset", severity, now.step, text, BF16_SOURCE, call.site, call.index, head, value, BF16_OFFSET
-        )
+        source = Message(BF16_SOURCE)
+        yield Alarm("bf16_offset", severity, now.step, text, source, call.site, call.index, head, value, BF16_OFFSET)

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from sqrtdk.audit.rules.numbers import SOURCE
+from sqrtdk.messages import Message
 from sqrtdk.monitor import samples
 from sqrtdk.monitor.samples import Alarm, CallSample, FirstNonfinite, StepSample
 
@@ -49,13 +50,15 @@ def _forward(now: StepSample) -> Alarm | None:
                 f"{call.name}: {sum(counts):.0f} of {sum(_column(call, 'rows')):.0f} rows of logits hold NaN or {minus}"
                 f"infinity at step {now.step}, first in head {head}; {_blame(call)}{_earlier(now, call)}"
             )
-            return Alarm("nonfinite", "critical", now.step, text, SOURCE, call.site, call.index, head, sum(counts), 0.0)
+            source = Message(SOURCE)
+            return Alarm("nonfinite", "critical", now.step, text, source, call.site, call.index, head, sum(counts), 0.0)
         if queries > 0 and not any(_column(call, "blind_rows")):  # a row that sees no key may hold anything
             text = (
                 f"{call.name}: {queries:.0f} numbers of q are NaN or infinite at step {now.step}, in rows that rows= "
                 f"leaves out{_earlier(now, call)}"
             )
-            return Alarm("nonfinite", "critical", now.step, text, SOURCE, call.site, call.index, None, queries, 0.0)
+            source = Message(SOURCE)
+            return Alarm("nonfinite", "critical", now.step, text, source, call.site, call.index, None, queries, 0.0)
     return None
 
 
@@ -63,7 +66,8 @@ def _loss(now: StepSample) -> Alarm | None:
     if now.loss is None or math.isfinite(now.loss):
         return None
     text = f"the loss is {now.loss} at step {now.step}; {_where(now)}"
-    return Alarm("nonfinite", "critical", now.step, text, SOURCE, value=now.loss, bar=0.0)
+    source = Message(SOURCE)
+    return Alarm("nonfinite", "critical", now.step, text, source, value=now.loss, bar=0.0)
 
 
 def _where(now: StepSample) -> str:
@@ -120,7 +124,8 @@ def _backward(now: StepSample) -> Alarm | None:
             f"{', so it may be the loss scale, and a scaler skips the step' if searching else ''}"
         )
         severity = "note" if searching else "critical"
-        return Alarm("nonfinite", severity, now.step, text, SOURCE, call.site, call.index, head, counts[name], 0.0)
+        source = Message(SOURCE)
+        return Alarm("nonfinite", severity, now.step, text, source, call.site, call.index, head, counts[name], 0.0)
     return None
 
 

@@ -31,6 +31,7 @@ from sqrtdk.audit.rules.statistics import (
     WARN_FRACTION,
     bar_nats,
 )
+from sqrtdk.messages import Message
 from sqrtdk.monitor.alarms.trend import WINDOW, largest, passing, same_place
 from sqrtdk.monitor.samples import Alarm, CallSample, StepSample
 from sqrtdk.stats.heads import SATURATED
@@ -52,7 +53,8 @@ def saturation(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]
         f"worst: {call.name} head {head}, {100 * value:.0f}% of rows"
     )
     severity = "warn" if many > SATURATED_HEADS * len(fractions) else "note"
-    yield Alarm("saturation", severity, now.step, text, PEAK_SOURCE, call.site, call.index, head, value, SATURATED_ROWS)
+    source = Message(PEAK_SOURCE)
+    yield Alarm("saturation", severity, now.step, text, source, call.site, call.index, head, value, SATURATED_ROWS)
 
 
 def entropy(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
@@ -67,7 +69,8 @@ def entropy(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
         f"{len(low)} of {len(heads)} heads spread their weight over too few keys at step {now.step} (low entropy); "
         f"lowest: {call.name} head {head} with {entropy:.3g} nats, where at least {bar:.3g} is healthy"
     )
-    yield Alarm("entropy", severity, now.step, text, ENTROPY_SOURCE, call.site, call.index, head, entropy, bar)
+    source = Message(ENTROPY_SOURCE)
+    yield Alarm("entropy", severity, now.step, text, source, call.site, call.index, head, entropy, bar)
 
 
 def entropy_trend(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
@@ -80,7 +83,8 @@ def entropy_trend(before: Sequence[StepSample], now: StepSample) -> Iterator[Ala
     found = passing([step for step, _ in points], [depth for _, depth in points], 0.0)
     if found is not None:
         text = f"entropy falls: at {found} half of the heads spread their weight over too few keys"
-        yield Alarm("entropy_trend", "note", now.step, text, ENTROPY_SOURCE, value=newest, bar=0.0)
+        source = Message(ENTROPY_SOURCE)
+        yield Alarm("entropy_trend", "note", now.step, text, source, value=newest, bar=0.0)
 
 
 def _depth(sample: StepSample) -> float | None:
@@ -128,8 +132,8 @@ def _kind(call: CallSample, head: int) -> tuple[str, str, float, str] | None:
     if not _value(call, "keys", head) >= LEAST_KEYS:
         return None
     if _value(call, "entropy_fraction", head) > FLAT_FRACTION and _value(call, "std_logit", head) < FLAT_STD:
-        return "flat", "entropy_fraction", FLAT_FRACTION, FLAT_SOURCE
-    return ("one-hot", "peak", SATURATED, PEAK_SOURCE) if _value(call, "peak", head) > SATURATED else None
+        return "flat", "entropy_fraction", FLAT_FRACTION, Message(FLAT_SOURCE)
+    return ("one-hot", "peak", SATURATED, Message(PEAK_SOURCE)) if _value(call, "peak", head) > SATURATED else None
 
 
 def _value(call: CallSample, column: str, head: int) -> float:

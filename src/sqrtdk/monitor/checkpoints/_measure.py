@@ -12,7 +12,7 @@ import gc
 import importlib.metadata
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from sqrtdk.audit.model_run import run_model
 from sqrtdk.audit.records import SEVERITIES, Finding
 from sqrtdk.engines import Cell
 from sqrtdk.errors import INTERRUPTS, ModelError, RunFolderError, SqrtdkError, kind_and_text, short_text
+from sqrtdk.messages import fields, recorded
 from sqrtdk.models.checkpoint import CONFIG, weight_files
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
@@ -74,7 +75,7 @@ def _measured(path: str, step: int, options: LoadOptions, rows: int | None) -> d
         "findings": [asdict(finding) for finding in findings],
         "model": {"class": run.model.cls, "parameters": run.model.parameters},
         "inputs": _digest(loaded),
-        "notes": list(loaded.notes),
+        "notes": [{"note": str(note)} | fields(note) for note in loaded.notes],
     }
 
 
@@ -170,8 +171,23 @@ def read_result(document: Any) -> Result:
     Raises:
         RunFolderError: The data are no result.
     """
-    result = record_from_json(Result, document, "the result", RunFolderError, "", others=True)
+    if not isinstance(document, dict):
+        raise RunFolderError("the result is not an object")
+    notes = record_from_json(_Notes, {"notes": document.get("notes", [])}, "the result", RunFolderError, "")
+    result = record_from_json(Result, document | {"notes": []}, "the result", RunFolderError, "", others=True)
     for finding in result.findings:
         if finding.severity not in SEVERITIES:
             raise RunFolderError(f"the result has a finding of severity {shown(finding.severity)}")
-    return result
+    return replace(result, notes=tuple(recorded(one.note, one.message_id, one.values) for one in notes.notes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    note: str
+    message_id: str | None
+    values: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Notes:
+    notes: tuple[_Note, ...]

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqrtdk.audit.records import SEVERITIES, Finding
 from sqrtdk.errors import OutputError
-from sqrtdk.models.build import ABSENT
+from sqrtdk.models.build import lacks_weights
 from sqrtdk.monitor.alarms import ALARMS, fresh, holding
 from sqrtdk.monitor.checkpoints._find import Checkpoint
 from sqrtdk.monitor.checkpoints._measure import Result
@@ -93,7 +93,7 @@ def model_of(points: Sequence[Point]) -> Any:
 def notes_of(points: Sequence[Point]) -> list[str]:
     """Return the notes on choices made for the user: random ids, another dtype."""
     notes = (note for point in points for note in point.result.notes)
-    return list(dict.fromkeys(note for note in notes if ABSENT not in note))
+    return list(dict.fromkeys(note for note in notes if not lacks_weights(note)))
 
 
 def _told(point: Point, series: _Series) -> Iterator[Alarm]:
@@ -106,7 +106,7 @@ def _told(point: Point, series: _Series) -> Iterator[Alarm]:
         yield Alarm(NAME, "fail", step, f"{name} could not be measured: {result.reason}", _SOURCE)
         return
     for note in result.notes:
-        if ABSENT in note:
+        if lacks_weights(note):
             yield Alarm(NAME, "warn", step, f"{name} lacks weights, which falsifies its figures: {note}", _SOURCE)
     if series.newest is not None and (other := _difference(series.newest, point)):
         yield Alarm(NAME, "warn", step, other, "figures of one model on the same inputs can be compared")

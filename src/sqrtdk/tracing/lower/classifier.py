@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sqrtdk.messages import Message
 from sqrtdk.tracing.lower import online, vectors
 from sqrtdk.tracing.lower.combine import combine
 from sqrtdk.tracing.lower.contract import contract, is_product, squares_rows
@@ -170,7 +171,7 @@ def _softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
 
 
 def _sparse_softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
-    scene.listener.missed(made.node.site, "a softmax over the stored values of a sparse tensor is not followed")
+    scene.listener.missed(made.node.site, Message("trace.missed.sparse"))
     scene.store.cut(made.node, made.tensor)
 
 
@@ -224,7 +225,7 @@ def _note_nested(scene: Scene, made: Made, parents: list[Node]) -> None:
 def _multiplied(scene: Scene, made: Made) -> None:
     """Keeps the operands of a nested product for a softmax that may follow."""
     if any(ancestor.weights is not None for ancestor in ancestors(made.node.args[0])):
-        scene.listener.missed(made.node.site, "weights of nested tensors were changed before they met values")
+        scene.listener.missed(made.node.site, Message("trace.missed.nested_weights"))
     made.node.operands = {i: alias(tensor) for i, tensor in made.tensors.items()}
 
 

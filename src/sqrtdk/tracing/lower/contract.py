@@ -10,13 +10,13 @@ q~ and k~ (Xiong et al. 2021, arXiv:2102.03902). The steps to the inverse are no
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from sqrtdk.messages import Message, id_of
 from sqrtdk.tracing.lower.mixing import axes_along, complete, mix_heads
 from sqrtdk.tracing.lower.online import finished, weigh
 from sqrtdk.tracing.lower.pairs import is_additive, list_of, pairs_queries_and_keys, reads_pairs
@@ -30,10 +30,9 @@ from sqrtdk.tracing.tape.graph import alias, capacity, replay_all
 from sqrtdk.tracing.tape.node import Carried, Multiplied, Node, Product, Weighing, back, origin
 from sqrtdk.tracing.tape.recorder import Made, Scene, Unweighted
 
-OTHER_AXIS = "softmax over another axis than the value product sums over"
-QUERIES = "softmax over the queries"
+OTHER_AXIS = "trace.step.other_axis"
+OVER_QUERIES = "trace.step.over_queries"
 _PARTIAL = 5e-2  # the sum over an axis other than the softmax's differs from 1 by more than this in some row
-WITHOUT_SOFTMAX = "a product of activations meets values without a softmax"
 
 
 def contract(scene: Scene, made: Made) -> None:
@@ -154,10 +153,10 @@ def _name_apart(weighing: Weighing, value: Node) -> None:
     """
     start, entry = origin(value), weighing.entry
     first = None if start.root is None else start.root.pooled
-    if first is None or first is entry or not {first.reason, entry.reason} <= {ONE_PROJECTION, APART}:
+    if first is None or first is entry or not {id_of(first.reason), id_of(entry.reason)} <= {ONE_PROJECTION, APART}:
         return
     if not any(start.serial in root.root.lineage for root in weighing.node.roots if root.root is not None):
-        first.reason = entry.reason = APART
+        first.reason = entry.reason = Message(APART)
 
 
 def _is_tangent(scene: Scene, site: str) -> bool:
@@ -252,12 +251,12 @@ def over_their_sum(carried: Carried, tensor: Tensor | None, contracted: int) -> 
         tensor: the weights' numbers at the value product; None if they are unknown.
         contracted: the axis of `tensor` that the product sums over, -1 or -2.
     """
-    if OTHER_SUM not in carried.changes or tensor is None or tensor.is_meta or not tensor.numel():
+    if not carried.has(OTHER_SUM) or tensor is None or tensor.is_meta or not tensor.numel():
         return carried
     sums = tensor.detach().to(torch.float32).sum(contracted)
     if not bool(((sums - 1).abs() < WHOLE).all()):
         return carried
-    return replace(carried, changes=tuple(name for name in carried.changes if name != OTHER_SUM)).over_sum()
+    return carried.without(OTHER_SUM).over_sum()
 
 
 def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: Weighing) -> str | None:
@@ -280,11 +279,11 @@ def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: 
         if bool((over < WHOLE).all()):
             return None
         if min(tensor.shape[-2:]) > 1 and bool((across < WHOLE).all()) and bool((over > _PARTIAL).any()):
-            return QUERIES
+            return Message(OVER_QUERIES)
     axes = _axes(weights, weighing)
     if not axes or contracted in axes:
         return None
-    return QUERIES if axes == {other} else OTHER_AXIS
+    return Message(OVER_QUERIES if axes == {other} else OTHER_AXIS)
 
 
 def _sum_fault(weights: Node, summed: set[int], weighing: Weighing) -> str | None:
@@ -299,7 +298,7 @@ def _sum_fault(weights: Node, summed: set[int], weighing: Weighing) -> str | Non
     if not axes or axes & summed:
         return None
     beside = {axis for axis in summed if -axis <= len(weights.shape) and weights.shape[axis] > 1}
-    return QUERIES if any(abs(a - b) == 1 for a in axes for b in beside) else OTHER_AXIS
+    return Message(OVER_QUERIES if any(abs(a - b) == 1 for a in axes for b in beside) else OTHER_AXIS)
 
 
 def _axes(weights: Node, weighing: Weighing) -> set[int]:

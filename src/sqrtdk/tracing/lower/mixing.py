@@ -16,27 +16,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sqrtdk.messages import Message
 from sqrtdk.tracing.steps.placed import to_softmax
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias
 from sqrtdk.tracing.tape.node import Carried, Node, SoftmaxEntry, Weighing, Weights, origin
 
 OVER_HEADS = "over the heads"
-BY_DATA = "heads mixed by the data"
+HEADS_BY_DATA = "trace.step.heads_by_data"
 CONVOLUTIONS = frozenset({"convolution", "_convolution"})
 _LARGEST = 256  # a square matrix up to this size is taken to mix heads if the axes can't be followed
 _NORMS = {**ops.NORMS, **dict.fromkeys(ops.AFFINE, "batch")}
 _REDUCED = frozenset({"mean", "sum"})
-POSITIONAL = "its logits are no product of q and k, and its weights join those of an attention"
-_WORDS = {
-    "add": "added to another softmax",
-    "sub": "less another softmax",
-    "rsub": "less another softmax",
-    "mul": "times another softmax",
-    "lerp": "averaged with another softmax",
-    "where": "in part those of another softmax",
-    "cat": "side by side with another softmax",
-    "stack": "side by side with another softmax",
+POSITIONAL = "trace.not_attention.positional"
+_COMBINED = {
+    "add": "trace.combined.added",
+    "sub": "trace.combined.subtracted",
+    "rsub": "trace.combined.subtracted",
+    "mul": "trace.combined.multiplied",
+    "lerp": "trace.combined.averaged",
+    "where": "trace.combined.replaced",
+    "cat": "trace.combined.beside",
+    "stack": "trace.combined.beside",
 }
 _PARTS = frozenset(
     {"select", "slice", "split", "split_with_sizes", "chunk", "unbind", "narrow", "index", "index_select"}
@@ -54,7 +55,7 @@ def mix_heads(node: Node, tensors: dict[int, Tensor]) -> bool:
     node.operands = {i: alias(x) for i, x in tensors.items() if node.args[i] is not other}
     if other.weights is not None:
         before = other.weights.carried
-        carried = before.changed(BY_DATA) if by_data(matrix) else before.then("mix", OVER_HEADS)
+        carried = before.changed(Message(HEADS_BY_DATA)) if by_data(matrix) else before.then("mix", OVER_HEADS)
         node.weights = replace(other.weights, carried=carried)
         node.args = (other,)
     return True
@@ -156,9 +157,9 @@ def combine_weights(node: Node, active: Sequence[Node], entries: list[SoftmaxEnt
         active: operands that descend from activations.
         entries: every softmax so far; a softmax of constants is appended.
     """
-    detail = _WORDS.get(node.op)
+    combined = _COMBINED.get(node.op)
     carriers = [p for p in active if p.weights is not None]
-    if detail is None or not carriers:
+    if combined is None or not carriers:
         return False
     if (mixed := _plus_their_mixing(node, carriers)) is not None:
         node.weights, node.args = mixed.weights, (mixed,)
@@ -173,11 +174,11 @@ def combine_weights(node: Node, active: Sequence[Node], entries: list[SoftmaxEnt
     carried = first.weights.carried
     for other in [p for p in carriers if p is not first] or [first]:
         assert other.weights is not None
-        carried = carried.beside(other.weights.carried, detail)
+        carried = carried.beside(other.weights.carried, Message(combined))
     others = tuple(weighing for weighing in weighings if weighing is not first.weighing)
     node.weights = replace(first.weights, carried=carried, beside=others)
     node.args = (first,)
-    entries += [SoftmaxEntry(node.site, constant.shape, POSITIONAL) for constant in constants]
+    entries += [SoftmaxEntry(node.site, constant.shape, Message(POSITIONAL)) for constant in constants]
     return True
 
 
@@ -189,7 +190,7 @@ def complete(weights: Weights) -> list[Weighing]:
         if weighing in attentions:
             weighing.entry.attention = True
         else:
-            weighing.entry.reason = POSITIONAL
+            weighing.entry.reason = Message(POSITIONAL)
     return attentions
 
 

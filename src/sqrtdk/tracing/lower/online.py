@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from sqrtdk.messages import Message
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias, ancestors, numbered, replay_all
 from sqrtdk.tracing.tape.node import Exponential, Finished, Node, Online, Partial, SoftmaxEntry, Weighing, origin
@@ -21,7 +22,6 @@ from sqrtdk.tracing.tape.recorder import Made, Scene
 
 Part = Exponential | Finished
 LARGEST = 2**26  # logits held by one trace, 256 MB in float32
-NEVER_DIVIDED = "exp of a product of activations meets values, and no sum of it was seen to divide them"
 _POWERS = {"exp": math.e, "exp2": 2.0}
 _WEIGHED = ops.PASSING | {"mul", "div", "masked_fill", "where"}  # may stand between an exp and the value product
 _SUMS = frozenset({"sum", "logsumexp", "logaddexp"})
@@ -75,7 +75,8 @@ def _exponential(scene: Scene, node: Node, power: Node, way: list[Node], value: 
         logits, offset = inner.args[0], inner.operands.get(1)
         maximum = origin(inner.args[1]).serial if inner.args[1].products else None
     size = math.prod(power.shape)
-    entry = SoftmaxEntry(next(iter(logits.products)).site, power.shape, NEVER_DIVIDED, place=power.place)
+    site, reason = next(iter(logits.products)).site, Message("trace.missed.never_divided")
+    entry = SoftmaxEntry(site, power.shape, reason, place=power.place)
     scene.exponentials.append(entry)
     entered = power.operands.get(0)
     held = entered is not None and scene.held + size <= LARGEST

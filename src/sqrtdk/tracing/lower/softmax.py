@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.online import is_sum
 from sqrtdk.tracing.lower.pairs import behind, is_additive
 from sqrtdk.tracing.lower.sums import settle
@@ -37,7 +38,7 @@ _GROUPED: dict[str, tuple[int, int | None, int | str]] = {
 }
 BACK = ops.PASSING | {"gather", "gather_csr"}  # bring one number per node back to the node's edges
 INDEX = 2  # position of the group index: src.scatter_add(0, index, ...)
-OTHER_GROUPS = "softmax over the edges of other nodes than the values are summed for"
+OTHER_GROUPS = "trace.step.other_nodes"
 _TO_MAXIMUM = BACK | {"masked_fill", "maximum"}
 GUARD = 1e-2  # e / (s + 1e-6): an addend up to this is an epsilon, a larger one an extra weight (a sink of 1)
 
@@ -61,7 +62,8 @@ def begin(
     behind_it = parent if parent.products else parent.lost_logits
     origin_product = None if behind_it is None else next(iter(behind_it.products))
     site = node.site if origin_product is None else origin_product.site
-    entry = SoftmaxEntry(site, node.shape, NEVER_USED if origin_product is None else LOST_SIGHT, place=node.place)
+    reason = Message(NEVER_USED if origin_product is None else LOST_SIGHT)
+    entry = SoftmaxEntry(site, node.shape, reason, place=node.place)
     product = None if origin_product is None else origin_product.product
     weighing = Weighing(
         node=parent,
@@ -118,7 +120,7 @@ def by_hand(scene: Scene, made: Made) -> bool:
         axes = total.args[1] if len(total.args) > 1 and total.args[1] else range(len(top.shape))
         weighing = begin(scene, made, top.operands[0], int(axes[0]) if len(axes) == 1 else -1, sinks=sinks)
         if len(axes) > 1:  # e / e.sum((-2, -1), keepdim=True): a row of weights does not sum to 1
-            node.weights = Weights(weighing, Carried(changes=("division by a sum over several axes",)))
+            node.weights = Weights(weighing, Carried(changes=(Message("trace.step.several_axes"),)))
     else:
         begin(scene, made, top.operands[0], grouped.axis, edges=groups_of(total))
     return True
@@ -191,7 +193,7 @@ def _from_logarithm(scene: Scene, made: Made) -> bool:
     node.args = (inner,)
     weighing = begin(scene, made, made.tensors[0], axes[0] if len(axes) == 1 else -1)
     if _in_turn(inner, axes):  # z - z.logsumexp(-1), then - z.logsumexp(-2), and so on: the last one ends Sinkhorn
-        node.weights = Weights(weighing, Carried(changes=(SINKHORN,)))
+        node.weights = Weights(weighing, Carried(changes=(Message(SINKHORN),)))
     return True
 
 
@@ -303,7 +305,7 @@ def group_fault(weighing: Weighing, index: Tensor | None) -> str | None:
     groups = weighing.edges
     if groups is None or groups.index is None or index is None or index.is_meta or index.is_floating_point():
         return None
-    return None if torch.equal(groups.index, _column(index, groups.axis)) else OTHER_GROUPS
+    return None if torch.equal(groups.index, _column(index, groups.axis)) else Message(OTHER_GROUPS)
 
 
 def _column(index: Any, axis: int) -> Tensor:

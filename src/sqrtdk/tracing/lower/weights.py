@@ -20,26 +20,33 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.mixing import over_heads
 from sqrtdk.tracing.probe.replays import part_between
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import ancestors, evaluate, is_learned
 from sqrtdk.tracing.tape.node import Carried, Node, Weighing, origin
 
-OTHER_SUM = "division by the sum over the queries"
-SINKHORN = "Sinkhorn normalisation"  # divides by the sums of rows and columns in turn
+OTHER_SUM = "trace.step.other_sum"
+SINKHORN = "trace.step.sinkhorn"  # divides by the sums of rows and columns in turn
 WHOLE = 1e-2  # a sum this near to 1 is that of a whole row
 _SPARSE = frozenset({"_sparse_coo_tensor_with_dims_and_tensors", "_sparse_csr_tensor_unsafe", "_coalesce"})
 _KEPT = ops.PASSING - {"native_dropout"} | _SPARSE | {"cat", "stack", "constant_pad_nd", "copy"}
-_JOINED = {
-    "add": "plus another tensor",
-    "sub": "less another tensor",
-    "rsub": "taken from another tensor",
-    "mul": "times another tensor",
-    "div": "divided by another tensor",
-    "lerp": "averaged with another tensor",
-    "where": "in part another tensor",
-    "masked_fill": "in part a constant",
+_JOINED = {  # messages for another tensor
+    "add": "trace.joined.added",
+    "sub": "trace.joined.subtracted",
+    "rsub": "trace.joined.taken_from",
+    "mul": "trace.joined.multiplied",
+    "div": "trace.joined.divided",
+    "lerp": "trace.joined.averaged",
+    "where": "trace.joined.replaced",
+    "masked_fill": "trace.joined.constant.replaced",
+}
+_CONSTANT = {  # messages for a constant, which neither multiplies nor averages
+    "add": "trace.joined.constant.added",
+    "sub": "trace.joined.constant.subtracted",
+    "rsub": "trace.joined.constant.taken_from",
+    "where": "trace.joined.constant.replaced",
 }
 _LINEAR = frozenset({"add", "sub"})
 
@@ -103,9 +110,8 @@ def _masked(node: Node, weights: Node, weighing: Weighing, before: Carried) -> C
 
 
 def _over_other_sum(before: Carried) -> Carried:
-    again = OTHER_SUM in before.changes or SINKHORN in before.changes
-    kept = tuple(name for name in before.changes if name not in (OTHER_SUM, SINKHORN))
-    return replace(before, changes=(*kept, SINKHORN if again else OTHER_SUM))
+    again = before.has(OTHER_SUM) or before.has(SINKHORN)
+    return before.without(OTHER_SUM, SINKHORN).changed(Message(SINKHORN if again else OTHER_SUM))
 
 
 def overwritten(old: Node, new: Node, tensor: Tensor) -> Carried:
@@ -116,7 +122,7 @@ def overwritten(old: Node, new: Node, tensor: Tensor) -> Carried:
     zero = number_of(new, 1) == 0 if tensor.is_meta else not bool(tensor.any())
     if zero:
         return replace(before, remasked=True, renormalised=False)
-    return before.changed(f"{new.op} in place")
+    return before.changed(Message("trace.step.in_place", name=new.op))
 
 
 def _of(node: Node) -> Carried:
@@ -204,9 +210,9 @@ def _is_single(node: Node, weights: Node) -> bool:
 
 def join(node: Node, weights: Node, weighing: Weighing, before: Carried) -> Carried | None:
     """Returns the steps on weights after another tensor or a number joined them, or None if none did."""
-    detail = _JOINED.get(node.op)
+    joined = _JOINED.get(node.op)
     others = [parent for parent in node.parents() if parent is not weights]
-    if detail is None or node.shape != weights.shape or not weighing.node.products:
+    if joined is None or node.shape != weights.shape or not weighing.node.products:
         return None
     if (node.op == "div" and node.args[0] is not weights) or (node.op in ("mul", "div") and not others):
         return None
@@ -215,7 +221,7 @@ def join(node: Node, weights: Node, weighing: Weighing, before: Carried) -> Carr
     inside = [p for p in others if not (rows and p.shape[-1:] == (1,) and len(p.shape) == len(node.shape))]
     if any(_is_made_of(other, weighing) for other in inside):
         return None
-    return before.joined(detail if others else detail.replace("another tensor", "a constant"))
+    return before.joined(Message(joined if others else _CONSTANT.get(node.op, joined)))
 
 
 def _is_made_of(node: Node, weighing: Weighing) -> bool:

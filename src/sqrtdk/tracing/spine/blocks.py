@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sqrtdk.messages import Message
 from sqrtdk.tracing.records import BLOCKS, Factor
 from sqrtdk.tracing.spine.chain import Chain, Fork, read_chain
 from sqrtdk.tracing.spine.masks import HIDDEN, bias_name
@@ -115,7 +116,7 @@ def aligned(reading: Reading) -> Reading:
         return reading
     rows, keys = positions_of(reading)
     if rows is None or keys is None or rows.total != keys.total:
-        return replace(reading, no_slope="q and k of the block are rotated by positions that are not known")
+        return replace(reading, no_slope=Message("trace.step.unknown_positions"))
     return replace(reading, offset=keys.first - rows.first)
 
 
@@ -192,7 +193,7 @@ def _merged(cells: Sequence[Cell], layout: Layout, *, whole: bool) -> list[Step]
         # Flash-style loops skip the blocks above the diagonal: those logits are hidden, though no mask says so.
         merged.append(_hide(cells, layout, Hide("implicit", -math.inf), slice(0), whole))
     if any(_skeleton(cell.reading) != _skeleton(cells[0].reading) for cell in cells):
-        merged.append(Unknown("blocks of keys with unlike steps"))
+        merged.append(Unknown(Message("trace.step.unlike_blocks")))
     return merged
 
 

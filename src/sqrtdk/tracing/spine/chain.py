@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.pairs import is_additive, is_score
 from sqrtdk.tracing.lower.sums import real_part
 from sqrtdk.tracing.probe.replays import Moved, moved
@@ -102,7 +103,7 @@ def read_chain(
     if node.product is not None and node.product.dtype.is_complex:
         real = real_part(node, views)
         node, views = real or (node, views)
-        steps = steps if real else (Unknown("complex product"), *steps)
+        steps = steps if real else (Unknown(Message("trace.step.complex_product")), *steps)
     if node.product is not None:
         steps = (*_written_at(node, beside_product(node, views)), *steps)
     return Chain(node, _fold_caps(steps), views, fork)
@@ -159,7 +160,7 @@ def _joined(link: Link) -> tuple[Step, ...]:
 def _side_by_side(branches: Sequence[Node]) -> tuple[Step, ...]:
     first, *others = scales = [_scale_of(branch) for branch in branches]
     if first is None or any(scale is None or abs(scale - first) > 1e-3 * abs(first) for scale in others):
-        return (Unknown("logits of products with unlike scales side by side"),)
+        return (Unknown(Message("trace.step.unlike_products")),)
     return (Beside(len(scales)),)
 
 

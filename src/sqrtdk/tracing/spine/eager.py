@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from sqrtdk.messages import Message
 from sqrtdk.tracing.records import ONE_PROJECTION, Stage
 from sqrtdk.tracing.spine.blocks import Span, aligned, beside, join_beside
 from sqrtdk.tracing.spine.chain import Chain, read_chain
@@ -30,7 +31,7 @@ from sqrtdk.tracing.spine.packed import read_nested
 from sqrtdk.tracing.spine.reading import Cell, Layout, Logits, Reading, of_softmax
 from sqrtdk.tracing.spine.rotations import paired
 from sqrtdk.tracing.spine.side import PERMUTED, Side
-from sqrtdk.tracing.steps import OWN, Offset, Sink, Unknown
+from sqrtdk.tracing.steps import OF_LOGITS, Offset, Sink, Unknown
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.node import Node, Weighing
 
@@ -88,7 +89,10 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
     if weighing.fault is not None:
         steps = (*steps, Unknown(weighing.fault))
     elif not weighing.carried.changes and any(isinstance(s, Offset) and s.varies(weighing.dim) for s in steps):
-        steps = (*steps, Unknown(OWN))  # an offset that differs between keys is no maximum taken off a row
+        steps = (
+            *steps,
+            Unknown(Message(OF_LOGITS)),
+        )  # an offset that differs between keys is no maximum taken off a row
     elif span.size is None and any(isinstance(step, Sink) and step.column for step in steps):
         layout = replace(layout, columns=layout.columns - 1)  # the last column is the sink, not a key
     return of_softmax(
@@ -113,8 +117,8 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
         kv_heads=_kv_heads(chain.product, layout, axes),
         distance=distance,
         axis="windows" if axes.windowed else "channels" if channels else "positions",
-        no_slope=None if distance is None else "a distance score has no product of q and k to compare with",
-        fault="the weights of a query do not sum to 1" if weighing.fault is not None else None,
+        no_slope=None if distance is None else Message("trace.scale.distance_slope"),
+        fault=Message("trace.fault.sum_of_query") if weighing.fault is not None else None,
     )
 
 
@@ -125,7 +129,7 @@ def _without_product(weighing: Weighing, chain: Chain, value: Tensor, output: Te
     """
     score, logits = _ADDITIVE if chain.product is not None else start_of(weighing.node), weighing.logits
     if score is None:
-        return ONE_PROJECTION
+        return Message(ONE_PROJECTION)
     logits = logits.movedim(weighing.dim, -1)
     dims, additive = logits.dim(), score == _ADDITIVE
     axes = Orientation(weighing.dim, (dims - 2,) if dims > 1 else (), swapped=False, followed=True)
@@ -139,7 +143,7 @@ def _without_product(weighing: Weighing, chain: Chain, value: Tensor, output: Te
     of_score = None
     if additive and chain.product is not None:
         of_score = Logits(weighing.logits, weighing.weights, chain.product, chain.views, axes, layout)
-    no_slope = f"the score is no product of q and k: {score}" if additive else None
+    no_slope = Message("trace.fault.score", what=score) if additive else None
     fault = no_slope if odd or weighing.fault is not None else None
     stage = Stage("logits", "score" if additive else "unknown", score)
     return of_softmax(
@@ -153,7 +157,7 @@ def _without_product(weighing: Weighing, chain: Chain, value: Tensor, output: Te
         logits_dtype=logits.dtype,
         output=output if additive else None,
         score=score,
-        fault=fault if additive else f"the logits are no product of q and k: {score}",
+        fault=fault if additive else Message("trace.fault.logits", what=score),
         no_slope=no_slope,
     )
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.pairs import is_additive
 from sqrtdk.tracing.records import ONE_PROJECTION, Stage
 from sqrtdk.tracing.spine.chain import READERS, Link, read_chain
@@ -19,7 +20,6 @@ from sqrtdk.tracing.steps import Scale, Step, Unknown
 from sqrtdk.tracing.tape.node import EdgeGroups, Node, Weighing
 
 KIND = "edge softmax"
-_NO_STATS = "an edge softmax whose edges could not be put in order of their nodes"
 _LARGEST = 2**24  # logits held for statistics, after every node is padded to the largest number of edges
 
 
@@ -43,9 +43,9 @@ def read_edges(weighing: Weighing, groups: EdgeGroups, value: Tensor, output: Te
         dtype=value.dtype,
         logits_dtype=weighing.stored,
         output=None if fault is not None else output,
-        fault=None if fault is None else "the weights of a node do not sum to 1",
-        no_slope=None if paired else "its logits are no product of one row with one row",
-        no_stats=None if paired and _fits(groups, layout) else _NO_STATS,
+        fault=None if fault is None else Message("trace.fault.sum_of_node"),
+        no_slope=None if paired else Message("trace.scale.rows"),
+        no_stats=None if paired and _fits(groups, layout) else Message("trace.statistics.edges"),
     )
     return replace(reading, kind=KIND)
 
@@ -54,7 +54,7 @@ def _without_product(weighing: Weighing, layout: Layout, value: Tensor) -> Readi
     """Reads logits that are no product of q and k; returns a string if they come from a single projection."""
     score = "additive" if is_additive(weighing.node) else start_of(weighing.node)
     if score is None:
-        return f"{KIND}: {ONE_PROJECTION}"
+        return Message("trace.not_attention.of_edges", why=Message(ONE_PROJECTION))
     additive = score == "additive"
     stage = Stage("logits", "score" if additive else "unknown", score)
     reading = of_softmax(
@@ -67,7 +67,7 @@ def _without_product(weighing: Weighing, layout: Layout, value: Tensor) -> Readi
         dtype=value.dtype,
         logits_dtype=weighing.logits.dtype,
         score=score,
-        fault=f"the logits are no product of q and k: {score}",
+        fault=Message("trace.fault.logits", what=score),
     )
     return replace(reading, kind=KIND)
 

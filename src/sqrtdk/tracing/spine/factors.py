@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.mixing import paired_axes
 from sqrtdk.tracing.probe.norms import is_computed_gain
 from sqrtdk.tracing.records import DATA, ROWS, Factor, Stage
@@ -150,7 +151,7 @@ def multiplied(node: Node, main: Node, where: str, follow: Follow) -> Side:
     if value is not None and value.is_complex():  # view_as_complex(q) * e^ia: a rotation of points
         amplitude = amplitude_of(main, node)
         if amplitude is None:
-            return side.lost(where, "rotary table of varying amplitude")
+            return side.lost(where, Message("trace.step.rotary_table"))
         return turned(side, amplitude, where)
     if isinstance(other, Node) and is_computed_gain(other, node):
         return _gained(side, node, other, value, where)
@@ -164,7 +165,7 @@ def multiplied(node: Node, main: Node, where: str, follow: Follow) -> Side:
     factor = factor or of_the_rows(node, position, where)
     if factor is None:
         shape = tuple(other.shape) if isinstance(other, Node) else ""
-        return side.lost(where, node.op, f"{node.op} by a tensor of shape {shape}")
+        return side.lost(where, node.op, Message("trace.step.by_shape", name=node.op, shape=str(shape)))
     if side.norm == "l2" and not side.factors and factor.value is not None and _is_sqrt_width(node, factor.value):
         # F.normalize(q, dim=-1) * sqrt(E): unit length times sqrt(width) is a root mean square of 1.
         stages = (*side.stages[:-1], replace(side.stages[-1], detail="rms"))

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sqrtdk.messages import Message
 from sqrtdk.tracing.records import ROWS, Factor
 from sqrtdk.tracing.spine.factors import tensor_factor
 from sqrtdk.tracing.spine.lineage import follow
@@ -104,7 +105,7 @@ class _Arguments:
         """Arguments that may change results and have no reader: switched on, or switched off against the default."""
         on = [name for name, value in self.call.arguments.items() if isinstance(value, Tensor) or value]
         names = [name for name in (*on, *sorted(self.call.turned_off)) if name not in _KNOWN]
-        return tuple(Unknown(f"{name} of the kernel") for name in names)
+        return tuple(Unknown(Message("trace.step.argument", name=name)) for name in names)
 
 
 def read_kernel(call: KernelCall, kernel: Kernel) -> Reading:
@@ -158,8 +159,12 @@ def read_kernel(call: KernelCall, kernel: Kernel) -> Reading:
         dropout=float(arguments["dropout"] or 0.0),
         axis="channels" if not arguments.by_token and over_channels(arguments.node("query")) else "positions",
         no_slope=unread[0].name if unread else None,
-        no_stats=f"{unread[0].name} is not read" if unread else no_bias or no_mask or too_large,
+        no_stats=_not_read(unread[0].name) if unread else no_bias or no_mask or too_large,
     )
+
+
+def _not_read(argument: str) -> str:
+    return Message("trace.statistics.argument", name=argument)
 
 
 def _device(tensor: Tensor) -> torch.device:
@@ -218,7 +223,7 @@ def _by_head(side: Side, operand: Tensor, sequences: Sequences) -> Side:
     """Returns the side of an operand (..., L, H, E) with its basis as (B, H, L, E)."""
     factors = tuple(f for f in side.factors if f.per_head is None or len(f.per_head) == operand.shape[-2])
     if len(factors) < len(side.factors):  # axis -3 holds positions in this layout, not heads
-        side = replace(side, factors=factors, unknown=(*side.unknown, "a factor for each position"))
+        side = replace(side, factors=factors, unknown=(*side.unknown, Message("trace.step.factor_of_position")))
     basis = side.basis
     known = basis is not None and not basis.is_meta and basis.shape[:-1] == operand.shape[:-1]
     return replace(side, basis=sequences.spread(basis) if known and basis is not None else None)
@@ -258,7 +263,8 @@ def _bias(arguments: _Arguments, pairs: Pairs, layout: Layout) -> tuple[tuple[St
     steps: tuple[Step, ...] = ()
     bias, slopes, name = arguments["bias"], arguments["slopes"], arguments.name("bias")
     if bias is not None and pairs.unlike:
-        return (Unknown(f"{name} of packed sequences"),), f"{name} of packed sequences is not read"
+        packed = Message("trace.step.packed_bias", name=name or "")
+        return (Unknown(packed),), _not_read(packed)
     if bias is not None and bias.dtype != torch.bool:
         value = _shaped(bias, arguments.lead(layout), layout, layout.columns)
         steps = as_passed(read_addend(arguments.node("bias"), value, 1.0, (), layout.shape))

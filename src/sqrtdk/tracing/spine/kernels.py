@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sqrtdk.messages import Message
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.spine.fused import Kernel as Kernel
 from sqrtdk.tracing.spine.fused import read_kernel
@@ -62,7 +63,7 @@ def read_native(call: KernelCall, kernel: Kernel) -> Reading:
         operands=Vectors(q, k, width**-0.5, exists=exists),
         logits_dtype=q.dtype,
         output=None,
-        no_slope="the native kernel is known by its contract; its logits are not exposed",
+        no_slope=Message("trace.scale.native"),
     )
 
 

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
+from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.vectors import ROTATION
 from sqrtdk.tracing.probe.norms import Norm, norm_at, norm_of
 from sqrtdk.tracing.probe.replays import Part, inwards, moved
@@ -226,7 +227,7 @@ def _view(node: Node, main: Node, where: str, follow: Follow) -> Side:
         side = side.then(Stage(where, "gather", BY_DATA))
         own = any(decided_by(parent, main) for parent in node.parents())
         if own and where == "q" and node.shape[-2:-1] < main.shape[-2:-1]:  # Informer: only the picked rows attend
-            side = replace(side, unknown=(*side.unknown, "queries picked by their values"))
+            side = replace(side, unknown=(*side.unknown, Message("trace.step.picked_queries")))
     elif node.op == "gather":
         side = side.then(Stage(where, "gather"))
     if times := repeats(node):  # GQA: k.repeat_interleave(groups, 1)
@@ -275,7 +276,7 @@ def _shifted(node: Node, main: Node, where: str, follow: Follow) -> Side:
 
 
 def _by_matrix(node: Node, main: Node, where: str, follow: Follow) -> Side:
-    return follow(main, where).lost(where, node.op, "a matrix from outside the model", basis=None)
+    return follow(main, where).lost(where, node.op, Message("trace.step.outside_matrix"), basis=None)
 
 
 def _turned(node: Node, main: Node, where: str, follow: Follow) -> Side:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.weights import dropped
 from sqrtdk.tracing.probe.replays import part_between
 from sqrtdk.tracing.records import Factor
@@ -23,9 +24,9 @@ from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.tape.node import Exponential, Node, Online, Weighing
 
 LARGEST = 2**26  # logits of all blocks together that are held at once
-OTHER = "blocks that do not add up to the softmax of their logits"
-LOOSE = "blocks summed under unlike maxima"
-TOO_LARGE = "the logits of all blocks together are too many to be held"
+OTHER = "trace.fault.blocks"
+LOOSE = "trace.fault.maxima"
+TOO_LARGE = "trace.statistics.too_large"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +52,18 @@ def read_online(run: Online, heads_hint: int | None) -> list[Reading] | str:
             continue
         block = _read(exponential, run.output, heads_hint)
         if block is None:
-            return "blocks of logits that are no product of q and k"
+            return Message("trace.missed.no_product_in_blocks")
         blocks.append(block)
     readings: list[Reading] = []
     groups = _groups(blocks)
     for group in groups:
         placed = _cells(group)
         if placed is None:
-            return "blocks of keys whose places could not be told"
+            return Message("trace.missed.places_of_blocks")
         reading = _joined([cell for cell, _ in placed], run.output if len(groups) == 1 else None)
         values = [(cell.key, value) for cell, value in placed]
         fault = LOOSE if run.loose else None if _adds_up(reading, values) else OTHER
-        readings.append(reading if fault is None else _faulty(reading, fault))
+        readings.append(reading if fault is None else _faulty(reading, Message(fault)))
     return readings
 
 
@@ -106,7 +107,7 @@ def _read(exponential: Exponential, output: Tensor, heads_hint: int | None) -> _
     rate = max((drop[0] for node in exponential.way if (drop := dropped(node)) is not None), default=0.0)
     reading = replace(reading, dropout=rate, steps=(*steps, *hides), device=exponential.value.device, output=None)
     if not held:
-        reading = replace(reading, no_slope=TOO_LARGE, no_stats=TOO_LARGE)
+        reading = replace(reading, no_slope=Message(TOO_LARGE), no_stats=Message(TOO_LARGE))
     return _Block(aligned(reading), exponential.value, *positions_of(reading))
 
 
@@ -139,14 +140,14 @@ def _zeroed(node: Node, shape: tuple[int, ...]) -> list[Step]:
     main = node.main()
     part = None if main is None else part_between(main, node)
     if main is None or part is None or node.shape != shape:
-        return [Unknown(f"{node.op} on the weights")]
+        return [Unknown(Message("trace.step.on_weights", name=node.op))]
     try:
         by = part.run(torch.ones(main.shape, device=part.device))
     except Exception:  # the values of the mask are not known
         return [Hide("bool", -math.inf)]
     if any(parent is not main for parent in node.parents()) and bool(((by == 0) | (by == 1)).all()):
         return [Hide("bool", -math.inf, Placed(by != 0, (), shape))]
-    return [] if bool((by == by.flatten()[0]).all()) else [Unknown(f"{node.op} on the weights")]
+    return [] if bool((by == by.flatten()[0]).all()) else [Unknown(Message("trace.step.on_weights", name=node.op))]
 
 
 def _groups(blocks: Sequence[_Block]) -> list[list[_Block]]:
@@ -213,7 +214,7 @@ def _joined(cells: Sequence[Cell], output: Tensor | None) -> Reading:
     )
     logits = _whole(cells, layout)
     if logits is None:
-        return replace(join(cells, layout, None, None), output=output, no_stats=TOO_LARGE)
+        return replace(join(cells, layout, None, None), output=output, no_stats=Message(TOO_LARGE))
     weights = logits if logits.is_meta else logits.softmax(-1).nan_to_num(0.0)
     return replace(join(cells, layout, logits, weights), output=output)
 

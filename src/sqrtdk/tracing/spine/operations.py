@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.lower.mixing import BY_DATA, CONVOLUTIONS, by_data, is_bias_of_mixing, mixing_operands
+from sqrtdk.messages import Message
+from sqrtdk.tracing.lower.mixing import CONVOLUTIONS, HEADS_BY_DATA, by_data, is_bias_of_mixing, mixing_operands
 from sqrtdk.tracing.lower.pairs import CURVES
 from sqrtdk.tracing.lower.softmax import is_of_groups
 from sqrtdk.tracing.probe.replays import part_between
@@ -20,7 +21,7 @@ from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.spine.factors import heads_axis, of_the_data, of_the_rows, read_factor
 from sqrtdk.tracing.spine.masks import HIDDEN, HIDES, read_addend
 from sqrtdk.tracing.steps import (
-    OWN,
+    OF_LOGITS,
     ZERO_ONE_FACTOR,
     Clamp,
     Hide,
@@ -107,12 +108,12 @@ def _multiplied(link: Link) -> tuple[Step, ...]:
     value = evaluate(node.args[index]) if value is not None and value.is_meta else value
     if factor is None and node.op == "mul" and value is not None and bool(((value == 0) | (value == 1)).all()):
         # z * m before z + -1e4 * (1 - m) is the mask's first half; alone, it leaves hidden keys a logit of 0.
-        return () if _hidden_later(value, link) else (Unknown(ZERO_ONE_FACTOR),)
+        return () if _hidden_later(value, link) else (Unknown(Message(ZERO_ONE_FACTOR)),)
     if isinstance(node.args[index], Node) and node.args[index].products:
-        return (Unknown(f"{node.op} by a function of the logits"),)
+        return (Unknown(Message("trace.step.by_logits", name=node.op)),)
     factor = of_the_data(node.args[index], factor or of_the_rows(node, index, "logits"))
     if factor is None or (node.op == "div" and index == 0):
-        return (Unknown(f"{node.op} by a tensor"),)
+        return (Unknown(Message("trace.step.by_tensor", name=node.op)),)
     if factor.value is not None or value is None or value.is_meta:
         return (Scale(factor),)
     by = value.detach().to(torch.float64)
@@ -168,9 +169,9 @@ def _summed(link: Link) -> tuple[Step, ...]:
     if is_squared_length(other):
         return (Squares("squares", placed, sign=sign), *turned)
     if own:
-        return (Unknown(OWN), *turned)
+        return (Unknown(Message(OF_LOGITS)), *turned)
     if _is_second_part(other, link.main):
-        return (Unknown("a sum with another product of q and k"), *turned)
+        return (Unknown(Message("trace.step.sum_of_products")), *turned)
     return (*link.addends(position, sign), *turned)
 
 
@@ -282,7 +283,8 @@ def _clamped(link: Link) -> tuple[Step, ...]:
 
 def _put_together(link: Link) -> tuple[Step, ...]:
     """Reads chunks of logits that are padded and written slice by slice into a new tensor (Longformer)."""
-    return (Unknown("logits padded by chunks" if link.node.op == "constant_pad_nd" else "logits written by slices"),)
+    padded = link.node.op == "constant_pad_nd"
+    return (Unknown(Message("trace.step.padded_chunks" if padded else "trace.step.written_slices")),)
 
 
 # -- heads that are mixed: by a linear layer, an einsum, a matrix product or a convolution -----------------------------
@@ -292,7 +294,7 @@ def _mixed(link: Link) -> tuple[Step, ...]:
     """Returns the step that mixes the heads of the logits, or an unknown step."""
     node, operands = link.node, mixing_operands(link.node)
     if operands is not None and by_data(node.args[operands[1]]):
-        return (Unknown(BY_DATA),)
+        return (Unknown(Message(HEADS_BY_DATA)),)
     if operands is None or any(float(node.kwargs.get(name, 1)) != 1 for name in ("alpha", "beta")):
         return (Unknown(node.op),)
     value = node.operands.get(operands[1])

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.vectors import ROTATION
 from sqrtdk.tracing.probe.norms import norm_at
 from sqrtdk.tracing.probe.replays import moved
@@ -209,7 +210,7 @@ def norm_fault(operand: Node, *, summed: int) -> str | None:
         return None
     line = numbered(node.shape, norm.axis % len(node.shape))
     along = regrouped(operand, lambda at: line if at is node else None)
-    return None if along is None or varies(along, summed) else "a norm over another axis than the product sums over"
+    return None if along is None or varies(along, summed) else Message("trace.step.norm_axis")
 
 
 def _root(node: Node) -> Node | None:

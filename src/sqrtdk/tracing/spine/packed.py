@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sqrtdk.messages import Message
 from sqrtdk.tracing.records import Factor, Stage
 from sqrtdk.tracing.spine import masks
 from sqrtdk.tracing.spine.factors import read_factor
@@ -167,8 +168,8 @@ class Pairs:
         if (count if self.unlike else 1) * rows * columns <= masks.LARGEST:
             return None
         if not self.unlike:
-            return f"a window of {rows} rows and {columns} keys would have to be held as a mask"
-        return f"a mask of {count} x {rows} rows and {columns} keys would have to be held"
+            return Message("trace.statistics.window", rows=rows, keys=columns)
+        return Message("trace.statistics.mask", count=count, rows=rows, keys=columns)
 
 
 # -- nested tensors, of which torch made operations on whole nested batches --------------------------------------------
@@ -178,7 +179,7 @@ def read_nested(weighing: Weighing, value: Tensor) -> Reading | str:
     """Returns the reading of a softmax over nested logits, or a string that says why it is no attention."""
     product, met = _way(weighing.node, "logits", {"matmul"})
     if product is None or len(product.operands) < 2:
-        return "its logits are no product of nested q and k"
+        return Message("trace.fault.nested_logits")
     q, k = product.operands[0], product.operands[1].transpose(-1, -2)
     (rows, queries), (columns, keys) = _tokens(q), _tokens(k)
     query, key = _side(product.args[0], "q", queries), _side(product.args[1], "k", keys)
@@ -198,7 +199,7 @@ def read_nested(weighing: Weighing, value: Tensor) -> Reading | str:
         dtype=q.dtype,
         logits_dtype=weighing.logits.dtype,
         no_slope=unread,
-        no_stats=None if unread is None else f"{unread} on nested logits is not read",
+        no_stats=None if unread is None else Message("trace.statistics.nested", step=unread),
     )
 
 
@@ -241,7 +242,7 @@ def _side(node: Node, where: str, sequences: Sequences) -> Side:
     start, met = _way(node, where, _PROJECTIONS | {_OF_PIECES})
     if start is None or any(isinstance(m, str) for m in met):
         last = next(m for m in reversed(met) if isinstance(m, str))
-        side = Side(None, None).lost(where, f"{last} of nested tensors")
+        side = Side(None, None).lost(where, Message("trace.step.nested", name=last))
     elif start.op == _OF_PIECES:
         side = _of_pieces(start, where, sequences)
     else:
@@ -259,7 +260,7 @@ def _of_pieces(node: Node, where: str, sequences: Sequences) -> Side:
     tokens = {piece.main() for piece in pieces}
     whole = next(iter(tokens)) if len(tokens) == 1 else None
     if whole is None or any("split" not in piece.op for piece in pieces):
-        return Side(None, None).lost(where, "nested tensors of several")
+        return Side(None, None).lost(where, Message("trace.step.nested_several"))
     side = follow(whole, where)
     fits = side.basis is not None and side.basis.dim() == 3 and not side.basis.is_meta
     return replace(side, basis=sequences.spread(side.basis) if fits and side.basis is not None else None)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sqrtdk.messages import Message
 from sqrtdk.tracing.records import Stage
 from sqrtdk.tracing.spine.side import Follow, Side
 from sqrtdk.tracing.tape import ops
@@ -94,7 +95,7 @@ def together(sides: Sequence[Side], **changes: object) -> Side:
     first = sides[0]
     unknown = list(dict.fromkeys(name for side in sides for name in side.unknown))
     if not all(_alike(side, first) for side in sides):
-        unknown.append("pieces with unlike factors")
+        unknown.append(Message("trace.step.unlike_pieces"))
     whole = replace(
         first,
         root=first.root if all(side.root is first.root for side in sides) else None,
@@ -123,7 +124,9 @@ def assembled(node: Node, main: Node, where: str, follow: Follow) -> Side:
     while base.op == "overwrite":
         old, new = base.args
         if new.op != "copy" or not isinstance(new.args[1], Node) or new.args[0].op not in ops.VIEWS:
-            return follow(old if old.act else new, where).lost(where, f"{new.op} in place", basis=None)
+            return follow(old if old.act else new, where).lost(
+                where, Message("trace.step.in_place", name=new.op), basis=None
+            )
         places.append(new.args[0])
         sources.append(new.args[1])
         base = old
@@ -187,7 +190,7 @@ def summed(node: Node, where: str, follow: Follow) -> Side | None:
     if not any(_carries(side) for side in sides) or _adapts(*sides) or _adapts(*sides[::-1]):
         return None
     if any(side.rope != sides[0].rope for side in sides):
-        return together(sides, root=node, basis=None).lost(where, "a rotation before a sum of branches")
+        return together(sides, root=node, basis=None).lost(where, Message("trace.step.rotation_before_sum"))
     norm = sides[0].norm if all(side.norm == sides[0].norm for side in sides) else None
     values = [side.basis * by for side, (_, by) in zip(sides, node.branches, strict=True) if side.basis is not None]
     try:

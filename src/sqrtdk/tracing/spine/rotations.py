@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor
 
+from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.vectors import holds_angles
 from sqrtdk.tracing.probe.replays import Part, part_between
 from sqrtdk.tracing.records import ROWS, Factor, Stage
@@ -32,7 +33,7 @@ _LAST = frozenset({"add", "sub", "cat", "stack", "overwrite", "addcmul", "comple
 _PURE = 1e-3  # a table's amplitude this near to 1 is 1 with rounding
 _ENOUGH = 16  # vectors whose lengths are measured; fewer could keep their length by chance
 _EVEN = 2e-3  # the decays of q and k count as cancelled up to this relative spread, the rounding of their tables
-_UNCANCELLED = "a decay that the other side does not cancel"
+_UNCANCELLED = "trace.step.decay"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +44,7 @@ class Amplitude:
     decay: Tensor | None = None
 
 
-NOT_ROTATED = "cos and sin that do not rotate"
+SKEWED = "trace.step.skewed"
 _amplitudes: WeakKeyDictionary[Node, Amplitude | None] = WeakKeyDictionary()
 # Nodes without an amplitude because a vector's length changes with its direction: measured, not merely unknown.
 _skewed: WeakSet[Node] = WeakSet()
@@ -74,8 +75,8 @@ def rotated(node: Node, where: str, follow: Follow) -> Side | None:
     if not tables:
         return side
     if amplitude is None:
-        name = "a factor inside a rotation" if scaled else "rotary table of varying amplitude"
-        name = NOT_ROTATED if node in _skewed else name
+        id = "trace.step.factor_in_rotation" if scaled else "trace.step.rotary_table"
+        name = Message(SKEWED if node in _skewed else id)
         return side.then(Stage(where, "rope"), rope=True, unknown=(*side.unknown, name))
     return turned(side, amplitude, where)
 
@@ -210,7 +211,7 @@ def turned_by_matrix(node: Node, where: str, follow: Follow) -> Side | None:
     if known is None and not holds_angles(table.args[0] if table.op == "table" else table):
         before = follow(vector, where)
         if several and (before.factors or before.rope):
-            return before.lost(where, node.op, "a product with matrices of unknown values")
+            return before.lost(where, node.op, Message("trace.step.unknown_matrices"))
         return None
     size = 1.0 if known is None else _size(known)
     if size is None:
@@ -250,7 +251,7 @@ def paired(query: Side, key: Side) -> tuple[Side, Side]:
             return query, key
     both = None if query.decay is None or key.decay is None else _product(query.decay, key.decay)
     if both is None or float(both.max() - both.min()) > _EVEN * float(both.mean()):
-        return query.lost("q", _UNCANCELLED), key
+        return query.lost("q", Message(_UNCANCELLED)), key
     by = float(both.mean())
     return (query if abs(by - 1) <= _EVEN else query.times(Factor(by, "q", "rotary table"))), key
 

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from sqrtdk.messages import Message
 from sqrtdk.tracing.records import BLOCKS, DATA, ROWS, Factor, Stage
 from sqrtdk.tracing.steps.placed import Placed, Sample
 from sqrtdk.tracing.tape.node import Node
 
 ZERO_ONE = "zero-one mask"  # a bias of zeros and ones: `logits + mask` with a mask that was meant to be bool
-ZERO_ONE_FACTOR = "mul by a 0/1 mask"  # an unknown step: `logits * mask`
-OWN = "a sum with a function of the logits"  # an unknown step: `logits + logits.tanh()`
+ZERO_ONE_FACTOR = "trace.step.zero_one_factor"  # an unknown step: `logits * mask`
+OF_LOGITS = "trace.step.sum_of_logits"  # an unknown step: `logits + logits.tanh()`
 _ROUNDING = 0.05  # largest relative error of unmixed logits: the slope stands, as it averages over hundreds of them
 
 
@@ -308,7 +309,7 @@ class Beside(Step):
     @property
     def text(self) -> str:
         """The description for a reader."""
-        return f"logits of {self.products} products side by side"
+        return Message("trace.step.side_by_side", count=self.products)
 
     def stage(self) -> Stage:
         return Stage("logits", "joined", self.text)
@@ -321,7 +322,7 @@ class Blocks(Step):
     count: int
 
     def stage(self) -> Stage:
-        return Stage("logits", "joined", f"logits of {self.count} blocks of keys")
+        return Stage("logits", "joined", Message("trace.step.blocks_of_keys", count=self.count))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -352,11 +353,11 @@ class Mix(Step):
     def fixed(self, heads: int, eps: float) -> str | None:
         """Returns why mixing can't be undone in logits of `heads` heads and relative rounding `eps`, or None."""
         if self.matrix is None:
-            return "the matrix that mixes the heads is not known"
+            return Message("trace.scale.mixing_unknown")
         if self.matrix.shape != (heads, heads):
-            return "the heads are not as many as the matrix mixes"
+            return Message("trace.scale.mixing_heads")
         if not bool(torch.linalg.cond(self.matrix) * eps < _ROUNDING):
-            return "the mixing of the heads can't be undone"
+            return Message("trace.scale.mixing_inverse")
         return None
 
 

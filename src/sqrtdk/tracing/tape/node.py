@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sqrtdk.messages import id_of
 from sqrtdk.tracing.records import Stage
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.places import Place
@@ -47,6 +48,14 @@ class Carried:
     def changed(self, operation: str) -> Carried:
         """Returns the weights after an operation that could not be followed."""
         return replace(self, changes=(*self.changes, operation))
+
+    def has(self, id: str) -> bool:
+        """Whether a change is named by the message of this id."""
+        return any(id_of(name) == id for name in self.changes)
+
+    def without(self, *ids: str) -> Carried:
+        """Returns the weights without the changes named by the messages of these ids."""
+        return replace(self, changes=tuple(name for name in self.changes if id_of(name) not in ids))
 
     def times(self, factor: float, operation: str) -> Carried:
         """Returns the weights after all of them were multiplied by `factor`."""

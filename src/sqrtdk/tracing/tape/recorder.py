@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from sqrtdk._modes import EagerMode
 from sqrtdk.errors import kind_and_text
+from sqrtdk.messages import Message
 from sqrtdk.tracing.tape import ops, places
 from sqrtdk.tracing.tape.node import Node, Online, SoftmaxEntry, Weighing
 from sqrtdk.tracing.tape.places import Place, Sites
@@ -96,7 +97,6 @@ class Made:
 
 _FLEX, _JAGGED, _SHARDED = "flex_attention", "NestedTensor", "DTensor"
 _PLAIN = (Tensor, torch.nn.Parameter, FakeTensor)
-_RING = "ran on sequences that are sharded over ranks (torch's context_parallel), which is not followed"
 # Operations that may be q . k. Only for nested tensors torch dispatches "matmul" whole instead of decomposing it.
 _MULTIPLYING = frozenset({"bmm", "baddbmm", "matmul"})
 _KNOWN = ("aten", "prims", "prim")
@@ -180,8 +180,13 @@ class Recorder(EagerMode):
         """Whether its tensors are of a subclass that is not followed; an attention on them is reported as missed."""
         subclass = next((t for t in types if t not in _PLAIN), None)
         if subclass is not None and (name in ops.SOFTMAX or func._schema.name in self._kernels):
-            reason = _RING if subclass.__name__ == _SHARDED else f"ran on {subclass.__name__}, which is not followed"
-            self.listener.missed(self.sites.here(), f"{name} {reason}")
+            sharded = subclass.__name__ == _SHARDED
+            reason = (
+                Message("trace.missed.sharded", operation=name)
+                if sharded
+                else Message("trace.missed.subclass", operation=name, kind=subclass.__name__)
+            )
+            self.listener.missed(self.sites.here(), reason)
         return subclass is not None
 
     def _is_ring(self, func: Any, args: Any) -> bool:
@@ -203,7 +208,7 @@ class Recorder(EagerMode):
         foreign = func.namespace not in _KNOWN
         turned = self.classifier.rotations(args, output) if foreign else {}
         if foreign and not turned and self.classifier.may_attend(name, args, kwargs, output):
-            reason = f"{func.namespace}::{name} is opaque: what it computes is not seen"
+            reason = Message("trace.missed.opaque", name=f"{func.namespace}::{name}")
             nodes = self._nodes(_bind(func, args, kwargs))
             seen = Operands(name, {key: node for key, node in nodes.items() if node.act})
             self.listener.missed(self.sites.here(), reason, seen)
@@ -220,7 +225,7 @@ class Recorder(EagerMode):
         try:
             work(*args)
         except Exception as error:
-            self.listener.missed(self.sites.here(), f"the trace failed here: {kind_and_text(error)}")
+            self.listener.missed(self.sites.here(), Message("trace.missed.trace_failed", error=kind_and_text(error)))
 
     def _higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs FlexAttention by its own dense implementation, so that each operation is recorded."""

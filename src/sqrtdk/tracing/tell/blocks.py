@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sqrtdk.messages import Message, joined
 from sqrtdk.stats._partial import FIELDS, RowStats
 from sqrtdk.tracing.records import BLOCKS, AttentionCall, Factor, KeyBlock, Mask, Scale, Stage
 from sqrtdk.tracing.spine.blocks import ALIKE
@@ -21,7 +22,6 @@ from sqrtdk.tracing.spine.reading import Cell, Reading
 from sqrtdk.tracing.tell.scale import tell_scale
 from sqrtdk.tracing.tensors import CallRows
 
-_NO_STATS = "every block of keys had a softmax of its own; that of the whole was never computed"
 _MASKS = ("causal_lower_right", "causal", "window", "padding", "mask")
 # "softmax(0.125 * rope(q).rope(k))": the group is the formula without its number.
 _SCALED = re.compile(r"softmax\((?:[\d.e+-]+ \* )?((?:\w+\()*q\)*\..*)\)")
@@ -56,7 +56,8 @@ def of_blocks(blocks: Sequence[KeyBlock]) -> Scale:
     if any(scale.effective is None or scale.agree is False for scale in scales) or _alike(scales):
         return _together(scales)
     unlike = (Factor(None, "logits", BLOCKS),)
-    return Scale(None, None, None, None, None, unlike, reason=f"blocks of keys have unlike scales: {_text(blocks)}")
+    reason = Message("trace.scale.blocks", blocks=_text(blocks))
+    return Scale(None, None, None, None, None, unlike, reason=reason)
 
 
 def _text(blocks: Sequence[KeyBlock]) -> str:
@@ -69,10 +70,14 @@ def _text(blocks: Sequence[KeyBlock]) -> str:
             runs.append(block)
     parts: list[str] = []
     for run in runs:
-        keys = f"key {run.first}" if run.first == run.last else f"keys {run.first} to {run.last}"
-        verb = "" if parts else " is scaled" if run.first == run.last else " are scaled"
-        parts.append(f"{keys}{verb} by {run.scale.effective:.4g}")
-    return ", ".join(parts)
+        scale = f"{run.scale.effective:.4g}"
+        if run.first == run.last:
+            id = "trace.scale.next_key" if parts else "trace.scale.of_key"
+            parts.append(Message(id, key=run.first, scale=scale))
+        else:
+            id = "trace.scale.next_keys" if parts else "trace.scale.of_keys"
+            parts.append(Message(id, first=run.first, last=run.last, scale=scale))
+    return joined(parts, "comma")
 
 
 def _together(scales: Sequence[Scale]) -> Scale:
@@ -119,14 +124,14 @@ def merge(calls: Sequence[AttentionCall]) -> AttentionCall | None:
         scale=of_blocks(blocks),
         blocks=blocks,
         mask=_mask(calls, starts),
-        stages=(*first.stages, Stage("logits", "joined", f"logits of {len(calls)} blocks of keys")),
+        stages=(*first.stages, Stage("logits", "joined", Message("trace.step.blocks_of_keys", count=len(calls)))),
         unknown=tuple(dict.fromkeys(name for call in calls for name in call.unknown)),
         dropout=max(call.dropout for call in calls),
         max_product=max((call.max_product for call in calls if call.max_product is not None), default=None),
         future_weight=None,
         output_rms=None,
         stats=None,
-        stats_reason=first.stats_reason or _NO_STATS,
+        stats_reason=first.stats_reason or Message("trace.statistics.blocks"),
     )
     return replace(made, formula=_formula(made))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from sqrtdk.tracing.lower.contract import WITHOUT_SOFTMAX
+from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.spine import chain
 from sqrtdk.tracing.spine.eager import read_eager
@@ -86,7 +86,7 @@ def _side(side: Side, letter: str) -> str:
 def unknown_of(reading: Reading) -> tuple[str, ...]:
     """Returns the operations that could not be followed, each once."""
     on_logits = [step.name for step in reading.steps if isinstance(step, Unknown)]
-    on_weights = [f"{name} on the weights" for name in reading.carried.changes]
+    on_weights = [Message("trace.step.on_weights", name=name) for name in reading.carried.changes]
     return tuple(dict.fromkeys([*reading.query.unknown, *reading.key.unknown, *on_logits, *on_weights]))
 
 
@@ -145,11 +145,11 @@ class _Curve(Step):
 _CURVES = ("sigmoid", "relu", "erf", "gelu", "silu", "softplus")
 # With z = scale * q @ k.mT: sigmoid(z) @ v, relu(z) @ v, relu(z)**2 @ v, (1 + erf(z)) / 2 @ v and z @ v.
 _NAMES = {
-    ("sigmoid",): "sigmoid attention",
-    ("relu",): "ReLU attention",
-    ("relu", "square"): "squared-ReLU attention",
-    ("erf",): "Laplace attention",
-    (): "linear attention",
+    ("sigmoid",): "trace.without_softmax.sigmoid",
+    ("relu",): "trace.without_softmax.relu",
+    ("relu", "square"): "trace.without_softmax.squared_relu",
+    ("erf",): "trace.without_softmax.laplace",
+    (): "trace.without_softmax.linear",
 }
 
 
@@ -158,12 +158,12 @@ def without_softmax(seen: Unweighted) -> tuple[str, str | None]:
     with unasked():
         way = chain.read_chain(seen.node, _READERS)
         curves = tuple(step.name for step in way.steps if isinstance(step, _Curve))
-        name = _NAMES.get(curves)
-        if way.product is None or name is None:
-            return WITHOUT_SOFTMAX, None
+        name_id = _NAMES.get(curves)
+        if way.product is None or name_id is None:
+            return Message("trace.without_softmax.unnamed"), None
         operands = [arg for arg in way.product.args if isinstance(arg, Node)][-2:]
         query, key = (follow(node, where) for node, where in zip(operands, "qk", strict=True))
-    factors = [*query.factors, *key.factors]
+    factors, name = [*query.factors, *key.factors], Message(name_id)
     if curves:
         expression = _scaled(_product(query, key), factors)
         for step in way.steps:
@@ -171,14 +171,16 @@ def without_softmax(seen: Unweighted) -> tuple[str, str | None]:
                 visible = step.visible.at_softmax()
                 step = replace(step, name=pattern(visible if seen.keys == -1 else visible.mT))
             step.write(expression)
-        return f"{name}: {WITHOUT_SOFTMAX}", expression.text()
+        return Message("trace.without_softmax.named", name=name), expression.text()
     # (q @ k.mT) @ v equals q @ (k.mT @ v), so which of q, k and v met first is unknown: only the scale is reported.
     if not all(isinstance(step, (Scale, Hide)) for step in way.steps):
-        return WITHOUT_SOFTMAX, None
+        return Message("trace.without_softmax.unnamed"), None
     factors += [step.factor for step in way.steps if isinstance(step, Scale)]
     known = [] if query.unknown or key.unknown else [f.value for f in factors if f.value not in (None, 1.0)]
-    scaled = f", scaled by {' and '.join(f'{value:.4g}' for value in known)}" if known else ""
-    return f"{name}: {WITHOUT_SOFTMAX}{scaled}", None
+    if not known:
+        return Message("trace.without_softmax.named", name=name), None
+    scale = joined([f"{value:.4g}" for value in known], "and")
+    return Message("trace.without_softmax.scaled", name=name, scale=scale), None
 
 
 def _curved(link: chain.Link) -> tuple[Step, ...]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.errors import kind_and_text
+from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Scale
@@ -24,10 +25,9 @@ _ROUNDED = 2.0**-20  # distance from 1 that is rounding for a float32 factor
 _HALF = (torch.bfloat16, torch.float16)
 _ENOUGH = 32  # numbers other than 0 and 1 that would not all fit into half precision by chance
 _LOOKED_AT = 4096  # largest sample of numbers
-NATIVE = "one native operation computed it as a whole; torch.backends.mha.set_fastpath_enabled(False) shows its steps"
-ENLARGED = "its q was enlarged"
-BLOCKS_OF_KEYS = "it was computed in blocks of keys"
-_DOUBT = "computed again, its tensors don't give its output"
+NATIVE = "trace.kept.native"
+ENLARGED = "trace.kept.enlarged"
+BLOCKS_OF_KEYS = "trace.kept.blocks"
 
 
 def without(call: AttentionCall, reason: str) -> CallTensors:
@@ -42,9 +42,9 @@ def keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTensor
     """Returns the tensors of a reading, with a reason in `missing` if it can't be computed again from them."""
     try:
         kept = _keep(reading, used, call)
-        return kept if kept.missing is not None or proven(kept) else without(call, _DOUBT)
+        return kept if kept.missing is not None or proven(kept) else without(call, Message("trace.kept.doubt"))
     except Exception as error:  # a trace must not stop the model, whatever the layout
-        return without(call, f"its tensors could not be laid out: {kind_and_text(error)}")
+        return without(call, Message("trace.kept.failed", error=kind_and_text(error)))
 
 
 def _keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTensors:
@@ -53,7 +53,7 @@ def _keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTenso
         reading = replace(reading, dropout=dropped, carried=Carried())
     fault = _fault(reading)
     if fault is not None or used is None:
-        return without(call, fault or NO_OPERANDS)
+        return without(call, fault or Message(NO_OPERANDS))
     places = places_of(reading, used)
     if isinstance(places, str):
         return without(call, places)
@@ -69,7 +69,7 @@ def _keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTenso
         terms = terms_of(reading, sight, used)
         unknown = next((term for term in terms if term.value is None), None)
         if unknown is not None:
-            missing = f"{unknown.name} {unknown.detail} is not known".replace("unknown ", "")
+            missing = _unknown(unknown)
     assert reading.output is not None
     weights_dtype = call.dtype
     if used.weights is not None:
@@ -129,25 +129,42 @@ def _changed(reading: Reading) -> str | None:
     carried = reading.carried
     names = [*carried.changes, *(stage.detail or stage.name for stage in carried.stages)]
     if names or carried.remasked or carried.thinned or carried.combined:
-        return f"its weights went through {', '.join(names) or 'a second mask'} after the softmax"
+        what = joined(names, "comma") if names else Message("trace.kept.second_mask")
+        return Message("trace.kept.weights", what=what)
     return None
+
+
+def _unknown(term: Term) -> Message:
+    """Returns the reason why a call can't be computed again if a term of its logits has no value."""
+    match term.name:
+        case "scale":
+            return Message("trace.kept.unknown.scale", source=term.detail)
+        case "bias":
+            return Message("trace.kept.unknown.bias", name=term.detail)
+        case "mask":
+            return Message("trace.kept.unknown.mask", name=term.detail)
+        case "softcap" | "sinks":
+            return Message(f"trace.kept.unknown.{term.name}")
+    if isinstance(term.detail, Message):
+        return Message("trace.kept.unknown.step", what=term.detail)
+    return Message("trace.kept.unknown.operation", name=term.detail)
 
 
 def _fault(reading: Reading) -> str | None:
     """Returns the reason why the attention can't be computed again, or None."""
     if reading.without_data:
-        return NO_DATA
+        return Message(NO_DATA)
     if reading.fault is not None:
         return reading.fault
     if reading.score is not None or reading.distance is not None:
-        return "its score is no product of q and k"
+        return Message("trace.kept.score")
     if reading.axis != "positions":
-        return f"its keys are {reading.axis}"
+        return Message("trace.kept.axis", axis=reading.axis)
     if reading.kind == "native":
-        return NATIVE  # the fast path returns the result of the output projection
+        return Message(NATIVE)  # the fast path returns the result of the output projection
     if not isinstance(reading.operands, (Logits, Vectors)) or reading.output is None:
-        return NO_OPERANDS
-    return BLOCKS_OF_KEYS if reading.blocks else None
+        return Message(NO_OPERANDS)
+    return Message(BLOCKS_OF_KEYS) if reading.blocks else None
 
 
 def _held_in(numbers: Tensor, dtype: str) -> str:

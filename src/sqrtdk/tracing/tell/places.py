@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sqrtdk.messages import Message
 from sqrtdk.tracing.spine.orient import coordinates, operands
 from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.tape.node import Node
 from sqrtdk.tracing.tape.recorder import KernelCall
 from sqrtdk.tracing.tell.vectors import Place
 
-NO_OPERANDS = "its operands are not known"
+NO_OPERANDS = "trace.kept.operands"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,14 +50,14 @@ def places_of(reading: Reading, used: Used) -> tuple[Place, Place, Place] | str:
         return _of_logits(reading, reading.operands, used)
     layout, query, key = reading.layout, reading.operands.query, reading.operands.key
     if used.kernel is None:
-        return NO_OPERANDS
+        return Message(NO_OPERANDS)
     if reading.operands.exists is not None or reading.operands.keys is not None:
-        return "its sequences lie end to end"
+        return Message("trace.kept.packed")
     given = used.kernel.arguments["query"]
     plain = given.shape == query.shape and given.stride() == query.stride()  # else its axes are in another order
     fits = query.shape[-2] == layout.rows and math.prod(query.shape[:-2]) == layout.batch * layout.heads
     if not plain or not fits or used.value.shape[:-1] != key.shape[:-1]:
-        return "the layout of its operands is not known"
+        return Message("trace.kept.layout_of_operands")
 
     def by_head(tensor: Tensor) -> Tensor:
         return tensor.reshape(layout.batch, -1, *tensor.shape[-2:])
@@ -70,17 +71,17 @@ def _of_logits(reading: Reading, logits: Logits, used: Used) -> tuple[Place, Pla
     axes, product, layout = logits.axes, logits.product, reading.layout
     left, right = operands(product)
     if left.value is None or right.value is None or not axes.followed:
-        return "the layout of its logits could not be followed"
+        return Message("trace.kept.way_of_logits")
     if len(product.shape) > 3 or axes.windowed:
-        return "the layout of its logits is not known"
+        return Message("trace.kept.layout_of_logits")
     n, row, column = (logits.arrange(at) for at in coordinates(product, logits.views, reading.device))
     if n.shape != (layout.batch, layout.heads, layout.rows, layout.columns):
-        return "the product does not hold all of the logits"
+        return Message("trace.kept.part_of_logits")
     if axes.swapped:  # k @ q.mT: the rows of the product are keys
         row, column = column, row
     # In (B, H, L, S) the operand's row may depend on (B, H, L) only, and its column on (B, H, S) only.
     if bool((row != row[..., :1]).any()) or bool((column != column[..., :1, :]).any()) or bool((n != n[..., :1]).any()):
-        return "its queries have keys of their own"
+        return Message("trace.kept.own_keys")
     values = _values(reading, logits, used)
     if isinstance(values, str):
         return values
@@ -107,15 +108,15 @@ def _values(reading: Reading, logits: Logits, used: Used) -> Place | str:
     assert output is not None
     matrices = layout.batch * layout.heads
     if wide.shape[-2] != layout.columns or not wide.numel():
-        return "the layout of its values is not known"
+        return Message("trace.kept.layout_of_values")
     if math.prod(output.shape[:-1]) != matrices * layout.rows:
-        return "the layout of its output is not known"
+        return Message("trace.kept.layout_of_output")
     if math.prod(output.shape[:-2]) == matrices:
         whole = (*output.shape[:-2], *wide.shape[-2:])
         return Place(used.node, wide, lambda tensor: _by_head(logits, tensor.expand(whole)))
     shared = math.prod(wide.shape[:-2]) // layout.batch  # heads of v; each serves a group of query heads
     if layout.inner != 1 or not shared or layout.heads % shared:
-        return "the layout of its values is not known"
+        return Message("trace.kept.layout_of_values")
     each = torch.arange(shared).repeat_interleave(layout.heads // shared)
     heads = each.view(shared, -1).t().flatten() if _order(reading, used)[1] else each
     return Place(used.node, wide, lambda tensor: tensor.reshape(layout.batch, shared, *tensor.shape[-2:])[:, heads])

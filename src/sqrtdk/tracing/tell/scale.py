@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sqrtdk.messages import Message, id_of, joined
 from sqrtdk.tracing.records import WITHOUT_PRODUCT, Factor, Scale
 from sqrtdk.tracing.spine.orient import coordinates
 from sqrtdk.tracing.spine.reading import Edges, Layout, Logits, Reading, Vectors
@@ -28,8 +29,8 @@ AGREEMENT = 0.01  # relative difference up to which the two readings agree
 LINEAR = 0.99  # least R^2 with which a slope alone counts as the scale
 _SLOPE_ERROR = 0.003  # largest relative error of a slope by rounding, well below `AGREEMENT`
 _ROWS, _COLUMNS, _BATCH, _DIAGONAL = 8, 24, 2, 128  # size of the sample of logits
-_NO_VARIATION = "the product of the projections does not vary"
-_OTHER_POSITIONS = "q and k are rotated by different positions"
+_NO_VARIATION = "trace.scale.no_variation"
+_OTHER_POSITIONS = "trace.scale.positions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def tell_scale(
     # -c * |q - k|^2: `symbolic` is c. (a * q - k) has no single coefficient, so factors on q or k leave it unknown.
     if reading.distance is not None:
         symbolic = None if reading.query.factors or reading.key.factors else symbolic
-        reason = reason or "a distance score has no product of q and k to scale"
+        reason = reason or Message("trace.scale.distance")
         return Scale(None, None, symbolic, None, None, factors, reason=reason)
     slope: Slope | str | None = _why_no_slope(reading)
     if slope is None and measure:
@@ -78,15 +79,15 @@ def tell_scale(
             read, wanted = (slope.per_head, per_head) if per_head is not None else ((slope.value,), (symbolic,))
             agree = all(abs(a - b) <= AGREEMENT * abs(b) for a, b in zip(read, wanted, strict=True))
             if not agree:
-                reason = f"the two readings disagree: {symbolic:.4g} by the factors, {slope.value:.4g} by the logits"
+                reason = Message("trace.scale.disagree", factors=f"{symbolic:.4g}", logits=f"{slope.value:.4g}")
     effective = symbolic
     if symbolic is None and slope is not None and not unknown:
         if slope.r_squared >= LINEAR:
             effective = slope.value
         else:
-            reason = f"{reason}; the logits are not linear in q.k (R^2 = {slope.r_squared:.3f})"
+            reason = Message("trace.scale.not_linear", text=reason or "", value=f"{slope.r_squared:.3f}")
     if effective is None and no_slope is not None and reading.score is None:
-        reason = f"{reason}; {no_slope}" if reason else no_slope
+        reason = joined([reason, no_slope]) if reason else no_slope
     return Scale(
         effective=effective,
         ratio=effective * math.sqrt(width) if effective is not None else None,
@@ -112,12 +113,11 @@ def each_head(factors: Sequence[Factor], heads: int) -> tuple[float, ...] | None
 def _unreadable(reading: Reading, factors: Sequence[Factor], unknown: Sequence[str]) -> str | None:
     """Returns the reason why the factors do not determine the scale, or None."""
     if reading.score in WITHOUT_PRODUCT:
-        article = "an" if reading.score == "additive" else "a"
-        return f"{article} {reading.score} score has no product of q and k to scale"
+        return Message("trace.scale.additive" if reading.score == "additive" else "trace.scale.distance")
     if unknown:
-        return "the lineage could not follow " + ", ".join(unknown)
+        return Message("trace.scale.not_followed", what=joined(unknown, "comma"))
     missing = next((f for f in factors if f.value is None), None)
-    return None if missing is None else f"the value of a factor ({missing.source}) could not be read"
+    return None if missing is None else Message("trace.scale.factor", source=missing.source)
 
 
 # -- the slope ---------------------------------------------------------------------------------------------------------
@@ -125,21 +125,22 @@ def _unreadable(reading: Reading, factors: Sequence[Factor], unknown: Sequence[s
 
 def _why_no_slope(reading: Reading) -> str | None:
     """Returns a reason, known before measuring, why the slope can't be read; None if there is none."""
-    if reason := reading.fault or reading.no_slope or (NO_DATA if reading.without_data else None):
+    if reason := reading.fault or reading.no_slope or (Message(NO_DATA) if reading.without_data else None):
         return reason
     eps = torch.finfo(reading.logits_dtype).eps
     for step in reading.steps:
         if isinstance(step, Beside):
             return step.text
         if isinstance(step, Softcap) and step.by_logits:
-            return f"{step.detail} has no inverse"
+            return Message("trace.scale.no_inverse", step=step.detail)
         if isinstance(step, Mix) and (reason := step.fixed(reading.layout.heads, eps)) is not None:
             return reason
     if reading.carried.changes:
-        return "the weights were changed after the softmax"
+        return Message("trace.scale.weights")
     unknown = [step.name for step in reading.steps if isinstance(step, Unknown)]
-    if isinstance(reading.operands, Logits) and (ZERO_ONE_FACTOR in unknown or (unknown and reading.query.moves)):
-        return "the logits that could be compared do not show what that does to the others"
+    zero_one = any(id_of(name) == ZERO_ONE_FACTOR for name in unknown)
+    if isinstance(reading.operands, Logits) and (zero_one or (unknown and reading.query.moves)):
+        return Message("trace.scale.others")
     return None
 
 
@@ -147,17 +148,17 @@ def _read_slope(reading: Reading, sight: Sight) -> Slope | str:
     """Returns the slope of the logits against the product of the projections, or the reason why there is none."""
     query, key, layout, operands = reading.query, reading.key, reading.layout, reading.operands
     if query.basis is None or key.basis is None or query.basis.is_complex():
-        return "the projection's values could not be brought into the product's layout"
+        return Message("trace.scale.layout")
     aligned = layout.rows == layout.columns or reading.offset is not None
     if query.moves != key.moves or (query.moves and (reading.reordered or not aligned)):
-        return _OTHER_POSITIONS
+        return Message(_OTHER_POSITIONS)
     if isinstance(operands, Vectors):
-        return _by_vectors(reading, operands, query.basis, key.basis) or _NO_VARIATION
+        return _by_vectors(reading, operands, query.basis, key.basis) or Message(_NO_VARIATION)
     if isinstance(operands, Edges):  # the ends of an edge have different positions, so a rotation does not cancel
-        return _OTHER_POSITIONS if query.moves else _by_edges(reading, operands, query.basis, key.basis)
+        return Message(_OTHER_POSITIONS) if query.moves else _by_edges(reading, operands, query.basis, key.basis)
     assert operands is not None
     if not operands.axes.followed:
-        return "the views between the product and the softmax could not be followed"
+        return Message("trace.scale.views")
     return _by_logits(reading, operands, sight, query.basis, key.basis)
 
 
@@ -194,7 +195,7 @@ def _by_edges(reading: Reading, operands: Edges, query: Tensor, key: Tensor) -> 
         rest = step.undo(rest)
     every = torch.ones_like(logits, dtype=torch.bool)
     eps = torch.finfo(reading.logits_dtype).eps
-    return _regress(operands.arrange(product), rest.logits, every, eps=eps) or _NO_VARIATION
+    return _regress(operands.arrange(product), rest.logits, every, eps=eps) or Message(_NO_VARIATION)
 
 
 def _by_logits(reading: Reading, operands: Logits, sight: Sight, query: Tensor, key: Tensor) -> Slope | str:
@@ -202,7 +203,7 @@ def _by_logits(reading: Reading, operands: Logits, sight: Sight, query: Tensor, 
     places = coordinates(operands.product, operands.views, reading.device)
     sizes = (layout.batch, layout.heads, layout.rows, layout.columns)
     if places[0].numel() < math.prod(sizes):
-        return "the product does not hold all of the logits"
+        return Message("trace.kept.part_of_logits")
     at = _sample(layout, reading.offset or 0, reading.device, diagonal=diagonal)
     left, right = (key, query) if operands.axes.swapped else (query, key)
     left, right = (x.reshape(-1, *x.shape[-2:]) if x.dim() != 3 else x for x in (left, right))
@@ -220,7 +221,7 @@ def _by_logits(reading: Reading, operands: Logits, sight: Sight, query: Tensor, 
         counted = counted.all(1, keepdim=True).expand_as(counted)
     rows = 1 if diagonal else min(layout.rows, _ROWS)
     eps = torch.finfo(reading.logits_dtype).eps
-    return _regress(product, rest.logits, counted, eps=eps, rows=rows) or _NO_VARIATION
+    return _regress(product, rest.logits, counted, eps=eps, rows=rows) or Message(_NO_VARIATION)
 
 
 def _sample(layout: Layout, offset: int, device: torch.device, *, diagonal: bool) -> tuple[Tensor, ...]:

@@ -15,7 +15,7 @@ from sqrtdk.tracing.spine.masks import BOTTOM, TRIANGLES, band, distinct, patter
 from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Beside, Hide, Step, Unknown, scaled_by
 
-NO_DATA = "no data on the meta device"
+NO_DATA = "trace.fault.no_data"
 # With two masks of different fills, -1e5 and -1e9, keys hidden by the weaker one keep weight if all others are hidden
 # by a fill this many times larger.
 _MUCH_LESS = 100.0

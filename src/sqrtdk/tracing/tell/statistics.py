@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from sqrtdk.messages import Message
 from sqrtdk.stats import (
     AttentionRows,
     CallStats,
@@ -27,7 +28,7 @@ from sqrtdk.tracing.tensors import CallRows
 
 def unmeasured(reading: Reading) -> str | None:
     """Returns the reason why the statistics can't be measured, or None."""
-    return reading.fault or (NO_DATA if reading.without_data else reading.no_stats)
+    return reading.fault or (Message(NO_DATA) if reading.without_data else reading.no_stats)
 
 
 def measure(reading: Reading, sight: Sight) -> CallStats:

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from sqrtdk.messages import Message
 from sqrtdk.tracing.records import ROWS
 from sqrtdk.tracing.spine.masks import BOTTOM, distinct
 from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
@@ -21,10 +22,10 @@ from sqrtdk.tracing.tell.sight import Sight, visible_by
 from sqrtdk.tracing.tensors import CallTensors, Term
 
 _NAMES: dict[type[Step], str] = {
-    Squares: "a squared length",
-    Clamp: "a clamp",
-    Mix: "a mixing of the heads",
-    Beside: "logits of several products",
+    Squares: "trace.step.squared_length",
+    Clamp: "trace.step.clamp",
+    Mix: "trace.step.mixing",
+    Beside: "trace.step.several_products",
 }
 _ROWS = 8  # rows that are computed again
 _EXPONENTIALS = 16.0  # roundings that exp, log and tanh of a vector library may be off, all together
@@ -58,8 +59,10 @@ def _term(step: Step, reading: Reading, sight: Sight, used: Used) -> Term | None
         return Term("mask", None if visible is None else _small(visible), step.name or "", fill, step.form == "float")
     if isinstance(step, Sink):
         return Term("sinks", _sinks(reading, sight, used), "sinks")
-    name = step.name if isinstance(step, Unknown) else _NAMES.get(type(step), type(step).__name__.lower())
-    return Term("unknown", None, name)
+    if isinstance(step, Unknown):
+        return Term("unknown", None, step.name)
+    known = _NAMES.get(type(step))
+    return Term("unknown", None, type(step).__name__.lower() if known is None else Message(known))
 
 
 def _factor(step: Scale, reading: Reading) -> Tensor | float | None:
