@@ -26,8 +26,8 @@ from sqrtdk.lab.judge import Verdict, judge
 from sqrtdk.lab.record import figure_of
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.messages import Text
-from sqrtdk.report.lab_words import ANSWERS, ANSWERS_MEAN, PARTS
-from sqrtdk.report.lab_words import WORDS as LAB_WORDS
+from sqrtdk.messages import word as ours
+from sqrtdk.report.lab_page import ANSWERS, MET
 
 RESULTS = ROOT / "benchmarks" / "results"
 VERDICTS, FIGURES = RESULTS / "lab.json", RESULTS / "lab-figures.json"
@@ -158,7 +158,7 @@ def origins(claim: Claim, language: str) -> str:
 
 def named(source: str, language: str) -> str:
     """An explanation by its name, and the short one that `sqrtdk lab list` prints."""
-    name = getattr(EXPLANATIONS[source].name, language)
+    name = ours(f"lab.explanation.{source}.name", language)
     return f"{name} (`{source}`)" if language == "en" else f"{name}（`{source}`）"
 
 
@@ -169,14 +169,15 @@ def section(claim: Claim, language: str) -> str:
         return getattr(WORDS[key], language)
 
     verdict, why = judged(claim)
-    entries = [f"{word('verdict')}{word('colon')}**{getattr(ANSWERS[verdict.answer], language)}**"]
+    answer = ours(f"lab.answer.{verdict.answer}", language)
+    entries = [f"{word('verdict')}{word('colon')}**{answer}**"]
     if verdict.answer == "depends":
         assert claim.condition is not None, claim.id
         entries.append(f"{word('condition')}{word('colon')}{said(claim.condition, language)}")
-    for met, title in PARTS.items():
+    for met, key in MET.items():
         if parts := [said(part.text, language).rstrip(".。") for part in verdict.findings if part.met is met]:
-            entries.append(f"{getattr(title, language)}{word('colon')}{word('semicolon').join(parts)}")
-    entries.append(f"{getattr(LAB_WORDS['why'], language)}{word('colon')}{said(why, language)}")
+            entries.append(f"{ours(f'lab.parts.{key}', language)}{word('colon')}{word('semicolon').join(parts)}")
+    entries.append(f"{ours('lab.why', language)}{word('colon')}{said(why, language)}")
     entries.append(f"{word('from')}{word('colon')}{origins(claim, language)}")
     entries.append(f"{word('run')}{word('colon')}`sqrtdk lab run {claim.id}`")
     whole = [entry if re.search(r"[.。][)）]?$", entry) else f"{entry}{word('end')}" for entry in entries]
@@ -213,17 +214,16 @@ def page(language: str) -> str:
         f"| {word('verdict')} | {word('meaning')} | {word('claims')} |",
         "|---|---|---|",
     ]
-    lines += [
-        f"| {getattr(ANSWERS[answer], language)} | {getattr(meaning, language)} | {counts[answer]} |"
-        for answer, meaning in ANSWERS_MEAN.items()
-    ]
+    for answer in ANSWERS:
+        means = (ours(f"lab.{section}.{answer}", language) for section in ("answer", "means"))
+        lines.append(f"| {' | '.join(means)} | {counts[answer]} |")
     lines += ["", f"## {word('kinds')}", "", wrapped(word("kinds_lead")), ""]
     lines += [f"| {word('kind')} | {word('says')} | {word('claims')} |", "|---|---|---|"]
-    for source, explanation in EXPLANATIONS.items():
+    for source in EXPLANATIONS:
         own = word("comma").join(link(claim.id) for claim in CLAIMS.values() if source in claim.sources)
-        lines.append(f"| {named(source, language)} | {getattr(explanation.says, language)} | {own} |")
-    for group, name in GROUPS.items():
-        lines += ["", f"## {getattr(name, language)}", ""]
+        lines.append(f"| {named(source, language)} | {ours(f'lab.explanation.{source}.says', language)} | {own} |")
+    for group in GROUPS:
+        lines += ["", f"## {ours(f'lab.group.{group}', language)}", ""]
         lines.append("\n".join(section(claim, language) for claim in CLAIMS.values() if claim.group == group).rstrip())
     return "\n".join(lines) + "\n"
 
@@ -232,7 +232,8 @@ def quote(claim: str, language: str) -> str:
     """A claim as the lesson quotes it."""
     answer = verdicts()["claims"][claim]
     end, colon = (getattr(WORDS[key], language) for key in ("end", "colon"))
-    verdict = f"{getattr(WORDS['verdict'], language)}{colon}**{getattr(ANSWERS[answer], language)}**{end}"
+    in_words = ours(f"lab.answer.{answer}", language)
+    verdict = f"{getattr(WORDS['verdict'], language)}{colon}**{in_words}**{end}"
     condition = CLAIMS[claim].condition
     space = " " if language == "en" else ""
     because = said(condition, language) + space if answer == "depends" and condition else ""

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from sqrtdk.app.catalogue import words
 from sqrtdk.app.figures import FIGURES
 from sqrtdk.app.settings import CONTROLS
+from sqrtdk.messages import word
 from tests.report.contrast import LEAST, contrasts
 from tests.support.playwright_here import Locator, Page, expect
 
@@ -86,7 +86,7 @@ def test_settings_live_in_the_address(visit: Visitor) -> None:
     assert [_input(page, name).input_value() for name in ("d_k", "temperature")] == ["128", "2"]
     told = page.locator("body").inner_text()
     for key in ("page.lead", "figure.gradient", "caption.weights", "control.keys", "parameter.fixed", "row.peak"):
-        assert words("zh")(key) in told
+        assert word(f"app.{key}", "zh") in told
     assert not re.search(r"\b(measured|weights|scale|Head|rows)\b", told)
 
 
@@ -165,7 +165,7 @@ def test_a_narrow_screen_begins_with_a_figure(visit: Visitor, language: str) -> 
     """The controls stand closed above it; by the side of the figures, where there is room, they are always open."""
     page = visit(f"/{language}/", width=390)
     summary, field = page.locator("#controls summary"), _input(page, "d_k")
-    assert summary.inner_text() == words(language)("page.controls")
+    assert summary.inner_text() == word("app.page.controls", language)
     assert not field.is_visible()
     box = page.locator(".plot").first.bounding_box()
     assert box is not None

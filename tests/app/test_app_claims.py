@@ -10,10 +10,11 @@ import pytest
 
 from sqrtdk._language import Language
 from sqrtdk.app import claims
-from sqrtdk.app.catalogue import LANGUAGES, words
+from sqrtdk.app.page import LANGUAGES
 from sqrtdk.app.settings import RefusedValueError
 from sqrtdk.lab.claim import spelled
 from sqrtdk.lab.register import CLAIMS
+from sqrtdk.messages import said, say, word
 from sqrtdk.report.plain import plain
 from tests.report.html_page import HtmlPage
 from tests.report.sample_lab import hostile, records
@@ -24,11 +25,11 @@ from tests.report.sample_report import EVIL
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_record_is_drawn_and_what_it_says_is_text(language: Language) -> None:
     for one in (*records(), hostile()):
-        drawn = str(claims.record_html(one, words(language)))
+        drawn = str(claims.record_html(one, language))
         page = HtmlPage(drawn)
         assert not {"script", "img", "iframe", "style", "a"} & set(page.tags)
         assert page.tags.count("svg") == len(one.plots)
-        assert words(language)("claim.run", seed=one.seed, seconds="{}").split("{}")[0] in " ".join(page.texts)
+        assert word("app.claim.run", language, seed=one.seed, seconds="{}").split("{}")[0] in " ".join(page.texts)
     assert plain(EVIL) in "".join(page.texts)
     assert "\u202e" not in drawn
 
@@ -43,29 +44,29 @@ def test_a_verdict_that_depends_says_on_what(language: Language) -> None:
     for name in depending:
         condition = CLAIMS[name].condition
         assert condition is not None
-        shown = HtmlPage(str(claims.record_html(replace(one, id=name, condition=condition), words(language)))).texts
+        shown = HtmlPage(str(claims.record_html(replace(one, id=name, condition=condition), language))).texts
         texts = [text.strip() for text in shown]
-        assert texts.index(words(language)("claim.condition")) == texts.index(name) + 1  # right under the headline
-        assert texts[texts.index(name) + 2] == words(language).of(condition)
+        assert texts.index(word("app.claim.condition", language)) == texts.index(name) + 1  # right under the headline
+        assert texts[texts.index(name) + 2] == say(condition, language)
 
 
 def test_a_verdict_that_does_not_depend_has_no_condition() -> None:
     one = next(one for one in records() if one.condition is None)
-    assert words("en")("claim.condition") not in str(claims.record_html(one, words("en")))
+    assert word("app.claim.condition", "en") not in str(claims.record_html(one, "en"))
 
 
 def test_every_claim_is_described_in_both_languages() -> None:
     for language in LANGUAGES:
-        assert [name for _, name in claims.options(words(language))] == list(CLAIMS)
-        for (label, _), claim in zip(claims.options(words(language)), CLAIMS.values(), strict=True):
-            begins = words(language).of(claim.statement)[:20]
+        assert [name for _, name in claims.options(language)] == list(CLAIMS)
+        for (label, _), claim in zip(claims.options(language), CLAIMS.values(), strict=True):
+            begins = say(claim.statement, language)[:20]
             assert label.startswith(f"{claim.id} · {begins}")
             assert len(label) < 120
         for name, claim in CLAIMS.items():
-            page = HtmlPage(str(claims.claim_html(name, words(language))))
+            page = HtmlPage(str(claims.claim_html(name, language)))
             assert name in page.texts
             assert claim.statement.zh in page.texts or language == "en"
             seen = "".join(page.texts)
-            assert all(words(language).of(spelled(source)) in seen for source in claim.sources)
-    with pytest.raises(RefusedValueError, match=r"error\.claim"):
-        claims.claim_html("no such claim", words("en"))
+            assert all(said(spelled(source), language) in seen for source in claim.sources)
+    with pytest.raises(RefusedValueError, match="There is no claim 'no such claim'"):
+        claims.claim_html("no such claim", "en")

@@ -6,8 +6,9 @@ import pytest
 
 from sqrtdk._language import Language
 from sqrtdk.app import figures, sample, tables
-from sqrtdk.app.catalogue import LANGUAGES, words
+from sqrtdk.app.page import LANGUAGES
 from sqrtdk.app.settings import parse
+from sqrtdk.messages import word
 from sqrtdk.report.figures import number
 from sqrtdk.theory import expected_entropy_nats, expected_jacobian_norm, expected_peak
 from tests.report.html_page import HtmlPage
@@ -15,9 +16,9 @@ from tests.report.html_page import HtmlPage
 
 def glance(typed: dict[str, str], language: Language = "en") -> dict[str, list[str]]:
     """The cells of each row of the numbers, by the key of its name."""
-    rows = HtmlPage(str(tables.at_a_glance(parse(typed), words(language)))).rows[1:]
+    rows = HtmlPage(str(tables.at_a_glance(parse(typed), language))).rows[1:]
     keys = ("scale", "ratio", "std", "max", "entropy", "effective", "peak", "saturated", "jacobian", "gradient")
-    assert [row[0] for row in rows[:-1]] == [words(language)(f"row.{key}") for key in keys]
+    assert [row[0] for row in rows[:-1]] == [word(f"app.row.{key}", language) for key in keys]
     return dict(zip((*keys, "rounding"), (row[1:] for row in rows), strict=True))
 
 
@@ -64,9 +65,9 @@ ZERO = {"rule": "fixed", "parameter": "0"}
 )
 def test_where_logits_are_kept_is_said(language: Language, dtype: str, kept: str, stored: str) -> None:
     """The largest logit is beyond float16, and the output has no error: both tables speak of one thing only so."""
-    page = HtmlPage(str(tables.at_a_glance(parse(OVERFLOWING | {"dtype": dtype}), words(language))))
-    assert words(language)("glance.kept", kept=kept, stored=stored) in page.texts
-    ranges = HtmlPage(str(tables.ranges(parse(OVERFLOWING | {"dtype": dtype}), words(language))))
+    page = HtmlPage(str(tables.at_a_glance(parse(OVERFLOWING | {"dtype": dtype}), language)))
+    assert word("app.glance.kept", language, kept=kept, stored=stored) in page.texts
+    ranges = HtmlPage(str(tables.ranges(parse(OVERFLOWING | {"dtype": dtype}), language)))
     assert stored in {row[0] for row in ranges.rows}
 
 
@@ -77,7 +78,7 @@ def test_float64_is_not_held_against_itself() -> None:
 
 def test_zero_has_no_sign_and_infinity_is_a_sign() -> None:
     assert glance(ZERO)["max"][0] == "0"
-    rows = HtmlPage(str(tables.ranges(parse(ZERO), words("zh")))).rows
+    rows = HtmlPage(str(tables.ranges(parse(ZERO), "zh"))).rows
     assert rows[2][4] == "∞"
     assert not {"inf", "-inf", "nan", "-0"} & {cell for row in rows for cell in row}
 
@@ -87,16 +88,14 @@ def test_zero_has_no_sign_and_infinity_is_a_sign() -> None:
 def test_a_figure_without_a_value_says_so(language: Language) -> None:
     """No text in English is drawn into it: the page says it."""
     settings = parse(ZERO)
-    drawn = {
-        name: str(figures.to_html(name, figures.FIGURES[name](settings), words(language))) for name in figures.FIGURES
-    }
-    empty = {name for name, html in drawn.items() if words(language)("figure.empty") in html}
+    drawn = {name: str(figures.to_html(name, figures.FIGURES[name](settings), language)) for name in figures.FIGURES}
+    empty = {name for name, html in drawn.items() if word("app.figure.empty", language) in html}
     assert empty == {"logits", "gradient"} == {name for name, html in drawn.items() if "<svg" not in html}
 
 
 def test_one_key_that_takes_all_is_a_point_and_is_told() -> None:
     figure = figures.weights(parse(OVERFLOWING))
-    assert figure.note == "note.one_key"
+    assert figure.note == "app.note.one_key"
     assert {series.style for series in figure.plot.series} == {"line"}  # with markers where there are few points
-    assert words("zh")("note.one_key") in str(figures.to_html("weights", figure, words("zh")))
+    assert word("app.note.one_key", "zh") in str(figures.to_html("weights", figure, "zh"))
     assert figures.weights(parse({})).note == ""

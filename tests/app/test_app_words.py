@@ -1,52 +1,40 @@
-"""Catalogues: the same keys and placeholders in both languages, full-width punctuation, every control named."""
+"""The words of the page: full-width punctuation in Chinese, and every control named."""
 
 from __future__ import annotations
 
 import re
-import string
 
 import pytest
 
-from sqrtdk.app.catalogue import LANGUAGES, language_of, words
 from sqrtdk.app.figures import FIGURES
+from sqrtdk.app.serve import language_of
 from sqrtdk.app.settings import CONTROLS, RULES
+from sqrtdk.messages._catalogue import topic
 
-ENGLISH, CHINESE = (words(language).entries for language in LANGUAGES)
+TEXTS = topic("app")
 HAN = r"[\u4e00-\u9fff]"
-
-
-def test_both_have_the_same_keys() -> None:
-    assert list(ENGLISH) == list(CHINESE)
-
-
-def test_both_have_the_same_placeholders() -> None:
-    def placeholders(text: str) -> list[tuple[str, str | None]]:
-        return sorted((name, how) for _, name, _, how in string.Formatter().parse(text) if name is not None)
-
-    assert [key for key in ENGLISH if placeholders(ENGLISH[key]) != placeholders(CHINESE[key])] == []
 
 
 def test_chinese_has_full_width_punctuation() -> None:
     wrong = {
-        key: text
-        for key, text in CHINESE.items()
-        if re.search(rf"{HAN}\s*[,;:!?(]|[,;:!?)]\s*{HAN}|{HAN}\.", re.sub(r"`[^`]*`|\{[^}]*\}", "", text))
+        key: text.zh
+        for key, text in TEXTS.items()
+        if re.search(rf"{HAN}\s*[,;:!?(]|[,;:!?)]\s*{HAN}|{HAN}\.", re.sub(r"`[^`]*`|\{[^}]*\}", "", text.zh))
     }
     assert wrong == {}
 
 
 def test_chinese_is_chinese_and_english_is_english() -> None:
-    assert [key for key, text in ENGLISH.items() if re.search(HAN, text)] == ["page.language"]
-    same = {key for key, text in CHINESE.items() if text == ENGLISH[key]}
-    assert all(re.fullmatch(r"[\w\s/√().α+²-]*", CHINESE[key]) for key in same)
+    assert [key for key, text in TEXTS.items() if re.search(HAN, text.en)] == ["page.language"]
+    assert all(re.fullmatch(r"[\w\s/√().α+²-]*", text.zh) for text in TEXTS.values() if text.zh == text.en)
 
 
 def test_all_that_can_be_chosen_has_a_name() -> None:
-    assert {f"control.{name}" for name in CONTROLS} <= ENGLISH.keys()
-    assert {f"offered_rule.{name}" for name in RULES} <= ENGLISH.keys()
-    assert {f"parameter.{name}" for name, control in RULES.items() if control is not None} <= ENGLISH.keys()
-    assert {f"{table}.{name}" for table in ("figure", "caption") for name in FIGURES} <= ENGLISH.keys()
-    assert {f"offered_components.{name}" for name in CONTROLS["components"].offered} <= ENGLISH.keys()
+    assert {f"control.{name}" for name in CONTROLS} <= TEXTS.keys()
+    assert {f"offered_rule.{name}" for name in RULES} <= TEXTS.keys()
+    assert {f"parameter.{name}" for name, control in RULES.items() if control is not None} <= TEXTS.keys()
+    assert {f"{table}.{name}" for table in ("figure", "caption") for name in FIGURES} <= TEXTS.keys()
+    assert {f"offered_components.{name}" for name in CONTROLS["components"].offered} <= TEXTS.keys()
 
 
 @pytest.mark.parametrize(("accepted", "language"), [("zh-CN,zh;q=0.9", "zh"), ("ZH", "zh"), ("fr,zh", "en")])

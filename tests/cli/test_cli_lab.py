@@ -12,7 +12,7 @@ import pytest
 
 from sqrtdk.lab.claim import EXPLANATIONS
 from sqrtdk.lab.register import CLAIMS
-from sqrtdk.report import lab_words
+from sqrtdk.messages import word as word_of
 from tests.support.program import called
 
 LANG = {"en": "en", "zh": "zh-CN"}  # of --lang, by the language of a text
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_list_has_every_claim_and_what_the_explanations_are_called(language: str) -> None:
     text = _lab("list", "--lang", LANG[language]).stdout
     last = text.splitlines()[-len(EXPLANATIONS) :]
-    assert last == [f"  {source} {getattr(one.name, language)}" for source, one in EXPLANATIONS.items()]
+    assert last == [f"  {source} {word_of(f'lab.explanation.{source}.name', language)}" for source in EXPLANATIONS]
     for claim in CLAIMS.values():
         assert re.search(rf"^ +{claim.id} ", text, re.MULTILINE)
         statement = getattr(claim.statement, language)
@@ -174,7 +174,7 @@ def test_a_part_that_is_undecided_is_shown(folder: Path, tmp_path: Path, languag
     assert done.returncode == 1
     sign = {"en": ":", "zh": "："}[language]
     for word in ("holds", "fails", "undecided"):  # wrapped in its column
-        wanted = f"{getattr(lab_words.ANSWERS[word], language)}{sign}{part['text'][language]}"
+        wanted = f"{word_of(f'lab.answer.{word}', language)}{sign}{part['text'][language]}"
         assert "".join(wanted.split()) in "".join(done.stdout.split())
 
 

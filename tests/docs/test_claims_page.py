@@ -13,7 +13,8 @@ import pytest
 import claims_page
 from sqrtdk.lab.claim import EXPLANATIONS
 from sqrtdk.lab.register import CLAIMS
-from sqrtdk.report.lab_words import ANSWERS, PARTS, WORDS
+from sqrtdk.messages import word
+from sqrtdk.report.lab_page import MET
 from tests.docs.pages import DOCS, READER, ROOT
 
 TEXTS = ("text", "text_special", "code_inline", "softbreak", "link_open", "link_close")
@@ -39,7 +40,7 @@ def test_every_claim_has_its_verdict_condition_and_command(language: str) -> Non
     for row in rows:
         text = found[row["id"]]
         answer = row["full"]["verdict"]
-        assert f"**{getattr(ANSWERS[answer], language)}**" in text
+        assert f"**{word(f'lab.answer.{answer}', language)}**" in text
         assert f"`sqrtdk lab run {row['id']}`" in text
 
 
@@ -65,11 +66,11 @@ def test_every_claim_has_its_parts_by_their_answers_and_says_why(language: str) 
     for name, section in sections(language).items():
         verdict, why = claims_page.judged(CLAIMS[name])
         found = entries(section)
-        titles = {met: squeezed(getattr(title, language)) for met, title in PARTS.items()}
+        titles = {met: squeezed(word(f"lab.parts.{key}", language)) for met, key in MET.items()}
         for part in verdict.findings:
             assert squeezed(getattr(part.text, language)) in found[titles[part.met]], name
         assert found.keys() & titles.values() == {titles[part.met] for part in verdict.findings}, name
-        assert found[getattr(WORDS["why"], language)] == squeezed(getattr(why, language)), name
+        assert found[word("lab.why", language)] == squeezed(getattr(why, language)), name
 
 
 def test_the_figures_are_of_full_runs_but_for_long_trainings() -> None:
@@ -90,8 +91,8 @@ def test_figures_that_give_another_verdict_are_refused(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_each_explanation_lists_its_claims(language: str) -> None:
     text = (DOCS / language / "claims.md").read_text(encoding="utf-8")
-    for source, explanation in EXPLANATIONS.items():
-        name = getattr(explanation.name, language)
+    for source in EXPLANATIONS:
+        name = word(f"lab.explanation.{source}.name", language)
         (row,) = re.findall(rf"^\| {name}[^|]*`{source}`[^|]* \|[^|]*\|([^|]*)\|$", text, re.MULTILINE)
         assert re.findall(r"\(#([a-z0-9-]+)\)", row) == [one.id for one in CLAIMS.values() if source in one.sources]
 

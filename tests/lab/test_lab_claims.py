@@ -14,6 +14,7 @@ from sqrtdk.lab.record import Record
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.runner import run_claim
 from sqrtdk.messages import Text
+from sqrtdk.messages._catalogue import template
 
 # What the experiments answer, quick and full, for every seed that was tried.
 VERDICTS = {
@@ -160,9 +161,9 @@ def test_the_register_is_whole() -> None:
 
 
 def test_each_explanation_has_a_name_and_says_something() -> None:
-    for explanation in EXPLANATIONS.values():
-        _check_languages(explanation.name)
-        _check_languages(explanation.says)
+    for source in EXPLANATIONS:
+        _check_languages(template(f"lab.explanation.{source}.name"))
+        _check_languages(template(f"lab.explanation.{source}.says"))
     assert set(EXPLANATIONS) <= {source for claim in CLAIMS.values() for source in claim.sources}
 
 

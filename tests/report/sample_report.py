@@ -266,16 +266,17 @@ def leaking() -> CheckReport:
 def lawless() -> CheckReport:
     """The right scale everywhere; later tokens move earlier outputs, and one of two masks never arrives."""
     calls = tuple(judged(f"h.{i}.attn", stats=head_stats(4, 1.0, seed=i)) for i in range(3))
-    leak = "outputs of 8 earlier positions of 64 move with later tokens, though the model says that it is causal"
-    idle = "encoder_attention_mask changes nothing: the outputs are the same whatever it hides"
+    leak = Message("laws.causal.earlier_moves", count=8, cut=64, why=Message("laws.causal.declared"))
+    idle = Message("laws.padding.no_effect", mask="encoder_attention_mask")
+    fix = Message("laws.causal.fix")
     findings = (
-        Finding("law_causal", "critical", "h.1.attn", 8.0, 0.0, leak, "pass the causal mask to this attention", "s"),
+        Finding("law_causal", "critical", "h.1.attn", 8.0, 0.0, leak, fix, "s"),
         Finding("law_padding", "warn", "", None, None, idle, "pass it down, or do not take it", "s"),
     )
     moved = tuple(56 <= position < 128 for position in range(128))
     laws = (
         LawAnswer("finite", "", KEPT),
-        LawAnswer("samples", "", NOT_ASKED, "no output has one entry a sample"),
+        LawAnswer("samples", "", NOT_ASKED, Message("laws.samples.no_output_per_sample")),
         LawAnswer("causal", "input_ids", BROKEN, leak, "h.1.attn", moved, findings[0]),
         LawAnswer("padding", "attention_mask", KEPT),
         LawAnswer("padding", "encoder_attention_mask", BROKEN, idle, finding=findings[1]),

@@ -20,7 +20,7 @@ from sqrtdk.messages import recorded, said
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report import diff_json, terminal, watch_json
 from sqrtdk.report import json as check_json
-from sqrtdk.report.check_words import RESULTS
+from sqrtdk.report.html import TONES
 from sqrtdk.report.watch_compare import compare
 from sqrtdk.report.watch_summary import Summary, summarise
 from sqrtdk.report.watch_words import MISSING
@@ -179,7 +179,7 @@ def test_the_words_of_the_records_are_those_of_the_schemas_and_of_the_reports() 
     assert tuple(law["state"]["enum"]) == STATES
     assert set(law) == {field.name for field in dataclasses.fields(LawAnswer)} - {"finding"} | SAID
     assert set(SCHEMAS["check"]["properties"]["fail_on"]["enum"]) == set(FAIL_ON)
-    assert set(terminal._OUTCOME_STYLE) == set(RESULTS) == set(OUTCOMES)
+    assert set(terminal._OUTCOME_STYLE) == set(TONES) == set(OUTCOMES)
     assert tuple(SCHEMAS["diff"]["properties"]["fail_on"]["enum"]) == DIFF_FAIL_ON
     stage = SCHEMAS["diff"]["$defs"]["stage"]["properties"]["stage"]
     assert stage["description"] == f"One of: {', '.join(STAGES)}."

@@ -11,8 +11,8 @@ from sqrtdk.lab.claim import EXPLANATIONS
 from sqrtdk.lab.figures import Figure
 from sqrtdk.lab.judge import Check
 from sqrtdk.lab.record import Record
-from sqrtdk.messages import Text
-from sqrtdk.report import lab_words, markup
+from sqrtdk.messages import Message, Text, word
+from sqrtdk.report import markup
 from sqrtdk.report.lab_page import bar, both, number, strip, to_html
 from sqrtdk.report.plain import plain
 from tests.report.html_page import HtmlPage
@@ -77,9 +77,9 @@ def test_every_text_stands_in_both_languages(page: HtmlPage) -> None:
 
 def test_the_register_says_what_the_explanations_are_called(text: str) -> None:
     (key,) = re.findall(r'<ul class="lead" aria-labelledby="sources">(.*?)</ul>', text)
-    names = [one.name for one in EXPLANATIONS.values()]
-    assert re.findall(r'<span class="en"[^>]*>S\d ([^<]*)</span>', key) == [name.en for name in names]
-    assert re.findall(r'<span class="zh"[^>]*>S\d ([^<]*)</span>', key) == [name.zh for name in names]
+    names = [Message(f"lab.explanation.{source}.name") for source in EXPLANATIONS]
+    assert re.findall(r'<span class="en"[^>]*>S\d ([^<]*)</span>', key) == names
+    assert re.findall(r'<span class="zh"[^>]*>S\d ([^<]*)</span>', key) == [name.said("zh") for name in names]
 
 
 def test_formulas_are_mathematics(page: HtmlPage) -> None:
@@ -129,7 +129,7 @@ def test_an_unsound_control_is_flagged(text: str) -> None:
     undecided_control = undecided(dataclasses.replace(first, outcome=first.control)).outcome
     other = to_html([dataclasses.replace(first, control=undecided_control)])
     means = {
-        name: html.escape(lab_words.WORDS[f"control_{name}"].en).replace("&#x27;", "&#39;")
+        name: html.escape(word(f"lab.control_{name}", "en")).replace("&#x27;", "&#39;")
         for name in ("same", "undecided")
     }
     assert [text.count(means[name]) for name in means] == [1, 0]
@@ -137,7 +137,7 @@ def test_an_unsound_control_is_flagged(text: str) -> None:
     assert "var-linear-unsound" in text.split("<main>")[0]
     alone = to_html(records()[:2])
     assert not any(words in alone for words in means.values())
-    assert lab_words.WORDS["unsound"].en not in alone
+    assert word("lab.unsound", "en") not in alone
     assert 'class="badge warning"' not in alone
 
 

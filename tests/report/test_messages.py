@@ -7,6 +7,7 @@ import copy
 import functools
 import json
 import pickle
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from sqrtdk.messages._catalogue import faults, placeholders, template, topic, to
 
 SOURCE = Path(sqrtdk.__file__).parent
 MAKERS = ("Message", "word")
+SECTIONS = ("named", "unfilled")  # they take the name of a section
+QUOTED = re.compile(rf"""["']((?:{"|".join(topics())})\.(?!html\b)[\w.]+)["']""")  # not the name of a template
 
 
 @functools.cache
@@ -30,6 +33,13 @@ def every_id() -> Iterator[str]:
     for name in topics():
         for key in topic(name):
             yield f"{name}.{key}"
+
+
+@functools.cache
+def of_templates() -> Mapping[str, str]:
+    """Every id in a template, and the name of the template."""
+    files = SOURCE.rglob("*.html")
+    return {id: path.name for path in files for id in QUOTED.findall(path.read_text(encoding="utf-8"))}
 
 
 def made() -> Iterator[tuple[str, ast.Call, str]]:
@@ -58,17 +68,20 @@ def test_every_sentence_that_is_made_is_in_the_catalogue_with_its_values() -> No
             wrong.append(f"{path}:{call.lineno}: {id} is not in the catalogue")
         elif None not in given and given != placeholders(template(id).en):
             wrong.append(f"{path}:{call.lineno}: {id} has {placeholders(template(id).en)}, and got {given}")
+    wrong += [f"{name}: {id} is not in the catalogue" for id, name in of_templates().items() if id not in ids]
     assert not wrong, "\n".join(wrong)
 
 
 def test_every_sentence_of_the_catalogue_is_made() -> None:
-    named, prefixes = set(), set()
+    named, prefixes = set(of_templates()), set()
     for tree in trees().values():
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 named.add(node.value)
             if isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
                 prefixes.add(str(node.values[0].value))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SECTIONS:
+                prefixes |= {f"{one.value}." for one in node.args[:1] if isinstance(one, ast.Constant)}
     starts = tuple(prefix for prefix in prefixes if prefix.partition(".")[0] in topics() and "." in prefix)
     assert [id for id in every_id() if id not in named and not id.startswith(starts)] == []
 

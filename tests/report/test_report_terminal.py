@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 
 from sqrtdk.audit.records import CheckReport, Finding
+from sqrtdk.messages import Message
 from sqrtdk.report.headline import headline
 from sqrtdk.report.terminal import summary_line, to_text
 from sqrtdk.tracing.records import NotMeasured
@@ -13,7 +14,7 @@ from tests.report.terminal_text import check_colours, check_fits
 from tests.support.optional import SnapshotAssertion
 
 NOTES = (
-    "vision_config.attn_implementation = 'someone/kernel' was ignored",
+    Message("premises.config.ignored", name="vision_config.attn_implementation", value="'someone/kernel'"),
     "there are no weights: they are random, with seed 0",
     "seq_len 5000 was cut to 256: the model has no more positions",
     "no pixel_values: the model's own processor must place their tokens; only text was run",
@@ -57,7 +58,9 @@ def test_what_was_made_up_stands_under_the_header() -> None:
 
 
 def test_many_notes_are_cut_and_what_a_config_brings_goes_first() -> None:
-    ignored = [f"part{index}.attn_implementation = 'x' was ignored" for index in range(30)]
+    ignored = [
+        Message("premises.config.ignored", name=f"part{at}.attn_implementation", value="'x'") for at in range(30)
+    ]
     text = to_text(noted([*ignored, *NOTES, *NOTES, "\x1b[2J\u202e", 7]), width=120)
     assert all(note in text for note in NOTES[1:])
     assert "! \\x1b[2J\\u202e" in text

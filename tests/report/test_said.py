@@ -19,7 +19,8 @@ from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.multipliers import by_config
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.messages import Message, joined
-from sqrtdk.report import baseline, check_words, diff_words, terminal_words
+from sqrtdk.messages._catalogue import topic
+from sqrtdk.report import baseline, diff_words
 from sqrtdk.report.diff import to_text as diff_text
 from sqrtdk.report.diff_causes import CATALOGUE, CAUSES, caused
 from sqrtdk.report.diff_fold import cause_name
@@ -210,8 +211,7 @@ ONE_FORM = (
 
 
 def test_the_terminal_and_the_page_have_one_chinese_word_for_one_thing() -> None:
-    tables = (terminal_words.WORDS, terminal_words.SEVERITIES, check_words.WORDS)
-    tables += (check_words.MODES, check_words.VERDICT_WORDS, check_words.HEALTH_WORDS, diff_words.TERMINAL)
+    tables = (topic("words"), topic("terminal"), topic("pages"), diff_words.TERMINAL)
     for english in ONE_FORM:
         forms = {
             re.sub(r"\{\w+\}|[：。 ]", "", text.zh)
@@ -220,7 +220,7 @@ def test_the_terminal_and_the_page_have_one_chinese_word_for_one_thing() -> None
             if "{count}" not in text.en and re.sub(r"\{\w+\}|[:.]", "", text.en).strip().lower() == english
         }
         assert len(forms) == 1 or (english == "unmeasured" and forms == {"未测量"}), (english, forms)
-    assert terminal_words.WORDS["static"].zh == check_words.MODES["static"].zh
+    assert topic("terminal")["mode.static"].zh == topic("pages")["mode.static"].zh
 
 
 HALF_WIDTH = re.compile(r"[\u4e00-\u9fff] ?[,;:!?(]|[,;:!?] ?[\u4e00-\u9fff]")

@@ -7,33 +7,34 @@ from collections.abc import Iterable
 
 from markupsafe import Markup
 
-from sqrtdk.app.catalogue import Words
+from sqrtdk._language import Language
 from sqrtdk.app.figures import drawing
 from sqrtdk.app.settings import RefusedValueError
 from sqrtdk.app.tables import Cell, headline, lead, notice, shown, table
 from sqrtdk.lab import CLAIMS
-from sqrtdk.lab.claim import GROUPS, Claim, spelled
+from sqrtdk.lab.claim import Claim, spelled
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.runner import run_claim
+from sqrtdk.messages import Message, said, say, word
 from sqrtdk.report import markup
-from sqrtdk.report.lab_page import number
-from sqrtdk.report.lab_words import ANSWERS, MET
-from sqrtdk.report.terminal_words import word
+from sqrtdk.report.lab_page import MET, number
 
 _STATEMENT = 76  # longest statement in the list, in Latin characters
 TONES = {"holds": "good", "fails": "bad"}
 
 
-def options(words: Words) -> list[tuple[str, str]]:
+def options(language: Language) -> list[tuple[str, str]]:
     """Return the claims by group as (label, id); the label has the id, the shortened statement and the group."""
-    most = _STATEMENT // 2 if words.language == "zh" else _STATEMENT  # a Chinese character is as wide as two
-    return [
-        (f"{claim.id} · {_shortened(words.of(claim.statement), most)} · {words.of(GROUPS[claim.group])}", claim.id)
-        for claim in CLAIMS.values()
-    ]
+    most = _STATEMENT // 2 if language == "zh" else _STATEMENT  # a Chinese character is as wide as two
+
+    def label(claim: Claim) -> str:
+        statement = _shortened(say(claim.statement, language), most)
+        return f"{claim.id} · {statement} · {word(f'lab.group.{claim.group}', language)}"
+
+    return [(label(claim), claim.id) for claim in CLAIMS.values()]
 
 
-def claim_html(name: str, words: Words) -> Markup:
+def claim_html(name: str, language: Language) -> Markup:
     """Return a claim before its run: its statement, and how it is measured.
 
     Raises:
@@ -43,11 +44,11 @@ def claim_html(name: str, words: Words) -> Markup:
     return Markup("").join(
         [
             Markup('<h3 class="result"><span>{}</span></h3>').format(shown(claim.id)),
-            lead(words.of(claim.statement)),
+            lead(say(claim.statement, language)),
             _formula(claim.formula),
-            _titled(words("claim.method"), words.of(claim.method)),
-            _titled(words("claim.control"), words.of(claim.control)),
-            _sources(claim.sources, words),
+            _titled(word("app.claim.method", language), say(claim.method, language)),
+            _titled(word("app.claim.control", language), say(claim.control, language)),
+            _sources(claim.sources, language),
         ]
     )
 
@@ -62,27 +63,32 @@ def measured(name: str) -> Record:
     return run_claim(_find(name), quick=True)
 
 
-def record_html(record: Record, words: Words) -> Markup:
+def record_html(record: Record, language: Language) -> Markup:
     """Return a measured claim: verdict and condition, explanation, parts and plots."""
     verdict = record.outcome.verdict
     tone = TONES.get(verdict.answer, "doubtful")
-    rows: list[tuple[Cell, ...]] = [(words.of(part.text), words.of(MET[part.met])) for part in verdict.findings]
-    how = words("claim.run", seed=record.seed, seconds=number(round(record.duration_s, 1)))
-    doubt = Markup("") if record.sound else notice(words("claim.unsound"))
-    on = Markup("") if record.condition is None else _titled(words("claim.condition"), words.of(record.condition))
+    rows: list[tuple[Cell, ...]] = [
+        (say(part.text, language), word(f"lab.part.{MET[part.met]}", language)) for part in verdict.findings
+    ]
+    head = [word(f"app.column.{name}", language) for name in ("part", "answer")]
+    how = word("app.claim.run", language, seed=record.seed, seconds=number(round(record.duration_s, 1)))
+    doubt = Markup("") if record.sound else notice(word("app.claim.unsound", language))
+    on = Markup("")
+    if record.condition is not None:
+        on = _titled(word("app.claim.condition", language), say(record.condition, language))
     return Markup("").join(
         [
-            headline(words.of(ANSWERS[verdict.answer]), tone, record.id),
+            headline(word(f"lab.answer.{verdict.answer}", language), tone, record.id),
             on,
             doubt,
-            lead(words.of(record.statement)),
-            lead(words.of(record.why)),
-            table(words("claim.parts"), (words("column.part"), words("column.answer")), rows),
-            Markup('<div class="plots">{}</div>').format(_plots(record, words)),
+            lead(say(record.statement, language)),
+            lead(say(record.why, language)),
+            table(word("app.claim.parts", language), head, rows),
+            Markup('<div class="plots">{}</div>').format(_plots(record, language)),
             _formula(record.formula),
-            _titled(words("claim.method"), words.of(record.method)),
-            _titled(words("claim.control"), words.of(record.control_method)),
-            _sources(record.sources, words),
+            _titled(word("app.claim.method", language), say(record.method, language)),
+            _titled(word("app.claim.control", language), say(record.control_method, language)),
+            _sources(record.sources, language),
             lead(how),
         ]
     )
@@ -98,7 +104,7 @@ def _shortened(text: str, most: int) -> str:
 
 def _find(name: str) -> Claim:
     if name not in CLAIMS:
-        raise RefusedValueError("error.claim", got=str(name)[:40])
+        raise RefusedValueError(Message("app.error.claim", got=repr(str(name)[:40])))
     return CLAIMS[name]
 
 
@@ -107,9 +113,10 @@ def _formula(latex: str) -> Markup:
     return Markup('<div class="formula wide" tabindex="0">{}</div>').format(shown(latex) if drawn is None else drawn)
 
 
-def _sources(sources: Iterable[str], words: Words) -> Markup:
+def _sources(sources: Iterable[str], language: Language) -> Markup:
     return _titled(
-        words("claim.sources"), word("list comma", words.language).join(words.of(spelled(one)) for one in sources)
+        word("app.claim.sources", language),
+        word("words.mark.list", language).join(said(spelled(one), language) for one in sources),
     )
 
 
@@ -117,13 +124,13 @@ def _titled(title: str, text: str) -> Markup:
     return Markup("<p><b>{}</b> {}</p>").format(shown(title), shown(text))
 
 
-def _plots(record: Record, words: Words) -> Markup:
+def _plots(record: Record, language: Language) -> Markup:
     parts = []
     for index, plot in enumerate(record.plots):
         prefix = f"claim-{index}"
         parts.append(
             Markup('<figure class="plot">{}<figcaption id="{}-caption">{}</figcaption></figure>').format(
-                drawing(plot, prefix, words), prefix, shown(words.of(plot.caption))
+                drawing(plot, prefix, language), prefix, shown(say(plot.caption, language))
             )
         )
     return Markup("").join(parts)

@@ -11,11 +11,11 @@ from typing import Literal, cast
 
 from markupsafe import Markup
 
+from sqrtdk._language import Language
 from sqrtdk.app import sample
-from sqrtdk.app.catalogue import Words
 from sqrtdk.app.settings import CONTROLS, Settings
 from sqrtdk.lab.figures import Axis, Plot, Series, curve
-from sqrtdk.messages import Text
+from sqrtdk.messages import Text, word
 from sqrtdk.report import markup
 from sqrtdk.report.axes import empty
 from sqrtdk.report.plots import to_svg
@@ -35,8 +35,8 @@ class Figure:
 
     Attributes:
         plot: labelled with symbols; its series have no labels.
-        legend: entries of the series: (mark, number of the colour, key of the words).
-        note: key of a sentence at the beginning of the caption, or "".
+        legend: entries of the series: (mark, number of the colour, id of its text).
+        note: id of a sentence at the beginning of the caption, or "".
     """
 
     plot: Plot
@@ -67,7 +67,7 @@ def logits(settings: Settings) -> Figure:
         curve("", middles[: len(expected)], expected),
     )
     plot = _plot("logits", "$z$", "$p(z)$", series, ("linear", "linear"), ())
-    return Figure(plot, (("dots", 0, "legend.measured"), ("line", 1, _theory(settings))))
+    return Figure(plot, (("dots", 0, "app.legend.measured"), ("line", 1, _theory(settings))))
 
 
 def weights(settings: Settings) -> Figure:
@@ -79,7 +79,7 @@ def weights(settings: Settings) -> Figure:
     plot = _plot("weights", "$i$", "$p_{(i)}$", series, ("log", "log"), lines)
     # on a log axis zeros are left out, so the note has to say that one key has all the weight
     alone = all(row[0] == 1 and not any(row[1:]) for row in rows)
-    return Figure(plot, (("line", 0, "legend.rows"),), "note.one_key" if alone else "")
+    return Figure(plot, (("line", 0, "app.legend.rows"),), "app.note.one_key" if alone else "")
 
 
 def _over_dims(
@@ -92,13 +92,13 @@ def _over_dims(
     low, high = (tuple(one.quantiles[share][0] for one in rows) for share in (0.05, 0.95))
     middle = tuple(one.mean[0] for one in rows)
     series = [Series("", x, middle, low, high, "line")]
-    legend: list[tuple[Mark, int, str]] = [("line", 0, "legend.mean")]
+    legend: list[tuple[Mark, int, str]] = [("line", 0, "app.legend.mean")]
     if expected is not None:
         series.append(curve("", x, [one.expected[expected] for one in found], style="dashed"))
         legend.append(("dashes", _GREY, _theory(settings)))
     here = found[x.index(float(settings.d_k))]
     series.append(curve("", [here.d_k], [of(here).mean[0]], style="points"))
-    legend.append(("dots", 1, "legend.here"))
+    legend.append(("dots", 1, "app.legend.here"))
     return Figure(_plot(name, "$d_k$", y, tuple(series), ("log", axis), ()), tuple(legend))
 
 
@@ -125,10 +125,10 @@ def jacobian(settings: Settings) -> Figure:
     )
     plot = _plot("jacobian", "$d_k$", r"$\Vert J \Vert_F$", series, ("log", "linear"), ())
     legend: tuple[tuple[Mark, int, str], ...] = (
-        ("line", 0, "legend.rms"),
-        ("line", 1, "legend.median"),
+        ("line", 0, "app.legend.rms"),
+        ("line", 1, "app.legend.median"),
         ("dashes", _GREY, _theory(settings)),
-        ("dots", 2, "legend.here"),
+        ("dots", 2, "app.legend.here"),
     )
     return Figure(plot, legend)
 
@@ -140,7 +140,7 @@ def gradient(settings: Settings) -> Figure:
     shares = (0.95, 0.5, 0.05)
     series = tuple(curve("", x, [one.gradient.quantiles[share][0] for one in found], style="line") for share in shares)
     y = r"$\Vert \partial L / \partial q \Vert$"
-    names = ("legend.high", "legend.median", "legend.low")
+    names = ("app.legend.high", "app.legend.median", "app.legend.low")
     return Figure(
         _plot("gradient", "$d_k$", y, series, ("log", "log"), ()),
         tuple(("line", index, name) for index, name in enumerate(names)),
@@ -167,9 +167,9 @@ def dtype_range(settings: Settings) -> Figure:
     limit = [largest_finite("float16")] * len(x)
     series = (curve("", x, after, style="line"), curve("", x, first, style="line"), curve("", x, limit, style="dashed"))
     legend: tuple[tuple[Mark, int, str], ...] = (
-        ("line", 0, "legend.after"),
-        ("line", 1, "legend.before"),
-        ("dashes", _GREY, "legend.limit"),
+        ("line", 0, "app.legend.after"),
+        ("line", 1, "app.legend.before"),
+        ("dashes", _GREY, "app.legend.limit"),
     )
     return Figure(_plot("range", "$d_k$", r"$\max\, |q \cdot k|$", series, ("log", "log"), ()), legend)
 
@@ -182,13 +182,13 @@ def step(settings: Settings) -> Figure:
             x, largest = zip(*_largest(settings, before), strict=True)
             steps = [spacing(value, dtype) for value in largest]
             series.append(curve("", x, steps, style="dashed" if before else "line"))
-            legend.append((cast(Mark, mark), colour, f"legend.{dtype}_{'before' if before else 'after'}"))
+            legend.append((cast(Mark, mark), colour, f"app.legend.{dtype}_{'before' if before else 'after'}"))
     return Figure(_plot("step", "$d_k$", r"$\Delta z$", tuple(series), ("log", "log"), ()), tuple(legend))
 
 
 def _theory(settings: Settings) -> str:
-    """Return the legend key of the theory's curve, which must say that the theory knows no softcap."""
-    return "legend.theory" if settings.softcap is None else "legend.uncapped"
+    """Return the id of the legend's text for the theory's curve, which must say that the theory knows no softcap."""
+    return "app.legend.theory" if settings.softcap is None else "app.legend.uncapped"
 
 
 FIGURES: Mapping[str, Callable[[Settings], Figure]] = {
@@ -210,23 +210,29 @@ def svg(plot: Plot, prefix: str) -> Markup:
         return markup.svg(to_svg(plot), f"{prefix}.", f"{prefix}-caption")
 
 
-def drawing(plot: Plot, prefix: str, words: Words) -> Markup:
+def drawing(plot: Plot, prefix: str, language: Language) -> Markup:
     """Return a plot as an element of the page, or a sentence that there is nothing to show."""
     if empty(plot):
-        return Markup('<p class="empty">{}</p>').format(words("figure.empty"))
+        return Markup('<p class="empty">{}</p>').format(word("app.figure.empty", language))
     return svg(plot, prefix)
 
 
-def to_html(name: str, figure: Figure, words: Words) -> Markup:
+def to_html(name: str, figure: Figure, language: Language) -> Markup:
     """Return a figure with title, legend and caption."""
     entries = Markup("").join(
-        Markup('<li><span class="mark {} k{}"></span>{}</li>').format(mark, colour, words(key))
+        Markup('<li><span class="mark {} k{}"></span>{}</li>').format(mark, colour, word(key, language))
         for mark, colour, key in figure.legend
     )
-    note = Markup("<b>{}</b> ").format(words(figure.note)) if figure.note else ""
+    note = Markup("<b>{}</b> ").format(word(figure.note, language)) if figure.note else ""
     return Markup(
         '<figure class="plot" id="figure-{}"><h3>{}</h3><ul class="legend">{}</ul>{}'
         '<figcaption id="{}-caption">{}{}</figcaption></figure>'
     ).format(
-        name, words(f"figure.{name}"), entries, drawing(figure.plot, name, words), name, note, words(f"caption.{name}")
+        name,
+        word(f"app.figure.{name}", language),
+        entries,
+        drawing(figure.plot, name, language),
+        name,
+        note,
+        word(f"app.caption.{name}", language),
     )

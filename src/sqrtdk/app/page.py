@@ -5,18 +5,20 @@ from __future__ import annotations
 import importlib.resources
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from markupsafe import Markup
 
 from sqrtdk import _extras
 from sqrtdk._language import Language
 from sqrtdk.app import claims, figures, tables
-from sqrtdk.app.catalogue import LANGUAGES, TAGS, Words
 from sqrtdk.app.settings import CONTROLS, RULES, RefusedValueError, Settings, address, parse, texts
 from sqrtdk.errors import SqrtdkError, text_of
 from sqrtdk.lab import CLAIMS
+from sqrtdk.messages import named, said, word
 
+LANGUAGES: tuple[Language, ...] = get_args(Language)
+TAGS: Mapping[Language, str] = {"en": "en", "zh": "zh-CN"}
 _TYPED = {name for name, control in CONTROLS.items() if control.low is not None}
 _TEMPLATES = str.maketrans({char: f"&#{ord(char)};" for char in "{}$`\\"})  # Gradio's templates interpret these
 # The element is missing for a moment while a new drawing replaces it, hence the retries.
@@ -65,58 +67,57 @@ def look(language: Language) -> dict[str, Any]:
     return {"theme": theme, "css": css, "head": head}
 
 
-def build(words: Words) -> Any:
+def build(language: Language) -> Any:
     """Return the page in one language as Gradio Blocks."""
     gradio = _extras.load("gradio", "app")
-    with gradio.Blocks(title=words("page.title"), analytics_enabled=False) as blocks:
-        _header(gradio, words)
+    with gradio.Blocks(title=word("app.page.title", language), analytics_enabled=False) as blocks:
+        _header(gradio, language)
         with gradio.Tabs():
-            with gradio.Tab(words("tab.explore"), id="explore"):
-                _explore(gradio, blocks, words)
-            with gradio.Tab(words("tab.claims"), id="claims"):
-                _claims(gradio, words)
+            with gradio.Tab(word("app.tab.explore", language), id="explore"):
+                _explore(gradio, blocks, language)
+            with gradio.Tab(word("app.tab.claims", language), id="claims"):
+                _claims(gradio, language)
     return blocks
 
 
-def said(error: SqrtdkError, words: Words) -> str:
+def error_text(error: SqrtdkError, language: Language) -> str:
     """Return an error in the page's language; errors of the library stay English."""
     if not isinstance(error, RefusedValueError):
-        return words("error.library", reason=text_of(error))
-    parts = dict(error.parts)
-    control = parts.pop("control", None)
-    text = words(error.key, **parts)
-    return text if control is None else words("error.control", name=words(f"control.{control}"), said=text)
+        return word("app.error.library", language, reason=text_of(error))
+    return said(error.message, language)
 
 
 def _html(markup: Markup) -> str:
     return str(markup).translate(_TEMPLATES)
 
 
-def _refused(error: SqrtdkError, words: Words) -> str:
-    return _html(tables.notice(f"{words('error.title')} {said(error, words)}"))
+def _refused(error: SqrtdkError, language: Language) -> str:
+    return _html(tables.notice(f"{word('app.error.title', language)} {error_text(error, language)}"))
 
 
-def _header(gradio: Any, words: Words) -> None:
-    (other,) = (one for one in LANGUAGES if one != words.language)
+def _header(gradio: Any, language: Language) -> None:
+    (other,) = (one for one in LANGUAGES if one != language)
     link = Markup('<a class="language" href="/{}/" lang="{}" hreflang="{}">{}</a>').format(
-        other, TAGS[other], TAGS[other], words("page.language")
+        other, TAGS[other], TAGS[other], word("app.page.language", language)
     )
     head = Markup('<header class="top"><h1>{}</h1>{}</header><p class="lead">{}</p>')
-    gradio.HTML(_html(head.format(words("page.title"), link, words("page.lead"))), js_on_load=None)
+    gradio.HTML(
+        _html(head.format(word("app.page.title", language), link, word("app.page.lead", language))), js_on_load=None
+    )
 
 
-def _choices(name: str, offered: tuple[str, ...], words: Words) -> list[tuple[str, str]]:
+def _choices(name: str, offered: tuple[str, ...], language: Language) -> list[tuple[str, str]]:
     """Return the entries of a dropdown as (label, value)."""
-    return [(words.get(f"offered_{name}", value), value) for value in offered]
+    return [(said(named(f"app.offered_{name}", value), language), value) for value in offered]
 
 
-def _controls(gradio: Any, words: Words) -> dict[str, Any]:
+def _controls(gradio: Any, language: Language) -> dict[str, Any]:
     made = {}
     for name, control in CONTROLS.items():
         made[name] = gradio.Dropdown(
-            _choices(name, control.offered, words),
+            _choices(name, control.offered, language),
             value=control.default,
-            label=words(f"control.{name}"),
+            label=word(f"app.control.{name}", language),
             allow_custom_value=name in _TYPED,
             visible=name != "parameter",
             interactive=True,
@@ -126,13 +127,13 @@ def _controls(gradio: Any, words: Words) -> dict[str, Any]:
     return made
 
 
-def _explore(gradio: Any, blocks: Any, words: Words) -> None:
+def _explore(gradio: Any, blocks: Any, language: Language) -> None:
     with gradio.Row(equal_height=False):
         with gradio.Column(scale=1, min_width=300, elem_id="controls"):
-            opens = Markup("<details><summary>{}</summary></details>").format(words("page.controls"))
+            opens = Markup("<details><summary>{}</summary></details>").format(word("app.page.controls", language))
             gradio.HTML(_html(opens), elem_id="opens-controls", js_on_load=None)
             with gradio.Row(elem_id="choices"):
-                controls = _controls(gradio, words)
+                controls = _controls(gradio, language)
         with gradio.Column(scale=3, min_width=340, elem_id="results"):
             note = gradio.HTML(elem_id="note", js_on_load=None)
             message = gradio.HTML(elem_id="message", js_on_load=None)
@@ -147,10 +148,10 @@ def _explore(gradio: Any, blocks: Any, words: Words) -> None:
 
     def drawn(settings: Settings) -> Iterator[dict[Any, str]]:
         query = Markup('<span id="address" hidden data-query="{}"></span>').format(address(settings))
-        yield {message: "", numbers: _html(tables.at_a_glance(settings, words) + query)}
+        yield {message: "", numbers: _html(tables.at_a_glance(settings, language) + query)}
         for name, make in figures.FIGURES.items():
-            yield {slots[name]: _html(figures.to_html(name, make(settings), words))}
-        yield {ranges: _html(tables.ranges(settings, words))}
+            yield {slots[name]: _html(figures.to_html(name, make(settings), language))}
+        yield {ranges: _html(tables.ranges(settings, language))}
 
     def show(request: Any, *typed: object) -> Iterator[dict[Any, str]]:
         reader, mine = str(request.session_hash), object()
@@ -162,7 +163,7 @@ def _explore(gradio: Any, blocks: Any, words: Words) -> None:
                 yield part
         except SqrtdkError as error:
             empty = dict.fromkeys((numbers, ranges, *slots.values()), "")
-            yield {message: _refused(error, words), **empty}
+            yield {message: _refused(error, language), **empty}
         finally:
             if newest.get(reader) is mine:  # readers who left must not pile up here
                 del newest[reader]
@@ -175,15 +176,17 @@ def _explore(gradio: Any, blocks: Any, words: Words) -> None:
             settings, told = parse(typed), ""
         except RefusedValueError as error:
             settings = parse({})
-            told = _html(tables.notice(words("error.address", said=said(error, words)), "doubtful"))
+            told = _html(
+                tables.notice(word("app.error.address", language, said=error_text(error, language)), "doubtful")
+            )
         values = texts(settings)
         updates = {controls[name]: gradio.update(value=values[name]) for name in CONTROLS if name != "parameter"}
-        return {note: told, controls["parameter"]: _parameter(gradio, settings, words), **updates}
+        return {note: told, controls["parameter"]: _parameter(gradio, settings, language), **updates}
 
     opened.__annotations__["request"] = gradio.Request
 
     def adapt(rule: str) -> Any:
-        return _parameter(gradio, parse({"rule": rule}), words)
+        return _parameter(gradio, parse({"rule": rule}), language)
 
     outputs = [message, numbers, ranges, *slots.values()]
     drawing: dict[str, Any] = {
@@ -205,37 +208,44 @@ def _explore(gradio: Any, blocks: Any, words: Words) -> None:
     turned.then(**drawing, **unlisted).then(**remember)
 
 
-def _parameter(gradio: Any, settings: Settings, words: Words) -> Any:
+def _parameter(gradio: Any, settings: Settings, language: Language) -> Any:
     """Return the update of the parameter's control, which is hidden if the rule has no parameter."""
     of_rule = RULES[settings.rule]
     if of_rule is None:
         return gradio.update(visible=False, value="none")
-    label = words(f"parameter.{settings.rule}")
+    label = word(f"app.parameter.{settings.rule}", language)
     offered = [(value, value) for value in of_rule.offered]
     return gradio.update(visible=True, label=label, choices=offered, value=texts(settings)["parameter"])
 
 
-def _claims(gradio: Any, words: Words) -> None:
-    gradio.HTML(_html(tables.lead(words("claim.lead"))), js_on_load=None)
+def _claims(gradio: Any, language: Language) -> None:
+    gradio.HTML(_html(tables.lead(word("app.claim.lead", language))), js_on_load=None)
     with gradio.Row():
         first = next(iter(CLAIMS))
         chosen = gradio.Dropdown(
-            claims.options(words), value=first, label=words("claim.choose"), elem_id="claim", min_width=280, scale=3
+            claims.options(language),
+            value=first,
+            label=word("app.claim.choose", language),
+            elem_id="claim",
+            min_width=280,
+            scale=3,
         )
-        run = gradio.Button(words("claim.go"), variant="primary", elem_id="claim-run", min_width=200, scale=1)
-    shown = gradio.HTML(_html(claims.claim_html(first, words)), elem_id="claim-shown", js_on_load=None)
+        run = gradio.Button(
+            word("app.claim.go", language), variant="primary", elem_id="claim-run", min_width=200, scale=1
+        )
+    shown = gradio.HTML(_html(claims.claim_html(first, language)), elem_id="claim-shown", js_on_load=None)
 
     def about(name: str) -> str:
         try:
-            return _html(claims.claim_html(name, words))
+            return _html(claims.claim_html(name, language))
         except SqrtdkError as error:
-            return _refused(error, words)
+            return _refused(error, language)
 
     def measure(name: str) -> str:
         try:
-            return _html(claims.record_html(claims.measured(name), words))
+            return _html(claims.record_html(claims.measured(name), language))
         except SqrtdkError as error:
-            return _refused(error, words)
+            return _refused(error, language)
 
     options: Mapping[str, Any] = {"api_visibility": "private"}
     chosen.input(about, chosen, shown, show_progress="hidden", **options)

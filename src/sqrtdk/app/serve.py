@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sqrtdk import _extras
-from sqrtdk.app.catalogue import LANGUAGES, language_of
+from sqrtdk._language import Language
 from sqrtdk.app.guard import App, Guard
 from sqrtdk.errors import InvalidValueError
 
@@ -61,8 +61,7 @@ def application(port: int, folder: Path) -> App:
         port: port that it is served on.
         folder: temporary folder, removed when the server ends.
     """
-    from sqrtdk.app.catalogue import words
-    from sqrtdk.app.page import build, look
+    from sqrtdk.app.page import LANGUAGES, build, look
 
     fastapi, gradio = _extras.load("fastapi", _EXTRA), _extras.load("gradio", _EXTRA)
     responses = _extras.load("fastapi.responses", _EXTRA)
@@ -87,7 +86,7 @@ def application(port: int, folder: Path) -> App:
     app.router.add_route("/favicon.ico", nothing, methods=["GET"])
     functions: dict[str, dict[int, int]] = {}
     for language in LANGUAGES:
-        page = build(words(language))
+        page = build(language)
         functions[language] = {number: len(called.inputs) for number, called in page.fns.items()}
         gradio.mount_gradio_app(
             app,
@@ -108,6 +107,16 @@ def application(port: int, folder: Path) -> App:
             **look(language),
         )
     return Guard(app, (f"{LOOPBACK}:{port}", f"localhost:{port}"), functions)
+
+
+def language_of(accepted: str) -> Language:
+    """Return the language for an Accept-Language header: Chinese if the browser asks for it first, else English.
+
+    Example:
+        >>> language_of("zh-TW,en;q=0.5"), language_of("de-DE,zh;q=0.9"), language_of("")
+        ('zh', 'en', 'en')
+    """
+    return "zh" if accepted.strip().lower().startswith("zh") else "en"
 
 
 @contextlib.contextmanager

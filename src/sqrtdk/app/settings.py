@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from urllib.parse import urlencode
 
 from sqrtdk.errors import InvalidValueError
+from sqrtdk.messages import Message
 from sqrtdk.scales import SCALES, ScaleRule
 
 LONGEST = 40  # characters of a value; no number needs more
@@ -83,11 +84,15 @@ class Settings:
 
 
 class RefusedValueError(InvalidValueError):
-    """A typed value can't be used. Holds the key of the page's message and its parts, so that it can be translated."""
+    """A typed value can't be used. Holds the page's message, so that it can be translated."""
 
-    def __init__(self, key: str, **parts: object) -> None:
-        super().__init__(f"{key}: {parts}", hint="See the page.")
-        self.key, self.parts = key, parts
+    def __init__(self, message: Message) -> None:
+        super().__init__(message, hint="See the page.")
+        self.message = message
+
+
+def _refused(control: str, why: Message) -> RefusedValueError:
+    return RefusedValueError(Message("app.error.control", name=Message(f"app.control.{control}"), said=why))
 
 
 def parse(typed: Mapping[str, object]) -> Settings:
@@ -116,8 +121,8 @@ def _read(name: str, control: Control, typed: Mapping[str, object]) -> str | int
     text = str(typed.get(name, control.default)).strip()
     if control.low is None:
         if text not in control.offered:
-            raise RefusedValueError(
-                "error.choice", control=name, got=text[:LONGEST], offered=", ".join(control.offered)
+            raise _refused(
+                name, Message("app.error.choice", got=repr(text[:LONGEST]), offered=", ".join(control.offered))
             )
         return text
     if control.none and text == "none":
@@ -128,10 +133,9 @@ def _read(name: str, control: Control, typed: Mapping[str, object]) -> str | int
         number = math.nan
     whole = not control.whole or number.is_integer()
     if not (control.low <= number <= control.high and whole):  # false for NaN too
-        key = "error.whole" if control.whole else "error.number"
-        raise RefusedValueError(
-            key, control=name, got=text[:LONGEST], low=f"{control.low:.10g}", high=f"{control.high:.10g}"
-        )
+        kind = "whole" if control.whole else "number"
+        low, high = f"{control.low:.10g}", f"{control.high:.10g}"
+        raise _refused(name, Message(f"app.error.{kind}", got=repr(text[:LONGEST]), low=low, high=high))
     return int(number) if control.whole else number
 
 

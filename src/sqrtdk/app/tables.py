@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 
 from markupsafe import Markup, escape
 
+from sqrtdk._language import Language
 from sqrtdk.app import sample
-from sqrtdk.app.catalogue import Words
 from sqrtdk.app.figures import HALVES, of_range
 from sqrtdk.app.settings import Settings
+from sqrtdk.messages import word
 from sqrtdk.report.figures import number as digits
 from sqrtdk.report.figures import percent, ratio
 from sqrtdk.report.plain import plain
@@ -54,9 +55,9 @@ def notice(text: Cell, tone: str = "bad") -> Markup:
     return Markup('<p class="notice {}" role="alert">{}</p>').format(tone, shown(text))
 
 
-def headline(word: str, tone: str, of: str) -> Markup:
+def headline(result: str, tone: str, of: str) -> Markup:
     """Return a headline: the result, and what it is about."""
-    return Markup('<h3 class="result {}"><b>{}</b> <span>{}</span></h3>').format(tone, shown(word), shown(of))
+    return Markup('<h3 class="result {}"><b>{}</b> <span>{}</span></h3>').format(tone, shown(result), shown(of))
 
 
 def lead(text: Cell) -> Markup:
@@ -64,7 +65,7 @@ def lead(text: Cell) -> Markup:
     return Markup("<p>{}</p>").format(shown(text))
 
 
-def at_a_glance(settings: Settings, words: Words) -> Markup:
+def at_a_glance(settings: Settings, language: Language) -> Markup:
     """Return the numbers at the chosen d_k: measured, expected for these settings, expected for the textbook scale."""
     logit, heads, textbook = sample.distribution(settings), sample.logits(settings), sample.textbook(settings)
     one = sample.at_dim(settings, settings.d_k)
@@ -73,22 +74,29 @@ def at_a_glance(settings: Settings, words: Words) -> Markup:
     there = _theory(textbook.std, sample.expected(settings.keys, textbook.std))
     entropy = f"{number(one.entropy.mean[0])} ({percent(heads.entropy_fraction[0])})"
     rows: list[tuple[Cell, ...]] = [
-        (words("row.scale"), number(logit.scale), number(logit.scale), number(textbook.scale)),
-        (words("row.ratio"), *[ratio(logit.scale / textbook.scale)] * 2, ratio(1.0)),
-        (words("row.std"), number(heads.std_logit[0]), here[0], there[0]),
-        (words("row.max"), number(heads.max_logit[0]), "-", "-"),
-        (words("row.entropy"), entropy, here[1], there[1]),
-        (words("row.effective"), number(one.heads.effective_keys[0]), "-", "-"),
-        (words("row.peak"), number(one.peak.mean[0]), here[2], there[2]),
-        (words("row.saturated"), percent(one.heads.saturated[0]), "-", "-"),
-        (words("row.jacobian"), number(one.jacobian.mean[0] ** 0.5), here[3], there[3]),
-        (words("row.gradient"), number(one.gradient.quantiles[0.5][0]), "-", "-"),
-        (words("row.rounding", dtype=settings.dtype), _rounding(settings), "-", "-"),
+        (word("app.row.scale", language), number(logit.scale), number(logit.scale), number(textbook.scale)),
+        (word("app.row.ratio", language), *[ratio(logit.scale / textbook.scale)] * 2, ratio(1.0)),
+        (word("app.row.std", language), number(heads.std_logit[0]), here[0], there[0]),
+        (word("app.row.max", language), number(heads.max_logit[0]), "-", "-"),
+        (word("app.row.entropy", language), entropy, here[1], there[1]),
+        (word("app.row.effective", language), number(one.heads.effective_keys[0]), "-", "-"),
+        (word("app.row.peak", language), number(one.peak.mean[0]), here[2], there[2]),
+        (word("app.row.saturated", language), percent(one.heads.saturated[0]), "-", "-"),
+        (word("app.row.jacobian", language), number(one.jacobian.mean[0] ** 0.5), here[3], there[3]),
+        (word("app.row.gradient", language), number(one.gradient.quantiles[0.5][0]), "-", "-"),
+        (word("app.row.rounding", language, dtype=settings.dtype), _rounding(settings), "-", "-"),
     ]
-    head = ("", words("column.measured"), words("column.expected"), words("column.textbook"))
+    head = (
+        "",
+        word("app.column.measured", language),
+        word("app.column.expected", language),
+        word("app.column.textbook", language),
+    )
     stored = settings.dtype if settings.dtype in HALVES else HALVES[0]
-    kept = lead(words("glance.kept", kept="float64" if settings.dtype == "float64" else "float32", stored=stored))
-    return table(words("glance.caption", d_k=settings.d_k, keys=settings.keys), head, rows) + kept
+    kept = lead(
+        word("app.glance.kept", language, kept="float64" if settings.dtype == "float64" else "float32", stored=stored)
+    )
+    return table(word("app.glance.caption", language, d_k=settings.d_k, keys=settings.keys), head, rows) + kept
 
 
 def number(value: float) -> str:
@@ -112,7 +120,7 @@ def _theory(std: float, expected: tuple[float, float, float]) -> tuple[str, str,
     return number(std), entropy, peak, jacobian
 
 
-def ranges(settings: Settings, words: Words) -> Markup:
+def ranges(settings: Settings, language: Language) -> Markup:
     """Return the range forecasts of fp16, bf16 and the chosen dtype, for products scaled after and before storing."""
     asked = of_range(settings)
     rows: list[tuple[Cell, ...]] = []
@@ -122,7 +130,7 @@ def ranges(settings: Settings, words: Words) -> Markup:
             rows.append(
                 (
                     dtype,
-                    words("place.before" if before else "place.after"),
+                    word("app.place.before" if before else "app.place.after", language),
                     number(found.expected_max),
                     number(found.largest_finite),
                     number(found.margin),
@@ -132,5 +140,7 @@ def ranges(settings: Settings, words: Words) -> Markup:
             )
     names = ("dtype", "place", "largest", "limit", "margin", "overflow", "step")
     return table(
-        words("range.caption", pairs=f"{settings.keys**2:,}"), [words(f"column.{name}") for name in names], rows
+        word("app.range.caption", language, pairs=f"{settings.keys**2:,}"),
+        [word(f"app.column.{name}", language) for name in names],
+        rows,
     )

@@ -32,12 +32,12 @@ def configs(
         from sqrtdk._check import check_with
         from sqrtdk.cli.output import PIPE_WIDTH, colors, print_text, tell, width
         from sqrtdk.errors import SqrtdkError
+        from sqrtdk.messages import word
         from sqrtdk.models.config import read_config_dict
         from sqrtdk.models.options import LoadOptions
         from sqrtdk.report.console import line
         from sqrtdk.report.plain import plain
         from sqrtdk.report.terminal import summary_line, to_text
-        from sqrtdk.report.terminal_words import word
 
         language = options.language(lang)
         for file in files:
@@ -52,7 +52,7 @@ def configs(
                 codes.add(FAILED)
                 continue
             quiet = not report.exit_code and not report.unjudged
-            told = plain(str(file)) + word("colon", language) + summary_line(report, language)
+            told = plain(str(file)) + word("words.mark.colon", language) + summary_line(report, language)
             wide = len(told.encode()) if width() == PIPE_WIDTH else width()  # unwrapped in a log
             print_text(line(told, wide) if quiet else to_text(report, width=width(), color=colors(), language=language))
             codes.add(report.exit_code)

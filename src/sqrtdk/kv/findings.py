@@ -124,7 +124,7 @@ def _finding(forecast: CacheForecast, call: CacheCall, blame: Blame, calls_here:
     found = kl_level(worst) if by_kl else None
     bar = found[1] if found is not None and level(worst) == found[0] else dict(OUTPUT_BARS)[blame.severity]
     on_kl = bar == dict(KL_BARS)[blame.severity] and found is not None
-    message = joined([_errors(forecast, call, blame, head), blamed_text(blame)])
+    message = joined([_of_head(forecast, call, blame, head), blamed_text(blame)])
     if calls_here > 1:
         message = Message(ONE_OF_SEVERAL, text=message, number=call.index + 1, total=calls_here)
     return Finding(
@@ -139,7 +139,7 @@ def _finding(forecast: CacheForecast, call: CacheCall, blame: Blame, calls_here:
     )
 
 
-def _errors(forecast: CacheForecast, call: CacheCall, blame: Blame, head: int) -> Message:
+def _of_head(forecast: CacheForecast, call: CacheCall, blame: Blame, head: int) -> Message:
     worst, heads = call.stored.heads[head], len(blame.heads)
     values: dict[str, str | int] = {
         "dtype": forecast.dtype,

@@ -11,13 +11,13 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
 from sqrtdk.engines import Cell as Cell
 from sqrtdk.lab.figures import Figure, Figures, Place, Plot
-from sqrtdk.messages import Text
+from sqrtdk.messages import Message, Text
 
 Map = Callable[[Callable[[Cell], dict[str, Any]], Sequence[Cell]], list[dict[str, Any]]]
 
@@ -71,14 +71,7 @@ def stable_seed(content: Any) -> int:
 
 Group = Literal["statistics", "saturation", "gradients", "factors", "precision", "structure"]
 
-GROUPS: dict[Group, Text] = {
-    "statistics": Text("Dot-product statistics", "点积的统计性质"),
-    "saturation": Text("Softmax saturation", "softmax 的饱和"),
-    "gradients": Text("Gradients", "梯度"),
-    "factors": Text("Other factors", "其他因素"),
-    "precision": Text("Precision and cost", "精度与开销"),
-    "structure": Text("Structure", "结构"),
-}
+GROUPS: tuple[Group, ...] = get_args(Group)  # in the order of the register
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,68 +171,19 @@ class Claim:
         return {**self.parameters, **(self.quick if quick else {}), **(self.flipped if flipped else {})}
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """An explanation of the scale.
-
-    Attributes:
-        name: short name.
-        says: what it says, in a sentence of our own.
-    """
-
-    name: Text
-    says: Text
+EXPLANATIONS = ("S0", "S1", "S2", "S3", "S4")
 
 
-EXPLANATIONS: dict[str, Explanation] = {
-    "S0": Explanation(
-        Text("an example at 512 dimensions", "512 维的例子"),
-        Text(
-            "The standard deviation and the range at 512 dimensions, the code that prints them, and other score "
-            "functions, which may need another scale or none",
-            "512 维时的标准差与取值范围，打印它们的代码，以及可能需要其他缩放或不需要缩放的评分函数",
-        ),
-    ),
-    "S1": Explanation(
-        Text("from the footnote to training", "从脚注到训练"),
-        Text(
-            "The footnote of the paper; at d_k = 64 printed weights, entropies and derivatives; gradients, "
-            "initialisation, normalisation, additive attention, training",
-            "论文的脚注；d_k = 64 时给出的权重、熵与导数；梯度、初始化、规范化、加性注意力与训练",
-        ),
-    ),
-    "S2": Explanation(
-        Text("questions of practice", "实践问题"),
-        Text(
-            "Scaling the values instead, temperature, heads, images and text, mixed precision, cost",
-            "改为缩放值、温度、多头、图像与文本、混合精度、开销",
-        ),
-    ),
-    "S3": Explanation(
-        Text("the variance in general", "一般情形的方差"),
-        Text(
-            "The variance for any means and variances, and what other divisors than `sqrt(d_k)` would do",
-            "任意均值与方差下点积的方差，以及用 `sqrt(d_k)` 之外的除数会怎样",
-        ),
-    ),
-    "S4": Explanation(
-        Text("multi-head attention", "多头注意力"),
-        Text("How many parameters it has, and what its heads attend to", "参数有多少，各个头关注什么"),
-    ),
-}
-
-
-def spelled(source: str) -> Text:
+def spelled(source: str) -> str:
     """Return a source with its name; a paper has no name here and stays as it is.
 
     Args:
         source: "S0" to "S4", or a paper, such as "arXiv:1706.03762".
 
     Example:
-        >>> spelled("S2").en, spelled("S2").zh, spelled("arXiv:1706.03762").en
+        >>> spelled("S2"), spelled("S2").said("zh"), spelled("arXiv:1706.03762")
         ('S2 questions of practice', 'S2 实践问题', 'arXiv:1706.03762')
     """
     if source not in EXPLANATIONS:
-        return Text(source, source)
-    name = EXPLANATIONS[source].name
-    return Text(f"{source} {name.en}", f"{source} {name.zh}")
+        return source
+    return Message("lab.explanation.spelled", source=source, name=Message(f"lab.explanation.{source}.name"))

@@ -7,16 +7,14 @@ written, so a placeholder is a name and nothing else; `{{` is a brace.
 from __future__ import annotations
 
 import importlib.resources
-import string
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Text
+from sqrtdk.messages._catalogue import entries, faults, placeholders, quoted
 
-LANGUAGES = ("en", "zh")
 EVERY = ("statement", "method", "control", "why")  # texts that every claim must have
 
 
@@ -49,18 +47,10 @@ class Words:
         """
         if key not in self.texts:
             raise _error(self.source, [f"there is no text {key!r} among {', '.join(self.texts)}"])
-        text = self.texts[key]
-        wanted = set(_placeholders(text.en))
+        wanted = placeholders(self.texts[key].en)
         if wanted != set(values):
-            raise _error(self.source, [f"{key} has the placeholders {_names(wanted)}, and got {_names(set(values))}"])
-        return Text(
-            text.en.format_map(
-                {name: value.en if isinstance(value, Text) else value for name, value in values.items()}
-            ),
-            text.zh.format_map(
-                {name: value.zh if isinstance(value, Text) else value for name, value in values.items()}
-            ),
-        )
+            raise _error(self.source, [f"{key} has the placeholders {quoted(wanted)}, and got {quoted(set(values))}"])
+        return self.texts[key].filled(**values)
 
 
 def words_of(module: str) -> Words:
@@ -101,55 +91,12 @@ def parse(content: str, source: str) -> Words:
         tables = tomllib.loads(content)
     except tomllib.TOMLDecodeError as error:
         raise _error(source, [f"it is no TOML: {error}"]) from error
-    found = dict(_texts(tables))
+    found = dict(entries(tables))
     wrong = [f"the text {key!r} is missing" for key in EVERY if key not in found]
-    wrong += [f"{key}: {fault}" for key, entry in found.items() for fault in _faults(entry)]
+    wrong += [f"{key}: {fault}" for key, entry in found.items() for fault in faults(entry)]
     if wrong:
         raise _error(source, wrong)
-    return Words(source, {key: Text(entry["en"], entry["zh"]) for key, entry in found.items()})
-
-
-def _texts(tables: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the entries that are not tables of tables, by their keys joined by dots."""
-    for key, entry in tables.items():
-        if isinstance(entry, dict) and entry and all(isinstance(one, dict) for one in entry.values()):
-            yield from _texts(entry, f"{within}{key}.")
-        else:
-            yield within + key, entry
-
-
-def _faults(entry: Any) -> Iterator[str]:
-    if not isinstance(entry, dict):
-        yield f"a table with {' and '.join(LANGUAGES)} was expected; got {entry!r}"
-        return
-    for language in LANGUAGES:
-        if not isinstance(entry.get(language), str) or not entry[language].strip():
-            yield f"it has no text in {language}"
-    if others := set(entry) - set(LANGUAGES):
-        yield f"it has {_names(others)} beside {' and '.join(LANGUAGES)}"
-    names = {}
-    for language in LANGUAGES:
-        if isinstance(text := entry.get(language), str):
-            try:
-                names[language] = set(_placeholders(text))
-            except ValueError as error:
-                yield f"{language}: {error}"
-    if len(names) == len(LANGUAGES) and names["en"] != names["zh"]:
-        yield f"en has the placeholders {_names(names['en'])}, zh {_names(names['zh'])}"
-
-
-def _placeholders(text: str) -> Iterator[str]:
-    for _, name, spec, conversion in string.Formatter().parse(text):
-        if name is None:
-            continue
-        if not name.isidentifier() or spec or conversion:
-            written = f"{name}{f'!{conversion}' if conversion else ''}{f':{spec}' if spec else ''}"
-            raise ValueError(f"a placeholder is a name in braces and nothing else; got {{{written}}}")
-        yield name
-
-
-def _names(names: set[str]) -> str:
-    return ", ".join(sorted(map(repr, names))) or "(none)"
+    return Words(source, {key: Text(**entry) for key, entry in found.items()})
 
 
 def _error(source: str, wrong: list[str]) -> InvalidValueError:

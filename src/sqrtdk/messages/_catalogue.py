@@ -101,6 +101,18 @@ def template(id: str) -> Text:
     return texts[key]
 
 
+def unfilled(section: str) -> dict[str, Text]:
+    """Return the texts of a section by their keys, for a page's script, which fills the placeholders itself.
+
+    Example:
+        >>> unfilled("pages.script")["fails"].zh, unfilled("pages.script")["title"].en
+        ('有错误', '{site} · head {head}')
+    """
+    name, _, within = section.partition(".")
+    start = f"{within}."
+    return {key.removeprefix(start): text for key, text in topic(name).items() if key.startswith(start)}
+
+
 def entries(tables: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the entries that are not tables of tables, by their keys joined by dots."""
     for key, entry in tables.items():
@@ -124,7 +136,7 @@ def faults(entry: Any) -> Iterator[str]:
         if not isinstance(entry.get(language), str) or not entry[language].strip():
             yield f"it has no text in {language}"
     if others := set(entry) - {*LANGUAGES, SINGULAR}:
-        yield f"it has {_names(others)} beside {' and '.join(LANGUAGES)}"
+        yield f"it has {quoted(others)} beside {' and '.join(LANGUAGES)}"
     names = {}
     for language in (*LANGUAGES, SINGULAR):
         if isinstance(words := entry.get(language), str):
@@ -134,7 +146,7 @@ def faults(entry: Any) -> Iterator[str]:
                 yield f"{language}: {error}"
     for language in (LANGUAGES[1], SINGULAR):
         if LANGUAGES[0] in names and names.get(language, names[LANGUAGES[0]]) != names[LANGUAGES[0]]:
-            yield f"en has the placeholders {_names(names['en'])}, {language} {_names(names[language])}"
+            yield f"en has the placeholders {quoted(names['en'])}, {language} {quoted(names[language])}"
     if SINGULAR in names and COUNT not in names[SINGULAR]:
         yield f"it has a singular and no placeholder {COUNT!r}"
 
@@ -160,5 +172,6 @@ def placeholders(words: str) -> set[str]:
     return names
 
 
-def _names(names: set[str]) -> str:
+def quoted(names: set[str]) -> str:
+    """Return names as a list for an error."""
     return ", ".join(sorted(map(repr, names))) or "(none)"

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sqrtdk._language import Language
-from sqrtdk.messages._catalogue import Text, placeholders, template
+from sqrtdk.messages._catalogue import Text, placeholders, template, topic
 
 Value = str | int | float
 _DEEPEST = 20  # sentences inside sentences; ours have 4 at most, so a deeper record is untrusted text
@@ -108,6 +108,21 @@ def word(id: str, language: Language, /, **values: Value) -> str:
         'h.0、h.1'
     """
     return Message(id, **values).said(language)
+
+
+def named(section: str, name: str) -> str:
+    """Return the word for a name, or the name itself if the section has none for it.
+
+    Args:
+        section: of the catalogue, as "words.verdict".
+        name: a key of the section, or an untrusted name.
+
+    Example:
+        >>> said(named("words.verdict", "exact"), "zh"), named("words.verdict", "another")
+        ('相符', 'another')
+    """
+    topic_of, _, within = section.partition(".")
+    return Message(f"{section}.{name}") if f"{within}.{name}" in topic(topic_of) else name
 
 
 def joined(sentences: Sequence[str], by: str = "semicolon") -> str:

@@ -16,12 +16,10 @@ from sqrtdk._language import Language
 from sqrtdk._sites import ROOT, fold
 from sqrtdk.audit.baseline import SCHEMA_VERSION, Change, Comparison, Ledger
 from sqrtdk.audit.records import VERDICTS
-from sqrtdk.report.check_words import VERDICT_WORDS
-from sqrtdk.report.console import drawn, paragraph
+from sqrtdk.messages import Message, named, said, word
+from sqrtdk.report.console import bracketed, drawn, paragraph
 from sqrtdk.report.markdown import code, details, fitted, table, text
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import TITLES, said
-from sqrtdk.report.terminal_words import WORDS, bracketed, counted, named, word
 
 _MOST = 40  # rows of folded changes; the rest is counted
 
@@ -50,13 +48,14 @@ def ledger_line(ledger: Ledger, language: Language = "en") -> str:
     attentions = [line for line in ledger.lines if line.verdict is not None]
     verdicts = Counter(line.verdict for line in attentions)
     each = [
-        word("attentions with", language, count=verdicts[name], what=named(VERDICT_WORDS, name, language))
+        word("words.attentions_with", language, count=verdicts[name], what=Message(f"words.verdict.{name}"))
         for name in VERDICTS
         if verdicts[name]
     ]
-    told = _attentions(len(attentions), language) + word("colon", language) + word("comma", language).join(each)
-    kinds = counted("finding", "findings", sum(len(line.findings) for line in ledger.lines), language)
-    return told + word("stop", language) + word("kept", language, findings=kinds)
+    colon, comma, stop = (word(f"words.mark.{mark}", language) for mark in ("colon", "comma", "stop"))
+    told = said(_attentions(len(attentions)), language) + colon + comma.join(each) + stop
+    findings = Message("terminal.findings", count=f"{sum(len(line.findings) for line in ledger.lines):,}")
+    return told + word("baseline.kept", language, findings=findings)
 
 
 def to_json(comparison: Comparison) -> str:
@@ -70,13 +69,14 @@ def summary_line(comparison: Comparison, language: Language = "en") -> str:
     """Return one line: how much changed, how much was not judged, and the exit code."""
     failing = sum(change.fails for change in comparison.changes)
     others = len(comparison.changes) - failing
-    parts = [counted("change", "changes", failing, language) if failing else word("nothing changed", language)]
-    parts += [word("more not counted", language, count=others)] if others else []
-    parts += [word("as before", language, attentions=_attentions(comparison.unchanged, language))]
+    changed = Message("baseline.changes", count=f"{failing:,}")
+    parts = [changed if failing else Message("baseline.nothing_changed")]
+    parts += [Message("baseline.more_not_counted", count=others)] if others else []
+    parts.append(Message("baseline.as_before", attentions=_attentions(comparison.unchanged)))
     if comparison.unjudged:
-        parts.append(word("not judged", language, attentions=_attentions(comparison.unjudged, language)))
-    end = word("exit", language, code=comparison.exit_code, fail_on=comparison.fail_on)
-    return word("comma", language).join(parts) + end
+        parts.append(Message("baseline.not_judged", attentions=_attentions(comparison.unjudged)))
+    end = word("terminal.exit", language, code=comparison.exit_code, fail_on=comparison.fail_on)
+    return word("words.mark.comma", language).join(part.said(language) for part in parts) + end
 
 
 def to_text(comparison: Comparison, *, width: int = 80, color: bool = False, language: Language = "en") -> str:
@@ -84,25 +84,26 @@ def to_text(comparison: Comparison, *, width: int = 80, color: bool = False, lan
 
     def draw(console: Console) -> None:
         names = {"model": plain(comparison.model), "file": plain(comparison.file)}
-        mode = named(WORDS, comparison.mode, language)
-        paragraph(console, word("against", language, **names, mode=mode), most=console.width)
+        mode = named("terminal.mode", comparison.mode)
+        paragraph(console, word("baseline.against", language, **names, mode=mode), most=console.width)
         console.print()
         folds = list(_folded(comparison))
         for site, change, sites in folds[:_MOST]:
-            told = Text(word("fails", language), "red") if change.fails else Text(word("told", language), "dim")
+            counts, style = ("fails", "red") if change.fails else ("not_counted", "dim")
+            told = Text(word(f"baseline.{counts}", language), style)
             where = plain(site) or ROOT
             if sites > 1:
-                where += bracketed(counted("site_count", "site_counts", sites, language), language)
-            what = said(change.kind, language, TITLES) + word("colon", language)
+                where += bracketed(word("words.sites", language, count=f"{sites:,}"), language)
+            what = _kind(change).said(language) + word("words.mark.colon", language)
             paragraph(console, told + Text(f"  {what}{where}", style="default"))
             for sign, side in _sides(change):
                 paragraph(console, f"{sign} {_side(change, side, language)}", 7)
         if len(folds) > _MOST:
-            console.print(word("more_json", language, count=len(folds) - _MOST))
+            console.print(word("terminal.more_json", language, count=len(folds) - _MOST))
         if folds:
             console.print()
         if any(change.fails for change in comparison.changes):
-            paragraph(console, word("if meant", language))
+            paragraph(console, word("baseline.if_meant", language))
             console.print()
         paragraph(console, summary_line(comparison, language), most=console.width)
 
@@ -115,27 +116,28 @@ def to_markdown(comparison: Comparison, language: Language = "en") -> str:
 
 
 def _parts(comparison: Comparison, language: Language) -> Iterator[str]:
-    outcome = word("changed" if comparison.exit_code else "as in baseline", language)
-    yield f"### {word('title', language, model=code(comparison.model), outcome=outcome)}\n"
-    file = word("baseline file", language, file=comparison.file)
+    outcome = Message("baseline.outcome.changed" if comparison.exit_code else "baseline.outcome.same")
+    yield f"### {word('terminal.comment.title', language, model=code(comparison.model), outcome=outcome)}\n"
+    file = word("baseline.file", language, file=comparison.file)
     yield text(f"{summary_line(comparison, language)} {file}", 1000) + "\n"
     folds = list(_folded(comparison))
     # changes that fail the run are shown; the others are folded away
     loud, quiet = ([fold for fold in folds if fold[1].fails is fails] for fails in (True, False))
-    titles = [word(key, language) for key in ("site", "column change", "before", "now")]
+    titles = [word("words.column.site", language)]
+    titles += [word(f"baseline.{key}", language) for key in ("change", "before", "now")]
     if loud:
         yield table(titles, (_row(fold, language) for fold in loud[:_MOST]))
-        more = word("changes not shown", language, count=len(loud) - _MOST)
-        yield f"{word('write anew', language)}\n" + (f"\n{more}\n" if len(loud) > _MOST else "")
+        more = word("baseline.changes_not_shown", language, count=len(loud) - _MOST)
+        yield f"{word('baseline.write_anew', language)}\n" + (f"\n{more}\n" if len(loud) > _MOST else "")
     if quiet:
-        more = counted("more change", "more changes", sum(sites for _, _, sites in quiet), language)
+        more = word("baseline.more_changes", language, count=f"{sum(sites for _, _, sites in quiet):,}")
         yield details(more, [table(titles, (_row(fold, language) for fold in quiet[:_MOST]))])
 
 
 def _row(fold: tuple[str, Change, int], language: Language) -> list[str]:
     site, change, sites = fold
-    what = change.kind if change.what in ("attention", "finding") else f"{change.what} {change.kind}"
-    what = said(what, language, TITLES)
+    whole = change.what in ("attention", "finding")
+    what = (_kind(change) if whole else Message(f"baseline.changed.{change.what}")).said(language)
     many = bracketed(str(sites), language) if sites > 1 else ""
     return [
         f"{code(site or ROOT)}{many}",
@@ -155,6 +157,10 @@ def _folded(comparison: Comparison) -> Iterator[tuple[str, Change, int]]:
         yield f"{site} #{index}" if index else site, group[0], len(group)
 
 
+def _kind(change: Change) -> Message:
+    return Message(f"baseline.kind.{change.kind.replace(' ', '_')}")
+
+
 def _sides(change: Change) -> Iterator[tuple[str, str]]:
     for sign, side in (("-", change.before), ("+", change.after)):
         if side is not None:
@@ -165,7 +171,7 @@ def _side(change: Change, side: str, language: Language) -> str:
     if change.what in ("attention", "finding"):
         return plain(side)
     value = _value(change, side, language)
-    return word("side", language, what=said(change.what, language, TITLES), value=plain(value))
+    return word("baseline.value", language, what=Message(f"baseline.side.{change.what}"), value=plain(value))
 
 
 def _value(change: Change, side: str, language: Language) -> str:
@@ -173,8 +179,9 @@ def _value(change: Change, side: str, language: Language) -> str:
     if change.what != "verdict":
         return side
     verdict, mark, mistake = side.partition(": ")  # "unexplained: missing"; other verdicts have no mistake
-    return named(VERDICT_WORDS, verdict, language) + (word("colon", language) if mark else "") + mistake
+    in_words = said(named("words.verdict", verdict), language)
+    return in_words + (word("words.mark.colon", language) if mark else "") + mistake
 
 
-def _attentions(number: int, language: Language) -> str:
-    return counted("attention", "attentions", number, language)
+def _attentions(number: int) -> Message:
+    return Message("words.attentions", count=f"{number:,}")

@@ -20,8 +20,8 @@ from rich.text import Text
 
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT
+from sqrtdk.messages import word
 from sqrtdk.report.plain import plain
-from sqrtdk.report.terminal_words import word
 
 _MOST_SITES = 3
 _PROSE_WIDTH = 110
@@ -69,9 +69,19 @@ def listed(sites: Sequence[str], language: Language = "en") -> str:
         'h.0, (root), h.2 and 2 more'
     """
     names = list(dict.fromkeys(plain(site) or ROOT for site in sites))
-    shown = word("list comma", language).join(names[:_MOST_SITES])
+    shown = word("words.mark.list", language).join(names[:_MOST_SITES])
     left = len(names) - _MOST_SITES
-    return word("list more", language, sites=shown, count=left) if left > 0 else shown
+    return word("terminal.listed_more", language, sites=shown, count=left) if left > 0 else shown
+
+
+def bracketed(sites: str, language: Language) -> str:
+    """Return sites in brackets, to be put behind a text; the root has brackets already.
+
+    Example:
+        >>> bracketed("h.0, h.1", "en"), bracketed("(root)", "en")
+        (' (h.0, h.1)', ' (root)')
+    """
+    return f" {ROOT}" if sites == ROOT else word("terminal.in_brackets", language, sites=sites)
 
 
 def wrapped(text: Text, width: int) -> list[Text]:
@@ -243,4 +253,4 @@ def _pairs(columns: Sequence[Column], cells: Sequence[Text], language: Language)
         for column, cell in zip(columns, cells, strict=True)
         if cell.plain
     ]
-    return Text(word("semicolon", language)).join(told)
+    return Text(word("words.mark.semicolon", language)).join(told)

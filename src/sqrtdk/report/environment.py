@@ -6,35 +6,50 @@ from pathlib import Path
 from typing import Any
 
 from sqrtdk._language import Language
+from sqrtdk.messages import Message, named, said
 from sqrtdk.report.console import Column, drawn, print_table
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import said
-from sqrtdk.report.terminal_words import ENVIRONMENT, named
 
 
 def to_text(environment: dict[str, Any], *, width: int = 160, color: bool = False, language: Language = "en") -> str:
     """Draw the result of `sqrtdk._environment.environment`, one name and value a line."""
     versions, kernel, triton = (environment[name] for name in ("versions", "kernel", "triton"))
-    lines = {name: version or "not installed" for name, version in versions.items()}
-    cores = environment["cpus"] or "an unknown number of"
+    lines = {name: version or Message("terminal.machine.not_installed") for name, version in versions.items()}
     lines |= {
         "platform": environment["platform"],
-        "CPU": f"{environment['cpu']}, {cores} logical cores, {environment['threads']} threads of torch",
-        "GPU": ", ".join(environment["gpus"]) or "none that torch can use",
-        "compiler": kernel["compiler"] or "none",
-        "kernel": _library(Path(kernel["library"])) if kernel["loaded"] else f"not in use: {kernel['reason']}",
-        "Triton": ", ".join(filter(None, (triton["version"], _use_of(triton)))),
+        "CPU": _cpu(environment["cpu"], environment["cpus"], environment["threads"]),
+        "GPU": ", ".join(environment["gpus"]) or Message("terminal.machine.no_gpu"),
+        "compiler": kernel["compiler"] or Message("words.none"),
+        "kernel": _library(Path(kernel["library"])) if kernel["loaded"] else _not_in_use(kernel["reason"]),
+        "Triton": _triton(triton),
     }
-    rows = [(named(ENVIRONMENT, name, language), plain(said(text, language))) for name, text in lines.items()]
+    rows = [
+        (said(named("terminal.environment", name), language), plain(said(text, language)))
+        for name, text in lines.items()
+    ]
     columns = (Column(""), Column("", prose=True))
     return drawn(lambda console: print_table(console, columns, rows, language=language), width, color)
 
 
+def _cpu(name: str, cores: int | None, threads: int) -> str:
+    if cores is None:
+        return Message("terminal.machine.cpu_unknown", cpu=name, threads=threads)
+    return Message("terminal.machine.cpu", cpu=name, cores=cores, threads=threads)
+
+
 def _library(path: Path) -> str:
-    return f"in use: {path.name} in {path.parent}"  # the name first: a whole path is too long for a line
+    # the name first: a whole path is too long for a line
+    return Message("terminal.machine.library", library=path.name, folder=str(path.parent))
 
 
-def _use_of(triton: dict[str, Any]) -> str:
+def _not_in_use(reason: str) -> str:
+    return Message("terminal.machine.not_in_use", reason=reason)
+
+
+def _triton(triton: dict[str, Any]) -> str:
     if not triton["available"]:
-        return f"not in use: {triton['reason']}"
-    return "interpreted, on CPUs: slow" if triton["interpreted"] else "in use on GPUs"
+        use = _not_in_use(triton["reason"])
+    else:
+        use = Message(f"terminal.machine.{'interpreted' if triton['interpreted'] else 'on_gpus'}")
+    version = triton["version"]
+    return Message("terminal.machine.version", version=version, use=use) if version else use

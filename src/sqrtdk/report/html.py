@@ -18,10 +18,9 @@ from markupsafe import Markup
 from sqrtdk._language import Choice
 from sqrtdk._sites import site_name
 from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, JudgedCall
-from sqrtdk.messages import Text, say
+from sqrtdk.messages import Message, Text, named, said, text, word
 from sqrtdk.report import figures, notebook, page
 from sqrtdk.report import laws as law_table
-from sqrtdk.report.check_words import HEALTH_WORDS, MODES, RESULTS, STEPS, VERDICT_WORDS, WORDS
 from sqrtdk.report.fold import Fold, expected, fold_calls, values
 from sqrtdk.report.headline import consequences, headline
 from sqrtdk.report.kv_cache import section
@@ -29,12 +28,18 @@ from sqrtdk.report.page import both
 from sqrtdk.report.payload import payload
 from sqrtdk.report.places import at_text, places
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import said
-from sqrtdk.report.terminal_words import WORDS as TERMINAL
-from sqrtdk.report.terminal_words import counted, word
+from sqrtdk.report.terminal import premises
 from sqrtdk.tracing.records import AttentionCall
 
 _DIAL_OCTAVES = 8.0  # the dial of the scale ratio reaches from 2^-8 to 2^8
+TONES = {  # outcome of a report -> tone of its word
+    "failed": "bad",
+    "findings": "bad",
+    "incomplete": "doubtful",
+    "warnings": "doubtful",
+    "scales": "",
+    "passed": "good",
+}
 _MOST_NOTES = 6  # notes on values that were made up or chosen for the user; they stand beside the figures
 
 
@@ -60,7 +65,7 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
     calls = report.calls
     verdicts = Counter((judged.verdict, judged.sound_but_failing) for judged in calls)
     severities = Counter(finding.severity for finding in report.findings)
-    without = [judged.call.stats_reason or WORDS["no_reason"].en for judged in calls if judged.call.stats is None]
+    without = [judged.call.stats_reason or Message("words.no_reason") for judged in calls if judged.call.stats is None]
     context: dict[str, Any] = {
         "report": report,
         "version": importlib.metadata.version("sqrtdk"),
@@ -69,9 +74,9 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
         "folds": fold_calls(calls),
         "causes": consequences(report.findings),
         "verdicts": [(*key, verdicts[key]) for key in product(VERDICTS, (False, True)) if verdicts[key]],
-        "premises": _premises(report),
-        "result": RESULTS[report.outcome],
-        "mode": both(MODES.get(report.mode, Text(report.mode, report.mode))),
+        "premises": premises(report)[:_MOST_NOTES],
+        "result": (both(Message(f"pages.result.{report.outcome}")), TONES[report.outcome]),
+        "mode": both(named("pages.mode", report.mode)),
         "not_measured": [entry for entry in report.not_measured if not report.repeated(entry)],
         "not_attention": [entry for entry in report.not_attention if not report.repeated(entry)],
         "severities": [(name, severities[name]) for name in reversed(SEVERITIES) if severities[name]],
@@ -82,16 +87,14 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
         "laws": law_table.section(report.laws),
         "both": both,
         "say": _say,
-        "said": _said,
-        "step_word": lambda name: both(STEPS.get(name, Text(name, name))),
+        "said": both,
+        "step_word": lambda name: both(named("pages.step", name)),
         "broken": _broken,
-        "verdict_word": lambda name: both(VERDICT_WORDS[name]),
-        "calls_with": lambda name, count: both(TERMINAL["calls with"].filled(count=count, what=VERDICT_WORDS[name])),
-        "findings_with": lambda name, count: both(
-            TERMINAL["findings with"].filled(count=count, what=HEALTH_WORDS.get(name, Text(name, name)))
-        ),
+        "verdict_word": lambda name: both(Message(f"words.verdict.{name}")),
+        "calls_with": lambda name, count: _say("words.calls_with", count=count, what=Message(f"words.verdict.{name}")),
+        "findings_with": lambda name, count: _say("words.findings_with", count=count, what=_health(name)),
         "at_text": lambda at: both(Text(at, at_text(at, "zh"))),
-        "health_word": lambda name: both(HEALTH_WORDS.get(name, Text(name, name))),
+        "health_word": lambda name: both(_health(name)),
         "number": figures.number,
         "ratio": figures.ratio,
         "percent": figures.percent,
@@ -105,19 +108,12 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
     return page.render("report", context, languages=True, before=("report_sites",), opens=language)
 
 
-def _premises(report: CheckReport) -> list[str]:
-    notes = report.environment.get("notes") or ()
-    return list(dict.fromkeys(plain(str(note)) for note in notes))[:_MOST_NOTES]
+def _say(id: str, **values: str | int) -> Markup:
+    return both(Message(id, **values))
 
 
-def _said(text: str) -> Markup:
-    """Return a finding's message, or a reason, in both languages."""
-    return both(Text(text, said(text, "zh")))
-
-
-def _say(key: str, **parts: object) -> Markup:
-    text = WORDS[key]
-    return both(Text(text.en.format(**parts), text.zh.format(**parts)))
+def _health(name: str) -> str:
+    return Message(f"words.verdict.{UNMEASURED}") if name == UNMEASURED else named("words.severity", name)
 
 
 def _broken(path: str) -> Markup:
@@ -135,21 +131,20 @@ def _searched(fold: Fold) -> str:
     """Return the lower-case text that the page's site filter searches."""
     first = fold.first
     words = [site_name(judged.call.site) for judged in fold.calls]
-    words += [first.call.formula, first.mistake or "", first.verdict, VERDICT_WORDS[first.verdict].zh]
-    health = HEALTH_WORDS[first.health]
+    words += [first.call.formula, first.mistake or "", first.verdict, word(f"words.verdict.{first.verdict}", "zh")]
+    health = text(_health(first.health))
     words += [health.en, health.zh, first.call.kind, *places(first.call)]
     return "\n".join((fold.site, *words)).lower()
 
 
 def to_table(report: CheckReport) -> str:
     """Return the table of sites and the findings as HTML for a notebook."""
-    result, tone = RESULTS[report.outcome]
     language = notebook.language()
     return _table(
         report.calls,
         report=report,
-        result=(say(result, language), tone),
-        told=say(headline(report), language),
+        result=(word(f"pages.result.{report.outcome}", language), TONES[report.outcome]),
+        told=text(headline(report)).of(language),
         causes=consequences(report.findings),
         judges=True,
     )
@@ -167,15 +162,13 @@ def call_table(call: AttentionCall) -> str:
 
 def _table(calls: Sequence[JudgedCall], **context: Any) -> str:
     language = notebook.language()
-    functions = {"ratio": figures.ratio, "percent": figures.percent, "count": figures.count}
+    functions = {"ratio": figures.ratio, "percent": figures.percent}
     words: dict[str, Any] = {
-        "say": lambda key: say(WORDS[key], language),
-        "word": lambda key: word(key, language),
-        "counted": lambda one, several, number: counted(one, several, number, language),
+        "say": lambda id, **values: word(id, language, **values),
         "said": lambda text: said(text, language),
-        "verdict_word": lambda name: say(VERDICT_WORDS[name], language),
-        "health_word": lambda name: say(HEALTH_WORDS[name], language) if language == "zh" else name,
-        "step_word": lambda name: say(STEPS[name], language) if name in STEPS and language == "zh" else name,
+        "verdict_word": lambda name: word(f"words.verdict.{name}", language),
+        "health_word": lambda name: said(_health(name), language),
+        "step_word": lambda name: said(named("pages.step", name), language),
     }
     shown = {"folds": fold_calls(calls), "worst_head": figures.worst_head, "causes": (), **functions, **words}
     return notebook.fragment("check", {"report": None, "call": None, "judges": False, **shown, **context})

@@ -13,12 +13,11 @@ from sqrtdk._language import Language
 from sqrtdk._sites import ROOT
 from sqrtdk.audit.cache import QK_NORM, CacheCall, CacheForecast
 from sqrtdk.kv.findings import blamed_text, fix_text, scale_text
-from sqrtdk.messages import Message, joined, said, text
-from sqrtdk.report.console import Column, listed, paragraph, print_table
+from sqrtdk.messages import Message, joined, said, text, word
+from sqrtdk.report.console import Column, bracketed, listed, paragraph, print_table
 from sqrtdk.report.figures import number, percent
 from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
-from sqrtdk.report.terminal_words import bracketed, counted, word
 
 COLUMNS = ("site", "worst", "kl", "median", "max", "key_changes", "output_off")
 MOST = 40
@@ -35,11 +34,13 @@ def draw_cache(console: Console, forecast: CacheForecast | None, language: Langu
     if forecast.calls:
         _table(console, forecast, language)
     if len(forecast.calls) > MOST:
-        paragraph(console, Line(word("more_json", language, count=len(forecast.calls) - MOST)), 2)
+        paragraph(console, Line(word("terminal.more_json", language, count=len(forecast.calls) - MOST)), 2)
     for entry in forecast.without_cache[:1]:
         sites = bracketed(listed([one.site for one in forecast.without_cache], language), language)
         paragraph(
-            console, Line(word("no cache", language, why=said(entry.reason, language), sites=sites), style="dim"), 0
+            console,
+            Line(word("terminal.no_cache", language, why=said(entry.reason, language), sites=sites), style="dim"),
+            0,
         )
     console.print()
 
@@ -102,10 +103,10 @@ def legend(forecast: CacheForecast) -> str:
 
 
 def _counted(forecast: CacheForecast, language: Language) -> str:
-    parts = [counted("attention", "attentions", len(forecast.calls), language)]
+    parts = [word("words.attentions", language, count=f"{len(forecast.calls):,}")]
     if forecast.not_measured:
         parts.append(said(Message("cache.table.not_judged", count=len(forecast.not_measured)), language))
-    return word("comma", language).join(parts)
+    return word("words.mark.comma", language).join(parts)
 
 
 def _title(forecast: CacheForecast) -> Message:

@@ -13,17 +13,15 @@ from rich.text import Text as Line
 
 from sqrtdk import _json
 from sqrtdk._language import Language
-from sqrtdk.lab.claim import EXPLANATIONS, GROUPS, Claim, Expect, spelled
+from sqrtdk.lab.claim import EXPLANATIONS, Claim, Expect, spelled
 from sqrtdk.lab.figures import number
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.runner import Done
-from sqrtdk.messages import Text, say
+from sqrtdk.messages import Message, said, say, word
 from sqrtdk.report import latex
 from sqrtdk.report.console import Cell, Column, drawn, paragraph, print_table
-from sqrtdk.report.lab_words import ANSWERS, TALLY, TERMINAL, WORDS
 from sqrtdk.report.plain import plain
-from sqrtdk.report.terminal_words import word
 
 COLOURS = {"holds": "green", "fails": "red", "partly": "blue", "depends": "yellow", "undecided": "magenta"}
 
@@ -33,17 +31,17 @@ def register_text(language: Language = "en", *, width: int = 100, color: bool = 
 
     def draw(console: Console) -> None:
         for group, claims in groupby(CLAIMS.values(), key=lambda claim: claim.group):
-            paragraph(console, Line(say(GROUPS[group], language), style="bold"))
+            paragraph(console, Line(word(f"lab.group.{group}", language), style="bold"))
             rows = [
                 (Line(claim.id, style="cyan"), " ".join(claim.sources[:5]), say(claim.statement, language))
                 for claim in claims
             ]
             print_table(console, _columns(3), rows, indent=2, language=language)
             console.print()
-        paragraph(console, Line(say(WORDS["sources"], language), style="bold"))
-        paragraph(console, say(WORDS["sources_mean"], language), 2)
+        paragraph(console, Line(word("lab.sources", language), style="bold"))
+        paragraph(console, word("lab.sources_mean", language), 2)
         for source in EXPLANATIONS:
-            paragraph(console, say(spelled(source), language), 2)
+            paragraph(console, said(spelled(source), language), 2)
 
     return drawn(draw, width, color)
 
@@ -57,26 +55,26 @@ def claim_text(claim: Claim, language: Language = "en", *, width: int = 100, col
     """Return one claim as text: its statement, how it is measured, and what counts as true."""
 
     def draw(console: Console) -> None:
-        sources = word("list comma", language).join(say(spelled(source), language) for source in claim.sources)
+        sources = word("words.mark.list", language).join(said(spelled(source), language) for source in claim.sources)
         paragraph(console, Line.assemble((claim.id, "bold cyan"), (f"  {sources}", "dim")))
         paragraph(console, say(claim.statement, language))
         console.print()
         rows = [
-            (_word(WORDS["formula"], language), latex.to_text(claim.formula)),
-            (_word(WORDS["method"], language), say(claim.method, language)),
-            (_word(WORDS["control"], language), say(claim.control, language)),
+            (_label("lab.formula", language), latex.to_text(claim.formula)),
+            (_label("lab.method", language), say(claim.method, language)),
+            (_label("lab.control", language), say(claim.control, language)),
         ]
         for part in claim.parts:
-            bars = say(TERMINAL["semicolon"], language).join(bar(expect, language) for expect in part.expects)
-            told = say(TERMINAL["bars"], language, part=say(part.text, language), bars=bars)
-            rows.append((_word(TERMINAL["true_if"], language), told))
+            bars = word("words.mark.semicolon", language).join(bar(expect, language) for expect in part.expects)
+            told = word("lab.terminal.bars", language, part=say(part.text, language), bars=bars)
+            rows.append((_label("lab.terminal.true_if", language), told))
         if claim.condition is not None:
-            rows.append((_word(TERMINAL["condition"], language), say(claim.condition, language)))
+            rows.append((_label("lab.terminal.condition", language), say(claim.condition, language)))
         for name, value in claim.parameters.items():
             told = f"{name} = {_short(value)}"
             if name in claim.quick:
-                told = say(TERMINAL["quick"], language, parameter=told, value=_short(claim.quick[name]))
-            rows.append((_word(TERMINAL["parameters"], language), told))
+                told = word("lab.terminal.quick", language, parameter=told, value=_short(claim.quick[name]))
+            rows.append((_label("lab.terminal.parameters", language), told))
         print_table(console, _columns(2), rows, language=language)
 
     return drawn(draw, width, color)
@@ -96,17 +94,20 @@ def verdicts_text(
         rows: list[tuple[Cell, ...]] = []
         for one in done:
             record, verdict = one.record, one.record.outcome.verdict
-            answer = Line(say(ANSWERS[verdict.answer], language), style=COLOURS[verdict.answer])
-            seconds = "kept" if one.reused else "seconds"
-            time = Line(say(TERMINAL[seconds], language, seconds=record.duration_s), style="dim")
+            answer = Line(word(f"lab.answer.{verdict.answer}", language), style=COLOURS[verdict.answer])
+            seconds = Message("lab.terminal.seconds", seconds=f"{record.duration_s:.1f}")
+            time = Line(said(Message("lab.terminal.kept") if one.reused else seconds, language), style="dim")
             rows.append((Line(plain(record.id), style="cyan"), answer, time, _on(record, language)))
             if record.doubt is not None:
-                same = say(ANSWERS[record.control.verdict.answer], language)
-                warning = say(TERMINAL[f"control_{record.doubt}"], language, answer=same)
-                rows.append(("", Line(say(TERMINAL["unsound"], language), style="bold red"), "", warning))
+                same = Message(f"lab.answer.{record.control.verdict.answer}")
+                warning = Message("lab.terminal.control_undecided")
+                if record.doubt == "same":
+                    warning = Message("lab.terminal.control_same", answer=same)
+                unsound = Line(word("lab.terminal.unsound", language), style="bold red")
+                rows.append(("", unsound, "", said(warning, language)))
         print_table(console, _columns(4), rows, language=language)
         counts = tally([one.record.outcome.verdict.answer for one in done], language)
-        told = say(TERMINAL["records"], language, counts=counts, folder=plain(str(folder)))
+        told = word("lab.terminal.records", language, counts=counts, folder=plain(str(folder)))
         console.print()
         paragraph(console, told, most=console.width)
 
@@ -143,11 +144,9 @@ def tally(answers: Sequence[str], language: Language = "en") -> str:
         ('3 claims: 2 hold, 1 fails.', '1 条说法：1 条视条件而定。')
     """
 
-    def counted(name: str, count: int, **parts: object) -> str:
-        return say(TALLY[f"{name}_1" if count == 1 else name], language, count=count, **parts)
-
-    each = [counted(answer, answers.count(answer)) for answer in ANSWERS if answer in answers]
-    return counted("all", len(answers), parts=say(TALLY["comma"], language).join(each))
+    counts = {answer: answers.count(answer) for answer in COLOURS if answer in answers}
+    each = [word(f"lab.tally.{answer}", language, count=count) for answer, count in counts.items()]
+    return word("lab.tally.all", language, count=len(answers), parts=word("words.mark.comma", language).join(each))
 
 
 def bar(expect: Expect, language: Language = "en") -> str:
@@ -161,9 +160,9 @@ def bar(expect: Expect, language: Language = "en") -> str:
     """
     low = f"{number(expect.low)} <= " if math.isfinite(expect.low) else ""
     high = f" <= {number(expect.high)}" if math.isfinite(expect.high) else ""
-    text = f"{expect.figure} >= {number(expect.low)}" if low and not high else f"{low}{expect.figure}{high}"
-    at = word("list comma", language).join(f"{name} = {place}" for name, place in expect.at.items())
-    return say(TERMINAL["bar at"], language, bar=text, at=at) if at else text
+    bounds = f"{expect.figure} >= {number(expect.low)}" if low and not high else f"{low}{expect.figure}{high}"
+    at = word("words.mark.list", language).join(f"{name} = {place}" for name, place in expect.at.items())
+    return word("lab.terminal.bar_at", language, bar=bounds, at=at) if at else bounds
 
 
 def _on(record: Record, language: Language) -> str:
@@ -171,12 +170,17 @@ def _on(record: Record, language: Language) -> str:
     verdict = record.outcome.verdict
     if verdict.answer in ("holds", "fails"):
         return ""
-    words = {True: ANSWERS["holds"], False: ANSWERS["fails"], None: ANSWERS["undecided"]}
+    of_part = {True: "holds", False: "fails", None: "undecided"}
     answers = [
-        say(TERMINAL["finding"], language, met=say(words[part.met], language), part=plain(say(part.text, language)))
+        word(
+            "lab.terminal.finding",
+            language,
+            met=Message(f"lab.answer.{of_part[part.met]}"),
+            part=plain(say(part.text, language)),
+        )
         for part in verdict.findings
     ]
-    parts = say(TERMINAL["semicolon"], language).join(answers)
+    parts = word("words.mark.semicolon", language).join(answers)
     return parts if record.condition is None else f"{plain(say(record.condition, language))}\n{parts}"
 
 
@@ -204,8 +208,8 @@ def _columns(number_of: int) -> tuple[Column, ...]:
     return (*(Column("") for _ in range(number_of - 1)), Column("", prose=True))
 
 
-def _word(text: Text, language: Language) -> Line:
-    return Line(say(text, language), style="dim")
+def _label(id: str, language: Language) -> Line:
+    return Line(word(id, language), style="dim")
 
 
 def _short(value: object) -> str:

@@ -1,6 +1,6 @@
 """Draws the records of `sqrtdk lab` as one self-contained HTML page in English and Simplified Chinese.
 
-Text and figures come from the records; the page's own words are in `lab_words`. Records are untrusted: see
+Text and figures come from the records. Records are untrusted: see
 `sqrtdk.report.page` for texts and `sqrtdk.report.markup` for formulas and plots.
 """
 
@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from markupsafe import Markup, escape
 
@@ -20,15 +20,17 @@ from sqrtdk._language import Choice
 from sqrtdk.lab import figures
 from sqrtdk.lab.claim import EXPLANATIONS, GROUPS, spelled
 from sqrtdk.lab.figures import Figure
-from sqrtdk.lab.judge import Check, PartAnswer
+from sqrtdk.lab.judge import Answer, Check, PartAnswer
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.runner import Done
-from sqrtdk.messages import Text
+from sqrtdk.messages import Message, Text, named, word
+from sqrtdk.messages import text as text_of
 from sqrtdk.report import markup, notebook, page
-from sqrtdk.report.lab_words import ANSWERS, ANSWERS_MEAN, MET, PARTS, WORDS
 from sqrtdk.report.plain import plain
 from sqrtdk.report.plots import to_svg
 
+ANSWERS = get_args(Answer)
+MET = {True: "met", False: "missed", None: "undecided"}  # answer to a part of a claim -> key of lab.part and lab.parts
 _OWN_IDS = ("register", "sources", "run", "claims", "zh", "en")  # anchors of the page itself; claims must use others
 
 
@@ -78,12 +80,12 @@ def to_html(records: Sequence[Record], missing: Sequence[str] = (), language: Ch
         "version": importlib.metadata.version("sqrtdk"),
         "percent": percent,
         "levels": ", ".join(dict.fromkeys(percent(record.level) for record in records)),
-        "meanings": ANSWERS_MEAN,
+        "means": lambda name: both(Message(f"lab.means.{name}")),
         "say": _say,
         "both": both,
-        "answer": lambda name: both(ANSWERS.get(name, Text(name, name))),
+        "answer": lambda name: both(named("lab.answer", name)),
         "tone": _tone,
-        "met": lambda value: both(MET[value]),
+        "met": lambda value: both(Message(f"lab.part.{MET[value]}")),
         "part_sets": _part_sets,
         "changes": _changes,
         "parameters": _parameters,
@@ -107,10 +109,10 @@ def to_table(record: Record) -> str:
             "record": record,
             "verdict": record.outcome.verdict,
             "both": lambda text: _prose(text.en),
-            "say": lambda key, **parts: WORDS[key].en.format(**parts),
-            "answer": lambda name: ANSWERS[name].en if name in ANSWERS else name,
+            "say": lambda id, **values: word(id, "en", **values),
+            "answer": lambda name: named("lab.answer", name),
             "tone": _tone,
-            "met": lambda value: MET[value].en,
+            "met": lambda value: word(f"lab.part.{MET[value]}", "en"),
             "number": number,
             "percent": percent,
             "bar": bar,
@@ -145,13 +147,10 @@ def _shown(records: Iterable[Record]) -> list[_Shown]:
     return shown
 
 
-def _groups(shown: Sequence[_Shown]) -> list[tuple[Text, list[_Shown]]]:
+def _groups(shown: Sequence[_Shown]) -> list[tuple[str, list[_Shown]]]:
     # the register's groups in its order, then any others: a record may name a group that we do not have
     names = dict.fromkeys((*GROUPS, *(one.record.group for one in shown)))
-    members = [
-        (GROUPS.get(name, Text(name, name)), [one for one in shown if one.record.group == name])  # type: ignore[call-overload]
-        for name in names
-    ]
+    members = [(named("lab.group", name), [one for one in shown if one.record.group == name]) for name in names]
     return [(title, of_group) for title, of_group in members if of_group]
 
 
@@ -164,30 +163,30 @@ def _settings(records: Sequence[Record]) -> list[tuple[Markup, list[tuple[Any, i
     environment = dict.fromkeys(key for record in records for key in record.environment)
     days = sorted(record.started for record in records)  # the page shows the first and the last
     return [
-        (_say("kind"), values(lambda record: _say("quick" if record.quick else "full")), True),
-        (_say("seed"), values(lambda record: record.seed), True),
-        (_say("level"), values(lambda record: percent(record.level)), True),
-        (_say("started"), [(day, 1) for day in dict.fromkeys((*days[:1], *days[-1:]))], False),
+        (_say("lab.kind"), values(lambda record: _say("lab.quick" if record.quick else "lab.full")), True),
+        (_say("lab.seed"), values(lambda record: record.seed), True),
+        (_say("lab.level"), values(lambda record: percent(record.level)), True),
+        (_say("lab.started"), [(day, 1) for day in dict.fromkeys((*days[:1], *days[-1:]))], False),
         *(
             (escape(plain(key)), values(lambda record, key=key: record.environment.get(key, "?")), True)  # type: ignore[misc]
             for key in environment
         ),
-        (_say("command"), values(lambda record: record.command or _say("python_call")), False),
+        (_say("lab.command"), values(lambda record: record.command or _say("lab.python_call")), False),
     ]
 
 
-def _say(key: str, **parts: object) -> Markup:
-    text = WORDS[key]
-    return both(Text(text.en.format(**parts), text.zh.format(**parts)))
+def _say(id: str, **values: str | int) -> Markup:
+    return both(Message(id, **values))
 
 
-def both(text: Text) -> Markup:
+def both(text: Text | str) -> Markup:
     """Return a text in both languages, of which the page shows one. An index such as in "d_k" is set as a subscript.
 
     Example:
         >>> print(both(Text("d_k < 3", "d_k < 3")))
         d<sub>k</sub> &lt; 3
     """
+    text = text_of(text)
     if text.en == text.zh:
         return _prose(text.en)
     return Markup('<span class="en" lang="en">{}</span><span class="zh" lang="zh-CN">{}</span>').format(
@@ -290,7 +289,10 @@ def strip(check: Check) -> Markup:
 def _part_sets(findings: Sequence[PartAnswer]) -> list[tuple[Markup, str, list[PartAnswer]]]:
     """Return the parts in up to three sets: those that hold, fail, or are undecided. Empty sets are left out."""
     tones = {True: "good", False: "bad", None: "open"}
-    sets = [(both(PARTS[met]), tone, [part for part in findings if part.met is met]) for met, tone in tones.items()]
+    sets = [
+        (both(Message(f"lab.parts.{MET[met]}")), tone, [part for part in findings if part.met is met])
+        for met, tone in tones.items()
+    ]
     return [(title, tone, parts) for title, tone, parts in sets if parts]
 
 

@@ -13,7 +13,7 @@ from rich.text import Text as Line
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT, ranges
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, LawAnswer
-from sqrtdk.messages import Message, joined, said, text, word
+from sqrtdk.messages import Message, joined, named, said, text, word
 from sqrtdk.report.console import Column, paragraph, print_table
 from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
@@ -82,13 +82,10 @@ def each_of(moved: Sequence[bool], most: int = WIDEST) -> int:
 
 def named_law(law: str) -> str:
     """Return a law's name; the Chinese is followed by the identifier."""
-    try:
-        return Message(f"laws.names.{law}")
-    except KeyError:  # a law of the user's own
-        return law
+    return named("laws.names", law)
 
 
-def names_of(row: Row) -> str:
+def listed_laws(row: Row) -> str:
     """Return the names of a row's laws as a list."""
     return joined([named_law(law) for law in row.laws], "comma")
 
@@ -96,7 +93,7 @@ def names_of(row: Row) -> str:
 def answer_of(row: Row) -> str:
     """Return the answer in words; a broken law has its severity behind it."""
     state = Message(STATES[row.answer.state])
-    return state if row.severity is None else joined([state, Message(f"laws.severity.{row.severity}")], "colon")
+    return state if row.severity is None else joined([state, Message(f"words.severity.{row.severity}")], "colon")
 
 
 def what_of(row: Row, *, message: bool = False) -> str:
@@ -121,7 +118,7 @@ def draw_laws(console: Console, answers: Sequence[LawAnswer], language: Language
     columns = [Column("", prose=True), Column(""), Column("", prose=True)]
     cells = [
         (
-            Line(plain(said(names_of(row), language))),
+            Line(plain(said(listed_laws(row), language))),
             Line(said(answer_of(row), language), style=_STYLES.get(row.severity or row.answer.state, "red")),
             Line(plain(said(what_of(row), language))),
         )

@@ -12,17 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT
 from sqrtdk.audit.records import OK, UNMEASURED, CheckReport
-from sqrtdk.messages import Message
+from sqrtdk.messages import Message, named, said, word
 from sqrtdk.report import laws
-from sqrtdk.report.check_words import VERDICT_WORDS
-from sqrtdk.report.console import listed
+from sqrtdk.report.console import bracketed, listed
 from sqrtdk.report.figures import ratio
 from sqrtdk.report.fold import Fold, FoldedFinding, fold_calls, fold_findings
 from sqrtdk.report.places import at_text, places_text
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import said
-from sqrtdk.report.terminal import summary_line
-from sqrtdk.report.terminal_words import ENVIRONMENT, OUTCOMES, SEVERITIES, WORDS, bracketed, counted, named, word
+from sqrtdk.report.terminal import premises, summary_line
 
 MOST_CHARACTERS = 60_000  # GitHub rejects comments beyond 65536
 _MOST_ROWS = 12
@@ -59,7 +56,7 @@ def to_markdown(report: CheckReport, language: Language = "en") -> str:
 def fitted(parts: Iterable[str], language: Language = "en") -> str:
     """Join as many whole parts as fit. A `<details>` block is one part, so that it is never cut open."""
     chosen: list[str] = []
-    cut = f"\n{word('cut', language)}\n"
+    cut = f"\n{word('terminal.comment.cut', language)}\n"
     room = MOST_CHARACTERS - len(cut)
     for part in parts:
         room -= len(part) + 1
@@ -99,10 +96,9 @@ def details(title: str, lines: Iterable[str]) -> str:
 
 
 def _parts(report: CheckReport, language: Language) -> Iterator[str]:
-    outcome = named(OUTCOMES, report.outcome, language)
-    yield f"### {word('title', language, model=code(report.model.id), outcome=outcome)}\n"
+    outcome = Message(f"terminal.outcome.{report.outcome}")
+    yield f"### {word('terminal.comment.title', language, model=code(report.model.id), outcome=outcome)}\n"
     yield text(summary_line(report, language), 1000) + "\n"
-    notes = [str(note) for note in report.environment.get("notes") or ()]
     if report.calls:
         yield _ledger(report, language)
     folded = fold_findings(report.findings)
@@ -112,13 +108,13 @@ def _parts(report: CheckReport, language: Language) -> Iterator[str]:
     rest = [*failing[_MOST_OPEN:], *(entry for entry in folded if entry not in failing)]
     if rest:
         yield ""
-        keys = ("more_findings_1", "more_findings") if failing else ("finding", "findings")
-        yield details(counted(*keys, len(rest), language), (_finding(entry, language) for entry in rest[:40]))
+        id = "terminal.comment.more_findings" if failing else "terminal.findings"
+        yield details(word(id, language, count=f"{len(rest):,}"), (_finding(entry, language) for entry in rest[:40]))
     if report.laws:
         yield ""
         title, counts = (said(part, language) for part in (Message("laws.page.title"), laws.counts(report.laws)))
         yield details(title + bracketed(counts, language), _laws(report, language))
-    yield from _asides(report, notes, language)
+    yield from _asides(report, language)
 
 
 def _ledger(report: CheckReport, language: Language) -> str:
@@ -128,17 +124,17 @@ def _ledger(report: CheckReport, language: Language) -> str:
     rows = [_row(fold, language) for fold in folds[:_MOST_ROWS]]
     if len(folds) > _MOST_ROWS:
         left = sum(len(fold.calls) for fold in folds[_MOST_ROWS:])
-        rows.append([counted("more_calls_1", "more_calls", left, language), "", "", "", ""])
-    titles = [word(key, language) for key in ("site", "formula", "ratio", "verdict", "health")]
+        rows.append([word("terminal.comment.more_calls", language, count=f"{left:,}"), "", "", "", ""])
+    titles = [word(f"words.column.{key}", language) for key in ("site", "formula", "ratio", "verdict", "health")]
     return table(titles, rows)
 
 
 def _row(fold: Fold, language: Language) -> list[str]:
     judged = fold.first
-    verdict = named(VERDICT_WORDS, judged.verdict, language)
-    verdict += f"{word('colon', language)}{judged.mistake}" if judged.mistake else ""
+    verdict = word(f"words.verdict.{judged.verdict}", language)
+    verdict += f"{word('words.mark.colon', language)}{judged.mistake}" if judged.mistake else ""
     verdict = verdict if judged.verdict in ("exact", "declared") else f"**{text(verdict)}**"
-    health = named(SEVERITIES, judged.health, language)
+    health = word(f"words.severity.{judged.health}", language)
     sites = code(fold.site) + (bracketed(str(len(fold.calls)), language) if len(fold.calls) > 1 else "")
     return [sites, code(judged.call.formula, 240), ratio(judged.call.scale.ratio), verdict, health]
 
@@ -147,49 +143,57 @@ def _finding(entry: FoldedFinding, language: Language) -> str:
     first = entry.first
     sites = code(entry.site or ROOT)
     if len(entry.findings) > 1:
-        sites += bracketed(counted("site_count", "site_counts", len(entry.findings), language), language)
-    at = f"{word('comma', language)}{code(at_text(first.at, language))}" if first.at else ""
-    severity = named(SEVERITIES, first.severity, language)
+        sites += bracketed(word("words.sites", language, count=f"{len(entry.findings):,}"), language)
+    comma, colon = (word(f"words.mark.{mark}", language) for mark in ("comma", "colon"))
+    at = f"{comma}{code(at_text(first.at, language))}" if first.at else ""
+    severity = word(f"words.severity.{first.severity}", language)
     message, fix = (text(said(one, language)) for one in (first.message, first.fix))
-    return f"- **{severity}** {sites}{at}{word('colon', language)}{message}{word('bold_fix', language, fix=fix)}"
+    fix = word("terminal.comment.fix", language, fix=fix)
+    return f"- **{severity}** {sites}{at}{colon}{message}{fix}"
 
 
 def _laws(report: CheckReport, language: Language) -> Iterator[str]:
     """Yield one line for each row of `laws.rows_of`."""
+    comma, colon = (word(f"words.mark.{mark}", language) for mark in ("comma", "colon"))
     for row in laws.rows_of(report.laws):
-        names = said(laws.names_of(row), language)
+        names = said(laws.listed_laws(row), language)
         parts = (said(laws.answer_of(row), language), said(laws.what_of(row), language))
-        yield f"- **{text(names)}**{word('colon', language)}{text(word('comma', language).join(filter(None, parts)))}"
+        yield f"- **{text(names)}**{colon}{text(comma.join(filter(None, parts)))}"
 
 
-def _asides(report: CheckReport, notes: Sequence[str], language: Language) -> Iterator[str]:
+def _asides(report: CheckReport, language: Language) -> Iterator[str]:
     written: dict[str, list[str]] = {}
     for fold in fold_calls(report.calls):
         if declared := fold.first.declared_by:
             at, by = fold.first.declared_at, said(declared, language)
-            what = word("declared at", language, by=by, at=at) if at else word("declared by", language, by=by)
+            what = (
+                word("terminal.declared_at", language, by=by, at=at)
+                if at
+                else word("terminal.declared_by", language, by=by)
+            )
             written.setdefault(what, []).append(fold.site)
         if places := places_text(fold.first.call, language):
-            written.setdefault(word("written", language, places=places), []).append(fold.site)
+            written.setdefault(word("terminal.written", language, places=places), []).append(fold.site)
     missed: dict[str, list[str]] = {}
     for entry in report.not_measured:
         if not report.repeated(entry):
-            what = f"{named(SEVERITIES, UNMEASURED, language)}{word('colon', language)}{said(entry.reason, language)}"
+            unmeasured = word(f"words.severity.{UNMEASURED}", language)
+            what = f"{unmeasured}{word('words.mark.colon', language)}{said(entry.reason, language)}"
             missed.setdefault(what, []).append(entry.site or ROOT)
     lines = [
         f"- {text(what + bracketed(listed(sites, language), language))}"
         for what, sites in list((written | missed).items())[:40]
     ]
-    lines += [f"- {text(said(note, language))}" for note in notes[:8]]
+    lines += [f"- {text(said(note, language))}" for note in premises(report)[:8]]
     versions = ("sqrtdk", "python", "torch", "transformers", "device", "dtype", "attn")
     told = [
-        f"{named(ENVIRONMENT, name, language)} {report.environment[name]}"
+        f"{said(named('terminal.environment', name), language)} {report.environment[name]}"
         for name in versions
         if report.environment.get(name)
     ]
     if told:
-        mode = named(WORDS, report.mode, language)
-        lines.append(f"- {text(word('comma', language).join((*told, mode, word('seed', language, seed=report.seed))))}")
+        told += [said(named("terminal.mode", report.mode), language), word("words.seed", language, seed=report.seed)]
+        lines.append(f"- {text(word('words.mark.comma', language).join(told))}")
     if lines:
         yield ""
-        yield details(word("how", language), lines)
+        yield details(word("terminal.comment.how", language), lines)

@@ -20,7 +20,8 @@ from markupsafe import Markup, escape
 from sqrtdk._language import Choice
 from sqrtdk._sites import ROOT
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.messages import Text
+from sqrtdk.messages import Message, Text
+from sqrtdk.messages import text as text_of
 from sqrtdk.report.plain import plain
 
 # "</script>" and "<!--" would end or open something in HTML; U+2028 and U+2029 break lines in older JavaScript
@@ -51,7 +52,9 @@ def render(
         "script": Markup(script),
         "style_hash": _hash(style),
         "script_hash": _hash(script),
-        "colon": both(Text(": ", "：")),
+        "colon": both(Message("words.mark.colon")),
+        "verb": both(Message(f"pages.verb.{name}")),
+        "languages": both(Message("pages.languages")),
     }
     return _environment().get_template(f"{name}.html").render({**context, **assets})
 
@@ -62,13 +65,14 @@ def fragment(name: str, context: Mapping[str, Any]) -> str:
     return _environment().get_template(f"notebook/{name}.html").render({**context, "style": style})
 
 
-def both(text: Text) -> Markup:
-    """Return a text in both languages, of which the page shows one.
+def both(text: Text | str) -> Markup:
+    """Return a text in both languages, of which the page shows one. A plain `str` is the same in both.
 
     Example:
         >>> print(both(Text("a < b", "a < b")), both(Text("mask", "掩码")))
         a &lt; b <span class="en" lang="en">mask</span><span class="zh" lang="zh-CN">掩码</span>
     """
+    text = text_of(text)
     if text.en == text.zh:
         return escape(plain(text.en))
     return Markup('<span class="en" lang="en">{}</span><span class="zh" lang="zh-CN">{}</span>').format(

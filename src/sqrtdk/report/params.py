@@ -12,18 +12,18 @@ from rich.text import Text
 
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT, fold_sites
+from sqrtdk.messages import Message, named, said, word
 from sqrtdk.report.console import Column, drawn, paragraph, print_table
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import TITLES, said
-from sqrtdk.report.terminal_words import word
 
+# titles are keys of words.column; one that is not there, as "d_model", stands for itself
 _SIZES = tuple(
-    Column(title, right=True) for title in ("layers", "d_model", "heads", "kv heads", "d_k", "a layer", "total")
+    Column(title, right=True) for title in ("layers", "d_model", "heads", "kv_heads", "d_k", "a_layer", "total")
 )
 _OF_A_MODEL = (
     Column("site"),
     Column("class"),
-    *(Column(title, right=True) for title in ("layers", "a layer", "total")),
+    *(Column(title, right=True) for title in ("layers", "a_layer", "total")),
     Column("parameters", prose=True),
 )
 _MOST_NOTES = 8
@@ -34,17 +34,17 @@ def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False, 
 
     def draw(console: Console) -> None:
         if document["kind"] == "presets":
-            columns = (Column("preset"), *_SIZES, Column("of all", right=True))
+            columns = (Column("preset"), *_SIZES, Column("of_all", right=True))
             print_table(console, _titled(columns, language), list(_all_presets(document["presets"])), language=language)
             return
         paragraph(console, Text(said(_summary(document), language), style="bold"))
         if document["kind"] == "preset":
-            paragraph(console, Text(said(f"sizes: {document['source']}", language), style="dim"))
+            paragraph(console, Text(word("terminal.params.sizes", language, source=document["source"]), style="dim"))
         for note in document.get("notes", [])[:_MOST_NOTES]:
             paragraph(console, Text(plain(said(note, language)), style="dim"))
         console.print()
         if document["kind"] == "preset":
-            columns = (Column("layer"), *_SIZES, Column("formula of a layer", prose=True))
+            columns = (Column("layer"), *_SIZES, Column("formula_of_a_layer", prose=True))
             rows = list(_preset_rows(document["layers"], language))
             print_table(console, _titled(columns, language), rows, language=language)
         else:
@@ -55,13 +55,15 @@ def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False, 
 
 
 def _titled(columns: Iterable[Column], language: Language) -> list[Column]:
-    return [replace(column, title=said(column.title, language, TITLES)) for column in columns]
+    return [replace(column, title=said(named("words.column", column.title), language)) for column in columns]
 
 
 def _summary(document: dict[str, Any]) -> str:
     attention, whole = document["attention_parameters"], document["parameters"]
-    share = f" ({attention / whole:.1%})" if whole else ""
-    return f"{plain(document['target'])}: {attention:,} of {whole:,} parameters are attention's{share}"
+    values = {"target": plain(document["target"]), "attention": f"{attention:,}", "whole": f"{whole:,}"}
+    if not whole:
+        return Message("terminal.params.summary", **values)
+    return Message("terminal.params.summary_share", share=f"{attention / whole:.1%}", **values)
 
 
 def _all_presets(presets: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
@@ -75,8 +77,10 @@ def _all_presets(presets: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
 
 def _preset_rows(every: list[dict[str, Any]], language: Language) -> Iterator[tuple[str, ...]]:
     for layers in every:
-        once = f"; + {layers['once']} in one of them" if layers["once"] else ""
-        yield layers["name"], *_sizes(layers), said(layers["formula"] + once, language)
+        formula = layers["formula"]
+        if layers["once"]:
+            formula = word("terminal.params.once", language, formula=formula, once=layers["once"])
+        yield layers["name"], *_sizes(layers), formula
 
 
 def _sizes(layers: dict[str, Any]) -> list[str]:
@@ -85,7 +89,7 @@ def _sizes(layers: dict[str, Any]) -> list[str]:
 
 
 def _model_rows(layers: list[dict[str, Any]], language: Language) -> Iterator[tuple[str, ...]]:
-    comma = word("list comma", language)
+    comma = word("words.mark.list", language)
     for sites, group in _equal(layers):
         first = group[0]
         total = sum(layer["parameters"] for layer in group)

@@ -9,12 +9,31 @@ from typing import Any
 
 from sqrtdk._sites import ROOT
 from sqrtdk.audit.records import FAILING, HEALTH, CheckReport, JudgedCall
-from sqrtdk.messages import Text
-from sqrtdk.report.check_words import SCRIPT_WORDS, STATISTICS
+from sqrtdk.messages import Message, Text, text, unfilled
 from sqrtdk.report.plain import plain
 from sqrtdk.stats.heads import HeadStats, Histogram
 from sqrtdk.theory.gaussian import LARGEST_N, expected_entropy_nats
 
+STATISTICS = {  # field of HeadStats, or "scale_ratio" -> unit
+    "max_logit": "",
+    "scale_ratio": "",
+    "entropy_nats": "nats",
+    "entropy_fraction": "percent",
+    "effective_keys": "keys",
+    "peak": "",
+    "peak_max": "",
+    "saturated": "percent",
+    "std_logit": "",
+    "mean_logit": "",
+    "min_logit": "",
+    "max_abs_logit": "",
+    "max_above_mean": "",
+    "row_offset": "",
+    "jacobian_norm": "",
+    "keys": "keys",
+    "nan_rows": "rows",
+    "blind_rows": "rows",
+}
 _INTEGER = re.compile(r"\d+")
 
 
@@ -44,18 +63,23 @@ def payload(report: CheckReport) -> dict[str, Any]:
             if repeated[row["label"]] > 1:  # the same layer ran twice: number its rows
                 row["label"] = f"{row['label']}·{position}".lstrip("·")
     return {
-        "words": {key: _pair(text) for key, text in SCRIPT_WORDS.items()},
+        "words": {key: _pair(words) for key, words in unfilled("pages.script").items()},
         "statistics": [
-            {"key": key, "name": _pair(name), "unit": _pair(unit), "help": _pair(meaning)}
-            for key, (name, unit, meaning) in STATISTICS.items()
+            {
+                "key": key,
+                "name": _pair(Message(f"pages.statistics.{key}.name")),
+                "unit": _pair(Message(f"pages.unit.{unit}") if unit else ""),
+                "help": _pair(Message(f"pages.statistics.{key}.mean")),
+            }
+            for key, unit in STATISTICS.items()
         ],
         "groups": [{"title": title, "rows": rows} for title, rows in groups.items()],
         "opens": _opens([judged for calls in drawn.values() for judged in calls]),
     }
 
 
-def _pair(text: Text) -> list[str]:
-    return [text.en, text.zh]
+def _pair(words: Text | str) -> list[str]:
+    return [text(words).en, text(words).zh]
 
 
 def _opens(calls: list[JudgedCall]) -> list[int]:

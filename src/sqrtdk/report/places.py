@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 
 from sqrtdk._language import Language
+from sqrtdk.messages import word
 from sqrtdk.report.figures import number
-from sqrtdk.report.terminal_words import word
 from sqrtdk.tracing.records import AttentionCall
 
 
 def places(call: AttentionCall, language: Language = "en") -> dict[str, str]:
     """Return "file:line" -> the parts written there: the product, factors of the scale, the softmax."""
     factors = [
-        (word("by kernel" if factor.where == "op" else "factor on", language,
+        (word("terminal.by_kernel" if factor.where == "op" else "terminal.factor_on", language,
               value=number(factor.value), where=factor.where), factor.at)
         for factor in call.scale.factors
     ]  # fmt: skip
@@ -21,7 +21,7 @@ def places(call: AttentionCall, language: Language = "en") -> dict[str, str]:
     for what, at in (("q.k", call.product_at), *factors, ("softmax", call.softmax_at)):
         if at is not None:
             parts.setdefault(at, []).append(what)
-    return {at: word("list comma", language).join(dict.fromkeys(whats)) for at, whats in parts.items()}
+    return {at: word("words.mark.list", language).join(dict.fromkeys(whats)) for at, whats in parts.items()}
 
 
 def in_files(call: AttentionCall) -> bool:
@@ -36,10 +36,12 @@ def at_text(at: str, language: Language = "en") -> str:
         >>> at_text("a.py:3, b.py:14"), at_text("a.py:3, b.py:14", "zh")
         ('a.py:3, b.py:14', 'a.py:3、b.py:14')
     """
-    return re.sub(r"(?<=:)(\d+), ", rf"\1{word('list comma', language)}", at)
+    return re.sub(r"(?<=:)(\d+), ", rf"\1{word('words.mark.list', language)}", at)
 
 
 def places_text(call: AttentionCall, language: Language = "en") -> str:
     """Return the result of `places` as one line; empty if no place is known."""
     written = places(call, language).items()
-    return word("semicolon", language).join(word("what at", language, what=what, at=at) for at, what in written)
+    return word("words.mark.semicolon", language).join(
+        word("terminal.what_at", language, what=what, at=at) for at, what in written
+    )

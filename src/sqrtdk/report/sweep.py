@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.text import Text
 
 from sqrtdk._language import Language
+from sqrtdk.messages import named, said, word
 from sqrtdk.report.console import Column, drawn, paragraph, print_table
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import TITLES, said
 
 _COLUMNS = ("d_k", "keys", "scale", "components", "std", "theory", "entropy", "+-", "theory")
 _MOST_LINES = 60
@@ -21,22 +21,23 @@ def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False, 
 
     def draw(console: Console) -> None:
         grid = document["grid"]
-        cells, computed, reused = (f"{document[name]:,}" for name in ("cells", "computed", "reused"))
-        counts = f"{cells} cells of {grid['rows']:,} rows: {computed} computed, {reused} reused"
-        paragraph(console, Text(said(counts, language), style="bold"))
+        counts = {name: f"{document[name]:,}" for name in ("cells", "computed", "reused")}
+        cells = word("terminal.sweep.cells", language, rows=f"{grid['rows']:,}", **counts)
+        paragraph(console, Text(cells, style="bold"))
         for name in document["damaged"]:
-            damaged = said(f"damaged, its cells computed again: {plain(name)}", language)
+            damaged = word("terminal.sweep.damaged", language, name=plain(name))
             paragraph(console, Text(damaged, style="yellow"))
-        seeds = "one seed" if len(grid["seeds"]) == 1 else f"{len(grid['seeds'])} seeds"
-        mean = f"mean over {seeds}; entropy in nats; +- one standard error; theory: Gaussian"
-        paragraph(console, Text(said(mean, language), style="dim"))
+        seeds = len(grid["seeds"])
+        one = seeds == 1
+        mean = word("terminal.sweep.one_seed", language) if one else word("terminal.sweep.seeds", language, count=seeds)
+        paragraph(console, Text(mean, style="dim"))
         console.print()
         _table(console, document["combinations"][:_MOST_LINES], language)
         left = len(document["combinations"]) - _MOST_LINES
         if left > 0:
-            console.print(Text(said(f"... and {left:,} more", language), style="dim"))
+            console.print(Text(word("terminal.sweep.more", language, count=f"{left:,}"), style="dim"))
         console.print()
-        results = said(f"results: {plain(document['results'])}", language)
+        results = word("terminal.sweep.results", language, path=plain(document["results"]))
         console.print(Text(results, style="dim"), soft_wrap=True)  # unbroken, so that the path can be copied
 
     return drawn(draw, width, color)
@@ -44,7 +45,7 @@ def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False, 
 
 def _table(console: Console, combinations: list[dict[str, Any]], language: Language) -> None:
     left = ("scale", "components")
-    columns = [Column(said(name, language, TITLES), right=name not in left) for name in _COLUMNS]
+    columns = [Column(said(named("words.column", name), language), right=name not in left) for name in _COLUMNS]
     rows = [
         (
             str(one["d_k"]),

@@ -13,9 +13,8 @@ from rich.text import Text
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT, fold_sites
 from sqrtdk.audit.records import OK, SEVERITIES, UNMEASURED, VERDICTS, CheckReport
-from sqrtdk.messages import say
-from sqrtdk.report.check_words import VERDICT_WORDS
-from sqrtdk.report.console import Column, drawn, listed, paragraph, print_table
+from sqrtdk.messages import Message, id_of, named, said, text, word
+from sqrtdk.report.console import Column, bracketed, drawn, listed, paragraph, print_table
 from sqrtdk.report.figures import number, percent, ratio, worst_head
 from sqrtdk.report.fold import Fold, FoldedFinding, expected, fold_calls, values
 from sqrtdk.report.headline import consequences, headline
@@ -23,9 +22,6 @@ from sqrtdk.report.kv_cache import draw_cache
 from sqrtdk.report.laws import draw_laws
 from sqrtdk.report.places import at_text, in_files, places_text
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import said
-from sqrtdk.report.terminal_words import SEVERITIES as SEVERITY_WORDS
-from sqrtdk.report.terminal_words import WORDS, bracketed, counted, named, word
 
 _SEVERITY_STYLE = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold white on red"}
 _VERDICT_STYLE = {"exact": "green", "declared": "cyan", "unexplained": "bold red", "unmeasured": "yellow"}
@@ -39,15 +35,15 @@ _OUTCOME_STYLE = {
     "passed": "bold green",
 }
 _COLUMNS = (
-    Column("site"),
-    Column("formula"),
-    Column("ratio", right=True),
-    Column("verdict"),
-    Column("health"),
-    Column("max logit", right=True),
-    Column("entropy nats", right=True),
-    Column("peak", right=True),
-    Column("saturated", right=True),
+    Column("words.column.site"),
+    Column("words.column.formula"),
+    Column("words.column.ratio", right=True),
+    Column("words.column.verdict"),
+    Column("words.column.health"),
+    Column("words.column.max_logit", right=True),
+    Column("words.column.entropy_nats", right=True),
+    Column("words.column.peak", right=True),
+    Column("words.column.saturated", right=True),
 )
 _MOST_FINDINGS = 40
 _MOST_PREMISES = 8
@@ -95,9 +91,9 @@ def to_text(report: CheckReport, *, width: int = 80, color: bool = False, langua
 
 def summary_line(report: CheckReport, language: Language = "en") -> str:
     """Return the headline and the last line of the report: calls, verdicts, findings, exit code."""
-    wrong = plain(say(headline(report), language))
+    wrong = plain(text(headline(report)).of(language))
     wrong = wrong if len(wrong) <= _LONGEST_SAID else f"{wrong[: _LONGEST_SAID - 3]}.."
-    return f"{wrong}{word('stop', language)}{_summary(report, language).plain}"
+    return f"{wrong}{word('words.mark.stop', language)}{_summary(report, language).plain}"
 
 
 _JOINS = ("joined", "combined")  # stages at which weights meet other weights after the softmax
@@ -108,34 +104,38 @@ def _head(console: Console, report: CheckReport, language: Language) -> None:
     line = Text(plain(model.id), style="bold")
     told = [
         plain(model.cls),
-        *([counted("parameter", "parameters", model.parameters, language)] if model.parameters else []),
-        named(WORDS, report.mode, language),
-        word("seed", language, seed=report.seed),
+        *([word("terminal.parameters", language, count=f"{model.parameters:,}")] if model.parameters else []),
+        said(named("terminal.mode", report.mode), language),
+        word("words.seed", language, seed=report.seed),
     ]
-    line.append(f"  {word('comma', language).join(told)}", style="not bold dim")
+    line.append(f"  {word('words.mark.comma', language).join(told)}", style="not bold dim")
     paragraph(console, line, most=console.width)
     _premises(console, report, language)
     console.print()
     paragraph(
         console,
         Text(
-            plain(say(headline(report), language)) + word("stop", language).rstrip(),
+            plain(text(headline(report)).of(language)) + word("words.mark.stop", language).rstrip(),
             style=_OUTCOME_STYLE[report.outcome],
         ),
     )
     console.print()
 
 
+def premises(report: CheckReport) -> list[str]:
+    """Return the notes on what was decided for the user, each once."""
+    notes = report.environment.get("notes") or ()
+    return list(dict.fromkeys(note if isinstance(note, str) else str(note) for note in notes))
+
+
 def _premises(console: Console, report: CheckReport, language: Language) -> None:
     """Print what was decided for the user (random weights, random ids, a cut length), as it affects all figures."""
-    notes = sorted(
-        dict.fromkeys(str(note) for note in report.environment.get("notes") or ()),
-        key=lambda note: note.endswith(" was ignored"),  # last: an untrusted config may cause many of these
-    )
+    # what was ignored is last: an untrusted config may cause many of these
+    notes = sorted(premises(report), key=lambda note: id_of(note) == "premises.config.ignored")
     for note in notes[:_MOST_PREMISES]:
         paragraph(console, Text(f"! {plain(said(note, language))}", style="yellow"), 0)
     if len(notes) > _MOST_PREMISES:
-        paragraph(console, word("more", language, count=len(notes) - _MOST_PREMISES), 2)
+        paragraph(console, word("terminal.more", language, count=len(notes) - _MOST_PREMISES), 2)
 
 
 def _calls(console: Console, report: CheckReport, language: Language) -> None:
@@ -164,9 +164,9 @@ def _name(fold: Fold, several_kinds: bool) -> str:
 
 def _figures(fold: Fold, language: Language) -> tuple[Text, ...]:
     judged, worst = fold.first, worst_head(fold.calls)
-    verdict = named(VERDICT_WORDS, judged.verdict, language)
-    verdict += f"{word('colon', language)}{judged.mistake}" if judged.mistake else ""
-    health = "-" if judged.health == UNMEASURED else named(SEVERITY_WORDS, judged.health, language)
+    verdict = word(f"words.verdict.{judged.verdict}", language)
+    verdict += f"{word('words.mark.colon', language)}{judged.mistake}" if judged.mistake else ""
+    health = "-" if judged.health == UNMEASURED else word(f"words.severity.{judged.health}", language)
     entropy = "-" if worst.entropy_nats is None else f"{worst.entropy_nats:.3f} {percent(worst.entropy_fraction):>5}"
     style = "" if judged.sound_but_failing else _VERDICT_STYLE.get(judged.verdict, "")
     peak = "-" if worst.peak is None else f"{worst.peak:.3f}"
@@ -189,81 +189,86 @@ def _has_nan_rows(fold: Fold) -> bool:
 def _notes(console: Console, folds: Sequence[Fold], language: Language) -> None:
     """Print notes that do not fit in the table: who declared a scale, why a site is unmeasured, where it is written."""
     if any(fold.first.call.stats for fold in folds):
-        paragraph(console, Text(word("legend", language), style="dim"), 0)
+        paragraph(console, Text(word("terminal.legend", language), style="dim"), 0)
     sites: dict[str, list[str]] = {}
     for fold in folds:
         judged = fold.first
         if judged.declared_by:
-            declared = word("declared by", language, by=said(judged.declared_by, language))
+            declared = word("terminal.declared_by", language, by=said(judged.declared_by, language))
             sites.setdefault(declared, []).append(fold.site)
         joined = [said(stage.detail, language) for stage in judged.call.stages if stage.name in _JOINS]
         if joined:
-            steps = word("comma", language).join(joined)
-            sites.setdefault(word("after_softmax", language, steps=steps), []).append(fold.site)
+            steps = word("words.mark.comma", language).join(joined)
+            sites.setdefault(word("terminal.after_softmax", language, steps=steps), []).append(fold.site)
         if judged.verdict == UNMEASURED:
-            why = said(judged.reason or judged.call.scale.reason or "no reason given", language)
-            sites.setdefault(word("unmeasured_why", language, why=why), []).append(fold.site)
+            why = said(judged.reason or judged.call.scale.reason or Message("words.no_reason"), language)
+            sites.setdefault(word("terminal.unmeasured_why", language, why=why), []).append(fold.site)
         if judged.call.stats is None:
-            why = said(judged.call.stats_reason or "no reason given", language)
-            sites.setdefault(word("no statistics", language, why=why), []).append(fold.site)
+            why = said(judged.call.stats_reason or Message("words.no_reason"), language)
+            sites.setdefault(word("terminal.no_statistics", language, why=why), []).append(fold.site)
     for fold in folds:
         # layers of a module share the lines of its class; layers of a graph have a node each
         one_place = len(fold.calls) == 1 or in_files(fold.first.call)
         if one_place and (written := places_text(fold.first.call, language)):
-            sites.setdefault(word("written", language, places=written), []).append(fold.site)
-    for text, where in sites.items():
-        places = word("all sites", language) if len(where) == len(folds) > 1 else listed(where, language)
-        paragraph(console, Text(f"* {plain(text)}{bracketed(places, language)}", style="dim"), 0)
+            sites.setdefault(word("terminal.written", language, places=written), []).append(fold.site)
+    for note, where in sites.items():
+        places = word("terminal.all_sites", language) if len(where) == len(folds) > 1 else listed(where, language)
+        paragraph(console, Text(f"* {plain(note)}{bracketed(places, language)}", style="dim"), 0)
 
 
 def _findings(console: Console, report: CheckReport, language: Language) -> None:
     if not report.findings:
         return
-    console.print(Text(word("findings_title", language), style="bold"))
+    console.print(Text(word("words.findings", language), style="bold"))
     caused = consequences(report.findings)
     for one in caused[:_MOST_FINDINGS]:
         _finding(console, one.cause, 0, language)
         if one.consequences:
-            paragraph(console, word("leads to", language), 4)
+            paragraph(console, word("terminal.leads_to", language), 4)
         for consequence in one.consequences:
             _finding(console, consequence, 6, language)
     if len(caused) > _MOST_FINDINGS:
-        paragraph(console, word("more", language, count=len(caused) - _MOST_FINDINGS), 2)
+        paragraph(console, word("terminal.more", language, count=len(caused) - _MOST_FINDINGS), 2)
     console.print()
 
 
 def _finding(console: Console, folded: FoldedFinding, indent: int, language: Language) -> None:
     """Print a finding. A consequence is printed without its fix, because its cause is what to fix."""
     first = folded.first
-    line = Text(f" {named(SEVERITY_WORDS, first.severity, language)} ", style=_SEVERITY_STYLE.get(first.severity, ""))
+    severity = word(f"words.severity.{first.severity}", language)
+    line = Text(f" {severity} ", style=_SEVERITY_STYLE.get(first.severity, ""))
     line.append(f" {plain(said(first.message, language))}", style="not bold default on default")
     paragraph(console, line, indent)
     where = Text(plain(folded.site) or ROOT, style="bold")
     if len(folded.findings) > 1:
-        many = counted("site_count", "site_counts", len(folded.findings), language)
+        many = word("words.sites", language, count=f"{len(folded.findings):,}")
         where.append(bracketed(many, language), style="not bold")
     if first.at is not None:
         where.append(f"  {plain(at_text(first.at, language))}")
     where.append(f"  {plain(first.rule)}", style="not bold dim")
-    found = [word("found", language, value=say(values(folded), language))] if first.value is not None else []
+    found = (
+        [word("terminal.found", language, value=text(values(folded)).of(language))] if first.value is not None else []
+    )
     found += [_expected(folded, language)] if first.threshold is not None else []
     if found:
-        where.append(f"  {plain(word('comma', language).join(found))}", style="not bold dim")
+        where.append(f"  {plain(word('words.mark.comma', language).join(found))}", style="not bold dim")
     paragraph(console, where, indent + 4)
     if not indent:
-        paragraph(console, word("fix", language, fix=plain(said(first.fix, language))), 4)
-        paragraph(console, Text(word("source", language, source=plain(said(first.source, language))), style="dim"), 4)
+        paragraph(console, word("terminal.fix", language, fix=plain(said(first.fix, language))), 4)
+        paragraph(
+            console, Text(word("terminal.source", language, source=plain(said(first.source, language))), style="dim"), 4
+        )
 
 
 def _expected(folded: FoldedFinding, language: Language) -> str:
-    bar = say(expected(folded), language)
-    return word("expected" if bar.isascii() else "expected bound", language, value=bar)
+    bar = text(expected(folded)).of(language)
+    return word("terminal.expected" if bar.isascii() else "terminal.expected_bound", language, value=bar)
 
 
 def _asides(console: Console, report: CheckReport, language: Language) -> None:
     groups = (
-        (word("not attention", language), report.not_attention),
-        (word("not measured", language), report.not_measured),
+        (word("terminal.not_attention", language), report.not_attention),
+        (word("words.not_measured", language), report.not_measured),
     )
     shown = False
     for title, items in groups:
@@ -271,12 +276,12 @@ def _asides(console: Console, report: CheckReport, language: Language) -> None:
         for item in items:
             if report.repeated(item):
                 continue
-            at = word("at", language, at=at_text(item.at, language)) if item.at else None
+            at = word("terminal.at", language, at=at_text(item.at, language)) if item.at else None
             parts = filter(None, (said(item.reason, language), item.formula, at))
-            by_text.setdefault(word("comma", language).join(parts), []).append(item.site)
-        for text, sites in by_text.items():
-            told = f"{plain(text)}{bracketed(listed(fold_sites(sites), language), language)}"
-            paragraph(console, Text.assemble((title + word("colon", language), "bold"), told), 0)
+            by_text.setdefault(word("words.mark.comma", language).join(parts), []).append(item.site)
+        for reason, sites in by_text.items():
+            told = f"{plain(reason)}{bracketed(listed(fold_sites(sites), language), language)}"
+            paragraph(console, Text.assemble((title + word("words.mark.colon", language), "bold"), told), 0)
             shown = True
     if shown:
         console.print()
@@ -286,24 +291,24 @@ def _summary(report: CheckReport, language: Language) -> Text:
     verdicts = Counter(judged.verdict for judged in report.calls)
     severities = Counter(finding.severity for finding in report.findings)
     parts = [
-        word("calls with", language, count=verdicts[name], what=named(VERDICT_WORDS, name, language))
+        word("words.calls_with", language, count=verdicts[name], what=Message(f"words.verdict.{name}"))
         for name in VERDICTS
         if verdicts[name]
     ]
     kinds = [
-        word("findings with", language, count=severities[name], what=named(SEVERITY_WORDS, name, language))
+        word("words.findings_with", language, count=severities[name], what=Message(f"words.severity.{name}"))
         for name in reversed(SEVERITIES)
         if severities[name]
     ]
-    colon, comma, stop = (word(key, language) for key in ("colon", "comma", "stop"))
-    text = Text(counted("call", "calls", len(report.calls), language))
+    colon, comma, stop = (word(f"words.mark.{key}", language) for key in ("colon", "comma", "stop"))
+    text = Text(word("terminal.calls", language, count=f"{len(report.calls):,}"))
     text.append((colon + comma.join(parts) if parts else "") + stop)
     if report.unjudged:
-        unjudged = counted("unjudged", "unjudged_more", len(report.unjudged), language)
+        unjudged = word("terminal.unjudged", language, count=f"{len(report.unjudged):,}")
         text.append(unjudged, style="bold yellow").append(stop)
-    findings = word("no findings", language)
+    findings = word("terminal.no_findings", language)
     if kinds:
-        findings = counted("finding", "findings", len(report.findings), language) + colon + comma.join(kinds)
-    findings += word("formulas", language) if report.mode == "static" else ""
+        findings = word("terminal.findings", language, count=f"{len(report.findings):,}") + colon + comma.join(kinds)
+    findings += word("terminal.formulas", language) if report.mode == "static" else ""
     text.append(findings, style=_OUTCOME_STYLE[report.outcome])
-    return text.append(word("exit", language, code=report.exit_code, fail_on=report.fail_on))
+    return text.append(word("terminal.exit", language, code=report.exit_code, fail_on=report.fail_on))
