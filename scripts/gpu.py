@@ -36,7 +36,7 @@ try:
     told |= {"torch": torch.__version__, "cuda": torch.version.cuda, "sees": torch.cuda.is_available()}
     told["folder"] = str(__import__("pathlib").Path(torch.__file__).parents[1])
     told["triton"] = importlib.util.find_spec("triton") is not None
-    needed = ("numpy", "safetensors", "typer", "rich", "jinja2", "pytest", "xdist")
+    needed = ("numpy", "safetensors", "typer", "rich", "jinja2", "msgspec", "pytest", "xdist")
     told["missing"] = [name for name in needed if importlib.util.find_spec(name) is None]
 except Exception as error:
     told["error"] = f"{type(error).__name__}: {error}"

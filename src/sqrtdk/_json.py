@@ -1,7 +1,8 @@
-"""JSON documents without NaN and infinity, which JSON lacks, laid out for reading.
+"""JSON for numbers that JSON lacks, NaN and infinities, by one convention.
 
-NaN is written as null: there was nothing to measure. An infinite value is a measurement, and the worst one, so it is
-written as the string "Infinity" or "-Infinity".
+An infinite value is a measurement, and the worst one, so it is the text "Infinity" or "-Infinity". In a document that
+people and other programs read, NaN is null: there was nothing to measure. Where a record must come back as it was, and
+null means something else, NaN is the text "NaN".
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import math
 from typing import Any
 
 from sqrtdk.errors import INTERRUPTS
+
+NAMED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def document(value: Any) -> str:
@@ -28,10 +31,39 @@ def document(value: Any) -> str:
           "b": null
         }
     """
-    return _pretty(_exact(value)) + "\n"
+    return _pretty(plain_data(value)) + "\n"
 
 
-def _exact(value: Any) -> Any:
+def exact_data(value: Any) -> Any:
+    """Return a value as JSON data from which it can be read back: see `plain_data`, but NaN is a text.
+
+    Example:
+        >>> exact_data((1.5, math.nan, -math.inf))
+        [1.5, 'NaN', '-Infinity']
+    """
+    return plain_data(value, "NaN")
+
+
+def exact_line(value: Any) -> str:
+    """Return a value as JSON on one line, from which it can be read back: see `exact_data`."""
+    return json.dumps(exact_data(value), allow_nan=False)
+
+
+def numbers_back(value: Any) -> Any:
+    """Return what `exact_data` was given, but for tuples and records, which stay lists and dicts.
+
+    Example:
+        >>> numbers_back({"loss": ["NaN", "Infinity", "none"]})
+        {'loss': [nan, inf, 'none']}
+    """
+    if isinstance(value, dict):
+        return {name: numbers_back(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [numbers_back(item) for item in value]
+    return NAMED.get(value, value) if isinstance(value, str) else value
+
+
+def plain_data(value: Any, nan: str | None = None) -> Any:
     """Rebuild a value from JSON's own types, at any depth, without calling a subclass's methods, which may do
     anything."""
     kind = type(value)
@@ -44,15 +76,15 @@ def _exact(value: Any) -> Any:
     if issubclass(kind, float):
         number = float.__float__(value)
         if math.isnan(number):
-            return None
+            return nan
         return number if math.isfinite(number) else ("Infinity" if number > 0 else "-Infinity")
     if issubclass(kind, dict):
-        return {_text(key): _exact(item) for key, item in dict.items(value)}
+        return {_text(key): plain_data(item, nan) for key, item in dict.items(value)}
     for sequence in (list, tuple, set, frozenset):
         if issubclass(kind, sequence):
-            return [_exact(item) for item in sequence.__iter__(value)]
+            return [plain_data(item, nan) for item in sequence.__iter__(value)]
     if dataclasses.is_dataclass(kind):
-        return {field.name: _exact(getattr(value, field.name)) for field in dataclasses.fields(kind)}
+        return {field.name: plain_data(getattr(value, field.name), nan) for field in dataclasses.fields(kind)}
     return _text(value)  # a torch.dtype, or a version object in `environment`
 
 

@@ -63,7 +63,7 @@ REFUSED = {  # a command line: a part of the error, and one of its hint
     "diff demo demo --output no/where/r.json": ("there is no directory no/where", ""),
     "lab run entropy-tabel": ("there is no claim 'entropy-tabel'", "entropy-table"),
     "lab run onehot-64 --seed -1": ("--seed", ""),
-    "lab run normal --output /proc/nowhere": ("cannot write into /proc/nowhere", "--output"),
+    "lab run normal --output /proc/nowhere": ("cannot make the directory /proc/nowhere", "another directory"),
     "lab show var-liner": ("there is no claim 'var-liner'", "var-linear"),
     "lab show all": ("one claim can be shown; got 'all'", "lab list"),
     "lab report /proc": ("/proc holds no records", "sqrtdk lab run"),

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from sqrtdk.errors import InvalidValueError, MissingExtraError, OutputError
-from sqrtdk.lab import cells, runner
+from sqrtdk.lab import runner
 from sqrtdk.lab.claim import Measured, Run
 from sqrtdk.lab.record import Record, read
 from sqrtdk.lab.register import CLAIMS, find
 from sqrtdk.lab.runner import not_run, records, run
+from sqrtdk.store.lock import locked
 from tests.lab.cells_to_compute import square
 
 IDS = ["params-single", "jacobian-vanishes"]
@@ -160,12 +161,12 @@ def test_a_missing_library_is_missed_before_the_first_claim(
 def test_one_process_at_a_time_writes_a_directory(tmp_path: Path) -> None:
     running = run(IDS, quick=True, output=tmp_path, engine="local")
     next(running)
-    with pytest.raises(OutputError, match="another process writes into"):
+    with pytest.raises(OutputError, match="another writer has"):
         _run(tmp_path)
     assert next(running).record.id == IDS[1]
     assert list(running) == []
     assert _run(tmp_path) == dict.fromkeys(IDS, True)
-    with cells.alone(tmp_path), pytest.raises(OutputError, match="another process writes into"):
+    with locked(tmp_path), pytest.raises(OutputError, match="another writer has"):
         _run(tmp_path)
 
 
@@ -223,7 +224,7 @@ def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("here")
     for folder in (file, file / "below"):
-        with pytest.raises(OutputError, match="cannot write into"):
+        with pytest.raises(OutputError, match="cannot make the directory"):
             _run(folder)
     assert file.read_text() == "here"
 

@@ -181,7 +181,7 @@ def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
 def test_two_sweeps_into_one_directory(tmp_path: Path) -> None:
     def second(done: int, total: int) -> None:
         if done == 3:
-            with pytest.raises(OutputError, match="another process writes into"):
+            with pytest.raises(OutputError, match="another writer has"):
                 sweep(SMALL, tmp_path)
 
     assert sweep(SMALL, tmp_path, progress=second).computed == 16

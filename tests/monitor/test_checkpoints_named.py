@@ -188,7 +188,7 @@ def test_no_model_is_left_in_memory(saved: Path, tmp_path: Path) -> None:
 
 
 def test_another_process_that_writes_there_is_refused(saved: Path, tmp_path: Path) -> None:
-    from sqrtdk.monitor.checkpoints._measure import Kept
+    from sqrtdk.store.lock import locked
 
-    with Kept(tmp_path / "run"), pytest.raises(OutputError, match="another writer has"):
+    with locked(tmp_path / "run" / "checkpoints"), pytest.raises(OutputError, match="another writer has"):
         measure(saved, tmp_path / "run")

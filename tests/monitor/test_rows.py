@@ -97,7 +97,7 @@ def test_how_a_step_ran_comes_back_from_its_row(how: str) -> None:
 def test_the_result_of_a_checkpoint_keeps_its_sentences() -> None:
     call = CallSample("h", 0, 1, {"peak": [0.5]}, 1.0, "", reason=Message("joins.same"))
     told = {
-        "loss": [0.5],
+        "loss": 0.5,
         "state": "",
         "notes": [REASON, "n"],
         "sample": asdict(StepSample(3, (call,), not_measured("x"))),

@@ -17,6 +17,7 @@ import pytest
 
 from sqrtdk.errors import OutputError, RunFolderError
 from sqrtdk.monitor.reading import read_run
+from sqrtdk.store.lock import Lock, locked
 from tests.monitor.run_records import MODEL, parts, rows, whole, writer, written
 from tests.support.paths import with_tests
 
@@ -66,6 +67,27 @@ def test_a_killed_writer_lets_go_though_a_worker_of_it_lives_on(tmp_path: Path) 
         finally:
             os.kill(worker, 9)
     assert whole(read_run(tmp_path), 8)
+
+
+def test_a_lock_that_its_owner_removes_while_another_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other would hold a file that no third writer opens."""
+    take, path = Lock._take, tmp_path / "lock"
+    removed: list[Path] = []
+
+    def late(lock: Lock, folder: Path) -> str:
+        note = take(lock, folder)
+        if not removed:
+            path.unlink()
+            removed.append(path)
+        return note
+
+    monkeypatch.setattr(Lock, "_take", late)
+    with locked(tmp_path) as lock:
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+        lock.check()
+        with pytest.raises(OutputError, match="another writer has"):
+            Lock(tmp_path)
+    assert not path.exists()
 
 
 def test_a_forked_child_does_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,12 +165,16 @@ _OTHER = {**MODEL, "heads": 4, "layers": 1}
         (_changed(schema_version=2), RunFolderError, "of schema version '2'; this version of sqrtdk has 1"),
         (_changed(schema_version=True), RunFolderError, "of schema version 'True'"),
         (_changed(attempts=[_ATTEMPT, _ATTEMPT]), RunFolderError, "the numbers of its attempts don't increase"),
-        (_changed(attempts=[{**_ATTEMPT, "number": 0}]), RunFolderError, "an attempt is "),
-        (_changed(attempts=[{**_ATTEMPT, "first_step": 0.5}]), RunFolderError, "an attempt is "),
-        (_changed(attempts=[{"number": 1}]), RunFolderError, "an attempt lacks \"'first_step'\""),
-        (_changed(attempts=[{**_ATTEMPT, "parts": -1}]), RunFolderError, "an attempt has '-1' parts up to step 'None'"),
-        (_changed(attempts=[{**_ATTEMPT, "last_step": True}]), RunFolderError, "parts up to step 'True'"),
-        (_changed(attempts=[7]), RunFolderError, "an attempt lacks"),
+        (
+            _changed(attempts=[{**_ATTEMPT, "number": 0}]),
+            RunFolderError,
+            r"\[0\]\.number is '0'; it is from 1 to ",
+        ),
+        (_changed(attempts=[{**_ATTEMPT, "first_step": 0.5}]), RunFolderError, r"first_step is '0.5'; expected int"),
+        (_changed(attempts=[{"number": 1}]), RunFolderError, r"attempts\[0\] lacks 'first_step'"),
+        (_changed(attempts=[{**_ATTEMPT, "parts": -1}]), RunFolderError, "parts is '-1'; it is from 0 to "),
+        (_changed(attempts=[{**_ATTEMPT, "last_step": True}]), RunFolderError, r"last_step is 'True'; expected int"),
+        (_changed(attempts=[7]), RunFolderError, r"attempts\[0\] is '7'; expected object"),
         (_changed(attempts={}), RunFolderError, "its attempts are no list"),
         (_text("[1]"), RunFolderError, "is not that of a run: it has no 'schema_version'"),
         (_text('{"schema_version": 1,'), RunFolderError, "is not JSON"),

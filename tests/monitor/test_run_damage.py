@@ -14,8 +14,8 @@ import pytest
 from sqrtdk.errors import RunFolderError
 from sqrtdk.monitor import reading
 from sqrtdk.monitor.footer import SNAPPY, codecs
-from sqrtdk.monitor.manifest import read_manifest
 from sqrtdk.monitor.reading import Damage, follow, read_run
+from sqrtdk.store.manifest import read_manifest
 from tests.monitor.run_records import parts, rows, steps, unsigned, whole, writer, written
 from tests.support.paths import with_tests
 from tests.support.program import called

@@ -19,8 +19,9 @@ import pytest
 from sqrtdk.errors import InvalidValueError, MissingExtraError
 from sqrtdk.monitor.columns import ALARMS, HEADS, STEPS, TABLES, TYPES
 from sqrtdk.monitor.folder import MOST
-from sqrtdk.monitor.names import Gap, checksum_of
+from sqrtdk.monitor.names import Gap
 from sqrtdk.monitor.reading import read_run
+from sqrtdk.store.disk import digest
 from tests.monitor.run_records import MODEL, SETTINGS, alarm, head, parts, rows, steps, told, whole, writer, written
 
 
@@ -174,7 +175,7 @@ def test_many_small_parts_become_one(tmp_path: Path) -> None:
     written(tmp_path, 2 * MOST, every=1)
     names = parts(tmp_path)
     begin = f"attempt-1.part-000000-{2 * MOST - 2:06}.steps-0-{2 * MOST - 2}.sum-"
-    assert names[0] == f"{begin}{checksum_of((tmp_path / 'parts' / names[0]).read_bytes())}.parquet"
+    assert names[0] == f"{begin}{digest((tmp_path / 'parts' / names[0]).read_bytes())}.parquet"
     assert len(names) == 3
     assert whole(read_run(tmp_path), 2 * MOST)
 

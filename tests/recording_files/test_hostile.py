@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import sqrtdk
+from sqrtdk import _json
 from sqrtdk.errors import TraceFileError
 from sqrtdk.recording import limits, read_trace_file
-from sqrtdk.recording.codec import record_to_json
 from sqrtdk.recording.header import read_header, read_tensor
 from tests.recording_files.forged import GOOD, Tensors, forge, refused
 
@@ -41,52 +41,52 @@ DOCUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "version": ({"schema_version": 2}, "version '2'"),
     "version of text": ({"schema_version": "1"}, "schema_version"),
     "version true": ({"schema_version": True}, "schema_version"),
-    "no calls": ({"calls": None}, "no list of 'calls'"),
-    "calls": ({"calls": {}}, "list belongs"),
-    "a call": ({"calls": [3]}, "is a int"),
+    "no calls": ({"calls": None}, "calls is 'None'; expected array"),
+    "calls": ({"calls": {}}, "calls is an object of 0; expected array"),
+    "a call": ({"calls": [3]}, "calls[0] is '3'; expected object"),
     "unknown key": ({"writr": "x"}, "'writr'"),
     "unknown key of a call": (call(scale=1), "'scale'"),
     "unknown key of a vector": (call(q={"norm": 1}), "'norm'"),
     "unknown key of a term": (terms(name="mask", leest=0), "'leest'"),
     "unknown key of a step": (call(q={"steps": [{"name": "norm", "eps": 0}]}), "'eps'"),
-    "no site": ({"calls": [{}]}, "no 'site'"),
-    "site": ({"calls": [{"site": 3}]}, "no text"),
+    "no site": ({"calls": [{}]}, "calls[0] lacks 'site'"),
+    "site": ({"calls": [{"site": 3}]}, "expected str, got int"),
     "long site": ({"calls": [{"site": "a" * 501}]}, "501 characters"),
     "long text": (call(missing="a" * 10_001), "10001 characters"),
-    "layout": (call(layout="EHLB"), "layout 'EHLB'"),
+    "layout": (call(layout="EHLB"), "layout is 'EHLB'; expected str matching"),
     "layout of three": (call(layout="HLE"), "layout is HLE"),
-    "dtype": (call(dtype="int8"), "dtype 'int8'"),
-    "index": (call(index=-1), "at least 0"),
-    "index of text": (call(index="0"), "whole number"),
-    "index true": (call(index=True), "whole number"),
-    "dropout": (call(dropout="much"), "no number"),
-    "dropout beyond all floats": (call(dropout=10**400), "no number"),
-    "factor": (call(k={"factor": []}), "no number"),
-    "many terms": (call(terms=[{"name": "softcap"}] * 65), "65 terms"),
-    "many steps": (call(q={"steps": [{"name": "norm"}] * 65}), "65 steps"),
+    "dtype": (call(dtype="int8"), "dtype is 'int8'; expected str matching"),
+    "index": (call(index=-1), "expected int >= 0"),
+    "index of text": (call(index="0"), "expected int | null, got str"),
+    "index true": (call(index=True), "expected int | null, got bool"),
+    "dropout": (call(dropout="much"), "dropout is 'much'; expected"),
+    "dropout beyond all floats": (call(dropout=10**400), "beyond every number"),
+    "factor": (call(k={"factor": []}), "factor is a list of 0; expected"),
+    "many terms": (call(terms=[{"name": "softcap"}] * 65), "terms is a list of 65; expected array of length <= 64"),
+    "many steps": (call(q={"steps": [{"name": "norm"}] * 65}), "steps is a list of 65; expected array of length <= 64"),
     "term": (terms(name="scaling"), "'scaling'"),
     "no term": (terms(value=1), "name"),
-    "bounds": (terms(name="mask", least=0.5), "whole number"),
+    "bounds": (terms(name="mask", least=0.5), "expected int"),
     "bounds without end": (terms(name="mask", least=-(10**30)), "bounds"),
     "bounds of one row": (terms(name="mask", least=0, shape=[1, 1, 1, 5]), "bounds"),
     "mask of another shape": (terms(name="mask", least=0, shape=[1, 1, 3, 6]), "does not broadcast"),
     "mask of more dimensions": (terms(name="mask", least=0, shape=[1, 1, 1, 3, 5]), "does not broadcast"),
     "mask without dimensions": (terms(name="mask", shape=[]), "no bits"),
-    "added": (terms(name="mask", least=0, added=1), "neither true"),
+    "added": (terms(name="mask", least=0, added=1), "expected bool"),
     "projection without input": (call(q={"projection": "w"}), "lacks its input"),
     "cut": (call(cut={"rows": 2, "rows_of": 9}), "2 rows"),
-    "a negative head of a cut": (call(cut={"heads": [0, -1], "heads_of": 4}), "whole numbers from 0 on"),
-    "long name in same": ({"same": {"a" * 501: "calls.0.q"}}, "501 characters in 'same'"),
+    "a negative head of a cut": (call(cut={"heads": [0, -1], "heads_of": 4}), "the heads '[0, -1]' of '4'"),
+    "long name in same": ({"same": {"a" * 501: "calls.0.q"}}, "length <= 500"),
     "cut to more": (call(cut={"rows": 3, "rows_of": 2}), "3 rows of '2'"),
-    "cut heads": (call(cut={"heads": [0, 9], "heads_of": 4}), "2 heads of '4'"),
+    "cut heads": (call(cut={"heads": [0, 9], "heads_of": 4}), "the heads '[0, 9]' of '4'"),
     "same of nothing": ({"same": {"calls.0.lse": "calls.9.lse"}}, "which the file lacks"),
     "same of itself": ({"same": {"calls.0.q": "calls.0.q"}}, "stands for"),
     "same of a copy": ({"same": {"calls.0.lse": "x", "x": "calls.0.q"}}, "which the file lacks"),
-    "same": ({"same": [1]}, "no object of names"),
+    "same": ({"same": [1]}, "same is a list of 1; expected object"),
     "same unused": ({"same": {"calls.0.lso": "calls.0.q"}}, "'calls.0.lso'"),
-    "packages": ({"packages": {"torch": 2}}, "no text"),
-    "many packages": ({"packages": {str(n): "1" for n in range(201)}}, "201 fields"),
-    "many calls": ({"calls": [{"site": "a"}] * 4097}, "4097 calls"),
+    "packages": ({"packages": {"torch": 2}}, "expected str"),
+    "many packages": ({"packages": {str(n): "1" for n in range(201)}}, "packages is an object of 201; expected"),
+    "many calls": ({"calls": [{"site": "a"}] * 4097}, "calls is a list of 4097; expected array of length <= 4096"),
     "call without tensors": ({"calls": [{"site": "a"}, {"site": "b"}]}, "no tensor 'calls.1.q'"),
     "deep": (call(q={"factor": [[[[[[[[[[[[[[1]]]]]]]]]]]]]]}), "nested too deeply"),
 }  # fmt: skip
@@ -221,13 +221,13 @@ def test_many_names_that_stand_for_others(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 RECORDS: dict[str, tuple[Any, str]] = {
-    "a list": ([], "an object belongs"),
+    "a list": ([], "expected object, got array"),
     "nothing": ({}, "lacks"),
-    "unknown field": ({"sites": 3}, "no field of AttentionCall"),
-    "a number for a text": ({"site": 3}, "str belongs there"),
-    "a text for a count": ({"heads": "4"}, "int belongs there"),
-    "a text for a list": ({"stages": "rope"}, "a list belongs there"),
-    "a text for a stage": ({"stages": ["rope"]}, "an object belongs there"),
+    "unknown field": ({"sites": 3}, "unknown field 'sites'"),
+    "a number for a text": ({"site": 3}, "expected str, got int"),
+    "a text for a count": ({"heads": "4"}, "expected int, got str"),
+    "a text for a list": ({"stages": "rope"}, "expected array, got str"),
+    "a text for a stage": ({"stages": ["rope"]}, "expected object, got str"),
     "long text": ({"formula": "a" * 10_001}, "10001 characters"),
 }
 
@@ -236,7 +236,7 @@ def _record() -> str:
     layer, x = torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(1, 3, 8)
     with sqrtdk.trace(layer) as run:
         layer(x, x, x)
-    return record_to_json(run.calls[0])
+    return _json.exact_line(run.calls[0])
 
 
 @pytest.mark.parametrize("name", RECORDS)

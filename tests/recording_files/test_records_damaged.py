@@ -25,10 +25,10 @@ from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.runner import run_claim
 from sqrtdk.messages import Text
 from sqrtdk.monitor.columns import HEADS
-from sqrtdk.monitor.manifest import read_manifest
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.recording import read_trace_file
 from sqrtdk.report.baseline import to_file
+from sqrtdk.store.manifest import read_manifest
 from tests.monitor.run_records import MODEL, SETTINGS, head, told, whole, writer, written
 from tests.recording_files.forged import forge
 from tests.recording_files.sample_calls import unlike

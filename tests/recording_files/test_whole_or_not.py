@@ -124,7 +124,7 @@ BAD = {
     "kept of floats": (call(VALUES, kept=VALUES), InvalidValueError, "a mask of torch.float32"),
     "kept on meta": (call(VALUES, kept=VALUES.bool().to("meta")), InvalidValueError, "meta"),
     "kept of another shape": (call(VALUES, kept=VALUES[..., :2].bool()), TraceFileError, "does not broadcast"),
-    "no index": (dataclasses.replace(call(VALUES), index=-1), TraceFileError, "at least 0"),
+    "no index": (dataclasses.replace(call(VALUES), index=-1), TraceFileError, "expected int >= 0"),
     "a term of another name": (
         dataclasses.replace(call(VALUES), terms=(Term("skale", 1.0),)),
         TraceFileError,

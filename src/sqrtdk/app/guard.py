@@ -11,7 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
-from sqrtdk._stranger import parse_json
+from sqrtdk._records import parse_json
 from sqrtdk.errors import InvalidValueError, kind_and_text
 
 _LOG = logging.getLogger(__name__)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sqrtdk import _files
-from sqrtdk._stranger import parse_json, shown
+from sqrtdk._records import parse_json, record_from_json, shown
 from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, Finding, at_bar, at_site
 from sqrtdk.audit.tolerance import close
 from sqrtdk.errors import BaselineError, ModelError
@@ -24,7 +24,6 @@ from sqrtdk.models.limits import read_bytes
 
 SCHEMA_VERSION = 1
 MAX_BYTES = 2**24
-MODES = ("static", "dynamic")
 CHANGES = ("added", "removed", "changed", "new finding", "gone finding")
 _ANEW = "Write it anew with sqrtdk baseline write --force, and review what changes."
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
@@ -243,46 +242,41 @@ def from_document(document: Any, what: str) -> Ledger:
             f"{what} is of version {shown(version)}; this sqrtdk reads version {SCHEMA_VERSION}",
             hint=f"Use the sqrtdk that wrote it. Or: {_ANEW[0].lower()}{_ANEW[1:]}",
         )
-    _names(document, {"schema_version", "model", "mode", "attentions"}, what)
-    lines = document["attentions"]
-    if not isinstance(document["model"], str) or document["mode"] not in MODES or not isinstance(lines, list):
-        raise BaselineError(f"{what}: model is a text, mode one of {', '.join(MODES)}, attentions a list", hint=_ANEW)
-    read_lines = tuple(_read_line(entry, f"{what}, attention {number}") for number, entry in enumerate(lines, 1))
-    _by_key(read_lines, what)
-    return Ledger(document["model"], document["mode"], read_lines)
+    kept = record_from_json(_Document, document, what, BaselineError, _ANEW)
+    lines = tuple(_line(entry, f"{what}, attention {number}") for number, entry in enumerate(kept.attentions, 1))
+    _by_key(lines, what)
+    return Ledger(kept.model, kept.mode, lines)
 
 
-def _names(entry: Mapping[str, Any], wanted: set[str], what: str) -> None:
-    for problem, names in (("lacks", wanted - set(entry)), ("has the unknown name", set(entry) - wanted)):
-        if names:
-            raise BaselineError(f"{what} {problem} {shown(min(names))}", hint=_ANEW)
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A line as the file has it."""
+
+    site: str
+    index: int | None
+    formula: str | None
+    ratio: float | None
+    verdict: str | None
+    mistake: str | None
+    findings: str  # "fail scale_ledger, note entropy"
 
 
-def _is_whole(value: Any) -> bool:
-    """Return whether the value is an int that fits a float."""
-    return type(value) is int and abs(value) < 2**63
+@dataclass(frozen=True, slots=True)
+class _Document:
+    schema_version: int
+    model: str
+    mode: Literal["static", "dynamic"]
+    attentions: tuple[_Entry, ...]
 
 
-def _read_line(entry: Any, what: str) -> Line:
-    if not isinstance(entry, dict):
-        raise BaselineError(f"{what} is not an object", hint=_ANEW)
-    _names(entry, {field.name for field in fields(Line)}, what)
-    texts = {name: entry[name] for name in ("formula", "mistake")}
-    # JSON has no infinities, so they are written as texts.
-    ratio = {"Infinity": float("inf"), "-Infinity": float("-inf")}.get(str(entry["ratio"]), entry["ratio"])
-    index, verdict, findings = entry["index"], entry["verdict"], entry["findings"]
-    for name, right, rule in (
-        ("site", isinstance(entry["site"], str), "a text"),
-        *((name, value is None or isinstance(value, str), "a text or null") for name, value in texts.items()),
-        ("ratio", ratio is None or type(ratio) is float or _is_whole(ratio), "a number or null"),
-        ("index", index is None or (type(index) is int and index >= 0), "a whole number from 0 or null"),
-        ("verdict", verdict is None or verdict in VERDICTS, f"one of {', '.join(VERDICTS)}, or null"),
-        ("findings", isinstance(findings, str), 'a text like "fail scale_ledger, note entropy"'),
-    ):
-        if not right:
-            raise BaselineError(f"{what}: {name} is {shown(entry[name])}, not {rule}", hint=_ANEW)
-    kinds = tuple(findings.split(", ")) if findings else ()
+def _line(entry: _Entry, what: str) -> Line:
+    if entry.index is not None and entry.index < 0:
+        raise BaselineError(f"{what}: index is {shown(entry.index)}, not a whole number from 0 or null", hint=_ANEW)
+    if entry.verdict is not None and entry.verdict not in VERDICTS:
+        rule = f"one of {', '.join(VERDICTS)}, or null"
+        raise BaselineError(f"{what}: verdict is {shown(entry.verdict)}, not {rule}", hint=_ANEW)
+    kinds = tuple(entry.findings.split(", ")) if entry.findings else ()
     for kind in kinds:
         if kind.partition(" ")[0] not in SEVERITIES or not kind.partition(" ")[2]:
             raise BaselineError(f"{what}: {shown(kind)} is no severity and rule", hint=_ANEW)
-    return Line(entry["site"], index, entry["formula"], ratio, verdict, entry["mistake"], kinds)
+    return Line(entry.site, entry.index, entry.formula, entry.ratio, entry.verdict, entry.mistake, kinds)

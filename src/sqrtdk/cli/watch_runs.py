@@ -32,12 +32,12 @@ def read(run: Path) -> Summary:
     Raises:
         RunFolderError: the folder holds no run, a damaged one, or several in folders of its own, which are named.
     """
-    from sqrtdk._stranger import shown
+    from sqrtdk._records import shown
     from sqrtdk.errors import RunFolderError
-    from sqrtdk.monitor.manifest import RUN
     from sqrtdk.monitor.reading import read_run
     from sqrtdk.report.plain import plain
     from sqrtdk.report.watch_summary import summarise
+    from sqrtdk.store.manifest import RUN
 
     # `watch checkpoints` writes the records of several runs into folders of one
     if not (run / RUN).exists() and (runs := sorted(str(one.parent) for one in run.glob(f"*/{RUN}"))):
@@ -58,7 +58,7 @@ def verified(run: Path, summary: Summary) -> tuple[int, int]:
     Raises:
         RunFolderError: parts are damaged or missing; the first three are named.
     """
-    from sqrtdk._stranger import shown
+    from sqrtdk._records import shown
     from sqrtdk.errors import RunFolderError
     from sqrtdk.monitor.names import list_parts
 

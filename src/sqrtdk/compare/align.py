@@ -5,7 +5,6 @@ Paired calls are made comparable: the same rows and heads, query heads in the or
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk import _files
+from sqrtdk._records import parse_json
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message
 from sqrtdk.recording.cut import cut_call
@@ -243,23 +243,11 @@ def read_map(mapping: Mapping[str, str] | str | Path | None) -> dict[str, str]:
         try:
             if path.stat().st_size > _LARGEST:
                 raise InvalidValueError(Message("errors.map.too_large", path=str(path), limit=_LARGEST), hint=hint)
-            mapping = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
+            mapping = parse_json(path.read_bytes(), f"the map {path}", InvalidValueError, hint)
         except OSError as error:
             raise InvalidValueError(
                 Message("errors.map.unreadable", path=str(path), reason=_files.reason_of(error)), hint=hint
             ) from error
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-            raise InvalidValueError(Message("errors.map.no_json", path=str(path)), hint=hint) from error
     if not isinstance(mapping, Mapping) or not all(isinstance(x, str) for pair in mapping.items() for x in pair):
         raise InvalidValueError(Message("errors.map.no_names"), hint=hint)
     return dict(mapping)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns a JSON object; refuses a repeated name, since json.loads would silently keep the last partner."""
-    once: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in once:
-            raise InvalidValueError(f"the map names {name[:200]!r} of A twice", hint="A call has one partner.")
-        once[name] = value
-    return once

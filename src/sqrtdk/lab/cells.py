@@ -1,26 +1,20 @@
-"""Cells: expensive computations of an experiment, spread over an engine, and kept on disk so that none runs twice.
-
-The directory is locked against other processes, and cleaned of half-written files of killed processes.
-"""
+"""Cells: expensive computations of an experiment, spread over an engine, and kept on disk so that none runs twice."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
-from sqrtdk import _files
+from sqrtdk import _json
 from sqrtdk._environment import numbers_from
 from sqrtdk.engines import Engine, open_engine
-from sqrtdk.errors import OutputError
 from sqrtdk.lab.claim import Cell
+from sqrtdk.store import disk
+from sqrtdk.store.results import Results
 
 Compute = Callable[[Cell], dict[str, Any]]
 
@@ -36,7 +30,7 @@ class Cells:
         engine: "local", "pool" or "ray"; opened when the first cell must be computed.
         workers: number of processes; None: one per CPU.
         address: of a Ray cluster; None: start one on this machine.
-        folder: for the results; it must exist. None: keep them in memory.
+        folder: for the results; it must exist, locked by the caller. None: keep them in memory.
         anew: compute existing results again, once, and replace them.
         progress: called with (done, total) after each cell.
 
@@ -55,7 +49,8 @@ class Cells:
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self._opening = open_engine(engine, workers, address)
-        self._folder, self._anew, self.progress = folder, anew, progress
+        self._results = None if folder is None else Results(folder)
+        self._anew, self.progress = anew, progress
         self._known: dict[str, dict[str, Any]] = {}
         self._engine: Engine | None = None
         self._stack = ExitStack()
@@ -85,67 +80,26 @@ class Cells:
                 self.progress(done, len(keys))
 
     def _find(self, key: str) -> bool:
-        if key not in self._known and self._folder is not None and not self._anew:
-            try:
-                kept = json.loads((self._folder / f"{key}.json").read_text(encoding="utf-8"))
-                self._known[key] = kept["result"]
-            except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: it is computed again
+        if key not in self._known and self._results is not None and not self._anew:
+            there = self._results.get(key, key)
+            if there is None:
                 return False
+            self._known[key] = _json.numbers_back(there)
         return key in self._known
 
     def _keep(self, key: str, cell: Cell, result: dict[str, Any]) -> None:
-        text = json.dumps({"cell": cell, "result": result}, indent=1, sort_keys=True)
-        self._known[key] = json.loads(text)["result"]  # exactly what a later run would read
-        if self._folder is not None:
-            _files.write_text(self._folder / f"{key}.json", text + "\n", force=True)
+        self._known[key] = _json.numbers_back(_json.exact_data(result))  # exactly what a later run would read
+        if self._results is not None:
+            self._results.put(key, key, result, computed_from=cell)
 
 
 def key_of(function: Compute, cell: Cell) -> str:
     """Return the name of a cell's result: equal for equal cells of the same function, code and versions."""
     content = [function.__module__, function.__qualname__, _source(function.__module__), numbers_from(), cell]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+    return disk.hash_of(content)
 
 
 @cache
 def _source(module: str) -> str:
     """Return the hash of the module's own file, which need not be in this package."""
-    return hashlib.sha256(Path(import_module(module).__file__ or "").read_bytes()).hexdigest()
-
-
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Lock a directory against other processes; the system releases the lock when this process ends, killed or not.
-
-    Raises:
-        OutputError: Another process holds it.
-    """
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OutputError(
-                f"another process writes into {folder}", hint="Wait for it, or choose another --output."
-            ) from error
-        except OSError:  # a file system without locks
-            pass
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def tidy(folder: Path, names: Iterable[str]) -> None:
-    """Remove temporary files of `sqrtdk._files` that a killed process left.
-
-    Args:
-        folder: locked by this process.
-        names: patterns of the names that the files would have got.
-    """
-    for name in names:
-        for path in folder.glob(f".{name}.*.tmp"):
-            path.unlink(missing_ok=True)
+    return disk.digest(Path(import_module(module).__file__ or "").read_bytes(), 16)

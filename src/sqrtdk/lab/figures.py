@@ -108,7 +108,7 @@ class Series:
     """
 
     label: str
-    x: tuple[float, ...] | tuple[str, ...]
+    x: tuple[float | str, ...]
     y: tuple[float, ...]
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
@@ -130,7 +130,7 @@ def over(label: str, figures: Sequence[Figure], axis: str, *, style: Style = "li
         (64.0,)
     """
     places = [figure.at[axis] for figure in figures]
-    x: tuple[float, ...] | tuple[str, ...]
+    x: tuple[float | str, ...]
     x = tuple(map(str, places)) if style == "bars" else tuple(map(float, places))
     low, high = (tuple(factor * getattr(figure, end) for figure in figures) for end in ("low", "high"))
     return Series(label, x, tuple(factor * figure.value for figure in figures), low, high, style)

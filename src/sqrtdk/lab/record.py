@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal
 
 from sqrtdk import _json
+from sqrtdk._records import parse_json, record_from_json, shown
 from sqrtdk._shown import Saved, Shown
 from sqrtdk.errors import InvalidValueError, kind_and_text
-from sqrtdk.lab.figures import LEVEL, Axis, Figure, Method, Place, Plot, Series, Style
-from sqrtdk.lab.judge import Answer, Check, PartAnswer, Verdict
+from sqrtdk.lab.figures import LEVEL, Figure, Plot
+from sqrtdk.lab.judge import Verdict
 from sqrtdk.messages import Text
 
 SCHEMA_VERSION = 2
 Doubt = Literal["same", "undecided"]
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,12 @@ class Record(Saved, Shown):
 def to_json(record: Record) -> str:
     """Return the record as one JSON document."""
     derived = {"schema_version": SCHEMA_VERSION, "sound": record.sound, "decided": record.decided}
-    return _json.document(derived | dataclasses.asdict(record))
+    return _json.document(derived | dataclasses.asdict(record, dict_factory=_written))
+
+
+def _written(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a record, of a text without those that it lacks: `Text.one` is of few."""
+    return {name: value for name, value in fields if (name, value) != ("one", None)}
 
 
 def read(path: Path) -> Record:
@@ -123,141 +127,49 @@ def read(path: Path) -> Record:
     Raises:
         InvalidValueError: It is no record, has another schema version, or holds a value that no record has.
     """
+    what, hint = f"{path} is not a record of a claim: it", "Delete the file and run the claim again."
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        version = data["schema_version"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _no_record(path, error) from error
-    if version != SCHEMA_VERSION:
+        data = parse_json(path.read_bytes(), what, InvalidValueError, hint)
+    except OSError as error:
+        raise InvalidValueError(f"{path} is not a record of a claim: {kind_and_text(error)}", hint=hint) from error
+    if not isinstance(data, dict) or "schema_version" not in data:
+        raise InvalidValueError(f"{what} has no schema_version", hint=hint)
+    if (version := data["schema_version"]) != SCHEMA_VERSION:
+        version = version if type(version) is int else shown(version)
         raise InvalidValueError(
             f"{path} is a record of schema version {version}; this version of sqrtdk reads {SCHEMA_VERSION}",
             hint="Run the claim again into another directory, or use the version of sqrtdk that wrote it.",
         )
-    try:
-        return _record(data)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise _no_record(path, error) from error
-
-
-def _no_record(path: Path, error: Exception) -> InvalidValueError:
-    return InvalidValueError(
-        f"{path} is not a record of a claim: {kind_and_text(error)}",
-        hint="Delete the file and run the claim again.",
-    )
-
-
-def _record(data: Mapping[str, Any]) -> Record:
-    words = ("id", "group", "formula", "command", "started")
-    texts = ("statement", "method", "control_method", "why")
-    named: dict[str, Any] = {name: _word(data[name]) for name in words} | {name: _text(data[name]) for name in texts}
-    level = _number(data["level"])
-    if not 0 < level < 1:
-        raise ValueError(f"level is between 0 and 1; got {level}")
-    return Record(
-        **named,
-        sources=_all(_word, data["sources"]),
-        quick=_one_of((True, False), data["quick"]),
-        seed=_whole(data["seed"], 0),
-        outcome=_outcome(data["outcome"]),
-        control=_outcome(data["control"]),
-        condition=None if data["condition"] is None else _text(data["condition"]),
-        plots=_all(_plot, data["plots"]),
-        environment={str(key): _word(value) for key, value in data["environment"].items()},
-        duration_s=_number(data["duration_s"]),
-        level=level,
-    )
-
-
-def _outcome(data: Mapping[str, Any]) -> Outcome:
-    verdict = data["verdict"]
-    answer, findings = _one_of(get_args(Answer), verdict["answer"]), _all(_finding, verdict["findings"])
-    if answer != "undecided" and not (findings and all(finding.checks for finding in findings)):
-        raise ValueError(f"the verdict {answer!r} rests on no figure")
-    return Outcome(
-        parameters=dict(data["parameters"].items()),
-        figures=_all(figure_of, data["figures"]),
-        verdict=Verdict(answer, findings),
-    )
-
-
-def _finding(data: Mapping[str, Any]) -> PartAnswer:
-    return PartAnswer(_text(data["text"]), _all(_check, data["checks"]), _one_of((True, False, None), data["met"]))
-
-
-def _check(data: Mapping[str, Any]) -> Check:
-    ends = _number(data["low"]), _number(data["high"])
-    return Check(figure_of(data["figure"]), *ends, _one_of((True, False, None), data["met"]))
+    # a record without an entry that has a default would look as if it had said so
+    if missing := [one.name for one in dataclasses.fields(Record) if one.name not in data]:
+        raise InvalidValueError(f"{what} lacks {missing[0]!r}", hint=hint)
+    record = record_from_json(Record, data, what, InvalidValueError, hint, others=True)
+    if (wrong := next(_impossible(record), None)) is not None:
+        raise InvalidValueError(f"{what} has {wrong}", hint=hint)
+    return record
 
 
 def figure_of(data: Mapping[str, Any]) -> Figure:
     """Decode a figure from a record's JSON."""
-    return Figure(
-        _word(data["name"]),
-        **{name: _number(data[name]) for name in ("value", "low", "high")},
-        method=_one_of(get_args(Method), data["method"]),
-        samples=_whole(data["samples"], 1),
-        at={name: _place(value) for name, value in data["at"].items()},
-    )
+    return record_from_json(Figure, data, "a figure", InvalidValueError, "", others=True)
 
 
-def _plot(data: Mapping[str, Any]) -> Plot:
-    axes: dict[str, Any] = {name: _one_of(get_args(Axis), data[name]) for name in ("x_axis", "y_axis")}
-    return Plot(
-        **{name: _word(data[name]) for name in ("name", "x_label", "y_label")} | axes,
-        caption=_text(data["caption"]),
-        series=_all(_series, data["series"]),
-        lines=tuple((_word(label), _number(y)) for label, y in data["lines"]),
-    )
-
-
-def _series(data: Mapping[str, Any]) -> Series:
-    style: Style = _one_of(get_args(Style), data["style"])
-    x: tuple[Any, ...] = _all(_word if style == "bars" else _number, data["x"])
-    y, low, high = (_all(_number, data[name]) for name in ("y", "low", "high"))
-    if len(y) != len(x) or {len(low), len(high)} not in ({0}, {len(x)}):
-        sizes = f"{len(x)} x, {len(y)} y, {len(low)} low and {len(high)} high"
-        raise ValueError(f"a series has a y for each x, and all ends of intervals or none; got {sizes}")
-    return Series(_word(data["label"]), x, y, low, high, style)
-
-
-def _text(data: Mapping[str, Any]) -> Text:
-    return Text(_word(data["en"]), _word(data["zh"]))
-
-
-def _all(convert: Callable[[Any], Item], data: Any) -> tuple[Item, ...]:
-    if not isinstance(data, list):
-        raise TypeError(f"a list was expected; got {data!r}")
-    return tuple(map(convert, data))
-
-
-def _one_of(allowed: tuple[Any, ...], value: Any) -> Any:
-    if not any(value is one or (isinstance(value, str) and value == one) for one in allowed):
-        raise ValueError(f"one of {', '.join(map(str, allowed))} was expected; got {value!r}")
-    return value
-
-
-def _word(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"a text was expected; got {value!r}")
-    return value
-
-
-def _whole(value: Any, least: int) -> int:
-    if type(value) is not int or value < least:
-        raise ValueError(f"a whole number of {least} or more was expected; got {value!r}")
-    return value
-
-
-def _place(value: Any) -> Place:
-    if type(value) not in (str, int, float):
-        raise TypeError(f"a text or a number was expected; got {value!r}")
-    return cast(Place, value)
-
-
-def _number(value: Any) -> float:
-    """Decode a number as `_json` writes it: null is NaN, and infinities are words."""
-    if value is None:
-        return math.nan
-    if value in ("Infinity", "-Infinity") or type(value) in (int, float):
-        return float(value)
-    raise TypeError(f"a number was expected; got {value!r}")
+def _impossible(record: Record) -> Iterator[str]:
+    """Yield what no record has, though its types allow it."""
+    if not 0 < record.level < 1:
+        yield f"the level {record.level}, which is between 0 and 1"
+    if record.seed < 0:
+        yield f"the seed {shown(record.seed)}, which is 0 or more"
+    for one in (record.outcome, record.control):
+        findings = one.verdict.findings
+        if one.verdict.answer != "undecided" and not (findings and all(finding.checks for finding in findings)):
+            yield f"the verdict {one.verdict.answer!r}, which rests on no figure"
+        for figure in (*one.figures, *(check.figure for finding in findings for check in finding.checks)):
+            if figure.samples < 1:
+                yield f"a figure of {shown(figure.samples)} samples; it is of 1 or more"
+    for series in (series for plot in record.plots for series in plot.series):
+        x, y, low, high = map(len, (series.x, series.y, series.low, series.high))
+        if y != x or {low, high} not in ({0}, {x}):
+            yield f"a series of {x} x, {y} y, {low} low and {high} high; it has a y for each x, and all ends or none"
+        if any(isinstance(one, str) != (series.style == "bars") for one in series.x):
+            yield f"a series of style {series.style!r} with x {shown(list(series.x))}; bars have names, others numbers"

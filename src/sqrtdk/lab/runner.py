@@ -6,7 +6,6 @@ Each run leaves a complete record, and an existing record is not made again.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import time
@@ -23,7 +22,7 @@ from sqrtdk import _extras, _files, _json, _progress
 from sqrtdk._environment import cpu_name, numbers_from
 from sqrtdk._shown import Saved, Shown
 from sqrtdk.errors import InvalidValueError, OutputError
-from sqrtdk.lab.cells import Cells, alone, tidy
+from sqrtdk.lab.cells import Cells
 from sqrtdk.lab.claim import Claim, Map, Run, here
 from sqrtdk.lab.figures import Figures, Plot
 from sqrtdk.lab.judge import judge
@@ -31,6 +30,8 @@ from sqrtdk.lab.record import Outcome, Record, read, to_json
 from sqrtdk.lab.register import CLAIMS, find
 from sqrtdk.messages import Message
 from sqrtdk.models.run import on_cpu_by_default
+from sqrtdk.store import disk
+from sqrtdk.store.lock import locked
 
 
 def run_claim(claim: Claim, *, quick: bool = False, seed: int = 0, compute: Map = here, command: str = "") -> Record:
@@ -242,7 +243,7 @@ def _keep(record: Record, path: Path, reused: bool, draw: Draw | None) -> None:
     if draw is not None:
         draw(record, folder, reused)
     if not reused:
-        _files.write_text(path, to_json(record), force=True)
+        disk.put(path, to_json(record).encode())
 
 
 def _told(progress: Callable[[str], None]) -> _progress.Tell:
@@ -254,16 +255,9 @@ def _told(progress: Callable[[str], None]) -> _progress.Tell:
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[None]:
     """Make the directory if missing, and lock it for this process."""
-    try:
-        (folder / CELLS).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write into {folder}: {error.strerror}", hint="Choose another directory with --output."
-        ) from error
-    _files.check_writable(folder / "probe.json", force=True)
-    with alone(folder):
-        tidy(folder, ("*.json", *(f"*.{kind}" for kind in PLOTS)))
-        tidy(folder / CELLS, ("*.json",))
+    with locked(folder, "*.json", *(f"*.{kind}" for kind in PLOTS)):
+        disk.make(folder / CELLS)
+        disk.tidy(folder / CELLS, "*.json")
         yield
 
 
@@ -301,7 +295,7 @@ def _read(path: Path) -> Record:
 
 def _plain(parameters: object) -> object:
     """Return the parameters as a record stores them."""
-    return json.loads(_json.document(parameters))
+    return _json.plain_data(parameters)
 
 
 def records(folder: Path | str) -> list[Record]:

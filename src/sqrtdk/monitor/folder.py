@@ -20,11 +20,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from sqrtdk._stranger import shown
+from sqrtdk._records import shown
 from sqrtdk.errors import InvalidValueError, OutputError, RunFolderError, SqrtdkError
-from sqrtdk.monitor import disk
-from sqrtdk.monitor.disk import LOCK, Lock
-from sqrtdk.monitor.manifest import (
+from sqrtdk.monitor.names import PARTS, Part, last_recorded, list_parts, lost_tails
+from sqrtdk.monitor.tables import MAX_FILE_BYTES, MAX_ROWS, Rows, Tables, arrow, decode, encode, from_rows, joined
+from sqrtdk.store import disk
+from sqrtdk.store.lock import LOCK, Lock
+from sqrtdk.store.manifest import (
     MAX_STEP,
     RUN,
     Attempt,
@@ -34,8 +36,6 @@ from sqrtdk.monitor.manifest import (
     read_manifest,
     write_manifest,
 )
-from sqrtdk.monitor.names import PARTS, Part, checksum_of, last_recorded, list_parts, lost_tails
-from sqrtdk.monitor.tables import MAX_FILE_BYTES, MAX_ROWS, Rows, Tables, arrow, decode, encode, from_rows, joined
 
 CHECKPOINTS = "checkpoints"  # results of checkpoints, beside the records made from them
 
@@ -153,7 +153,7 @@ class RunWriter:
         """Write a part; `until` is the last step of the caller's rows, for a message."""
         content = encode(tables)
         first, last, rows = tables.first_step, tables.last_step, tables.steps.num_rows
-        part = Part(self.attempt, self.parts, self.parts, first, last, checksum_of(content))
+        part = Part(self.attempt, self.parts, self.parts, first, last, disk.digest(content))
         path = self.folder / PARTS / part.name
         try:
             disk.put(path, content)
@@ -302,7 +302,7 @@ class Tail:
         tables = joined([self._read(part) for part in parts])
         first, last = parts[0], parts[-1]
         content = encode(tables)
-        checksum = checksum_of(content)
+        checksum = disk.digest(content)
         whole = Part(first.attempt, first.first, last.last, first.first_step, last.last_step, checksum)
         disk.put(self._folder / whole.name, content)
         for part in parts:

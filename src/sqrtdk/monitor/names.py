@@ -12,16 +12,16 @@ were lost did record, and its steps are missing.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqrtdk._stranger import shown
+from sqrtdk._records import shown
 from sqrtdk.errors import RunFolderError, short_text
-from sqrtdk.monitor.manifest import MAX_STEP, Attempt
+from sqrtdk.store.disk import digest
+from sqrtdk.store.manifest import MAX_STEP, Attempt
 
 PARTS = "parts"
 MAX_PARTS = 2**17
@@ -39,7 +39,7 @@ class Part:
         last: number of its last part; `first` if no parts were merged.
         first_step: smallest step in it.
         last_step: largest step in it.
-        checksum: of its bytes, by `checksum_of`; "" in a name written by an older version.
+        checksum: of its bytes, by `store.disk.digest`; "" in a name written by an older version.
     """
 
     attempt: int
@@ -76,7 +76,7 @@ class Part:
         Raises:
             RunFolderError: The checksum differs.
         """
-        if self.checksum and (there := checksum_of(content)) != self.checksum:
+        if self.checksum and (there := digest(content)) != self.checksum:
             raise RunFolderError(f"it is damaged: its bytes have the checksum {there}, not {self.checksum}")
 
     @classmethod
@@ -96,16 +96,6 @@ class Part:
         part = cls(attempt, first, last, first_step, last_step, checksum)
         fits = part.name == name and part.first <= part.last and part.first_step <= part.last_step
         return part if fits else None
-
-
-def checksum_of(content: bytes) -> str:
-    """Return the checksum of a part, in the form of its name.
-
-    Example:
-        >>> checksum_of(b"PAR1")
-        'ae217414c71c180a'
-    """
-    return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

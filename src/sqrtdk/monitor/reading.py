@@ -12,18 +12,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sqrtdk._stranger import shown
+from sqrtdk._records import shown
 from sqrtdk.errors import RunFolderError
 from sqrtdk.messages import Message
-from sqrtdk.monitor import disk
-from sqrtdk.monitor.manifest import MAX_STEP, Attempt, of_checkpoints, read_manifest
 from sqrtdk.monitor.names import PARTS, Gap, Listing, Part, gaps, list_parts, lost_tails, spans
 from sqrtdk.monitor.tables import MAX_FILE_BYTES, Table, Tables, arrow, decode, joined
+from sqrtdk.store import disk
+from sqrtdk.store.manifest import MAX_STEP, Attempt, read_manifest
 
 MAX_ROWS = 2**25  # rows of a run that are read at once
 _TRIES = 20  # parts can be merged away between listing and reading
 _PAUSE_S = 0.01
+OF_CHECKPOINTS = {"of": "checkpoints"}  # in the settings of records made from checkpoints
 UNFINISHED = "alarms.part.unfinished"
+
+
+def of_checkpoints(settings: Any) -> bool:
+    """Return whether the settings belong to records made from checkpoints."""
+    return isinstance(settings, dict) and settings.items() >= OF_CHECKPOINTS.items()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sqrtdk._stranger import parse_json
+from sqrtdk._records import parse_json
 from sqrtdk.errors import RunFolderError
 from sqrtdk.messages import fields, recorded
 from sqrtdk.monitor.samples import Alarm, not_measured

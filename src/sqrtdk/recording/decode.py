@@ -5,19 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sqrtdk.recording.codec import record_from_json
-from sqrtdk.recording.fields import Fields
-from sqrtdk.recording.format import FLOAT_NAMES, FLOATS, INTEGERS, LAYOUTS, TERMS, prefix, to_bhle
+from sqrtdk.recording.document import CallEntry, MaskEntry, TermEntry, VectorEntry
+from sqrtdk.recording.format import FLOATS, INTEGERS, LAYOUTS, prefix, to_bhle
 from sqrtdk.recording.limits import (
-    MAX_DIMENSIONS,
-    MAX_NAME,
     MAX_RECORD_BYTES,
     MAX_SIDE,
-    MAX_STEPS,
     at_most,
-    parse_json,
+    parse_trace_json,
     refuse,
     shown,
+    trace_record,
 )
 from sqrtdk.recording.masks import Packed, bits_needed
 from sqrtdk.recording.records import Cut
@@ -29,25 +26,26 @@ _U8 = frozenset({torch.uint8})
 Shape = tuple[int, ...]
 
 
-def decode(fields: Fields, number: int, index: int, source: Source) -> tuple[CallTensors, Cut | None]:
+def decode(entry: CallEntry, number: int, index: int, source: Source) -> tuple[CallTensors, Cut | None]:
     """Return one call of a file.
 
     Args:
-        fields: the call's JSON.
+        entry: the call's JSON.
         number: the call's place in the file.
         index: index at its site if the JSON names none.
         source: gives the tensors.
 
     Raises:
-        TraceFileError: A field or tensor is missing, unknown, or does not fit the others.
+        TraceFileError: A tensor is missing, or does not fit the others.
     """
     at = prefix(number)
-    if at + "q" not in source and "missing" in fields:
-        return _without(fields, at, index, source), None
-    layout = fields.choice("layout", LAYOUTS, "BHLE")
-    query = _vector(fields, at, "q", layout, source)
-    key = _vector(fields, at, "k", layout, source)
-    value = _vector(fields, at, "v", layout, source)
+    index = index if entry.index is None else entry.index
+    if at + "q" not in source and entry.missing is not None:
+        return _without(entry, at, index, source), None
+    layout = entry.layout or "BHLE"
+    query = _vector(entry.q or VectorEntry(), at + "q", layout, source)
+    key = _vector(entry.k or VectorEntry(), at + "k", layout, source)
+    value = _vector(entry.v or VectorEntry(), at + "v", layout, source)
     output = _laid_out(at + "output", layout, source)
     logits = _check_fit(at, query.values, key.values, value.values, output)
     source.count_logits(logits)
@@ -56,57 +54,49 @@ def decode(fields: Fields, number: int, index: int, source: Source) -> tuple[Cal
         lse = lse.unsqueeze(0)
     if lse is not None and lse.shape != logits[:3]:
         refuse(f"{at}lse has shape {tuple(lse.shape)}; (B, Hq, L) is {logits[:3]}")
-    dtype = fields.choice("dtype", FLOAT_NAMES, str(query.values.dtype).removeprefix("torch."))
-    wide = dtype if dtype == "float64" else "float32"  # of the logits, unless the file says otherwise
-    items = fields.items("terms", MAX_STEPS)
-    kept = fields.take("kept")
+    dtype = entry.dtype or str(query.values.dtype).removeprefix("torch.")
+    terms = None
+    if entry.terms is not None:
+        terms = tuple(_term(term, f"{at}terms.{place}", logits, source) for place, term in enumerate(entry.terms))
     call = CallTensors(
-        site=fields.text("site", limit=MAX_NAME),
-        index=fields.count("index", index) or 0,
+        site=entry.site,
+        index=index,
         query=query,
         key=key,
         value=value,
         output=output,
-        terms=None
-        if items is None
-        else tuple(
-            _term(Fields(item, f"{fields.what}.terms[{place}]"), f"{at}terms.{place}", logits, source)
-            for place, item in enumerate(items)
-        ),
+        terms=terms,
         lse=lse,
-        kept=_kept(kept, fields, at, logits, source),
-        dropout=fields.number("dropout", 0.0) or 0.0,
+        kept=_kept(entry.kept, at + "kept", logits, source),
+        dropout=entry.dropout or 0.0,
         dtype=dtype,
-        logits_dtype=fields.choice("logits_dtype", FLOAT_NAMES, wide),
-        weights_dtype=fields.choice("weights_dtype", FLOAT_NAMES, dtype),
-        missing=fields.text("missing", None),
+        # of the logits, unless the file says otherwise
+        logits_dtype=entry.logits_dtype or (dtype if dtype == "float64" else "float32"),
+        weights_dtype=entry.weights_dtype or dtype,
+        missing=entry.missing,
         call=_record(at + "record", source),
     )
-    cut = _cut(fields.take("cut"), fields.what, logits)
-    fields.end()
-    return call, cut
+    return call, _cut(entry.cut, f"calls[{number}].cut", logits)
 
 
-def _without(fields: Fields, at: str, index: int, source: Source) -> CallTensors:
+def _without(entry: CallEntry, at: str, index: int, source: Source) -> CallTensors:
     """Return a call without tensors, which states the reason in `missing`."""
     nothing = Vector(torch.zeros(0))
-    call = CallTensors(
-        site=fields.text("site", limit=MAX_NAME),
-        index=fields.count("index", index) or 0,
+    return CallTensors(
+        site=entry.site,
+        index=index,
         query=nothing,
         key=nothing,
         value=nothing,
         output=nothing.values,
         terms=None,
-        dropout=fields.number("dropout", 0.0) or 0.0,
-        dtype=fields.choice("dtype", FLOAT_NAMES, "float32"),
-        logits_dtype=fields.choice("logits_dtype", FLOAT_NAMES, "float32"),
-        weights_dtype=fields.choice("weights_dtype", FLOAT_NAMES, "float32"),
-        missing=fields.text("missing"),
+        dropout=entry.dropout or 0.0,
+        dtype=entry.dtype or "float32",
+        logits_dtype=entry.logits_dtype or "float32",
+        weights_dtype=entry.weights_dtype or "float32",
+        missing=entry.missing,
         call=_record(at + "record", source),
     )
-    fields.end()
-    return call
 
 
 def _laid_out(name: str, layout: str, source: Source) -> Tensor:
@@ -139,27 +129,20 @@ def _check_fit(at: str, query: Tensor, key: Tensor, value: Tensor, output: Tenso
     return batch, heads, rows, keys
 
 
-def _vector(call: Fields, at: str, name: str, layout: str, source: Source) -> Vector:
-    fields = Fields(call.take(name, {}), f"{call.what}.{name}")
-    begin = at + name
-    values = _laid_out(begin, layout, source)
-    factors = source.take(begin + ".factor", FLOATS)  # a number in JSON, or a tensor that broadcasts
-    if factors is not None and "factor" in fields:
-        refuse(f"{fields.what} has its factor as a number and as a tensor")
+def _vector(entry: VectorEntry, name: str, layout: str, source: Source) -> Vector:
+    values = _laid_out(name, layout, source)
+    factors = source.take(name + ".factor", FLOATS)  # a number in JSON, or a tensor that broadcasts
+    if factors is not None and entry.factor is not None:
+        refuse(f"{name} has its factor as a number and as a tensor")
     if factors is not None:
-        _check_broadcast(begin + ".factor", tuple(factors.shape), tuple(values.shape))
-    factor = fields.number("factor", 1.0) if factors is None else factors
-    steps = []
-    for place, item in enumerate(fields.items("steps", MAX_STEPS) or ()):
-        step = Fields(item, f"{fields.what}.steps[{place}]")
-        kept = _on_the_way(f"{begin}.steps.{place}", layout, values, source)
-        steps.append(Waypoint(step.text("name"), step.text("detail", ""), kept))
-        step.end()
-    projected = _on_the_way(begin + ".projected", layout, values, source)
-    projection = _projection(fields, begin, values, source)
-    fields.end()
-    assert factor is not None
-    return Vector(values, factor, projected, tuple(steps), projection)
+        _check_broadcast(name + ".factor", tuple(factors.shape), tuple(values.shape))
+    factor = factors if factors is not None else 1.0 if entry.factor is None else entry.factor
+    steps = tuple(
+        Waypoint(step.name, step.detail or "", _on_the_way(f"{name}.steps.{place}", layout, values, source))
+        for place, step in enumerate(entry.steps or ())
+    )
+    projected = _on_the_way(name + ".projected", layout, values, source)
+    return Vector(values, factor, projected, steps, _projection(entry.projection, name, values, source))
 
 
 def _on_the_way(name: str, layout: str, values: Tensor, source: Source) -> Tensor | None:
@@ -172,8 +155,7 @@ def _on_the_way(name: str, layout: str, values: Tensor, source: Source) -> Tenso
     return tensor
 
 
-def _projection(fields: Fields, begin: str, values: Tensor, source: Source) -> Projection | None:
-    name = fields.text("projection", None, MAX_NAME)
+def _projection(name: str | None, begin: str, values: Tensor, source: Source) -> Projection | None:
     if name is None:
         return None
     given, weight, bias = (source.take(f"{begin}.{part}", FLOATS) for part in ("input", "weight", "bias"))
@@ -194,41 +176,37 @@ def _projection(fields: Fields, begin: str, values: Tensor, source: Source) -> P
     return Projection(name, given, weight, bias, features)
 
 
-def _term(fields: Fields, at: str, logits: Shape, source: Source) -> Term:
-    name = fields.choice("name", TERMS, "")
+def _term(entry: TermEntry, at: str, logits: Shape, source: Source) -> Term:
     value: Tensor | float | None
-    if name == "mask" or "shape" in fields:
-        value = _mask(fields, at, logits, source)
+    if entry.name == "mask" or entry.shape is not None:
+        value = _mask(entry, at, logits, source)
     else:
         tensor = source.take(at, FLOATS)
-        if tensor is not None and "value" in fields:
-            refuse(f"{fields.what} has its value as a number and as a tensor")
-        if tensor is not None and name == "sinks" and tensor.shape != (logits[1],):
+        if tensor is not None and entry.value is not None:
+            refuse(f"{at} has its value as a number and as a tensor")
+        if tensor is not None and entry.name == "sinks" and tensor.shape != (logits[1],):
             refuse(f"{at}, sinks, has shape {tuple(tensor.shape)}; one logit a query head is ({logits[1]},)")
-        if tensor is not None and name != "sinks":
+        if tensor is not None and entry.name != "sinks":
             _check_broadcast(at, tuple(tensor.shape), logits)
-        value = fields.number("value", None) if tensor is None else tensor
-    fill = fields.number("fill", float("-inf"))
-    assert fill is not None
-    term = Term(name, value, fields.text("detail", ""), fill, fields.flag("added"))
-    fields.end()
-    return term
+        value = entry.value if tensor is None else tensor
+    fill = float("-inf") if entry.fill is None else entry.fill
+    return Term(entry.name, value, entry.detail or "", fill, bool(entry.added))
 
 
-def _mask(fields: Fields, at: str, logits: Shape, source: Source) -> Tensor | None:
+def _mask(entry: MaskEntry, at: str, logits: Shape, source: Source) -> Tensor | None:
     plain, padding = source.bits(at), source.bits(at + ".padding")
     bits = source.take(at + ".bits", _U8)
-    shape, least, greatest = fields.counts("shape", MAX_DIMENSIONS), fields.whole("least"), fields.whole("greatest")
+    shape, least, greatest = entry.shape, entry.least, entry.greatest
     bounds = least is not None or greatest is not None
     if any(bound is not None and abs(bound) > MAX_SIDE for bound in (least, greatest)):
-        refuse(f"{fields.what} has bounds {least} and {greatest}; they are at most {MAX_SIDE} from 0")
+        refuse(f"{at} has bounds {least} and {greatest}; they are at most {MAX_SIDE} from 0")
     # the three forms of a mask: a bool tensor, packed bits, or bounds of i - j with padding
     parts = (plain is not None, bits is not None, bounds or padding is not None)
     if sum(parts) > 1:
-        refuse(f"{fields.what} is told twice", "Give its tensor, or its bits with a shape, or bounds and padding.")
+        refuse(f"{at} is told twice", "Give its tensor, or its bits with a shape, or bounds and padding.")
     if plain is not None:
         if shape is not None:
-            refuse(f"{fields.what} has a shape beside its tensor")
+            refuse(f"{at} has a shape beside its tensor")
         _check_broadcast(at, tuple(plain.shape), logits)
         return plain
     if shape is None and bits is not None:
@@ -244,19 +222,16 @@ def _mask(fields: Fields, at: str, logits: Shape, source: Source) -> Tensor | No
     if padding is not None:
         _check_broadcast(at + ".padding", tuple(padding.shape), shape)
     if bits is None and len(shape) < 2:
-        refuse(f"{fields.what} has shape {shape} and no bits; its last two dimensions are rows and keys")
+        refuse(f"{at} has shape {shape} and no bits; its last two dimensions are rows and keys")
     if bounds and shape[-2:] != logits[2:]:
-        refuse(f"{fields.what} has bounds and shape {shape}; bounds are of {logits[2]} rows and {logits[3]} keys")
+        refuse(f"{at} has bounds and shape {shape}; bounds are of {logits[2]} rows and {logits[3]} keys")
     return source.mask(at, Packed(shape, least, greatest, padding, bits))
 
 
-def _kept(value: object, call: Fields, at: str, logits: Shape, source: Source) -> Tensor | None:
-    if value is None and at + "kept" not in source:
+def _kept(entry: MaskEntry | None, at: str, logits: Shape, source: Source) -> Tensor | None:
+    if entry is None and at not in source:
         return None
-    fields = Fields({} if value is None else value, f"{call.what}.kept")
-    kept = _mask(fields, at + "kept", logits, source)
-    fields.end()
-    return kept
+    return _mask(entry or MaskEntry(), at, logits, source)
 
 
 def _check_broadcast(name: str, shape: Shape, whole: Shape) -> None:
@@ -274,22 +249,15 @@ def _record(name: str, source: Source) -> AttentionCall | None:
     at_most(text.numel(), MAX_RECORD_BYTES, f"bytes in {name}")
     if source.dry:  # shapes alone: there is no text to parse yet
         return None
-    return record_from_json(AttentionCall, parse_json(text.numpy().tobytes(), name), name)
+    return trace_record(AttentionCall, parse_trace_json(text.numpy().tobytes(), name), name)
 
 
-def _cut(value: object, what: str, logits: Shape) -> Cut | None:
-    if value is None:
+def _cut(cut: Cut | None, what: str, logits: Shape) -> Cut | None:
+    if cut is None:
         return None
-    fields = Fields(value, f"{what}.cut")
-    cut = Cut(
-        fields.count("rows", None),
-        fields.count("rows_of", None),
-        fields.counts("heads", logits[1]),
-        fields.count("heads_of", None),
-    )
-    fields.end()
     if cut.rows is not None and (cut.rows != logits[2] or (cut.rows_of or 0) < cut.rows):
-        refuse(f"{fields.what} has {cut.rows} rows of {shown(cut.rows_of)}, and q has {logits[2]}")
-    if cut.heads is not None and (len(cut.heads) != logits[1] or max(cut.heads, default=0) >= (cut.heads_of or 0)):
-        refuse(f"{fields.what} has {len(cut.heads)} heads of {shown(cut.heads_of)}, and q has {logits[1]}")
+        refuse(f"{what} has {cut.rows} rows of {shown(cut.rows_of)}, and q has {logits[2]}")
+    heads = cut.heads
+    if heads is not None and (len(heads) != logits[1] or not all(0 <= head < (cut.heads_of or 0) for head in heads)):
+        refuse(f"{what} has the heads {shown(list(heads))} of {shown(cut.heads_of)}, and q has {logits[1]}")
     return cut

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sqrtdk import _json
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.recording.codec import number_to_json, record_to_json
 from sqrtdk.recording.format import NAMES, prefix
 from sqrtdk.recording.masks import pack
 from sqrtdk.recording.records import Cut
@@ -69,9 +69,9 @@ def encode(call: CallTensors, number: int, sheet: Sheet, *, projections: bool, c
         if name in ("dtype", "logits_dtype", "weights_dtype"):
             entry[name] = getattr(call, name)
         elif name in ("dropout", "missing") and getattr(call, name) != default:
-            entry[name] = number_to_json(getattr(call, name))
+            entry[name] = _json.exact_data(getattr(call, name))
     if call.call is not None:
-        text = record_to_json(call.call).encode()
+        text = _json.exact_line(call.call).encode()
         sheet.put(at + "record", torch.frombuffer(bytearray(text), dtype=torch.uint8))
     if is_empty(call):
         return entry
@@ -101,7 +101,7 @@ def _vector(vector: Vector, at: str, sheet: Sheet, projections: bool) -> Entry:
     if isinstance(vector.factor, Tensor):
         sheet.put(at + ".factor", vector.factor)
     elif vector.factor != 1.0 or isinstance(vector.factor, int):  # 1.0 is the default; an int 1 must stay an int
-        entry["factor"] = number_to_json(vector.factor)
+        entry["factor"] = _json.exact_data(vector.factor)
     sheet.put(at + ".projected", vector.projected)
     if vector.steps:
         entry["steps"] = [{"name": step.name, "detail": step.detail} for step in vector.steps]
@@ -123,11 +123,11 @@ def _term(term: Term, at: str, sheet: Sheet) -> Entry:
     if term.detail:
         entry["detail"] = term.detail
     if term.fill != float("-inf"):
-        entry["fill"] = number_to_json(term.fill)
+        entry["fill"] = _json.exact_data(term.fill)
     if term.added:
         entry["added"] = True
     if not isinstance(term.value, Tensor):
-        return entry if term.value is None else entry | {"value": number_to_json(term.value)}
+        return entry if term.value is None else entry | {"value": _json.exact_data(term.value)}
     if term.value.dtype is torch.bool:
         return entry | _mask(term.value, at, sheet)
     sheet.put(at, term.value)

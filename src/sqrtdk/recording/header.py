@@ -22,7 +22,7 @@ from sqrtdk.recording.limits import (
     MAX_TENSORS,
     REPLACE,
     at_most,
-    parse_json,
+    parse_trace_json,
     refuse,
     shown,
 )
@@ -71,7 +71,7 @@ def read_header(file: BinaryIO, size: int) -> Header:
         )
     if 8 + length > size:
         refuse(f"the header has {length} bytes and the file {size}: it is cut off", "Copy or write it again.")
-    entries = parse_json(bytes(_exactly(file, length)), "the header")
+    entries = parse_trace_json(bytes(_exactly(file, length)), "the header")
     if not isinstance(entries, dict):
         refuse(f"the header is a {type(entries).__name__}; it is an object of tensors")
     metadata = entries.pop("__metadata__", None)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from sqrtdk import _stranger
-from sqrtdk._stranger import MAX_BRACKETS as MAX_BRACKETS
-from sqrtdk._stranger import MAX_DEPTH as MAX_DEPTH
-from sqrtdk._stranger import shown as shown
+from sqrtdk import _records
+from sqrtdk._records import MAX_BRACKETS as MAX_BRACKETS
+from sqrtdk._records import MAX_DEPTH as MAX_DEPTH
+from sqrtdk._records import Record
+from sqrtdk._records import shown as shown
 from sqrtdk.errors import TraceFileError
 
 MAX_FILE_BYTES = 2**34  # 16 GiB
@@ -54,7 +55,7 @@ def at_most(count: int, limit: int, what: str) -> None:
         refuse(f"{count} {what}; at most {limit} are read", "Record less: --calls, --rows or --heads.")
 
 
-def parse_json(text: bytes | str, what: str) -> Any:
+def parse_trace_json(text: bytes | str, what: str) -> Any:
     """Parse untrusted JSON: repeated names, NaN and deep nesting are refused.
 
     Args:
@@ -65,8 +66,17 @@ def parse_json(text: bytes | str, what: str) -> Any:
         TraceFileError: The text is not JSON, repeats a name, or has too many or too deep containers.
 
     Example:
-        >>> parse_json('{"a": 1, "a": 2}', "the header")
+        >>> parse_trace_json('{"a": 1, "a": 2}', "the header")
         Traceback (most recent call last):
         sqrtdk.errors.TraceFileError: the header has the name 'a' twice
     """
-    return _stranger.parse_json(text, what, TraceFileError, REPLACE)
+    return _records.parse_json(text, what, TraceFileError, REPLACE)
+
+
+def trace_record(kind: type[Record], document: Any, what: str) -> Record:
+    """Return the record that a part of a trace file's JSON holds: see `_records.record_from_json`.
+
+    Raises:
+        TraceFileError: A field is missing, unknown, of another type or beyond a limit.
+    """
+    return _records.record_from_json(kind, document, what, TraceFileError, REPLACE, longest=MAX_TEXT)

@@ -13,18 +13,16 @@ from sqrtdk.errors import SqrtdkError, TraceFileError, short_text
 from sqrtdk.messages import Message
 from sqrtdk.models.limits import check_file
 from sqrtdk.recording.decode import decode
-from sqrtdk.recording.fields import Fields
-from sqrtdk.recording.format import INPUTS, KEY, NAMES, SCHEMA_VERSION
+from sqrtdk.recording.document import Document, parse_document
+from sqrtdk.recording.format import INPUTS, NAMES
 from sqrtdk.recording.header import Header, read_header, read_tensor
-from sqrtdk.recording.limits import MAX_CALLS, MAX_FILE_BYTES, MAX_TEXT, parse_json, refuse, shown
+from sqrtdk.recording.limits import MAX_FILE_BYTES, refuse, shown
 from sqrtdk.recording.records import Cut, TraceFile, TraceMetadata
 from sqrtdk.recording.sentences import with_sentences
-from sqrtdk.recording.source import Source, read_same
-from sqrtdk.tracing.records import NotMeasured
+from sqrtdk.recording.source import Source, check_same
 from sqrtdk.tracing.tensors import CallTensors
 
 _MOST_NOTES = 20
-_MOST_PACKAGES = 200
 
 
 def read_trace_file(path: str | Path) -> TraceFile:
@@ -63,25 +61,7 @@ def _read(path: Path, file: BinaryIO) -> TraceFile:
     return _take(path, header, document, lambda spec: read_tensor(file, header, spec))
 
 
-def parse_document(text: str) -> dict[str, Any]:
-    """Return the JSON document of a trace file.
-
-    Raises:
-        TraceFileError: The text is not such a document, or its version is unknown.
-    """
-    document = parse_json(text, f"the metadata {KEY!r}")
-    version = document.get("schema_version") if isinstance(document, dict) else None
-    if not isinstance(document, dict) or type(version) is not int:
-        refuse(f"the metadata {KEY!r} has no whole number 'schema_version'", f"It is {SCHEMA_VERSION}.")
-    if version != SCHEMA_VERSION:
-        refuse(
-            f"the file is of version {shown(version)} of the format; this sqrtdk reads version {SCHEMA_VERSION}",
-            "Install a newer sqrtdk." if version > SCHEMA_VERSION else "Write the file again.",
-        )
-    return document
-
-
-def check_calls(header: Header, document: dict[str, Any]) -> None:
+def check_calls(header: Header, document: Document) -> None:
     """Check everything that can be checked without the values of a tensor.
 
     Raises:
@@ -90,23 +70,17 @@ def check_calls(header: Header, document: dict[str, Any]) -> None:
     _take(Path(), header, document, None)
 
 
-def _take(path: Path, header: Header, document: dict[str, Any], load: Any) -> TraceFile:
-    fields = Fields(document, "the trace")
-    version = fields.count("schema_version", None) or SCHEMA_VERSION
-    source = Source(header, read_same(fields.take("same"), header), load)
+def _take(path: Path, header: Header, document: Document, load: Any) -> TraceFile:
+    same = document.same or {}
+    check_same(same, header)
+    source = Source(header, same, load)
     calls: list[CallTensors] = []
     cuts: list[Cut | None] = []
     notes: list[str] = []
     count: Counter[str] = Counter()
     seen: set[tuple[str, int]] = set()
-    items = fields.items("calls", MAX_CALLS)
-    if items is None:
-        refuse("the trace has no list of 'calls'")
-    for number, item in enumerate(items):
-        one = Fields(item, f"calls[{number}]")
-        site = item.get("site")
-        # a call without an index is the next one at its site
-        call, cut = decode(one, number, count[site] if isinstance(site, str) else 0, source)
+    for number, entry in enumerate(document.calls):
+        call, cut = decode(entry, number, count[entry.site], source)  # without an index, the next one at its site
         if (call.site, call.index) in seen:
             refuse(
                 f"two calls are at site {shown(call.site)} with index {call.index}",
@@ -120,40 +94,24 @@ def _take(path: Path, header: Header, document: dict[str, Any], load: Any) -> Tr
             notes += _oddities(call)
     names = [(name, name.removeprefix(INPUTS)) for name in source.prefixed(INPUTS)]
     inputs = {short: tensor for name, short in names if (tensor := source.take(name, frozenset(NAMES))) is not None}
-    said, metadata = with_sentences(header.sentences, calls, _metadata(fields))
-    fields.end()
+    said, metadata = with_sentences(header.sentences, calls, _metadata(document))
     source.end()
     source.check_work()
     if len(notes) > _MOST_NOTES:
         notes = [*notes[:_MOST_NOTES], Message("recording.more_tensors", count=len(notes) - _MOST_NOTES)]
-    return TraceFile(path, version, metadata, said, tuple(cuts), inputs, tuple(notes))
+    return TraceFile(path, document.schema_version, metadata, said, tuple(cuts), inputs, tuple(notes))
 
 
-def _metadata(fields: Fields) -> TraceMetadata:
-    packages = fields.take("packages", None)
-    packages = Fields({} if packages is None else packages, "packages")
-    names = packages.names(_MOST_PACKAGES)
-    lost = []
-    for place, item in enumerate(fields.items("not_measured", MAX_CALLS) or ()):
-        entry = Fields(item, f"not_measured[{place}]")
-        lost.append(
-            NotMeasured(
-                entry.text("site"),
-                entry.text("reason", limit=MAX_TEXT),
-                entry.text("formula", None),
-                entry.text("at", None),
-            )
-        )
-        entry.end()
+def _metadata(document: Document) -> TraceMetadata:
     return TraceMetadata(
-        writer=fields.text("writer", ""),
-        model=fields.text("model", ""),
-        module_class=fields.text("module_class", ""),
-        dtype=fields.text("dtype", ""),
-        device=fields.text("device", ""),
-        attn=fields.text("attn", None),
-        packages={name: packages.text(name, "") for name in names},
-        not_measured=tuple(lost),
+        writer=document.writer or "",
+        model=document.model or "",
+        module_class=document.module_class or "",
+        dtype=document.dtype or "",
+        device=document.device or "",
+        attn=document.attn,
+        packages={name: version or "" for name, version in (document.packages or {}).items()},
+        not_measured=document.not_measured or (),
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from sqrtdk.messages import said_again, table_of
 from sqrtdk.recording.format import MESSAGES
-from sqrtdk.recording.limits import parse_json
+from sqrtdk.recording.limits import parse_trace_json
 from sqrtdk.recording.records import TraceMetadata
 from sqrtdk.tracing.tensors import CallTensors
 
@@ -33,7 +33,7 @@ def with_sentences(
         calls: as they were read.
         metadata: as it was read.
     """
-    table = parse_json(text, f"the metadata {MESSAGES!r}") if text else {}
+    table = parse_trace_json(text, f"the metadata {MESSAGES!r}") if text else {}
     again = tuple(
         dataclasses.replace(call, missing=said_again(call.missing, table), call=said_again(call.call, table))
         for call in calls

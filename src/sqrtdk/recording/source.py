@@ -15,7 +15,6 @@ from sqrtdk.recording.limits import (
     LEAST_WORK,
     MAX_MASK,
     MAX_MASKS,
-    MAX_NAME,
     MAX_TENSORS,
     WORK_A_BYTE,
     at_most,
@@ -135,22 +134,15 @@ class Source:
             )
 
 
-def read_same(value: Any, header: Header) -> dict[str, str]:
-    """Return the table of names that stand for equal tensors of other names.
+def check_same(same: dict[str, str], header: Header) -> None:
+    """Check the table of names that stand for equal tensors of other names.
 
     Raises:
-        TraceFileError: The value is not such a table, a name is a tensor's own, or its target is missing.
+        TraceFileError: There are too many, a name is a tensor's own, or its target is missing.
     """
-    if value is None:
-        return {}
-    if not isinstance(value, dict) or not all(isinstance(place, str) for place in value.values()):
-        refuse("'same' is no object of names")
-    at_most(len(value), MAX_TENSORS, "names in 'same'")
-    for name, place in value.items():
-        if len(name) > MAX_NAME:
-            refuse(f"a name of {len(name)} characters in 'same'; at most {MAX_NAME} are read")
+    at_most(len(same), MAX_TENSORS, "names in 'same'")
+    for name, place in same.items():
         if name in header.specs:
             refuse(f"{shown(name)} is a tensor, and stands for {shown(place)} as well")
         if place not in header.specs:
             refuse(f"{shown(name)} stands for {shown(place)}, which the file lacks")
-    return dict(value)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sqrtdk._files import check_writable, write_parts
 from sqrtdk.errors import OutputError
+from sqrtdk.recording.document import parse_document
 from sqrtdk.recording.encode import Sheet, encode, number_sites
 from sqrtdk.recording.format import INPUTS, KEY, MESSAGES, NAMES, SCHEMA_VERSION
 from sqrtdk.recording.header import Header, Spec
@@ -29,7 +30,7 @@ from sqrtdk.recording.limits import (
     MAX_TEXT,
     at_most,
 )
-from sqrtdk.recording.read import check_calls, parse_document
+from sqrtdk.recording.read import check_calls
 from sqrtdk.recording.records import Cut, Recording, TraceMetadata
 from sqrtdk.recording.sentences import sentences_to_json
 from sqrtdk.tracing.tensors import CallTensors

@@ -11,20 +11,22 @@ The finished sweep is one table, a Parquet file with one row per cell.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sqrtdk import _extras, _files, _json
+from sqrtdk import _extras, _json
 from sqrtdk._environment import numbers_from
-from sqrtdk.errors import InvalidValueError, OutputError, kind_and_text
-from sqrtdk.lab.cells import alone, tidy
+from sqrtdk._records import parse_json, record_from_json
+from sqrtdk.errors import InvalidValueError, OutputError, RunFolderError, kind_and_text
 from sqrtdk.lab.sweep._cell import EXTREMES, FIGURES, MEASURED
 from sqrtdk.lab.sweep._grid import AXES, Grid
+from sqrtdk.store import disk
+from sqrtdk.store.lock import LOCK, locked
 
 _TEXTS = ("scale", "distribution")
 COLUMNS = (
@@ -67,7 +69,7 @@ def write_table(path: Path, table: Any) -> None:
     """Write a table atomically."""
     sink = pyarrow().BufferOutputStream()
     pyarrow("pyarrow.parquet").write_table(table, sink, write_page_checksum=True)
-    _files.write_bytes(path, sink.getvalue(), force=True)
+    disk.put(path, sink.getvalue())
 
 
 def read_table(path: Path, grid: Grid) -> tuple[Any, np.ndarray[Any, np.dtype[np.int64]]]:
@@ -119,6 +121,7 @@ MANIFEST, RESULTS, PARTS = "manifest.json", "results.parquet", "part-*.parquet"
 _OURS = (MANIFEST, RESULTS, PARTS)
 _PART_EVERY_S = 1.0  # work that a kill may cost; a part per cell would be a million files
 _DECIDE = ("sqrtdk", "code", "torch")  # versions that decide the numbers
+_MAX_MANIFEST = 2**22  # bytes
 
 
 class Store:
@@ -225,15 +228,7 @@ def opened(folder: Path, grid: Grid, force: bool, command: str) -> Iterator[Stor
         MissingExtraError: pyarrow is missing.
     """
     pyarrow()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"cannot make the directory {folder}: {error.strerror}", hint="Choose another --output."
-        ) from error
-    _files.check_writable(folder / RESULTS, force=True)
-    with alone(folder):
-        tidy(folder, _OURS)
+    with locked(folder, *_OURS):
         if force:
             for name in _OURS:
                 for path in folder.glob(name):
@@ -252,7 +247,7 @@ def opened(folder: Path, grid: Grid, force: bool, command: str) -> Iterator[Stor
                 "versions": versions(),
                 "command": command,
             }
-            _files.write_text(folder / MANIFEST, _json.document(manifest), force=True)
+            disk.put(folder / MANIFEST, _json.document(manifest).encode())
         yield store
 
 
@@ -261,44 +256,50 @@ def versions() -> dict[str, str]:
     return {**numbers_from(), "pyarrow": pyarrow().__version__}
 
 
-def _manifest(folder: Path, force: bool) -> dict[str, Any] | None:
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    schema_version: int
+    grid: dict[str, Any]
+    versions: dict[str, str]
+
+
+def _manifest(folder: Path, force: bool) -> _Manifest | None:
     path = folder / MANIFEST
+    what, hint = f"{path} is not the manifest of a sweep: it", "Choose another --output, or --force to begin anew."
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        version, _ = manifest["schema_version"], (manifest["grid"].items(), manifest["versions"].items())
+        document = parse_json(disk.take(path, _MAX_MANIFEST), what, OutputError, hint)
     except FileNotFoundError:
-        if not force and any(folder.iterdir()):
+        if not force and any(path.name != LOCK for path in folder.iterdir()):
             raise OutputError(
                 f"{folder} is not empty and holds no sweep: there is no {MANIFEST}",
                 hint="Choose another --output, or --force to sweep into it.",
             ) from None
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise OutputError(
-            f"{path} is not the manifest of a sweep: {kind_and_text(error)}",
-            hint="Choose another --output, or --force to begin anew.",
-        ) from error
-    if version != SCHEMA_VERSION:
+    except RunFolderError as error:
+        raise OutputError(f"{path}: {error}", hint=hint) from error
+    manifest = record_from_json(_Manifest, document, what, OutputError, hint, others=True)
+    if manifest.schema_version != SCHEMA_VERSION:
         raise InvalidValueError(
-            f"{folder} was written in schema version {version}; this version of sqrtdk writes {SCHEMA_VERSION}",
-            hint="Choose another --output, or --force to begin anew.",
+            f"{folder} was written in schema version {manifest.schema_version}; "
+            f"this version of sqrtdk writes {SCHEMA_VERSION}",
+            hint=hint,
         )
-    return dict(manifest)
+    return manifest
 
 
-def _check_grid(folder: Path, manifest: dict[str, Any], grid: Grid) -> None:
-    here, there = grid.content(), manifest["grid"]
-    other = [f"{name} is {there.get(name)} there and {here.get(name)} here" for name in here | there]
-    other = [text for name, text in zip(here | there, other, strict=True) if there.get(name) != here.get(name)]
-    if other:
+def _check_grid(folder: Path, manifest: _Manifest, grid: Grid) -> None:
+    here, there = grid.content(), manifest.grid
+    names = [name for name in here | there if there.get(name) != here.get(name)]
+    if names:
+        other = "; ".join(f"{name} is {there.get(name)} there and {here.get(name)} here" for name in names)
         raise OutputError(
-            f"{folder} holds a sweep of another grid: {'; '.join(other)}",
+            f"{folder} holds a sweep of another grid: {other}",
             hint="Choose another --output, or --force to begin anew and lose what is there.",
         )
 
 
-def _check_versions(folder: Path, manifest: dict[str, Any]) -> None:
-    here, there = versions(), manifest["versions"]
+def _check_versions(folder: Path, manifest: _Manifest) -> None:
+    here, there = versions(), manifest.versions
     pairs = {name: (there.get(name), here[name]) for name in _DECIDE}
     other = [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]
     if other:

@@ -17,10 +17,10 @@ from sqrtdk.errors import InvalidValueError, ModelError, short_text
 from sqrtdk.messages import Message
 from sqrtdk.models.checkpoint import CONFIG
 from sqrtdk.models.config import read_json
-from sqrtdk.monitor.disk import LOCK
 from sqrtdk.monitor.folder import CHECKPOINTS
-from sqrtdk.monitor.manifest import MAX_STEP, RUN
 from sqrtdk.monitor.names import PARTS
+from sqrtdk.store.lock import LOCK
+from sqrtdk.store.manifest import MAX_STEP, RUN
 
 _TAKEN = {CHECKPOINTS, PARTS, LOCK, RUN}  # names that the folder of the records uses itself
 _DIGITS = len(str(MAX_STEP))

@@ -9,10 +9,7 @@ is computed again and replaced.
 from __future__ import annotations
 
 import gc
-import hashlib
 import importlib.metadata
-import json
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
@@ -22,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk import _json
 from sqrtdk._environment import numbers_from
-from sqrtdk._stranger import parse_json
+from sqrtdk._records import record_from_json, shown
 from sqrtdk.audit.guard import eval_mode, random_state
 from sqrtdk.audit.model_run import run_model
 from sqrtdk.audit.records import SEVERITIES, Finding
@@ -36,12 +32,10 @@ from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import LoadedModel
 from sqrtdk.models.run import call
-from sqrtdk.monitor import disk
 from sqrtdk.monitor.checkpoints._find import Checkpoint, loss_at
-from sqrtdk.monitor.disk import Lock
-from sqrtdk.monitor.folder import CHECKPOINTS
 from sqrtdk.monitor.forwards import Forwards
-from sqrtdk.monitor.samples import CallSample, StepSample
+from sqrtdk.monitor.samples import StepSample
+from sqrtdk.store import disk
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -51,13 +45,13 @@ def measure(cell: Cell) -> dict[str, Any]:
         cell: `path`, `step`, `rows` (None: all) and `options` (fields of `LoadOptions`).
 
     Returns:
-        `loss` that was logged (a list of at most one), `state` (what is wrong with trainer_state.json), `transformers`
+        `loss` that was logged, `state` (what is wrong with trainer_state.json), `transformers`
         (the version), and either `reason` (why nothing was measured) or all of these: `sample` (a `StepSample` as JSON
         data), `findings` of the audit, worst first, `model` (class and parameters), `inputs` (a hash of them) and
         `notes` on the loading. Besides, `messages`: ids and values of the sentences in it.
     """
     loss, state = loss_at(Path(cell["path"]), cell["step"])
-    told = {"loss": [] if loss is None else [loss], "state": state, "transformers": transformers_version()}
+    told = {"loss": loss, "state": state, "transformers": transformers_version()}
     try:
         measured = _measured(cell["path"], cell["step"], LoadOptions(**cell["options"]), cell["rows"])
         told |= measured
@@ -113,12 +107,12 @@ def _sample(loaded: LoadedModel, step: int, seed: int, rows: int | None) -> Step
 def _digest(loaded: LoadedModel) -> str:
     """Return a hash of the inputs, which shows whether two models ran on the same ones."""
     named = loaded.inputs.items() if isinstance(loaded.inputs, dict) else enumerate(loaded.inputs)
-    digest = hashlib.sha256()
+    content = []
     for name, value in named:
         for tensor in _tensors(value):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
+            values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+            content.append([name, str(tensor.dtype), list(tensor.shape), disk.digest(values)])
+    return disk.hash_of(content)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -137,10 +131,6 @@ def transformers_version() -> str | None:
         return None
 
 
-MAX_BYTES = 2**28
-_INFINITIES = {"Infinity": math.inf, "-Infinity": -math.inf}
-
-
 @dataclass(frozen=True, slots=True)
 class Files:
     """The files of a checkpoint: a hash of their names, sizes and times, and the newest time, in seconds."""
@@ -155,7 +145,7 @@ class Result:
 
     loss: float | None
     state: str
-    reason: str | None
+    reason: str | None = None
     sample: StepSample | None = None
     findings: tuple[Finding, ...] = ()
     model: Any = None
@@ -163,41 +153,9 @@ class Result:
     notes: tuple[str, ...] = ()
 
 
-class Kept:
-    """The directory of the results, locked against other processes while the context is open."""
-
-    def __init__(self, output: Path) -> None:
-        self._folder = output / CHECKPOINTS
-
-    def __enter__(self) -> Kept:
-        disk.make(self._folder)
-        self._lock = Lock(self._folder)
-        disk.tidy(self._folder, "*")
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._lock.release()
-
-    def get(self, one: Checkpoint, key: str) -> Result | None:
-        """Return the result of a checkpoint; None if no result has this key."""
-        try:
-            content = disk.take(self._path(one), MAX_BYTES)
-            document = parse_json(content, "the result", RunFolderError, "")
-            return read_result(document["result"]) if document["key"] == key else None
-        except (OSError, RunFolderError, ValueError, KeyError, TypeError):  # missing or damaged
-            return None
-
-    def put(self, one: Checkpoint, key: str, document: dict[str, Any]) -> None:
-        """Write a result.
-
-        Raises:
-            OutputError: It can't be written.
-        """
-        text = _json.document({"checkpoint": str(one.path), "key": key, "result": document})
-        disk.put(self._path(one), text.encode())
-
-    def _path(self, one: Checkpoint) -> Path:
-        return self._folder / f"step-{one.step}-{hashlib.sha256(str(one.path).encode()).hexdigest()[:16]}.json"
+def result_name(one: Checkpoint) -> str:
+    """Return the name of the file of a checkpoint's result, without its ending."""
+    return f"step-{one.step}-{disk.hash_of(str(one.path))}"
 
 
 def files_of(directory: Path) -> Files:
@@ -210,64 +168,24 @@ def files_of(directory: Path) -> Files:
         states = [(path.name, path.stat()) for path in found]
         told = [[name, state.st_size, state.st_mtime_ns] for name, state in states]
         newest = max((state.st_mtime_ns for _, state in states), default=newest)
-    return Files(_hash(told), newest / 1e9)
+    return Files(disk.hash_of(told), newest / 1e9)
 
 
 def key_of(one: Checkpoint, files: Files, measured_with: Any) -> str:
     """Return the key of a result: equal keys mean equal numbers."""
-    return _hash([str(one.path), one.step, files.digest, measured_with, dict(numbers_from()), transformers_version()])
+    versions = dict(numbers_from()), transformers_version()
+    return disk.hash_of([str(one.path), one.step, files.digest, measured_with, *versions])
 
 
-def _hash(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode(errors="surrogateescape")).hexdigest()[:32]
-
-
-def read_result(document: dict[str, Any]) -> Result:
-    """Decode a result from the JSON data that `measure` returned, directly or read back from a file.
+def read_result(document: Any) -> Result:
+    """Return the result that `measure` returned as JSON data, directly or by way of a file.
 
     Raises:
-        KeyError, TypeError, ValueError: The data are no result.
+        RunFolderError: The data are no result.
     """
-    sample = document.get("sample")
-    result = Result(
-        loss=next(map(_number, document["loss"]), None),
-        state=str(document["state"]),
-        reason=document.get("reason"),
-        sample=None if sample is None else _read_sample(sample),
-        findings=tuple(_read_finding(finding) for finding in document.get("findings", ())),
-        model=document.get("model"),
-        inputs=str(document.get("inputs", "")),
-        notes=tuple(map(str, document.get("notes", ()))),
-    )
+    result = record_from_json(Result, document, "the result", RunFolderError, "", others=True)
+    for finding in result.findings:
+        if finding.severity not in SEVERITIES:
+            raise RunFolderError(f"the result has a finding of severity {shown(finding.severity)}")
     again: Result = said_again(result, document.get("messages"))
     return again
-
-
-def _read_sample(document: dict[str, Any]) -> StepSample:
-    calls = tuple(_read_call(call) for call in document["calls"])
-    return StepSample(**document | {"calls": calls, "not_measured": tuple(document["not_measured"])})
-
-
-def _read_call(document: dict[str, Any]) -> CallSample:
-    columns = {name: [_number(value) for value in values] for name, values in document["columns"].items()}
-    ratio = document["scale_ratio"]
-    more = {"columns": columns, "scale_ratio": None if ratio is None else _number(ratio)}
-    return CallSample(**document | more | {"factors": tuple(document["factors"])})
-
-
-def _read_finding(document: dict[str, Any]) -> Finding:
-    finding = Finding(**document | {name: _value(document[name]) for name in ("value", "threshold")})
-    if finding.severity not in SEVERITIES:
-        raise ValueError(finding.severity)
-    return finding
-
-
-def _value(value: Any) -> float | str | None:
-    if isinstance(value, str):
-        return _INFINITIES.get(value, value)
-    return None if value is None or value != value else value
-
-
-def _number(value: Any) -> float:
-    """Decode a number as `_json` writes it: null is NaN, and infinities are words."""
-    return math.nan if value is None else _INFINITIES[value] if isinstance(value, str) else float(value)

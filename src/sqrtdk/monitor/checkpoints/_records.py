@@ -17,18 +17,18 @@ from sqrtdk.audit.records import SEVERITIES, Finding
 from sqrtdk.errors import OutputError
 from sqrtdk.messages import Message
 from sqrtdk.models.build import lacks_weights
-from sqrtdk.monitor import disk
 from sqrtdk.monitor.alarms import ALARMS, fresh, holding
 from sqrtdk.monitor.checkpoints._find import Checkpoint
 from sqrtdk.monitor.checkpoints._measure import Result
 from sqrtdk.monitor.folder import RunWriter, refuse_strange
 from sqrtdk.monitor.journal import head_table
-from sqrtdk.monitor.manifest import OF_CHECKPOINTS, RUN, of_checkpoints, plain_json, read_manifest
 from sqrtdk.monitor.names import PARTS, Part
-from sqrtdk.monitor.reading import read_run
+from sqrtdk.monitor.reading import OF_CHECKPOINTS, of_checkpoints, read_run
 from sqrtdk.monitor.rows import alarm_row, how_row
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
 from sqrtdk.monitor.tables import Table, Tables, from_rows, stacked
+from sqrtdk.store import disk
+from sqrtdk.store.manifest import RUN, plain_json, read_manifest
 
 NAME = "checkpoint"  # name of the alarms that belong to no rule of a watch or of the audit
 _SOURCE = "alarms.source.unmeasured"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from sqrtdk._progress import counted
 from sqrtdk.engines import Cell, Engine, open_engine
-from sqrtdk.errors import InvalidValueError, LabError, MissingExtraError, ModelError, short_text
+from sqrtdk.errors import InvalidValueError, LabError, MissingExtraError, ModelError, RunFolderError, short_text
 from sqrtdk.models.build import parse_dtype
 from sqrtdk.models.input_file import read_tensors
 from sqrtdk.models.limits import check_seed, check_sizes, read_bytes
@@ -20,17 +19,21 @@ from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.tokens import read_text
 from sqrtdk.monitor.checkpoints._find import Checkpoint, find, names
 from sqrtdk.monitor.checkpoints._measure import (
-    Kept,
     Result,
     files_of,
     key_of,
     measure,
     read_result,
+    result_name,
     transformers_version,
 )
 from sqrtdk.monitor.checkpoints._records import Point, forget_renamed, notes_of, refuse_other, write
-from sqrtdk.monitor.manifest import RUN
+from sqrtdk.monitor.folder import CHECKPOINTS
 from sqrtdk.monitor.tables import arrow
+from sqrtdk.store.disk import digest
+from sqrtdk.store.lock import locked
+from sqrtdk.store.manifest import RUN
+from sqrtdk.store.results import Results
 
 MAX_INPUT_BYTES = 2**31
 _DEFAULTS = LoadOptions()
@@ -122,7 +125,8 @@ def measure_checkpoints(
     folders = {run: output / name for run, name in names([one.run for one in checkpoints]).items()}
     for folder in (*folders.values(), *([output] if os.path.lexists(output / RUN) else [])):
         refuse_other(folder)
-    with Kept(output) as kept, counted("checkpoints", progress) as count:
+    kept = Results(output / CHECKPOINTS)
+    with locked(output / CHECKPOINTS, "*"), counted("checkpoints", progress) as count:
         state = {one: files_of(one.path) for one in checkpoints}
         keys = {one: key_of(one, state[one], settings) for one in checkpoints}
         results = {} if anew else _there(kept, keys)
@@ -133,7 +137,7 @@ def measure_checkpoints(
         for at, document in _measured(opening, cell):
             one = missing[at]
             if "reason" not in document:
-                kept.put(one, keys[one], document)
+                kept.put(result_name(one), keys[one], document, computed_from=str(one.path))
             results[one] = read_result(document)
             count(len(results), len(checkpoints))
         forget_renamed(output, folders)
@@ -146,9 +150,13 @@ def measure_checkpoints(
     return Series(tuple(folders.values()), len(missing), reused, failed, left_out, tuple(dict.fromkeys(notes)))
 
 
-def _there(kept: Kept, keys: dict[Checkpoint, str]) -> dict[Checkpoint, Result]:
-    found = {one: kept.get(one, key) for one, key in keys.items()}
-    return {one: result for one, result in found.items() if result is not None}
+def _there(kept: Results, keys: dict[Checkpoint, str]) -> dict[Checkpoint, Result]:
+    there: dict[Checkpoint, Result] = {}
+    for one, key in keys.items():
+        with suppress(RunFolderError):  # a damaged result is computed again
+            if (document := kept.get(result_name(one), key)) is not None:
+                there[one] = read_result(document)
+    return there
 
 
 def _measured(opening: AbstractContextManager[Engine], cells: Sequence[Cell]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -164,7 +172,7 @@ def _measured(opening: AbstractContextManager[Engine], cells: Sequence[Cell]) ->
             try:
                 (_, document), *_ = engine.results(measure, [cell])
             except LabError as error:
-                document = {"loss": [], "state": "", "transformers": transformers_version()}
+                document = {"loss": None, "state": "", "transformers": transformers_version()}
                 document["reason"] = short_text(error)
             yield index, _same_version(document)
 
@@ -220,6 +228,6 @@ def _checked(options: LoadOptions, rows: int | None) -> tuple[dict[str, Any], di
 
 def _hash_of(path: Path) -> str:
     try:
-        return hashlib.sha256(read_bytes(path, str(path), MAX_INPUT_BYTES)).hexdigest()[:16]
+        return digest(read_bytes(path, str(path), MAX_INPUT_BYTES))
     except OSError as error:
         raise ModelError(f"can't read {str(path)!r}: {error.strerror}", hint="Check the path.") from error

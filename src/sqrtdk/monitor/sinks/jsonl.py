@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from sqrtdk import _json
 from sqrtdk.errors import OutputError
 from sqrtdk.messages import fields
 from sqrtdk.monitor.samples import Alarm
@@ -56,7 +56,7 @@ class JsonLines:
             file.close()
 
     def _add(self, step: int, kind: str, content: dict[str, Any]) -> None:
-        line = json.dumps({"step": step, kind: _plain(content)}, allow_nan=False) + "\n"
+        line = json.dumps(_json.plain_data({"step": step, kind: content}), allow_nan=False) + "\n"
         try:
             if self._file is None:
                 self._file = self._opened(step)
@@ -89,12 +89,3 @@ class JsonLines:
             file.close()
             raise
         return file
-
-
-def _plain(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content with texts for infinities, and null for NaN, which JSON lacks."""
-    strange = {math.inf: "Infinity", -math.inf: "-Infinity"}
-    return {
-        name: (None if math.isnan(value) else strange.get(value, value)) if isinstance(value, float) else value
-        for name, value in content.items()
-    }

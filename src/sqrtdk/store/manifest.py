@@ -6,20 +6,18 @@ part, so a process killed in between leaves one part more than run.json counts, 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from sqrtdk import _json
-from sqrtdk._stranger import parse_json, shown
+from sqrtdk._records import parse_json, record_from_json, shown
 from sqrtdk.errors import OutputError, RunFolderError
-from sqrtdk.monitor import disk
+from sqrtdk.store import disk
 
 RUN = "run.json"
 SCHEMA_VERSION = 1
-OF_CHECKPOINTS = {"of": "checkpoints"}  # in the settings of records made from checkpoints
 MAX_BYTES = 2**22
 MAX_ATTEMPTS = 2**14
 MAX_STEP = 10**18 - 1
@@ -111,11 +109,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     disk.put(folder / RUN, content)
 
 
-def of_checkpoints(settings: Any) -> bool:
-    """Return whether the settings belong to records made from checkpoints."""
-    return isinstance(settings, dict) and settings.items() >= OF_CHECKPOINTS.items()
-
-
 def difference(there: Any, here: Any) -> str:
     """Say where two descriptions of a model differ.
 
@@ -142,7 +135,7 @@ def _fields(attempt: Attempt) -> dict[str, Any]:
 
 def _checksum(content: dict[str, Any]) -> str:
     """Return the checksum of a document, independent of the whitespace of its file."""
-    return hashlib.blake2b(_json.document(content).encode(), digest_size=8).hexdigest()
+    return disk.digest(_json.document(content).encode())
 
 
 def _manifest(document: Any, what: str) -> Manifest:
@@ -158,7 +151,7 @@ def _manifest(document: Any, what: str) -> Manifest:
         raise RunFolderError(
             f"{what} lacks the model, or its attempts are no list of at most {MAX_ATTEMPTS}", hint=_HINT
         )
-    some = tuple(_attempt(attempt, what) for attempt in attempts)
+    some = tuple(_attempt(attempt, f"{what}: attempts[{number}]") for number, attempt in enumerate(attempts))
     if any(after.number <= before.number for before, after in itertools.pairwise(some)):
         raise RunFolderError(f"{what}: the numbers of its attempts don't increase", hint=_HINT)
     content = {name: value for name, value in document.items() if name != "checksum"}
@@ -170,16 +163,16 @@ def _manifest(document: Any, what: str) -> Manifest:
 
 
 def _attempt(document: Any, what: str) -> Attempt:
-    try:
-        number, first_step, started = (document[name] for name in ("number", "first_step", "started"))
-        settings = document["settings"]
-        parts, last_step = (document.get(name) for name in _INVENTORY)
-    except (TypeError, KeyError) as error:
-        raise RunFolderError(f"{what}: an attempt lacks {shown(error)}", hint=_HINT) from error
-    whole = type(number) is int and type(first_step) is int and type(started) in (int, float)
-    if not whole or not (0 < number < 10**9 and 0 <= first_step <= MAX_STEP and abs(started) < 2**63):
-        raise RunFolderError(f"{what}: an attempt is {shown((number, first_step, started))}", hint=_HINT)
-    counts = [(parts, 10**12), (last_step, MAX_STEP)]
-    if not all(count is None or (type(count) is int and 0 <= count <= most) for count, most in counts):
-        raise RunFolderError(f"{what}: an attempt has {shown(parts)} parts up to step {shown(last_step)}", hint=_HINT)
-    return Attempt(number, first_step, float(started), settings, parts, last_step)
+    attempt = record_from_json(Attempt, document, what, RunFolderError, _HINT, others=True)
+    limits = {
+        "number": (1, 10**9 - 1),
+        "first_step": (0, MAX_STEP),
+        "started": (-(2**63), 2**63),
+        "parts": (0, 10**12),
+        "last_step": (0, MAX_STEP),
+    }
+    for name, (least, greatest) in limits.items():
+        value = getattr(attempt, name)
+        if value is not None and not least <= value <= greatest:
+            raise RunFolderError(f"{what}.{name} is {shown(value)}; it is from {least} to {greatest}", hint=_HINT)
+    return attempt

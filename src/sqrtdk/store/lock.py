@@ -1,7 +1,4 @@
-"""Bytes on disk: written whole and durably, read within limits, with one writer per folder.
-
-The writer holds a lock that the system releases when its process ends, killed or not.
-"""
+"""One writer a folder: a lock that the system releases when its process ends, killed or not."""
 
 from __future__ import annotations
 
@@ -11,99 +8,16 @@ import json
 import os
 import secrets
 import socket
-import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Self
 
-from sqrtdk import _files
-from sqrtdk._stranger import shown
+from sqrtdk._records import parse_json, record_from_json, shown
 from sqrtdk.errors import OutputError, RunFolderError
+from sqrtdk.store.disk import make, remove, take, tidy
 
-_SAFE = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-
-
-def put(path: Path, content: Any) -> None:
-    """Write a file atomically, replacing one of the same name; once this returns, a power cut can't undo it.
-
-    Args:
-        path: the file; its directory exists.
-        content: bytes, or a buffer.
-
-    Raises:
-        OutputError: It can't be written.
-    """
-    _files.write_bytes(path, content, force=True)
-    sync(path.parent)
-
-
-def sync(folder: Path) -> None:
-    """Flush the names in a directory to disk, if the system and the file system can."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def take(path: Path, limit: int) -> bytes:
-    """Return the bytes of an untrusted file, if it is a regular file, not a link, and of limited size.
-
-    Args:
-        path: the file.
-        limit: largest size in bytes.
-
-    Raises:
-        FileNotFoundError: It does not exist; NotADirectoryError if a parent is no directory.
-        RunFolderError: It is another kind of file, too large, or can't be read.
-    """
-    try:
-        descriptor = os.open(path, _SAFE)
-        with open(descriptor, "rb") as file:
-            about = os.fstat(descriptor)
-            if not stat.S_ISREG(about.st_mode):
-                raise RunFolderError("it is no regular file")
-            if about.st_size > limit:
-                raise RunFolderError(f"it has {about.st_size} bytes; at most {limit} are read")
-            return file.read(limit)
-    except (FileNotFoundError, NotADirectoryError):
-        raise
-    except (OSError, MemoryError) as error:
-        raise RunFolderError(f"it can't be read: {getattr(error, 'strerror', None) or error}") from error
-
-
-def remove(path: Path) -> None:
-    """Remove a file if possible; callers can cope with one that stays."""
-    with contextlib.suppress(OSError):
-        path.unlink()
-
-
-def tidy(folder: Path, name: str) -> None:
-    """Remove the temporary files of killed processes; only the folder's single writer may call this.
-
-    Args:
-        folder: the directory to clean.
-        name: name of the file that they would have become, or a pattern.
-    """
-    for path in folder.glob(f".{name}.*.tmp"):
-        remove(path)
-
-
-def make(folder: Path) -> None:
-    """Make a directory and its parents, if missing.
-
-    Raises:
-        OutputError: It can't be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"cannot make the directory {folder}: {error.strerror}", hint="Choose another directory."
-        ) from error
-
-
-LOCK = "lock"
+LOCK = "lock"  # name of the file, which is there while a writer is
 _MAX_BYTES = 1000
 _held: set[int] = set()
 
@@ -136,6 +50,27 @@ class Lock:
         self._process = os.getpid()
         owner = {"pid": self._process, "host": socket.gethostname(), "token": secrets.token_hex(8)}
         self._content = json.dumps(owner).encode()
+        while True:
+            self._open(folder)
+            try:
+                self.note = self._take(folder)
+                # a writer that ended removes its file, perhaps after we opened it: what we locked is then no one's
+                if not self._is_there():
+                    self.release()
+                    continue
+                self._write(folder)
+            except BaseException:
+                self.release()
+                raise
+            return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.release()
+
+    def _open(self, folder: Path) -> None:
         try:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         except OSError as error:
@@ -143,12 +78,12 @@ class Lock:
                 f"cannot write into {folder}: {error.strerror}", hint="Choose another directory."
             ) from error
         _held.add(self._descriptor)
+
+    def _is_there(self) -> bool:
         try:
-            self.note = self._take(folder)
-            self._write(folder)
-        except BaseException:
-            self.release()
-            raise
+            return os.path.samestat(os.fstat(self._descriptor), os.lstat(self._path))
+        except FileNotFoundError:
+            return False
 
     def _take(self, folder: Path) -> str:
         try:
@@ -183,17 +118,17 @@ class Lock:
                 the folder was removed and made anew.
         """
         if self._descriptor < 0:
-            raise OutputError(f"{self._path.parent} was closed", hint="Open another RunWriter.")
+            raise OutputError(f"{self._path.parent} was closed", hint="Open it anew.")
         if os.getpid() != self._process:
             raise OutputError(
                 f"process {os.getpid()} writes into {self._path.parent}, which process {self._process} opened",
-                hint="Write in the process that made the RunWriter.",
+                hint="Write in the process that opened it.",
             )
         try:
             content = take(self._path, _MAX_BYTES)
         except (FileNotFoundError, NotADirectoryError, RunFolderError) as error:
             raise OutputError(
-                f"{self._path} is gone: the directory was moved or removed", hint="Open another RunWriter."
+                f"{self._path} is gone: the directory was moved or removed", hint="Open it anew."
             ) from error
         if content != self._content:
             raise OutputError(
@@ -202,9 +137,12 @@ class Lock:
             )
 
     def release(self) -> None:
-        """Release the lock; a second call does nothing."""
+        """Release the lock and remove its file; a second call does nothing."""
         if self._descriptor < 0 or os.getpid() != self._process:  # a forked child closed it at its start
             return
+        with contextlib.suppress(OSError, RunFolderError):
+            if take(self._path, _MAX_BYTES) == self._content:  # not if the folder was moved, or taken over
+                remove(self._path)
         descriptor, self._descriptor = self._descriptor, -1
         _held.discard(descriptor)
         with contextlib.suppress(ImportError, OSError):
@@ -215,10 +153,35 @@ class Lock:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def locked(folder: Path, *names: str) -> Iterator[Lock]:
+    """Make a directory if it is missing, and hold its lock.
+
+    Args:
+        folder: the directory.
+        names: of the files that are written there, or patterns: what killed processes left of them half written goes.
+
+    Raises:
+        OutputError: The directory can't be made or written, or another writer holds it.
+    """
+    make(folder)
+    with Lock(folder) as lock:
+        tidy(folder, *names)
+        yield lock
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    pid: int
+    host: str
+    token: str  # tells two writers of one process apart
+
+
 def _owner(path: Path) -> str:
     """Return who wrote the lock, for a message."""
     try:
-        owner = json.loads(take(path, _MAX_BYTES))
-        return f"process {int(owner['pid'])} on {shown(owner['host'])}"
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # it is being written
+        document = parse_json(take(path, _MAX_BYTES), "the lock", RunFolderError, "")
+        owner = record_from_json(_Owner, document, "the lock", RunFolderError, "")
+        return f"process {owner.pid} on {shown(owner.host)}"
+    except (OSError, RunFolderError):  # it is being written
         return "its process is not known yet"

@@ -1,0 +1,126 @@
+"""The JSON document of a trace file, as records with their limits. A field that is null counts as absent.
+
+`recording.decode` joins it with the tensors; docs/en/trace-file.md describes it for other programs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from sqrtdk.recording.format import FLOAT_NAMES, KEY, LAYOUTS, SCHEMA_VERSION, TERMS
+from sqrtdk.recording.limits import (
+    MAX_CALLS,
+    MAX_DIMENSIONS,
+    MAX_NAME,
+    MAX_STEPS,
+    MAX_TEXT,
+    parse_trace_json,
+    refuse,
+    shown,
+    trace_record,
+)
+from sqrtdk.recording.records import Cut
+from sqrtdk.tracing.records import NotMeasured
+
+Name = Annotated[str, Meta(max_length=MAX_NAME)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+Number = float | int  # an int stays one
+Count = Annotated[int, Meta(ge=0)]
+FloatName = Annotated[str, Meta(pattern=f"^({'|'.join(FLOAT_NAMES)})$")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEntry:
+    """A step of a vector on its way to the product."""
+
+    name: Text
+    detail: Text | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorEntry:
+    """q, k or v."""
+
+    factor: Number | None = None
+    steps: Annotated[tuple[StepEntry, ...], Meta(max_length=MAX_STEPS)] | None = None
+    projection: Name | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskEntry:
+    """A mask that is not a tensor of its own."""
+
+    shape: Annotated[tuple[Count, ...], Meta(max_length=MAX_DIMENSIONS)] | None = None
+    least: int | None = None
+    greatest: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TermEntry(MaskEntry):
+    """A term of the logits."""
+
+    name: Annotated[str, Meta(pattern=f"^({'|'.join(TERMS)})$")]
+    value: Number | None = None
+    detail: Text | None = None
+    fill: Number | None = None
+    added: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallEntry:
+    """One attention."""
+
+    site: Name
+    index: Count | None = None
+    layout: Annotated[str, Meta(pattern=f"^({'|'.join(LAYOUTS)})$")] | None = None
+    q: VectorEntry | None = None
+    k: VectorEntry | None = None
+    v: VectorEntry | None = None
+    terms: Annotated[tuple[TermEntry, ...], Meta(max_length=MAX_STEPS)] | None = None
+    kept: MaskEntry | None = None
+    dropout: Number | None = None
+    dtype: FloatName | None = None
+    logits_dtype: FloatName | None = None
+    weights_dtype: FloatName | None = None
+    missing: Text | None = None
+    cut: Cut | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """All of it; `same` maps names to the names of equal tensors."""
+
+    schema_version: int
+    calls: Annotated[tuple[CallEntry, ...], Meta(max_length=MAX_CALLS)]
+    same: dict[Name, str] | None = None
+    writer: Text | None = None
+    model: Text | None = None
+    module_class: Text | None = None
+    dtype: Text | None = None
+    device: Text | None = None
+    attn: Text | None = None
+    packages: Annotated[dict[str, Text | None], Meta(max_length=200)] | None = None
+    not_measured: Annotated[tuple[NotMeasured, ...], Meta(max_length=MAX_CALLS)] | None = None
+
+
+def parse_document(text: str) -> Document:
+    """Return the JSON document of a trace file.
+
+    Raises:
+        TraceFileError: The text is not such a document, its version is unknown, or a field is missing, unknown, of
+            another type or beyond a limit.
+    """
+    what = f"the metadata {KEY!r}"
+    document: Any = parse_trace_json(text, what)
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or type(version) is not int:
+        refuse(f"{what} has no whole number 'schema_version'", f"It is {SCHEMA_VERSION}.")
+    if version != SCHEMA_VERSION:
+        refuse(
+            f"the file is of version {shown(version)} of the format; this sqrtdk reads version {SCHEMA_VERSION}",
+            "Install a newer sqrtdk." if version > SCHEMA_VERSION else "Write the file again.",
+        )
+    return trace_record(Document, document, "the trace")
