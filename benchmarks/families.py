@@ -39,6 +39,7 @@ from sqrtdk.audit.declared import KNOWN_FIELDS
 from sqrtdk.audit.families import MLA_YARN
 from sqrtdk.audit.multipliers import ROPE_FIELDS
 from sqrtdk.audit.records import CheckReport, JudgedCall
+from sqrtdk.messages import fields
 from tests.hf.small import LACKING, NotBuiltError, build, default_config, model_classes, small_config
 
 RESULTS = Path(__file__).parent / "results" / "families.json"
@@ -122,6 +123,7 @@ def facts_of(judged: JudgedCall) -> dict[str, Any]:
         "scale": call.scale.effective,
         "ratio": call.scale.ratio,
         "declared_by": judged.declared_by,
+        **fields(judged.declared_by),
         "attribute": judged.attribute,
         "formula": call.formula,
         "score": call.score,
@@ -162,7 +164,9 @@ def run_of(report: CheckReport) -> dict[str, Any]:
         "read_twice": sum(scale.agree is True for scale in scales),
         "apart": max((abs(numeric / symbolic - 1.0) for numeric, symbolic in pairs), default=None),
         "not_measured": len(report.not_measured),
-        "reasons": sorted({reason for judged in report.calls if (reason := _unjudged(judged))}),
+        "reasons": [
+            {"reason": reason, **fields(reason)} for reason in sorted({*filter(None, map(_unjudged, report.calls))})
+        ],
     }
 
 

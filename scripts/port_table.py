@@ -16,7 +16,7 @@ from typing import Any
 
 from made import ROOT, settle_texts
 from sqrtdk._language import Language
-from sqrtdk.report.said import said
+from sqrtdk.messages import Message, recorded, said
 from sqrtdk.tracing.tell.scale import AGREEMENT
 
 RECORD = ROOT / "benchmarks" / "results" / "families.json"
@@ -106,7 +106,8 @@ def left_out(record: dict[str, Any], language: int) -> dict[str, str]:
 
 def _reasons(entry: dict[str, Any]) -> list[str]:
     """Of the run; where it was judged, what was seen in full width."""
-    return entry["run"]["reasons"] or [call["formula"] for call in entry["calls"] if call["verdict"] not in JUDGED]
+    reasons = [recorded(one["reason"], one["message_id"], one["values"]) for one in entry["run"]["reasons"]]
+    return reasons or [call["formula"] for call in entry["calls"] if call["verdict"] not in JUDGED]
 
 
 def _said(reason: str, language: int) -> str:
@@ -136,17 +137,17 @@ def _rule(call: dict[str, Any], language: int) -> str:
     if by.startswith("parameter "):
         return WORDS["learned by"][language].format(name=by.split(" ")[1].rpartition(".")[2])
     if by.startswith("family "):
-        return _family_rule(by, language)
+        return _family_rule(recorded(by, call.get("message_id"), call.get("values")), language)
     field = _field(by)
     rule_text = RULES[field]
     return rule_text if field in rule_text else f"{rule_text}{WORDS['comma'][language]}`{field}`"
 
 
 def _family_rule(by: str, language: int) -> str:
+    if isinstance(by, Message) and _is_learned(by):
+        return said(by.values["rule"], LANGUAGES[language])
     rule = re.fullmatch(r"family \S+: (.*?) \(.*", by)
     assert rule is not None, by
-    if _is_learned(by):
-        return said(rule[1], LANGUAGES[language])
     text = rule[1].removeprefix("scale ").removesuffix(".0").replace("head_dim", "d")
     return f"`{text}`{WORDS['family'][language]}"
 
